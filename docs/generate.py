@@ -1,0 +1,285 @@
+"""Write the reference pages that come from the code, and etc/streamq.toml.
+
+    python docs/generate.py            write them
+    python docs/generate.py --check    only tell which are not current; exit code 1 if any is
+
+Whoever changes a setting, a metric, a script, a log event, a key, an error or a verb runs it once;
+a test compares.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from streamqd import config, errors, logs
+from streamqd.cli import cli as command
+from streamqd.metrics import METRICS
+from streamqd.producer.sender import ChunkRefused, ChunkUnknown
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def _page(title: str, source: str, *parts: str) -> str:
+    note = f"<!-- Generated from {source} by docs/generate.py: do not edit. -->"
+    return "\n\n".join([note, f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+
+
+def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
+    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    """All settings, as the annotated file."""
+    return _page(
+        "Configuration",
+        "streamqd/config",
+        """
+One TOML file. The command line overrides the environment, which overrides the file, which
+overrides the defaults. `streamqd config show` prints what is in force, `streamqd check` names every
+problem at once, `streamqd config schema` prints a JSON schema for editors.
+
+Below is `etc/streamq.toml`: every setting with its meaning, its limits and its default.
+""",
+        f"```toml\n{config.reference_toml().strip()}\n```",
+    )
+
+
+def metrics() -> str:
+    """All metrics, and the health endpoints."""
+    rows = (
+        (f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.help)
+        for m in METRICS
+    )
+    return _page(
+        "Metrics and health",
+        "streamqd/metrics",
+        """
+The housekeeper serves them over HTTP where `http.bind` says (`127.0.0.1:9464`).
+
+| Path | Answers |
+| --- | --- |
+| `/metrics` | The metrics below, for Prometheus. |
+| `/livez` | Whether supervisor and housekeeper move. Does not depend on Redis. |
+| `/startupz` | Whether the start is over. |
+| `/readyz` | Whether work can be expected: owning or standing by, Redis answers, no drain. |
+| `/status` | What this instance owns and does, as JSON. |
+| `/` | The same as one page for people, read only. |
+
+The three health paths answer 200 or 503, with the reasons as JSON.
+""",
+        _table(("Metric", "Kind", "Labels", "Meaning"), rows),
+        """
+The label `consumer` is the instance. Metrics without it say something about Redis, so every
+instance that reads the partition reports the same: take `max by (topic, partition)` of them.
+Counters begin again with the supervisor, not with a worker: a crash loses none.
+""",
+    )
+
+
+def log_events() -> str:
+    """All log events."""
+    return _page(
+        "Log events",
+        "streamqd/logs/events.py",
+        """
+The daemon writes to standard error: text on a terminal, JSON lines otherwise (`log.format`). Each
+line begins with an event from this list, in JSON the field `event`. The words stay the same over
+versions. State changes are logged, loops are not, payloads never. What handlers print or log passes
+through untouched.
+""",
+        _table(("Event", "Meaning"), ((f"`{word}`", text) for word, text in logs.EVENTS.items())),
+    )
+
+
+def lua() -> str:
+    """All scripts, by their contract headers."""
+    parts = []
+    for script in scripts.load().values():
+        keys = (
+            (f"`{key.name}`", key.type, f"`{key.pattern}`{' (optional)' * key.optional}")
+            for key in script.keys
+        )
+        arguments = ((f"`{arg.name}`", arg.type, arg.meaning) for arg in script.args)
+        parts.append(f"## {script.name}")
+        parts.append(f"{script.summary}")
+        parts.append(script.prose)
+        parts.append(_table(("Key", "Type", "Name"), keys))
+        if script.args:
+            parts.append(_table(("Argument", "Type", "Meaning"), arguments))
+        answers = ((f"`{word}`", text) for word, text in script.returns.items())
+        parts.append(_table(("Answer", "Meaning"), answers))
+        if script.entry_returns:
+            each = ((f"`{word}`", text) for word, text in script.entry_returns.items())
+            parts.append(_table(("For each entry", "Meaning"), each))
+        parts.append(f"Cost: {script.cost}  \nRepeat: {script.repeat}")
+    return _page(
+        "Scripts",
+        "the headers of lua/*.lua",
+        """
+Each transition of a message or a lease is one Lua script: it does all of it, or refuses and has
+written nothing. In key names `T` is the topic, `i` the partition, `G` the group. Answers are a word
+and what belongs to it; `[2]` is the second element.
+
+A script whose meaning changes gets a new name, so old and new daemons can run side by side.
+""",
+        *parts,
+    )
+
+
+def keys() -> str:
+    """All keys, by the docstrings of `Keys`."""
+    samples = {
+        "topic": "access",
+        "partition": 3,
+        "group": "hits",
+        "fleet": "default",
+        "instance": "web-1",
+        "dedup_id": "order-7",
+        "name": "archive:7f3a",
+        "run": "9c41",
+    }
+    rows = []
+    for name, method in inspect.getmembers(Keys, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        wanted = [each for each in inspect.signature(method).parameters if each != "self"]
+        example = getattr(Keys(), name)(*(samples[each] for each in wanted))
+        rows.append((example, inspect.getdoc(method) or ""))
+    return _page(
+        "Keys",
+        "streamqd/store/keys.py",
+        """
+The prefixes are settings (`[keys]`); these are the defaults. All keys of one partition carry the
+same hash tag, here `{access:p:3}`, so a script can use them together on a Redis Cluster too.
+`access` stands for a topic, `3` for a partition, `hits` for a group, `default` for a fleet.
+""",
+        _table(("Key", "What it is"), ((f"`{key}`", text) for key, text in sorted(rows))),
+    )
+
+
+def error_tree() -> str:
+    """All errors, by their docstrings."""
+    classes = [
+        each
+        for each in vars(errors).values()
+        if inspect.isclass(each) and each.__module__ == errors.__name__
+    ]
+    rows = (
+        (f"`{each.__name__}`", f"`{each.__bases__[0].__name__}`", inspect.getdoc(each) or "")
+        for each in (*classes, ChunkUnknown, ChunkRefused)
+    )
+    return _page(
+        "Errors",
+        "streamqd/errors.py",
+        "What streamqd raises on purpose. Catch a base to catch all below it.",
+        _table(("Error", "Is a", "Means"), rows),
+        """
+What handlers raise to say how they ended, `Retry` and `Dead`, are not errors: see
+[write a handler](../how-to/write-a-handler.md#say-how-it-ended).
+""",
+    )
+
+
+def cli() -> str:
+    """All commands, from their own declarations."""
+    return _page(
+        "Command line",
+        "streamqd/cli",
+        """
+The global options stand before the verb. Every verb takes `--json` and `--help`. What a verb's end
+means is in [exit codes](exit-codes.md).
+""",
+        *_command_parts(command, ["streamqd"]),
+    )
+
+
+def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
+    yield f"## {' '.join(path)}"
+    pieces = each.collect_usage_pieces(click.Context(each))
+    yield f"```text\n{' '.join([*path, *pieces])}\n```"
+    yield inspect.cleandoc(each.help or "").partition("\f")[0]
+    options = [one for one in each.params if isinstance(one, click.Option) and not one.hidden]
+    told = [one for one in options if one.name != "as_json"]
+    if told:
+        rows = ((_option_names(one), _option_meaning(one)) for one in told)
+        yield _table(("Option", "Meaning"), rows)
+    if isinstance(each, click.Group):
+        context = click.Context(each)
+        for name in each.list_commands(context):
+            child = each.get_command(context, name)
+            if child is not None and not child.hidden:
+                yield from _command_parts(child, [*path, name])
+
+
+def _option_names(option: click.Option) -> str:
+    names = ", ".join(f"`{name}`" for name in option.opts)
+    if option.is_flag:
+        return names
+    if isinstance(option.type, click.Choice):
+        return f"{names} {' or '.join(f'`{choice}`' for choice in option.type.choices)}"
+    kind = "N" if isinstance(option.type, click.IntRange) else option.type.name.upper()
+    return f"{names} {option.metavar or kind}"
+
+
+def _option_meaning(option: click.Option) -> str:
+    text = option.help or ""
+    if option.required:
+        text += " Required."
+    if option.show_default and option.default is not None:
+        text += f" Default: {option.default}."
+    return text
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    ROOT / "etc" / "streamq.toml": config.reference_toml,
+    REFERENCE / "cli.md": cli,
+    REFERENCE / "configuration.md": configuration,
+    REFERENCE / "errors.md": error_tree,
+    REFERENCE / "keys.md": keys,
+    REFERENCE / "log-events.md": log_events,
+    REFERENCE / "lua.md": lua,
+    REFERENCE / "metrics.md": metrics,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check all pages; return the exit code."""
+    stale = 0
+    for path, make in PAGES.items():
+        wanted = make()
+        found = path.read_text() if path.exists() else ""
+        if wanted == found:
+            continue
+        stale += 1
+        name = str(path.relative_to(ROOT))
+        if "--check" in arguments:
+            print(f"{name} is not current: run `make docs`")
+            lines = difflib.unified_diff(found.splitlines(), wanted.splitlines(), "found", "wanted")
+            print("\n".join(list(lines)[:20]))
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted)
+            print(f"wrote {name}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,12 @@
+-- The guard of every script that acts for an owner: its token must be the one in the fence.
+--
+-- Tokens are equal or not; there is no order among them. A fence without a token equals nothing,
+-- because an argument is never false.
+
+local function superseded(fence, token)
+  local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner')
+  if held[1] ~= token then
+    return {'FENCED', held[2] or '0', held[3] or ''}
+  end
+  return nil
+end

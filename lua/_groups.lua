@@ -1,0 +1,28 @@
+-- The groups of a stream, as the server lists them. A missing stream has none.
+
+local function named(flat)
+  local values = {}
+  for at = 1, #flat, 2 do
+    values[flat[at]] = flat[at + 1]
+  end
+  return values
+end
+
+local function groups_of(stream)
+  local groups = {}
+  if redis.call('EXISTS', stream) == 1 then
+    for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+      groups[#groups + 1] = named(flat)
+    end
+  end
+  return groups
+end
+
+local function group_on(stream, group)
+  for _, found in ipairs(groups_of(stream)) do
+    if found['name'] == group then
+      return found
+    end
+  end
+  return nil
+end

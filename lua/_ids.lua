@@ -1,0 +1,66 @@
+-- Arithmetic on entry ids, `ms-seq`, as text.
+--
+-- Both halves are 64-bit unsigned and a Lua number is exact to 53 bits only. Decimal texts without
+-- leading zeros compare by length first, then by characters.
+
+local function halves(id)
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  return ms or id, seq or '0'
+end
+
+local function less(a, b)
+  if #a ~= #b then
+    return #a < #b
+  end
+  return a < b
+end
+
+local function older(a, b)
+  local a_ms, a_seq = halves(a)
+  local b_ms, b_seq = halves(b)
+  if a_ms ~= b_ms then
+    return less(a_ms, b_ms)
+  end
+  return less(a_seq, b_seq)
+end
+
+-- One more, or one less, than a decimal text: the last digit that does not carry changes, the
+-- digits behind it become zeros (or nines).
+local function plus_one(digits)
+  local head, nines = string.match(digits, '^(%d-)(9*)$')
+  if head == '' then
+    head = '0'
+  end
+  local last = tonumber(string.sub(head, -1)) + 1
+  return string.sub(head, 1, -2) .. last .. string.rep('0', #nines)
+end
+
+local function minus_one(digits)
+  local head, zeros = string.match(digits, '^(%d-)(0*)$')
+  local last = tonumber(string.sub(head, -1)) - 1
+  local less_one = string.sub(head, 1, -2) .. last .. string.rep('9', #zeros)
+  return string.match(less_one, '^0*(%d+)$')
+end
+
+local LAST_SEQ = '18446744073709551615'
+
+-- The smallest id after this one.
+local function successor(id)
+  local ms, seq = halves(id)
+  if seq == LAST_SEQ then
+    return plus_one(ms) .. '-0'
+  end
+  return ms .. '-' .. plus_one(seq)
+end
+
+-- The greatest id before this one; nothing is before 0-0.
+local function predecessor(id)
+  local ms, seq = halves(id)
+  if seq ~= '0' then
+    return ms .. '-' .. minus_one(seq)
+  end
+  if ms ~= '0' then
+    return minus_one(ms) .. '-' .. LAST_SEQ
+  end
+  return '0-0'
+end

@@ -1,0 +1,9 @@
+-- A slice of a list, as a list.
+
+local function slice(list, first, last)
+  local part = {}
+  for at = first, last do
+    part[#part + 1] = list[at]
+  end
+  return part
+end

@@ -1,0 +1,55 @@
+-- A place is the one true name of a pending entry: `m:<id>` in the partition stream, `r:<id>` in
+-- the group's retry stream. The two streams do issue equal ids, so an id alone names nothing.
+
+-- The stream and the id that a place names; nothing when it is not a place.
+local function locate(stream, retry, place)
+  local letter, id = string.match(place, '^([mr]):(%d+%-%d+)$')
+  if letter == 'm' then
+    return stream, id
+  end
+  if letter == 'r' then
+    return retry, id
+  end
+  return nil
+end
+
+-- A group that does not exist has nothing pending; every other error is raised.
+local function pending(source, group, id)
+  local reply = redis.pcall('XPENDING', source, group, id, id, 1)
+  if reply.err then
+    if string.find(reply.err, 'NOGROUP', 1, true) then
+      return false
+    end
+    return redis.call('XPENDING', source, group, id, id, 1)
+  end
+  return #reply > 0
+end
+
+-- Splits places into ids of the two streams. The third value is the first that is not a place.
+local function sorted(stream, retry, places)
+  local ids = {[stream] = {}, [retry] = {}}
+  for _, place in ipairs(places) do
+    local source, id = locate(stream, retry, place)
+    if not source then
+      return nil, nil, place
+    end
+    table.insert(ids[source], id)
+  end
+  return ids[stream], ids[retry], nil
+end
+
+-- `unpack` takes fewer than 8,000 values: long lists go out in slices.
+local SLICE = 500
+
+local function acknowledge(source, group, ids)
+  local acked = 0
+  for at = 1, #ids, SLICE do
+    acked = acked
+      + redis.call('XACK', source, group, unpack(ids, at, math.min(at + SLICE - 1, #ids)))
+  end
+  return acked
+end
+
+local function forget_attempts(attempts, place)
+  redis.call('HDEL', attempts, place .. ':c', place .. ':f', place .. ':last')
+end

@@ -1,0 +1,39 @@
+-- dead_purge: dead -> gone
+--
+-- Delete dead letters: those named, or the oldest ones before an id. The dead-letter stream is the
+-- one stream that is deleted from, and therefore never trimmed.
+--
+-- KEYS[1]  dlq     STREAM  stream:topic:{T:p:i}:dlq
+--
+-- ARGV[1]  before  id      delete what is older than this id; '' = only the letters named
+-- ARGV[2]  count   int     at most so many of the older ones
+-- ARGV[3..] ids    list    letters to delete
+--
+-- Returns  OK      [2] removed
+--
+-- Cost     O((count + letters named) x log n), n = letters
+-- Repeat   safe: removes the next older ones; letters named are gone. Works when memory is full
+-- @include _ids
+-- @include _lists
+
+local dlq = KEYS[1]
+local before, count, ids = ARGV[1], tonumber(ARGV[2]), slice(ARGV, 3, #ARGV)
+
+redis.call('XLEN', dlq)
+
+-- Guards end here
+-- One at a time: a page of letters could be hundreds of megabytes.
+local removed = 0
+for _, id in ipairs(ids) do
+  removed = removed + redis.call('XDEL', dlq, id)
+end
+if before ~= '' then
+  for _ = 1, count do
+    local first = redis.call('XRANGE', dlq, '-', '+', 'COUNT', 1)[1]
+    if not first or not older(first[1], before) then
+      break
+    end
+    removed = removed + redis.call('XDEL', dlq, first[1])
+  end
+end
+return {'OK', removed}

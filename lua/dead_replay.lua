@@ -1,0 +1,55 @@
+-- dead_replay: dead -> ready
+--
+-- Put a dead letter back: into the retry stream of its own group, or into the partition for every
+-- group. One step, so it cannot happen twice. What only a dead letter has (why, where, when it
+-- died) is left behind; what an entry has (payload, key, headers, originalId, its counters)
+-- travels on, with the fields that the caller changes.
+--
+-- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
+-- KEYS[2]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
+--
+-- ARGV[1]  letter_id  id      the letter
+-- ARGV[2]  group      str     whose retry stream the target is; '' = the target is the partition
+-- ARGV[3..] changed   list    names and values: retryCount 0, crashCount 0, replayCount + 1
+--
+-- Returns  OK        [2] new id
+-- Returns  GONE      no such letter: replayed or purged before
+-- Returns  MISMATCH  the letter is another group's             [2] that group
+-- Returns  NOGROUP   the group does not exist on its retry stream
+--
+-- Cost     O(log n + size of a body), n = letters
+-- Repeat   safe: the second answers GONE
+-- @include _groups
+-- @include _fields
+-- @include _lists
+
+local dlq, target = KEYS[1], KEYS[2]
+local letter_id, group, changed = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
+
+-- Fields that settle_dead's caller and settle_dead itself add, less those that an entry has too.
+local DEAD_ONLY = {
+  originalTopic = true, originalPartition = true, timestamp = true, group = true, instance = true,
+  handler = true, attempts = true, crashes = true, reason = true, errorClass = true,
+  errorMessage = true, traceback = true, fingerprint = true, signal = true, exitCode = true,
+  rss = true, pid = true, failedAt = true,
+}
+
+local letter = redis.call('XRANGE', dlq, letter_id, letter_id)[1]
+if not letter then
+  return {'GONE'}
+end
+redis.call('XLEN', target)
+if group ~= '' then
+  local owner = named(letter[2])['group'] or ''
+  if owner ~= group then
+    return {'MISMATCH', owner}
+  end
+  if not group_on(target, group) then
+    return {'NOGROUP'}
+  end
+end
+
+-- Guards end here
+local new_id = redis.call('XADD', target, '*', unpack(merged(letter[2], changed, DEAD_ONLY)))
+redis.call('XDEL', dlq, letter_id)
+return {'OK', new_id}

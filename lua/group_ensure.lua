@@ -1,0 +1,38 @@
+-- group_ensure: absent -> present, for a group on a partition and on its retry stream
+--
+-- A group that was lost (destroyed, FLUSHALL of the stream) comes back just before the oldest
+-- message that it had not finished when the partition was last trimmed; a group's position is
+-- exclusive, so that is the predecessor of its floor. A new group begins at `start`.
+--
+-- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  retry   STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[3]  trim    HASH    streaming:mq:trim:{T:p:i}
+--
+-- ARGV[1]  group   str     consumer group
+-- ARGV[2]  start   str     0 = every message kept, $ = only later ones
+--
+-- Returns  OK       was there (its retry side may have been mended)
+-- Returns  CREATED  made on the partition      [2] id after which it begins
+--
+-- Cost     O(g), g = groups of the partition
+-- Repeat   safe: the second answers OK. Writes nothing when the group is there, so memory may be full
+-- @include _groups
+-- @include _ids
+
+local stream, retry, trim = KEYS[1], KEYS[2], KEYS[3]
+local group, start = ARGV[1], ARGV[2]
+
+local on_stream = group_on(stream, group)
+local on_retry = group_on(retry, group)
+local floor = redis.call('HGET', trim, 'floor:' .. group)
+local at = floor and predecessor(floor) or start
+
+-- Guards end here
+if not on_retry then
+  redis.call('XGROUP', 'CREATE', retry, group, '0', 'MKSTREAM')
+end
+if on_stream then
+  return {'OK'}
+end
+redis.call('XGROUP', 'CREATE', stream, group, at, 'MKSTREAM')
+return {'CREATED', group_on(stream, group)['last-delivered-id']}

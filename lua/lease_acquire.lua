@@ -1,0 +1,77 @@
+-- lease_acquire: free -> held (epoch + 1 or later)
+--
+-- Take a partition for a group. The caller says which epoch it saw when it decided: a copy of this
+-- call that executes minutes late finds a later epoch and changes nothing. A fence that still has a
+-- token means that the last owner did not release: what it left is inherited, runs in solo mode,
+-- and the entry that it was about to handle, if it is still pending, is charged with a crash.
+--
+-- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  lease       STRING  streaming:mq:lease:{T:p:i}:G
+-- KEYS[3]  attempts    HASH    streaming:mq:attempts:{T:p:i}:G
+-- KEYS[4]  stream      STREAM  stream:topic:{T:p:i}
+-- KEYS[5]  retry       STREAM  stream:topic:{T:p:i}:retry:G
+--
+-- ARGV[1]  token       token   new, random; used again only to repeat this very call
+-- ARGV[2]  seen_epoch  int     epoch that the caller saw, 0 = none
+-- ARGV[3]  ttl_ms      int     life of the lease
+-- ARGV[4]  owner       str     instance id
+-- ARGV[5]  group       str     consumer group
+-- ARGV[6]  dead_token  str     token whose processes are all proven dead: its lease counts as free;
+--                              '' = none
+--
+-- Returns  OK      taken                         [2] epoch [3] 1 = not released by the last owner
+--                                                [4] place that was charged, or ''
+-- Returns  MINE    taken before with this token  [2] epoch [3] 1 = solo mode
+-- Returns  HELD    another's lease lives         [2] ms that it lives [3] epoch [4] owner
+-- Returns  MOVED   owned by someone since the caller looked                      [2] epoch
+--
+-- Cost     O(log n), n = pending entries
+-- Repeat   safe, and late: answers MINE, HELD or MOVED, never takes twice. Works when memory is full
+-- @include _clock
+-- @include _places
+
+local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local token, seen_epoch, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local owner, group, dead_token = ARGV[4], ARGV[5], ARGV[6]
+
+local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'solo')
+local holder, epoch, mark = held[1], tonumber(held[2] or 0), held[4]
+local leased = redis.call('GET', lease)
+if leased and leased ~= token and (dead_token == '' or leased ~= dead_token) then
+  return {'HELD', text(redis.call('PTTL', lease)), text(epoch), held[3] or ''}
+end
+local mine = holder == token
+if not mine and epoch ~= tonumber(seen_epoch) then
+  return {'MOVED', text(epoch)}
+end
+local unclean = holder ~= false
+local victim = ''
+if unclean and not mine and mark then
+  local source, id = locate(stream, retry, mark)
+  if source and pending(source, group, id) then
+    victim = mark
+    redis.call('HLEN', attempts)
+  end
+end
+
+-- Guards end here
+if mine then
+  -- PEXPIRE is accepted when memory is full, and so is every write behind it.
+  if redis.call('PEXPIRE', lease, ttl_ms) == 0 or leased ~= token then
+    redis.call('SET', lease, token, 'PX', ttl_ms)
+  end
+  return {'MINE', text(epoch), held[5] and 1 or 0}
+end
+-- HDEL first: accepted when memory is full, and so is every write behind it.
+redis.call('HDEL', fence, 'mark', 'session')
+if victim ~= '' then
+  redis.call('HINCRBY', attempts, victim .. ':c', 1)
+end
+local now = now_unix_ms()
+epoch = math.max(epoch + 1, now)
+redis.call('HSET', fence, 'token', token, 'epoch', text(epoch), 'owner', owner, 'since', text(now))
+if unclean then
+  redis.call('HSET', fence, 'solo', '1')
+end
+redis.call('SET', lease, token, 'PX', ttl_ms)
+return {'OK', text(epoch), unclean and 1 or 0, victim}

@@ -1,0 +1,74 @@
+-- lease_refence: held -> held (epoch + 1 or later), for the successor of a dead or retired child
+--
+-- Replace the token of a child that has ended: packets of it that are still on their way bounce
+-- from here on. In the same step acknowledge what it had finished and charge what it was running.
+-- As three calls, a lost reply would charge twice, and a death in between would charge nobody.
+--
+-- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G
+-- KEYS[3]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
+-- KEYS[4]  stream    STREAM  stream:topic:{T:p:i}
+-- KEYS[5]  retry     STREAM  stream:topic:{T:p:i}:retry:G
+--
+-- ARGV[1]  old       token   token of the child that has ended
+-- ARGV[2]  new       token   token of its successor
+-- ARGV[3]  ttl_ms    int     life of the lease from now
+-- ARGV[4]  group     str     consumer group
+-- ARGV[5]  charged   str     place that the child was running, or ''
+-- ARGV[6]  context   bytes   how the child died, kept with the charge
+-- ARGV[7..] done     list    places that it had finished
+--
+-- Returns  OK      replaced, now or by an earlier copy of this call
+--                  [2] epoch [3] crashes of the charged place so far
+-- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+--
+-- Cost     O(d + log n), d = places done, n = pending entries
+-- Repeat   safe: the second finds the new token, changes and charges nothing. Works when memory is
+--          full
+-- @include _clock
+-- @include _fence
+-- @include _places
+-- @include _lists
+
+local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local old, new, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local group, charged, context = ARGV[4], ARGV[5], ARGV[6]
+local done = slice(ARGV, 7, #ARGV)
+
+local held = redis.call('HMGET', fence, 'token', 'epoch')
+local epoch = tonumber(held[2] or 0)
+local crashes = tonumber(redis.call('HGET', attempts, charged .. ':c') or 0)
+if held[1] == new then
+  return {'OK', text(epoch), crashes}
+end
+local refusal = superseded(fence, old)
+if refusal then
+  return refusal
+end
+redis.call('STRLEN', lease)
+local main_ids, retry_ids, bad = sorted(stream, retry, done)
+local source, charged_id = locate(stream, retry, charged)
+if bad or (charged ~= '' and not source) then
+  return redis.error_reply('ERR not a place: ' .. (bad or charged))
+end
+redis.call('XLEN', stream)
+redis.call('XLEN', retry)
+local blamed = source and pending(source, group, charged_id)
+
+-- Guards end here
+-- HDEL first: accepted when memory is full, and so is every write behind it.
+redis.call('HDEL', fence, 'mark', 'session')
+if blamed then
+  crashes = redis.call('HINCRBY', attempts, charged .. ':c', 1)
+  redis.call('HSET', attempts, charged .. ':last', context)
+end
+local now = now_unix_ms()
+epoch = math.max(epoch + 1, now)
+redis.call('HSET', fence, 'token', new, 'epoch', text(epoch), 'since', text(now))
+redis.call('SET', lease, new, 'PX', ttl_ms)
+acknowledge(stream, group, main_ids)
+acknowledge(retry, group, retry_ids)
+for _, place in ipairs(done) do
+  forget_attempts(attempts, place)
+end
+return {'OK', text(epoch), crashes}

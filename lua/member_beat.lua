@@ -1,0 +1,52 @@
+-- member_beat: absent -> present, present -> present
+--
+-- Say that an instance lives, and learn who else does. Whoever has been silent for twenty times
+-- the span after which an instance counts as stale is forgotten.
+--
+-- KEYS[1]  members   ZSET  streaming:mq:members:{F}     score = last beat, unix ms
+-- KEYS[2]  info      HASH  streaming:mq:info:{F}        instance id -> JSON with its nonce
+--
+-- ARGV[1]  id        str   instance id
+-- ARGV[2]  nonce     token random, one for each run of the instance
+-- ARGV[3]  described str   JSON: nonce, host, pid, weight, offers …
+-- ARGV[4]  stale_ms  int   a beat older than this does not count
+--
+-- Returns  OK    [2] now, unix ms [3] members, each id, last beat in unix ms, JSON
+-- Returns  TWIN  another run beats under this id     [2] its last beat, unix ms [3] its JSON
+--
+-- Cost     O(n), n = members
+-- Repeat   safe; a late copy of an instance that has left brings it back until it is forgotten.
+--          Works when memory is full
+-- @include _clock
+
+local members, info = KEYS[1], KEYS[2]
+local id, nonce, described, stale_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+
+local now = now_unix_ms()
+local known = redis.call('HGET', info, id)
+local beat = redis.call('ZSCORE', members, id)
+if known and beat and now - tonumber(beat) < stale_ms then
+  local readable, held = pcall(cjson.decode, known)
+  if not readable or type(held) ~= 'table' or held['nonce'] ~= nonce then
+    return {'TWIN', text(tonumber(beat)), known}
+  end
+end
+local silent = redis.call(
+  'ZRANGEBYSCORE', members, '-inf', '(' .. text(now - 20 * stale_ms), 'LIMIT', 0, 100)
+
+-- Guards end here
+-- The empty id is nobody's: these two go out even when no one is forgotten, because they are
+-- accepted when memory is full, and so is every write behind them.
+redis.call('ZREM', members, '', unpack(silent))
+redis.call('HDEL', info, '', unpack(silent))
+redis.call('ZADD', members, text(now), id)
+if known ~= described then
+  redis.call('HSET', info, id, described)
+end
+local present = redis.call('ZRANGE', members, 0, -1, 'WITHSCORES')
+local rows = {}
+for at = 1, #present, 2 do
+  local told = redis.call('HGET', info, present[at]) or ''
+  rows[#rows + 1] = {present[at], text(tonumber(present[at + 1])), told}
+end
+return {'OK', text(now), rows}

@@ -1,0 +1,49 @@
+-- message_fetch: unread -> in-flight, while the server's memory is full
+--
+-- Read for the owner, retries and new entries. The ordinary way is a transaction under WATCH, which
+-- is faster; but most servers refuse to queue any command while their memory is full, and reading
+-- on is what lets entries be trimmed. The session is compared because a copy that executes late,
+-- from a connection given up, would move entries that nobody looks for any more. A missing group is
+-- the server's own error NOGROUP, as for a read.
+--
+-- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
+-- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
+--
+-- ARGV[1]  token    token   the owner's
+-- ARGV[2]  session  token   the one that message_recover opened
+-- ARGV[3]  group    str     consumer group
+-- ARGV[4]  count    int     at most so many of each stream
+--
+-- Returns  OK       [2] entries of the retry stream [3] of the partition stream; each id, fields
+-- Returns  SESSION  a newer connection has opened a session
+-- Returns  FENCED   another owner, or none     [2] epoch [3] owner
+--
+-- Cost     O(count x size of a body)
+-- Repeat   the second reads what comes next; after a lost reply message_recover lists what the first
+--          has read. Works when memory is full
+-- @include _fence
+-- @include _groups
+
+local fence, stream, retry = KEYS[1], KEYS[2], KEYS[3]
+local token, session, group, count = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local refusal = superseded(fence, token)
+if refusal then
+  return refusal
+end
+if redis.call('HGET', fence, 'session') ~= session then
+  return {'SESSION'}
+end
+if not group_on(stream, group) or not group_on(retry, group) then
+  return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. stream)
+end
+
+-- Guards end here
+local found = {[stream] = {}, [retry] = {}}
+local reply = redis.call(
+  'XREADGROUP', 'GROUP', group, 'w', 'COUNT', count, 'STREAMS', retry, stream, '>', '>')
+for _, part in ipairs(reply or {}) do
+  found[part[1]] = part[2]
+end
+return {'OK', found[retry], found[stream]}

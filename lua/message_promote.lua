@@ -1,0 +1,82 @@
+-- message_promote: delayed, due -> ready
+--
+-- Move what is due: retries of a group into its retry stream, scheduled sends into the partition.
+-- Not fenced: each move is atomic and right whoever asks for it, twice or at once. One item must
+-- not hold those behind it: of one that is too wide to write only what streamqd knows is moved, and
+-- one that cannot be read is put off and stays.
+--
+-- KEYS[1]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
+-- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
+-- KEYS[3]  target   STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
+--
+-- ARGV[1]  count    int     at most so many
+--
+-- Returns  OK       [2] moved [3] members without an item, removed [4] next due time, unix ms, or ''
+--                   [5] members whose item cannot be read, put off by a minute
+--
+-- Cost     O(count x (log n + size of a body)), n = delayed entries
+-- Repeat   safe: moves the next ones that are due
+-- @include _clock
+
+local delayed, items, target = KEYS[1], KEYS[2], KEYS[3]
+local count = ARGV[1]
+
+local PUT_OFF_MS = 60000
+-- `unpack` ends near 8,000 values.
+local WIDEST = 7900
+local KNOWN = {
+  payload = true, key = true, headers = true, sentAt = true, originalId = true,
+  retryCount = true, crashCount = true, replayCount = true,
+}
+
+local function scalar(value)
+  return type(value) == 'string' or type(value) == 'number'
+end
+
+-- The fields of an item, names and values in turn; nothing when that is not what it holds.
+local function fields_of(packed)
+  local readable, fields = pcall(cmsgpack.unpack, packed)
+  if not readable or type(fields) ~= 'table' or #fields == 0 or #fields % 2 == 1 then
+    return nil
+  end
+  local known = {}
+  for at = 1, #fields, 2 do
+    local name, value = fields[at], fields[at + 1]
+    if not scalar(name) or not scalar(value) then
+      return nil
+    end
+    if KNOWN[name] then
+      known[#known + 1] = name
+      known[#known + 1] = value
+    end
+  end
+  return #fields <= WIDEST and fields or #known > 0 and known or nil
+end
+
+local now = now_unix_ms()
+local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, count)
+redis.call('HLEN', items)
+redis.call('XLEN', target)
+
+-- Guards end here
+-- Member by member, its insertion first and its source last; the first error of a write stops.
+local moved, orphans, unreadable = 0, 0, 0
+for _, member in ipairs(due) do
+  local packed = redis.call('HGET', items, member)
+  local fields = packed and fields_of(packed)
+  if packed and not fields then
+    redis.call('ZADD', delayed, text(now + PUT_OFF_MS), member)
+    unreadable = unreadable + 1
+  else
+    if fields then
+      redis.call('XADD', target, '*', unpack(fields))
+      moved = moved + 1
+    else
+      orphans = orphans + 1
+    end
+    redis.call('ZREM', delayed, member)
+    redis.call('HDEL', items, member)
+  end
+end
+local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+return {'OK', moved, orphans, first[2] and text(tonumber(first[2])) or '', unreadable}

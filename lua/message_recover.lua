@@ -1,0 +1,75 @@
+-- message_recover: in-flight (some connection) -> in-flight (this connection), page by page
+--
+-- List what is pending for the owner, oldest first, with bodies and counters. The first page opens
+-- a session: the write to the fence makes every fetch that is still on its way from an earlier
+-- connection fail, or its entries are in this list. An entry whose body is trimmed or deleted is a
+-- ghost: it comes without fields. A missing group is the server's own error NOGROUP, as for a read.
+--
+-- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
+-- KEYS[3]  retry        STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[4]  attempts     HASH    streaming:mq:attempts:{T:p:i}:G
+--
+-- ARGV[1]  token        token   the owner's
+-- ARGV[2]  session      token   new, random, one for each connection
+-- ARGV[3]  group        str     consumer group
+-- ARGV[4]  open         flag    1 = the first page: write the session
+-- ARGV[5]  after_main   id      list what comes after it in the partition stream; '' = all
+-- ARGV[6]  after_retry  id      the same in the retry stream
+-- ARGV[7]  count        int     at most so many of each stream; fewer = no more there
+--
+-- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream
+--                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
+--                  retry stream; an entry = id, fields or nil, crashes, failures, crash context
+-- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+--
+-- Cost     O(count x (log n + size of a body)), n = pending entries
+-- Repeat   safe: the same list, the same session. Works when memory is full
+-- @include _fence
+-- @include _groups
+
+local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local token, session, group, open = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local after_main, after_retry, count = ARGV[5], ARGV[6], ARGV[7]
+
+local refusal = superseded(fence, token)
+if refusal then
+  return refusal
+end
+local on_stream = group_on(stream, group)
+local on_retry = group_on(retry, group)
+if not on_stream or not on_retry then
+  return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. stream)
+end
+local counted = redis.call('HLEN', attempts) > 0
+
+local function page(source, letter, after)
+  local from = after == '' and '-' or '(' .. after
+  local entries = {}
+  for _, row in ipairs(redis.call('XPENDING', source, group, from, '+', count, 'w')) do
+    local id = row[1]
+    local place = letter .. ':' .. id
+    local found = redis.call('XRANGE', source, id, id)
+    local kept = {}
+    if counted then
+      kept = redis.call('HMGET', attempts, place .. ':c', place .. ':f', place .. ':last')
+    end
+    local fields = found[1] and found[1][2] or false
+    local crashes, failures = tonumber(kept[1] or 0), tonumber(kept[2] or 0)
+    entries[#entries + 1] = {id, fields, crashes, failures, kept[3] or ''}
+  end
+  return entries
+end
+
+local main_entries = page(stream, 'm', after_main)
+local retry_entries = page(retry, 'r', after_retry)
+local solo = redis.call('HEXISTS', fence, 'solo')
+
+-- Guards end here
+if open == '1' then
+  -- HDEL first: accepted when memory is full, and so is the write behind it.
+  redis.call('HDEL', fence, 'session')
+  redis.call('HSET', fence, 'session', session)
+end
+local last_main, last_retry = on_stream['last-delivered-id'], on_retry['last-delivered-id']
+return {'OK', solo, last_main, last_retry, main_entries, retry_entries}

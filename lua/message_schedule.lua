@@ -1,0 +1,48 @@
+-- message_schedule: nothing -> delayed, for every group
+--
+-- Keep a message until it is due; message_promote then writes it to the partition. `sentAt` is
+-- added here, by the server's clock: its entry id will say when it was due.
+--
+-- KEYS[1]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}            score = due, unix ms
+-- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}       send id -> packed fields
+-- KEYS[3]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>         only with a dedup id
+--
+-- ARGV[1]  delay_ms   int     wait from now
+-- ARGV[2]  send_id    str     new, random; used again only to repeat this very call
+-- ARGV[3]  window_ms  int     how long the dedup id is remembered
+-- ARGV[4..] fields    list    names and values
+--
+-- Returns  OK   scheduled, now or by an earlier copy of this call     [2] due, unix ms
+-- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
+--
+-- Cost     O(log n) + size of the body, n = scheduled messages
+-- Repeat   safe until the message is due; after that only with a dedup id
+-- @include _clock
+-- @include _fields
+-- @include _lists
+
+local scheduled, items, dedup = KEYS[1], KEYS[2], KEYS[3]
+local delay_ms, send_id, window_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local fields = slice(ARGV, 4, #ARGV)
+
+redis.call('HLEN', items)
+local earlier_due = redis.call('ZSCORE', scheduled, send_id)
+if earlier_due then
+  return {'OK', text(tonumber(earlier_due))}
+end
+if dedup ~= scheduled then
+  local earlier = redis.call('GET', dedup)
+  if earlier then
+    return {'DUP', earlier}
+  end
+end
+
+-- Guards end here
+local now = now_unix_ms()
+local due = text(now + delay_ms)
+redis.call('HSET', items, send_id, cmsgpack.pack(merged(fields, {'sentAt', text(now)}, {})))
+redis.call('ZADD', scheduled, due, send_id)
+if dedup ~= scheduled then
+  redis.call('SET', dedup, send_id, 'PX', window_ms)
+end
+return {'OK', due}

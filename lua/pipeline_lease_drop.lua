@@ -1,0 +1,23 @@
+-- pipeline_lease_drop: held -> free
+--
+-- Give the lease back at the end of a run.
+--
+-- KEYS[1]  lease  STRING  streaming:mq:pipeline:{T}:N
+--
+-- ARGV[1]  token  token   the run's
+--
+-- Returns  OK     free
+-- Returns  LOST   expired, or another run's: success for a repeat
+--
+-- Cost     O(1)
+-- Repeat   safe: the second answers LOST. Works when memory is full
+
+local lease, token = KEYS[1], ARGV[1]
+
+if redis.call('GET', lease) ~= token then
+  return {'LOST'}
+end
+
+-- Guards end here
+redis.call('DEL', lease)
+return {'OK'}

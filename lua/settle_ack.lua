@@ -1,0 +1,49 @@
+-- settle_ack: in-flight -> settled
+--
+-- Acknowledge what is done. Entries that were charged with a crash, or that failed in place, have
+-- counters to be removed: they come first in the list. Without any the attempts key is not named.
+--
+-- KEYS[1]  fence          HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  stream         STREAM  stream:topic:{T:p:i}
+-- KEYS[3]  retry          STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[4]? attempts       HASH    streaming:mq:attempts:{T:p:i}:G    only with charged places
+--
+-- ARGV[1]  token          token   the owner's
+-- ARGV[2]  group          str     consumer group
+-- ARGV[3]  charged_count  int     so many of the places have counters
+-- ARGV[4..] places        list    what to acknowledge, the charged ones first
+--
+-- Returns  OK      [2] acknowledged; fewer than sent: before, by a repeat or by a foreign client
+-- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+--
+-- Cost     O(p), p = places
+-- Repeat   safe: the second acknowledges nothing. Works when memory is full
+-- @include _fence
+-- @include _places
+-- @include _lists
+
+local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local token, group, charged_count = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local places = slice(ARGV, 4, #ARGV)
+
+local refusal = superseded(fence, token)
+if refusal then
+  return refusal
+end
+local main_ids, retry_ids, bad = sorted(stream, retry, places)
+if bad then
+  return redis.error_reply('ERR not a place: ' .. bad)
+end
+redis.call('XLEN', stream)
+redis.call('XLEN', retry)
+if charged_count > 0 then
+  redis.call('HLEN', attempts)
+end
+
+-- Guards end here
+for at = 1, charged_count do
+  forget_attempts(attempts, places[at])
+end
+local acked = acknowledge(stream, group, main_ids)
+acked = acked + acknowledge(retry, group, retry_ids)
+return {'OK', acked}

@@ -1,0 +1,64 @@
+-- settle_dead: in-flight -> dead
+--
+-- Give entries up: each becomes a dead letter, its body with the fields that say what, where and
+-- why. `failedAt` is added here, by the server's clock.
+--
+-- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
+-- KEYS[3]  retry     STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[4]  dlq       STREAM  stream:topic:{T:p:i}:dlq
+-- KEYS[5]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
+--
+-- ARGV[1]  token     token   the owner's
+-- ARGV[2]  group     str     consumer group
+-- ARGV[3..] entries  list    for each entry: place, field_count, so many names and values that
+--                            change. With a `payload` among them, they are the whole body of an
+--                            entry that has lost its own
+--
+-- Returns  OK      [2] a word for each entry [3] the letter's id for each entry, or ''
+-- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+--
+-- Entry    MOVED   dead
+-- Entry    GONE    not pending, nothing done (settled before, or named twice in this call)
+-- Entry    GHOST   pending, but its body is trimmed, deleted or too wide; nothing done: repeat with
+--                  all fields, or of more than 7,000 names and values with those that matter
+--
+-- Cost     O(e x (log n + size of a body)), e = entries, n = pending entries
+-- Repeat   safe: the second answers GONE for each
+-- @include _clock
+-- @include _fence
+-- @include _lists
+-- @include _places
+-- @include _fields
+-- @include _items
+
+local fence, stream, retry, dlq, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local token, group = ARGV[1], ARGV[2]
+
+local refusal = superseded(fence, token)
+if refusal then
+  return refusal
+end
+local entries = read_items(3, false)
+local bad = judge_items(entries, stream, retry, group)
+if bad then
+  return redis.error_reply('ERR not a place: ' .. bad)
+end
+redis.call('XLEN', dlq)
+redis.call('HLEN', attempts)
+
+-- Guards end here
+-- Entry by entry, its insertion first and its source last: a write that is refused leaves every
+-- entry in exactly one place.
+local failed_at = text(now_unix_ms())
+local words, letters = {}, {}
+for at, entry in ipairs(entries) do
+  words[at], letters[at] = entry.word, ''
+  if entry.word == 'MOVED' then
+    local fields = merged(entry.body, entry.changed, {failedAt = true})
+    letters[at] = redis.call('XADD', dlq, '*', 'failedAt', failed_at, unpack(fields))
+    forget_attempts(attempts, entry.place)
+    redis.call('XACK', entry.source, group, entry.id)
+  end
+end
+return {'OK', words, letters}

@@ -1,0 +1,36 @@
+-- topic_create: absent -> present
+--
+-- Fix a topic's number of partitions, once: the first wins. The registry of topics lives in another
+-- slot; every producer's start adds the name there with a call of its own.
+--
+-- KEYS[1]  meta        HASH  streaming:mq:topic:{T}:meta
+-- KEYS[2]  partitions  SET   streaming:mq:topic:{T}:partitions
+--
+-- ARGV[1]  count       int   number of partitions
+-- ARGV[2]  settings    str   JSON
+-- ARGV[3..] streams    list  names of the partition streams
+--
+-- Returns  OK      created
+-- Returns  EXISTS  created before           [2] its count [3] its settings
+--
+-- Cost     O(p), p = partitions
+-- Repeat   safe: the second answers EXISTS with the same count
+-- @include _clock
+-- @include _lists
+
+local meta, partitions = KEYS[1], KEYS[2]
+local count, settings, streams = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
+
+local known = redis.call('HMGET', meta, 'partitionCount', 'settings')
+if known[1] then
+  return {'EXISTS', known[1], known[2] or ''}
+end
+redis.call('SCARD', partitions)
+
+-- Guards end here
+local created = text(now_unix_ms())
+redis.call('HSET', meta, 'partitionCount', count, 'settings', settings, 'created', created)
+for _, stream in ipairs(streams) do
+  redis.call('SADD', partitions, stream)
+end
+return {'OK'}

@@ -1,0 +1,57 @@
+-- unit_measure: no transition, reads only
+--
+-- What metrics and status show of one group on one partition. Entries are looked at here, so that
+-- no body travels.
+--
+-- KEYS[1]  stream   STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  retry    STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[3]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G
+--
+-- ARGV[1]  group    str     consumer group
+--
+-- Returns  OK       [2] of the partition and [3] of the retry stream: {pending, oldest pending id or
+--                   '', unread or '' when unknown, oldest unread id or '', length}
+--                   [4] delayed [5] next due time, unix ms, or ''
+-- Returns  NOGROUP  the group does not exist on the partition
+--
+-- Cost     O(g + log n) + size of two bodies, g = groups, n = pending entries
+-- Repeat   safe: reads only
+-- @include _clock
+-- @include _groups
+
+local stream, retry, delayed = KEYS[1], KEYS[2], KEYS[3]
+local group = ARGV[1]
+
+local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
+if not on_stream then
+  return {'NOGROUP'}
+end
+
+local function backlog(source, at)
+  if not at then
+    return {0, '', 0, '', 0}
+  end
+  local length = redis.call('XLEN', source)
+  local pending = redis.call('XPENDING', source, group)
+  local oldest = redis.call('XRANGE', source, '(' .. at['last-delivered-id'], '+', 'COUNT', 1)[1]
+  local unread = 0
+  if oldest then
+    local first = redis.call('XRANGE', source, '-', '+', 'COUNT', 1)[1]
+    if first[1] == oldest[1] then
+      unread = length
+    else
+      -- Missing before 7.0, and null for a group that was created in the middle.
+      unread = at['lag'] and math.min(at['lag'], length) or ''
+    end
+  end
+  return {pending[1], pending[2] or '', unread, oldest and oldest[1] or '', length}
+end
+
+local due = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2]
+return {
+  'OK',
+  backlog(stream, on_stream),
+  backlog(retry, on_retry),
+  redis.call('ZCARD', delayed),
+  due and text(tonumber(due)) or '',
+}

@@ -1,0 +1,33 @@
+"""The form in which views leave the program: plain JSON values."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from typing import Any
+
+
+def as_json(value: Any) -> Any:
+    """Turn dataclasses into JSON values.
+
+    A field that holds bytes becomes text, or, when it is not UTF-8, a field of the same name with
+    `_base64` behind it.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    elif isinstance(value, dict):
+        pairs = [(str(name), content) for name, content in value.items()]
+    elif isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    else:
+        return value
+    return dict(_pair(name, content) for name, content in pairs)
+
+
+def _pair(name: str, value: Any) -> tuple[str, Any]:
+    if not isinstance(value, bytes):
+        return name, as_json(value)
+    try:
+        return name, value.decode()
+    except UnicodeDecodeError:
+        return f"{name}_base64", base64.b64encode(value).decode()

@@ -1,0 +1,224 @@
+"""The fleet: which instances live, what they own, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from streamqd.admin import partitions
+from streamqd.admin.pages import ask, measure
+from streamqd.admin.partitions import UnitRow
+from streamqd.model import Unit
+from streamqd.store import statistics, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """One instance of the fleet.
+
+    `state` is starting, working, standby (healthy, owning nothing), paused, draining, silent (no
+    beat for longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned`
+    counts its units, `rate` the messages acknowledged per second, null when not known.
+    """
+
+    instance: str
+    state: str
+    host: str
+    pid: int | None
+    version: str
+    started_unix_ms: int | None
+    beat_unix_ms: int
+    offers: list[str]
+    weight: int
+    owned: int
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStatus(UnitRow):
+    """A unit as the partitions view shows it, and how its worker is doing.
+
+    `worker` is the state of the owner's worker process (booting, ready, paused, quiet, broken …),
+    '' when it is not known. `in_hand` are entries fetched and not handled, `rate` the messages
+    acknowledged per second, `longest_run_seconds` the age of the handler run that runs now.
+    """
+
+    worker: str
+    in_hand: int | None
+    rate: float | None
+    longest_run_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The fleet at a glance.
+
+    `dead_letters` counts them by topic (only topics that have some), and `problems` are sentences
+    for people.
+    """
+
+    fleet: str
+    now_unix_ms: int
+    problems: list[str]
+    instances: list[InstanceRow]
+    units: list[UnitStatus]
+    dead_letters: dict[str, int]
+
+
+def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
+    """Look at the fleet. `stale`: seconds after which a silent instance counts as gone."""
+    beats, infos = ask(
+        link,
+        [
+            ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
+            ("HGETALL", keys.info(fleet)),
+        ],
+    )
+    told = {name: _document(raw) for name, raw in _pairs(infos)}
+    names = [name.decode("utf-8", "replace") for name in beats[::2]]
+    summaries = [
+        _document(raw) for raw in ask(link, [("GET", keys.instance(fleet, n)) for n in names])
+    ]
+    seen = partitions.view(link, keys)
+    now = seen.now_unix_ms
+    instances = [
+        _instance(name, int(float(beat)), told.get(name, {}), summary, now - int(stale * 1000))
+        for name, beat, summary in zip(names, beats[1::2], summaries, strict=True)
+    ]
+    workers = {
+        (summary.get("instance"), *_unit_of(raw)): raw
+        for summary in summaries
+        for raw in _list(summary.get("units"))
+    }
+    units = [
+        _unit_status(row, workers.get((row.owner, row.topic, row.partition, row.group), {}))
+        for row in seen.units
+    ]
+    letters = _dead_letters(link, keys)
+    return StatusView(
+        fleet=fleet,
+        now_unix_ms=now,
+        problems=_problems(fleet, instances, units, summaries, letters, now),
+        instances=instances,
+        units=units,
+        dead_letters=letters,
+    )
+
+
+def _instance(
+    name: str, beat: int, info: dict[str, Any], summary: dict[str, Any], stale_unix_ms: int
+) -> InstanceRow:
+    state = str(summary.get("state", "unknown"))
+    units = _list(summary.get("units"))
+    return InstanceRow(
+        instance=name,
+        state="silent" if beat < stale_unix_ms else state,
+        host=str(info.get("host", "")),
+        pid=_number(info.get("pid")),
+        version=str(info.get("version", "")),
+        started_unix_ms=_number(summary.get("started_unix_ms")),
+        beat_unix_ms=beat,
+        offers=[f"{topic}/{group}" for topic, group in info.get("offers", ())],
+        weight=_number(info.get("weight")) or 1,
+        owned=sum(1 for unit in units if unit.get("owned")),
+        rate=round(sum(_rate(unit) or 0.0 for unit in units), 2) if summary else None,
+    )
+
+
+def _unit_status(row: UnitRow, worker: dict[str, Any]) -> UnitStatus:
+    run = worker.get("longest_run_seconds")
+    return UnitStatus(
+        **{each.name: getattr(row, each.name) for each in fields(row)},
+        worker=str(worker.get("state", "")),
+        in_hand=_number(worker.get("in_hand")),
+        rate=_rate(worker),
+        longest_run_seconds=float(run) if run is not None else None,
+    )
+
+
+def _problems(
+    fleet: str,
+    instances: list[InstanceRow],
+    units: list[UnitStatus],
+    summaries: list[dict[str, Any]],
+    letters: dict[str, int],
+    now: int,
+) -> list[str]:
+    problems = []
+    if not any(each.state != "silent" for each in instances):
+        problems.append(f"no instance of the fleet {fleet} is alive")
+    for each, summary in zip(instances, summaries, strict=True):
+        if each.state == "silent":
+            silence = (now - each.beat_unix_ms) / 1000
+            problems.append(f"the instance {each.instance} has been silent for {silence:.0f} s")
+        elif each.state == "paused":
+            problems.append(f"the instance {each.instance} is paused")
+        elif summary.get("redis_up") is False:
+            problems.append(f"the housekeeper of {each.instance} does not reach Redis")
+    for unit in units:
+        name = Unit(unit.topic, unit.partition, unit.group)
+        if unit.worker == "broken":
+            problems.append(f"the worker of {name} on {unit.owner} crashes in a loop")
+        elif unit.state == "expired":
+            problems.append(f"the owner of {name}, {unit.owner}, does not renew its lease")
+        elif unit.state == "free":
+            problems.append(f"nobody owns {name}")
+    for topic, count in letters.items():
+        problems.append(
+            f"{topic} has {count} dead letters; see `streamqd dlq list {topic}`"
+            if count > 1
+            else f"{topic} has a dead letter; see `streamqd dlq list {topic}`"
+        )
+    return problems
+
+
+def _dead_letters(link: Link, keys: Keys) -> dict[str, int]:
+    found = {}
+    for topic in topics.registered(link, keys):
+        meta = topics.meta(link, keys, topic)
+        count = meta.partitions if meta else 0
+        calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]
+        total = sum(statistics.partition_figures(reply).dead for reply in measure(link, calls))
+        if total:
+            found[topic] = total
+    return found
+
+
+# --- reading what instances have published: they may be of another version ------------------------
+
+
+def _pairs(raw: list[bytes] | None) -> list[tuple[str, bytes]]:
+    flat = raw or []
+    return [
+        (name.decode("utf-8", "replace"), value)
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    ]
+
+
+def _document(raw: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _unit_of(raw: dict[str, Any]) -> tuple[Any, Any, Any]:
+    return raw.get("topic"), raw.get("partition"), raw.get("group")
+
+
+def _number(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _rate(unit: dict[str, Any]) -> float | None:
+    rates = unit.get("rates")
+    rate = rates.get("acked") if isinstance(rates, dict) else None
+    return float(rate) if isinstance(rate, int | float) else None

@@ -1,0 +1,184 @@
+"""Reading in bounded pieces, and merging the partitions of a topic into one order.
+
+No reply may grow with the data: commands travel a few hundred at a time, and bodies are fetched a
+few at a time from each partition, by need.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from streamqd.errors import RedisRefused, Refused
+from streamqd.store.client import Link
+from streamqd.store.scripts import Call, Reply
+
+BATCH = 256  # commands of one exchange
+SEQ_MAX = (1 << 64) - 1  # largest second part of an id
+PAGE_MAX = 100  # entries with their bodies of one reply
+
+
+class Id(NamedTuple):
+    """An entry id, in its order."""
+
+    ms: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.ms}-{self.seq}"
+
+
+class Place(NamedTuple):
+    """An entry of one of a topic's partitions, written `PARTITION:ms-seq`."""
+
+    partition: int
+    id: Id
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.id}"
+
+
+class Entry(NamedTuple):
+    """An entry as read."""
+
+    partition: int
+    id: Id
+    fields: dict[bytes, bytes]
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.partition, self.id)
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """Its headers; None when they are not a JSON object."""
+        try:
+            found: Any = json.loads(self.fields.get(b"headers", b"{}"))
+        except ValueError:
+            return None
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
+
+
+def read_id(raw: bytes | str) -> Id:
+    """Read `ms-seq`. ValueError when it is not one."""
+    text = raw.decode() if isinstance(raw, bytes) else raw
+    ms, dash, seq = text.partition("-")
+    if not (dash and ms.isascii() and ms.isdigit() and seq.isascii() and seq.isdigit()):
+        raise ValueError(f"{text!r} is not an id such as 1700000000000-0")
+    found = Id(int(ms), int(seq))
+    if max(found) > SEQ_MAX:
+        raise ValueError(f"{text!r} is not an id: its numbers are too large")
+    return found
+
+
+def read_place(text: str, partitions: int | None = None) -> Place:
+    """Read `PARTITION:ms-seq`. Refused when it is not one, or there is no such partition."""
+    number, colon, rest = text.partition(":")
+    try:
+        if not (colon and number.isascii() and number.isdigit()):
+            raise ValueError(f"{text!r} is not an id such as 3:1700000000000-0")
+        place = Place(int(number), read_id(rest))
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if partitions is not None and place.partition >= partitions:
+        raise Refused(
+            f"there is no partition {place.partition}: partitions are numbered 0 to"
+            f" {partitions - 1}"
+        )
+    return place
+
+
+def read_fields(raw: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Names and values by turns, as a dict."""
+    return dict(zip(raw[::2], raw[1::2], strict=True))
+
+
+def server_unix_ms(link: Link) -> int:
+    """The server's clock."""
+    seconds, micros = link.execute("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def ask(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Run reading commands in bounded exchanges. A missing key answers None, not an error."""
+    replies: list[Any] = []
+    for start in range(0, len(commands), BATCH):
+        replies += link.pipeline(commands[start : start + BATCH])
+    for index, reply in enumerate(replies):
+        if isinstance(reply, RedisRefused):
+            if "no such key" not in str(reply) and reply.code != "NOGROUP":
+                raise reply
+            replies[index] = None
+    return replies
+
+
+def measure(link: Link, calls: Sequence[Call]) -> list[Reply]:
+    """Run reading scripts in bounded exchanges."""
+    replies: list[Reply] = []
+    for start in range(0, len(calls), BATCH):
+        for reply in link.run_many(calls[start : start + BATCH]):
+            if isinstance(reply, RedisRefused):
+                raise reply
+            replies.append(reply)
+    return replies
+
+
+def newest_first(
+    link: Link,
+    streams: Mapping[int, str],
+    *,
+    before: Place | None = None,
+    keep: Callable[[Entry], bool] = lambda _entry: True,
+    limit: int,
+) -> Iterator[Entry]:
+    """Yield entries of many streams merged, the newest first, those that `keep` accepts.
+
+    `before` is the place of the last entry seen: what follows it in this order is yielded, so a
+    place is all that a next page needs.
+    """
+    size = min(PAGE_MAX, max(1, -(-limit // max(1, len(streams))) + 1))
+    readers = [
+        _backwards(link, partition, stream, _upper(partition, before), size)
+        for partition, stream in streams.items()
+    ]
+    merged = heapq.merge(*readers, key=lambda entry: (entry.id, entry.partition), reverse=True)
+    for entry in merged:
+        if limit <= 0:
+            return
+        if keep(entry):
+            limit -= 1
+            yield entry
+
+
+def _upper(partition: int, before: Place | None) -> str:
+    if before is None:
+        return "+"
+    return str(before.id) if partition < before.partition else f"({before.id}"
+
+
+def _backwards(link: Link, partition: int, stream: str, upper: str, size: int) -> Iterator[Entry]:
+    while True:
+        page = link.execute("XREVRANGE", stream, upper, "-", "COUNT", size)
+        for raw_id, raw_fields in page:
+            yield Entry(partition, read_id(raw_id), read_fields(raw_fields))
+        if len(page) < size:
+            return
+        upper = f"({page[-1][0].decode()}"
+
+
+def forwards(
+    link: Link, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
+) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
+    """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`."""
+    lower = "-" if after is None else f"({after}"
+    upper = "+" if until is None else str(until)
+    while True:
+        page = link.execute("XRANGE", stream, lower, upper, "COUNT", size)
+        if page:
+            yield [(read_id(raw_id), read_fields(fields)) for raw_id, fields in page]
+        if len(page) < size:
+            return
+        lower = f"({page[-1][0].decode()}"

@@ -1,0 +1,121 @@
+"""Who owns which partition, and what lies before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamqd.admin import topics
+from streamqd.admin.pages import ask, measure, server_unix_ms
+from streamqd.model import Unit
+from streamqd.store import leases, messages, statistics
+from streamqd.store import topics as registry
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRow:
+    """One group on one partition.
+
+    `state` is owned, expired (the owner has not renewed in time, and nobody has taken over yet) or
+    free. `owner` and `since_unix_ms` are those of the owner, '' and null when it is free. `epoch`
+    grows with each change of owner. `lag` counts unread messages, null when the server cannot tell
+    and there are more than 1,000; `pending` those handed out and not acknowledged; `delayed` those
+    that wait for their next attempt. `oldest_unix_ms` is when the oldest of the unread and pending
+    ones was written.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    state: str
+    owner: str
+    epoch: int
+    since_unix_ms: int | None
+    lag: int | None
+    pending: int
+    delayed: int
+    oldest_unix_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsView:
+    """All units of the topics looked at; `idle_topics` are those that no group reads."""
+
+    now_unix_ms: int
+    units: list[UnitRow]
+    idle_topics: list[str]
+
+
+def view(
+    link: Link, keys: Keys, topic: str | None = None, group: str | None = None
+) -> PartitionsView:
+    """Look at the units of one topic or all, of one group or all. Raises TopicMissing."""
+    if topic is not None:
+        counts = {topic: topics.partition_count(link, keys, topic)}
+    else:
+        names = registry.registered(link, keys)
+        known = ((name, registry.partition_count(link, keys, name)) for name in names)
+        counts = {name: count for name, count in known if count is not None}
+    units: list[Unit] = []
+    idle = []
+    for each, count in counts.items():
+        found = topics.groups(link, keys, each, range(count))
+        units += [
+            Unit(each, number, name)
+            for name in found
+            if group in (None, name)
+            for number in range(count)
+        ]
+        if not found:
+            idle.append(each)
+    return PartitionsView(server_unix_ms(link), rows(link, keys, units), idle)
+
+
+def rows(link: Link, keys: Keys, units: list[Unit]) -> list[UnitRow]:
+    """Look at each of the units."""
+    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
+    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    measured = measure(link, [statistics.measure_unit(keys, unit) for unit in units])
+    figures = [statistics.unit_figures(reply) for reply in measured]
+    unknown = [u for u, each in zip(units, figures, strict=True) if each and each.lag is None]
+    counted = _counted(link, keys, unknown)
+    return [
+        _row(unit, lease, each, counted.get(unit))
+        for unit, lease, each in zip(units, views, figures, strict=True)
+    ]
+
+
+def _counted(link: Link, keys: Keys, units: list[Unit]) -> dict[Unit, int]:
+    """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`."""
+    found = {}
+    replies = measure(link, [messages.snapshot(keys, unit, COUNT_MAX) for unit in units])
+    for unit, reply in zip(units, replies, strict=True):
+        told = messages.Snapshot.parse(reply)
+        if told is not None and told.unread >= 0 and told.retry_unread >= 0:
+            found[unit] = told.unread + told.retry_unread
+    return found
+
+
+def _row(
+    unit: Unit,
+    lease: leases.LeaseView,
+    figures: statistics.UnitFigures | None,
+    counted: int | None,
+) -> UnitRow:
+    held = bool(lease.token)
+    return UnitRow(
+        topic=unit.topic,
+        partition=unit.partition,
+        group=unit.group,
+        state=("expired" if lease.ttl is None else "owned") if held else "free",
+        owner=lease.owner if held else "",
+        epoch=lease.epoch,
+        since_unix_ms=lease.since_unix_ms if held else None,
+        lag=figures.lag if figures and figures.lag is not None else counted,
+        pending=figures.pending if figures else 0,
+        delayed=figures.delayed if figures else 0,
+        oldest_unix_ms=figures.oldest_unix_ms() if figures else None,
+    )

@@ -1,0 +1,229 @@
+"""Entries that were handed to a worker and are not settled: one list over all partitions."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamqd.admin import topics
+from streamqd.admin.pages import BATCH, Id, ask, read_id
+from streamqd.errors import RedisRefused, Refused
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+SCAN_MAX = 100_000  # entries looked at for one ranking by idle time or deliveries
+PAGE = 500
+ORDERS = ("id", "idle", "deliveries")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """One pending entry.
+
+    `place` is `m:` (the partition's stream) or `r:` (the group's retry stream) and the entry's id.
+    `idle_ms` is the time since it was last handed out, `deliveries` how often Redis has counted
+    that, `crashes` how many processes it has taken down here. `consumer` is `w` for streamqd
+    itself; any other name is a foreign client.
+    """
+
+    partition: int
+    place: str
+    written_unix_ms: int
+    idle_ms: int
+    deliveries: int
+    crashes: int
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PendingView:
+    """A page. `total` counts all pending entries of the group on the topic.
+
+    `cursor` continues behind the last row, '' at the end. `complete` is false when a ranking by
+    idle time or deliveries has looked at the first 100,000 entries only.
+    """
+
+    topic: str
+    group: str
+    total: int
+    rows: list[PendingRow]
+    cursor: str
+    complete: bool
+
+
+class _Source(NamedTuple):
+    partition: int
+    kind: str  # m | r
+    stream: str
+
+
+class _Found(NamedTuple):
+    rank: int  # ascending in the order asked for
+    id: Id
+    partition: int
+    kind: str
+    idle_ms: int
+    deliveries: int
+    consumer: str
+
+    @property
+    def position(self) -> tuple[int, Id, int, str]:
+        return self[:4]
+
+
+def view(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    group: str,
+    *,
+    order: str = "id",
+    limit: int = 50,
+    cursor: str = "",
+) -> PendingView:
+    """Look at one page of the pending entries, in one of `ORDERS`.
+
+    By id (the oldest first) pages fit together exactly. By idle time (the longest first) and by
+    deliveries (the most first) they are a ranking of a moment: entries move between two looks.
+    Raises TopicMissing, Refused.
+    """
+    count = topics.partition_count(link, keys, topic)
+    if group not in topics.groups(link, keys, topic, range(count)):
+        raise Refused(f"no group {group} reads the topic {topic}")
+    sources = [
+        source
+        for number in range(count)
+        for source in (
+            _Source(number, "m", keys.stream(topic, number)),
+            _Source(number, "r", keys.retry_stream(topic, number, group)),
+        )
+    ]
+    totals = ask(link, [("XPENDING", source.stream, group) for source in sources])
+    total = sum(int(reply[0]) for reply in totals if reply)
+    after = _read_cursor(cursor) if cursor else None
+    busy = [s for s, reply in zip(sources, totals, strict=True) if reply and reply[0]]
+    complete = True
+    if order == "id":
+        start = after[1] if after else None
+        readers = [_ordered(link, source, group, start) for source in busy]
+        stream: Iterator[_Found] = heapq.merge(*readers, key=lambda found: found.position)
+        page = _take(stream, after, limit + 1)
+    else:
+        complete = total <= SCAN_MAX
+        scanned = _scan(link, busy, group, order)
+        behind = (found for found in scanned if after is None or found.position > after)
+        page = heapq.nsmallest(limit + 1, behind, key=lambda found: found.position)
+    more = len(page) > limit
+    page = page[:limit]
+    return PendingView(
+        topic=topic,
+        group=group,
+        total=total,
+        rows=_rows(link, keys, topic, group, page),
+        cursor=_write_cursor(page[-1]) if more else "",
+        complete=complete,
+    )
+
+
+def _take(
+    found: Iterator[_Found], after: tuple[int, Id, int, str] | None, count: int
+) -> list[_Found]:
+    page: list[_Found] = []
+    for each in found:
+        if after is None or each.position > after:
+            page.append(each)
+            if len(page) == count:
+                break
+    return page
+
+
+def _ordered(link: Link, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
+    """The pending entries of one stream by id, from `start` on."""
+    lower = "-" if start is None else str(start)
+    while True:
+        page = link.execute("XPENDING", source.stream, group, lower, "+", PAGE)
+        for raw in page:
+            yield _found(source, raw, 0)
+        if len(page) < PAGE:
+            return
+        lower = f"({page[-1][0].decode()}"
+
+
+def _scan(link: Link, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
+    """All pending entries, up to the bound, ranked."""
+    left = SCAN_MAX
+    positions = dict.fromkeys(sources, "-")
+    while positions and left > 0:
+        batch = list(positions.items())[: BATCH // 2]
+        # The server's clock is asked for right before each page: an idle time means an instant
+        # only together with the moment when it was told.
+        commands: list[tuple[object, ...]] = []
+        for source, lower in batch:
+            commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
+        replies = link.pipeline(commands)
+        for at, (source, _) in enumerate(batch):
+            time_reply, page = replies[2 * at : 2 * at + 2]
+            for reply in (time_reply, page):
+                if isinstance(reply, RedisRefused):
+                    raise reply
+            now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
+            for raw in page:
+                rank = now - int(raw[2]) if order == "idle" else -int(raw[3])
+                yield _found(source, raw, rank)
+            left -= len(page)
+            if len(page) < PAGE:
+                del positions[source]
+            else:
+                positions[source] = f"({page[-1][0].decode()}"
+
+
+def _found(source: _Source, raw: list[bytes], rank: int) -> _Found:
+    raw_id, consumer, idle, deliveries = raw
+    return _Found(
+        rank=rank,
+        id=read_id(raw_id),
+        partition=source.partition,
+        kind=source.kind,
+        idle_ms=int(idle),
+        deliveries=int(deliveries),
+        consumer=consumer.decode("utf-8", "replace"),
+    )
+
+
+def _rows(link: Link, keys: Keys, topic: str, group: str, page: list[_Found]) -> list[PendingRow]:
+    places = [f"{found.kind}:{found.id}" for found in page]
+    crashes = ask(
+        link,
+        [
+            ("HGET", keys.attempts(topic, found.partition, group), f"{place}:c")
+            for found, place in zip(page, places, strict=True)
+        ],
+    )
+    return [
+        PendingRow(
+            partition=found.partition,
+            place=place,
+            written_unix_ms=found.id.ms,
+            idle_ms=found.idle_ms,
+            deliveries=found.deliveries,
+            crashes=int(charged or 0),
+            consumer=found.consumer,
+        )
+        for found, place, charged in zip(page, places, crashes, strict=True)
+    ]
+
+
+def _write_cursor(last: _Found) -> str:
+    return f"{last.rank}:{last.id}:{last.partition}:{last.kind}"
+
+
+def _read_cursor(text: str) -> tuple[int, Id, int, str]:
+    try:
+        rank, entry_id, partition, kind = text.split(":")
+        if kind not in ("m", "r"):
+            raise ValueError(kind)
+        return int(rank), read_id(entry_id), int(partition), kind
+    except ValueError:
+        raise Refused(f"{text!r} is not a cursor that `streamqd pending` has printed") from None

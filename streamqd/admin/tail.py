@@ -1,0 +1,94 @@
+"""Watching the messages of a topic pass by, without a group: nothing is taken from anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.admin import topics
+from streamqd.admin.pages import Entry, Id, ask, newest_first, read_fields, read_id
+from streamqd.errors import Refused
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+BLOCK_MS = 1000  # one wait for new messages; the Link's timeout must be longer
+READ_COUNT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One message, a line of `tail --json`. `headers` is null when they cannot be read."""
+
+    topic: str
+    partition: int
+    id: str
+    written_unix_ms: int
+    key: bytes | None
+    headers: dict[str, str] | None
+    payload: bytes
+
+
+class Tail:
+    """Where in a topic one is looking. `last` shows what is there, `follow` what comes then."""
+
+    def __init__(self, link: Link, keys: Keys, topic: str, partition: int | None = None) -> None:
+        """Look at all partitions or one, from now on. Raises TopicMissing, Refused."""
+        count = topics.partition_count(link, keys, topic)
+        if partition is not None and not 0 <= partition < count:
+            raise Refused(
+                f"the topic {topic} has {count} partitions: there is no partition {partition}"
+            )
+        chosen = range(count) if partition is None else [partition]
+        self._link = link
+        self.topic = topic
+        self._streams = {number: keys.stream(topic, number) for number in chosen}
+        infos = ask(link, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
+        # Once and for all: `$` in every read would miss what arrives between two reads.
+        self._positions = {
+            stream: _last_id(info)
+            for stream, info in zip(self._streams.values(), infos, strict=True)
+        }
+
+    def last(self, count: int) -> list[Seen]:
+        """The last `count` messages of all partitions together, the oldest first."""
+        found = list(newest_first(self._link, self._streams, limit=count)) if count else []
+        for entry in found:  # it may be newer than where following would begin
+            stream = self._streams[entry.partition]
+            self._positions[stream] = max(self._positions[stream], entry.id)
+        return [self._seen(entry) for entry in reversed(found)]
+
+    def follow(self) -> Iterator[list[Seen]]:
+        """Yield messages as they are written, for ever; an empty list once a second otherwise."""
+        numbers = {stream.encode(): number for number, stream in self._streams.items()}
+        while True:
+            reply = self._link.execute(
+                *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS"),
+                *self._positions,
+                *map(str, self._positions.values()),
+            )
+            found = [
+                Entry(numbers[name], read_id(raw_id), read_fields(fields))
+                for name, page in reply or ()
+                for raw_id, fields in page
+            ]
+            for entry in found:
+                self._positions[self._streams[entry.partition]] = entry.id
+            yield [self._seen(e) for e in sorted(found, key=lambda e: (e.id, e.partition))]
+
+    def _seen(self, entry: Entry) -> Seen:
+        return Seen(
+            topic=self.topic,
+            partition=entry.partition,
+            id=str(entry.id),
+            written_unix_ms=entry.id.ms,
+            key=entry.fields.get(b"key"),
+            headers=entry.headers,
+            payload=entry.fields.get(b"payload", b""),
+        )
+
+
+def _last_id(info: list[Any] | None) -> Id:
+    if info is None:
+        return Id(0, 0)
+    return read_id(dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"])

@@ -1,0 +1,160 @@
+"""`streamqd check`: everything that must be right before the daemon starts, without starting it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from streamqd import config, embedded, startup
+from streamqd.admin import rights
+from streamqd.cli.arguments import json_option
+from streamqd.cli.output import count, emit
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
+from streamqd.store import topics
+from streamqd.store.client import Link
+
+PATIENCE = 2.0  # seconds that a server may take to load its data
+EXIT_PROBLEMS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `level` is ok, warning, problem or skipped."""
+
+    about: str
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `check` found. `ok` is false when a finding is a problem."""
+
+    ok: bool
+    config: str
+    findings: list[Finding]
+
+
+@click.command(short_help="Check that the daemon could start and work.")
+@json_option
+@pass_session
+def check(session: Session, as_json: bool) -> int:
+    """Check configuration, handlers, Redis and rights; start nothing.
+
+    Ends with exit code 1 when something would keep the daemon from starting or working.
+    """
+    findings = [Finding("config", "ok", _source(session))]
+    prepared = startup.prepare(session.settings)
+    settings = prepared.settings
+    findings += [Finding("config", "warning", text) for text in config.warnings(settings)]
+    findings += [_problem("handlers", text) for text in prepared.problems]
+    if not prepared.problems:
+        names = ", ".join(each.name for each in settings.consumers)
+        findings.append(
+            Finding("handlers", "ok", f"{count(len(settings.consumers), 'consumer')}: {names}")
+        )
+    findings += _state_dir(settings.daemon.state_dir)
+    findings += _redis(session, settings)
+    report = Report(
+        ok=not any(each.level == "problem" for each in findings),
+        config=settings.source,
+        findings=findings,
+    )
+    if as_json:
+        emit(report)
+    else:
+        for each in findings:
+            click.echo(f"{each.level:<8} {each.about}: {each.text}")
+        problems = sum(each.level == "problem" for each in findings)
+        warnings = sum(each.level == "warning" for each in findings)
+        click.echo(f"{count(problems, 'problem')}, {count(warnings, 'warning')}")
+    return 0 if report.ok else EXIT_PROBLEMS
+
+
+def _source(session: Session) -> str:
+    if session.config_path is None:
+        return "no file is named, so the defaults count; name one with --config FILE"
+    return f"{session.settings.source} can be read"
+
+
+def _state_dir(folder: Path) -> list[Finding]:
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if os.access(there, os.W_OK | os.X_OK):
+        return []
+    return [_problem("daemon.state_dir", f"{folder}: this user cannot write to {there}")]
+
+
+def _redis(session: Session, settings: config.Settings) -> list[Finding]:
+    findings = []
+    try:
+        with session.link() as link:
+            link.open()  # at once: patience is for a server that is there and loads its data
+            facts = startup.ask_server(link, PATIENCE)
+            findings.append(
+                Finding("redis", "ok", f"{facts.product} {facts.version} at {link.address}")
+            )
+            problems, warnings = startup.check_server(facts, settings)
+            findings += [_problem("redis", text) for text in problems]
+            findings += [
+                Finding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
+            ]
+            findings += _topics(session, link, settings)
+            findings += _rights(session, link, settings)
+    except RedisUnavailable as error:
+        if session.embedded and not error.sent:
+            findings.append(_embedded())
+        else:
+            findings.append(_problem("redis", str(error)))
+    except RedisRefused as error:
+        findings.append(_problem("redis", str(error)))
+    return findings
+
+
+def _embedded() -> Finding:
+    try:
+        program = embedded.find_server()
+    except ConfigError as error:
+        return _problem("redis", str(error))
+    return Finding(
+        "redis", "skipped", f"no streamqd is running here; it starts its own server, {program}"
+    )
+
+
+def _topics(session: Session, link: Link, settings: config.Settings) -> list[Finding]:
+    findings = []
+    for name, wanted in settings.topics.items():
+        if "partitions" not in wanted.stated:
+            continue
+        found = topics.partition_count(link, session.keys, name)
+        text = f"topics.{name}.partitions is {wanted.partitions}, and {found} are registered"
+        if found is not None and wanted.partitions < found:
+            findings.append(_problem("topics", f"{text}: a topic cannot shrink, write {found}"))
+        elif found is not None and wanted.partitions > found:
+            findings.append(Finding("topics", "warning", f"{text}, which stay"))
+    return findings
+
+
+def _rights(session: Session, link: Link, settings: config.Settings) -> list[Finding]:
+    keys_of: dict[str, list[str]] = {}
+    for lacking in rights.missing(link, session.keys, settings.daemon.fleet):
+        keys_of.setdefault(lacking.command, []).append(lacking.key)
+    if not keys_of:
+        return [Finding("rights", "ok", "the Redis user may run every command that is needed")]
+    return [
+        _problem("rights", f"the Redis user may not run {command}{_some(keys)}")
+        for command, keys in keys_of.items()
+    ]
+
+
+def _some(keys: list[str]) -> str:
+    shown = ", ".join(filter(None, keys[:2]))
+    more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
+    return f" on {shown}{more}" if shown else ""
+
+
+def _problem(about: str, text: str) -> Finding:
+    return Finding(about, "problem", text.removeprefix(f"{about}: "))

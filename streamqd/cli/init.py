@@ -1,0 +1,164 @@
+"""`streamqd init`: the first files of a project."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from streamqd.cli.arguments import json_option
+from streamqd.cli.output import emit
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import Refused
+
+CONFIG = """\
+# streamqd: `streamqd check` says whether this works, `streamqd config schema` what else there is.
+
+[redis]
+# A Redis or Valkey server of our own below state_dir. For another one: "redis://host:6379/0".
+url = "embedded:"
+
+[daemon]
+state_dir = "./var"
+handlers = ["weblog"]          # modules to import; weblog.py lies beside this file
+
+[topics.access]
+partitions = 4                 # as many workers for each consumer; it can grow, never shrink
+
+[[consumers]]                  # what is said here counts before what @handler says
+topic = "access"
+group = "hits"
+max_attempts = 5
+backoff = { kind = "exponential", base = "1s", max = "5m", jitter = "full" }
+timeout = "10s"                # of one run: raises an exception in the handler
+hard_timeout = "20s"           # kills the process
+"""
+
+HANDLER = '''\
+"""Handlers of this project. Each partition has a process of its own that runs them."""
+
+from __future__ import annotations
+
+from streamqd import Dead, Message, handler
+
+
+@handler(topic="access", group="hits")
+def count_hit(msg: Message) -> None:
+    """Handle one line of an access log.
+
+    Returning is success. An exception means: try again later. `Dead` means: never again, keep the
+    message as a dead letter. A message can come twice after a crash; `msg.uid` stays the same.
+    """
+    line = msg.text()
+    if not line.strip():
+        raise Dead("an empty line")
+    print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line}")
+'''
+
+# The unit is systemd/streamqd.service; a project of its own differs between these two rules only.
+RULE, END = "# ---- adapt from here ", "# ---- to here "
+
+HEAD = """\
+# streamqd under systemd. Copy to /etc/systemd/system/, then:
+#   systemctl daemon-reload && systemctl enable --now streamqd
+
+"""
+
+ADAPTED = """\
+ExecStart={command} --config {config}
+# The account, and the directory that it may write. The rest of the system it can read at most.
+User={user}
+WorkingDirectory={directory}
+BindPaths={writable}
+ProtectHome=read-only
+{credential}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """What `init` wrote."""
+
+    directory: str
+    files: list[str]
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@json_option
+@pass_session
+def init(session: Session, directory: Path, as_json: bool) -> None:
+    """Write a configuration, a handler and a systemd unit into DIR.
+
+    Files that exist are never overwritten.
+    """
+    files = {
+        "streamq.toml": CONFIG,
+        "weblog.py": HANDLER,
+        "streamqd.service": _unit(directory.absolute()),
+    }
+    there = [name for name in files if (directory / name).exists()]
+    if there:
+        raise Refused(f"{directory} holds {', '.join(there)} already; nothing was written")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with (directory / name).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise Refused(f"{error.filename} cannot be written: {error.strerror}") from None
+    if as_json:
+        emit(Initialised(str(directory), list(files)))
+        return
+    for name in files:
+        click.echo(f"wrote {directory / name}")
+    target = shlex.quote(str(directory / "streamq.toml"))
+    session.note(f"run it: streamqd --config {target}")
+    session.note(f"send:   echo hello | streamqd --config {target} produce access --from -")
+
+
+def shipped_unit() -> str:
+    """Return the text of systemd/streamqd.service, which is part of the package."""
+    return (resources.files("streamqd.cli") / "units" / "streamqd.service").read_text("utf-8")
+
+
+def _unit(directory: Path) -> str:
+    """Adapt the shipped unit to a project and the account that has made it."""
+    beside = Path(sys.executable).with_name("streamqd")
+    command = _quoted(beside) if beside.exists() else f"{_quoted(Path(sys.executable))} -m streamqd"
+    _, head, text = shipped_unit().partition("[Unit]\n")
+    before, rule, text = text.partition(RULE)
+    theirs, end, after = text.partition(END)
+    [credential] = (line for line in theirs.splitlines() if line.startswith("LoadCredential="))
+    adapted = ADAPTED.format(
+        command=command,
+        # In an argument, unlike in a path, a dollar begins the name of a variable.
+        config=_quoted(directory / "streamq.toml").replace("$", "$$"),
+        user=_user(),
+        directory=str(directory).replace("%", "%%"),
+        writable=_quoted(directory),
+        credential=credential,
+    )
+    rest_of_rule = theirs.partition("\n")[0]
+    return "".join((HEAD, head, before, rule, rest_of_rule, "\n", adapted, end, after))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a process whose user has no name, as in containers
+        return "streamqd"
+
+
+def _quoted(path: Path) -> str:
+    """A path as a unit file wants it: % doubled, what separates words inside quotes."""
+    text = str(path).replace("%", "%%")
+    if any(each in text for each in " \t\"'\\:"):
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return text

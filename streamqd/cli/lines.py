@@ -1,0 +1,109 @@
+"""Reading a file or standard input line by line, gzipped or not, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import click
+
+_GZIP = b"\x1f\x8b"
+_BUFFER_BYTES = 1 << 16
+
+
+class BadInputError(Exception):
+    """What is read cannot be sent. The text is a sentence that names the line."""
+
+
+class Lines:
+    """The lines of a file, or of standard input when the path is `-`."""
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises click.UsageError when that fails."""
+        self.name = "standard input" if path == "-" else path
+        self.number = 0  # of the line read last
+        self._raw = self._open(path)
+        head = self._raw.read(2)
+        whole = io.BufferedReader(_Joined(head, self._raw), _BUFFER_BYTES)
+        self._lines: io.BufferedIOBase = whole
+        if head == _GZIP:
+            self._lines = gzip.GzipFile(fileobj=whole)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the file, None when that cannot be known."""
+        try:
+            found = os.fstat(self._raw.fileno())
+        except (OSError, io.UnsupportedOperation):
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file read so far; about where the lines are."""
+        return self._raw.tell()
+
+    def read(self, max_bytes: int) -> Iterator[bytes]:
+        """Yield lines without their ends, counting them. BadInputError when one is too long."""
+        readline = self._lines.readline
+        while True:
+            try:
+                line = readline(max_bytes + 3)
+            except (OSError, EOFError, zlib.error) as error:
+                behind = f" behind line {self.number}" if self.number else ""
+                raise BadInputError(f"{self.name} cannot be read{behind}: {error}") from error
+            if not line:
+                return
+            self.number += 1
+            if line.endswith(b"\n"):
+                line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+            if len(line) > max_bytes:
+                raise BadInputError(
+                    f"line {self.number} of {self.name} is longer than max_message_bytes"
+                    f" ({max_bytes:,})"
+                )
+            yield line
+
+    def close(self) -> None:
+        """Close the file; standard input stays open."""
+        if self.name != "standard input":
+            self._raw.close()
+
+    def _open(self, path: str) -> BinaryIO:
+        if path == "-":
+            return sys.stdin.buffer
+        try:
+            return cast(BinaryIO, Path(path).open("rb", buffering=0))
+        except OSError as error:
+            raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class _Joined(io.RawIOBase):
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        super().__init__()
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self._head[: len(target)] or _read_some(self._rest, len(target))
+        self._head = self._head[len(target) :]
+        target[: len(data)] = data
+        return len(data)
+
+
+def _read_some(stream: BinaryIO, size: int) -> bytes:
+    # read1 gives what a pipe has now; read would wait until the buffer is full.
+    read = cast(Callable[[int], bytes], getattr(stream, "read1", stream.read))
+    return read(size)

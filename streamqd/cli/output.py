@@ -1,0 +1,115 @@
+"""What people and programs get to see: tables, ages, text that cannot harm a terminal, JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from streamqd.admin import as_json
+from streamqd.errors import Refused
+
+WIDTH = 80  # of a table when no terminal says otherwise
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROLS_OF_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NAMED_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def emit(document: Any) -> None:
+    """Print a result as one JSON document."""
+    click.echo(json_text(document, indent=2))
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """A result as JSON; on one line without `indent`."""
+    ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
+    text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
+    # JSON allows the characters that some terminals take for the begin of a command.
+    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def printable(text: str | bytes | None, *, lines: bool = False) -> str:
+    """Text from a message, safe for a terminal: control characters are escaped.
+
+    With `lines`, line breaks and tabs stay.
+    """
+    if text is None:
+        return ""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    return (_CONTROLS_OF_TEXT if lines else _CONTROLS).sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return _NAMED_CONTROLS.get(found[0], f"\\x{ord(found[0]):02x}")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows under headings: numbers to the right, None as `-`, control characters escaped.
+
+    On a terminal the last column is cut to what fits; elsewhere nothing is cut.
+    """
+    cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
+    numeric = [
+        all(isinstance(row[at], int | float) or row[at] is None for row in rows)
+        for at in range(len(headings))
+    ]
+    widths = [
+        max(len(heading), *(len(row[at]) for row in cells)) if cells else len(heading)
+        for at, heading in enumerate(headings)
+    ]
+    room = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
+    for row in (list(headings), *cells):
+        line = "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        if room is not None and len(line) > room:
+            line = line[: room - 1] + "…"
+        click.echo(line)
+
+
+def _cell(cell: Any) -> str:
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:,.1f}" if isinstance(cell, float) else printable(str(cell))
+
+
+def age(milliseconds: float | None) -> str:
+    """How long something takes or is ago, in two units at most, as `3h12m`."""
+    if milliseconds is None:
+        return "-"
+    seconds = max(0.0, milliseconds / 1000)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    for unit, size, lower, lower_size in (
+        ("d", 86_400, "h", 3_600),
+        ("h", 3_600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
+        if whole >= size:
+            rest = whole % size // lower_size if whole < 100 * size else 0
+            return f"{whole // size}{unit}" + (f"{rest}{lower}" if rest else "")
+    return f"{whole}s"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 dead letter`, `3 dead letters`, `no dead letters`."""
+    shown = "no" if number == 0 else f"{number:,}"
+    return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is done that cannot be undone. Raises Refused unless it may be done."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refused(f"{question} Nobody is there to ask: say --yes to do it")
+    if not click.confirm(question, err=True):
+        raise Refused("nothing was done")

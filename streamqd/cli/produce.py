@@ -1,0 +1,268 @@
+"""`streamqd produce`: messages from the lines of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from streamqd.cli.arguments import Duration, json_option
+from streamqd.cli.lines import BadInputError, Lines
+from streamqd.cli.output import count, emit
+from streamqd.cli.session import Session, pass_session
+from streamqd.config.setting import NAME, NAME_HINT
+from streamqd.errors import RedisUnavailable, Refused, StreamqdError
+from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
+
+EXIT_INPUT = 2
+RATE_SECONDS = 0.1  # the shortest time that a rate is shown for
+Key = Callable[[bytes], bytes | None]
+
+
+@dataclass
+class Produced:
+    """What `produce` did.
+
+    `sent` messages are confirmed; `unknown` ones may or may not have been written, because the
+    connection was lost. `lines` were read, of which `empty` ones were skipped; `without_key` of the
+    sent ones got no key although one was asked for. `error` says why it stopped early, else null.
+    """
+
+    topic: str
+    sent: int = 0
+    unknown: int = 0
+    lines: int = 0
+    empty: int = 0
+    without_key: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--from", "source", metavar="FILE|-", required=True,
+    help="Read lines from here; gzip is recognised; - is standard input.",
+)  # fmt: skip
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["lines", "jsonl"]),
+    default="lines",
+    show_default=True,
+    help="jsonl: every line must be JSON. It is sent as it is.",
+)
+@click.option("--key-regex", metavar="RE", help="Key: the first group, or all, of the match.")
+@click.option("--key-field", metavar="FIELD", help="Key: this field of the object (jsonl).")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Send all to this partition.")
+@click.option("--delay", type=Duration(), metavar="DURATION", help="Deliver this much later.")
+@click.option(
+    "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
+    help="Header of every message; may be repeated.",
+)  # fmt: skip
+@click.option("--no-create", is_flag=True, help="Fail when the topic does not exist.")
+@json_option
+@pass_session
+def produce(
+    session: Session,
+    topic: str,
+    source: str,
+    form: str,
+    key_regex: str | None,
+    key_field: str | None,
+    partition: int | None,
+    delay: float | None,
+    headers: tuple[str, ...],
+    no_create: bool,
+    as_json: bool,
+) -> int:
+    """Send one message for each line.
+
+    Empty lines are skipped. It stops at the first line that cannot be sent, says how many were
+    sent before it and ends with exit code 2.
+    """
+    key = _key(form, key_regex, key_field)
+    shared = _headers(headers)
+    if not NAME.fullmatch(topic):
+        raise Refused(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
+    done = Produced(topic)
+    lines = Lines(source)
+    started = time.monotonic()
+    failure: BaseException | None = None
+    try:
+        with Producer(settings=session.settings, create=not no_create) as producer:
+            max_bytes = session.settings.daemon.max_message_bytes
+            items = _items(lines, form, key, shared, partition, max_bytes, done)
+            chunks = producer.send_chunks(topic, items, delay=delay)
+            _send(session, lines, chunks, done, quiet=as_json)
+    except ChunkUnknown as error:
+        done.unknown = error.unknown
+        done.sent += sum(each is not None for each in error.ids)
+        failure = error
+    except ChunkRefused as error:
+        done.sent += sum(each is not None for each in error.ids)
+        failure = error
+    except RedisUnavailable as error:
+        failure = session.explained(error)
+    except (StreamqdError, BadInputError, KeyboardInterrupt) as error:
+        failure = error
+    finally:
+        lines.close()
+    done.seconds = round(time.monotonic() - started, 3)
+    done.error = _sentence(failure)
+    if as_json:
+        emit(done)
+    elif done.sent or not failure:
+        _summarise(session, done)
+    if isinstance(failure, BadInputError):
+        click.echo(f"Error: {failure}", err=True)
+        return EXIT_INPUT
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _send(
+    session: Session,
+    lines: Lines,
+    chunks: Iterator[list[str]],
+    done: Produced,
+    *,
+    quiet: bool,
+) -> None:
+    """Send chunk after chunk, with a bar on a terminal."""
+    size = lines.size
+    watched = sys.stderr.isatty() and size and not quiet and not session.quiet
+    with contextlib.ExitStack() as stack:
+        bar: Any = None
+        if watched:
+            bar = stack.enter_context(
+                click.progressbar(length=size or 0, label=done.topic, file=sys.stderr)
+            )
+        position = 0
+        for ids in chunks:
+            done.sent += len(ids)
+            if bar is not None:
+                bar.update(lines.position - position)
+                position = lines.position
+
+
+def _items(
+    lines: Lines,
+    form: str,
+    key: Key | None,
+    headers: dict[str, str],
+    partition: int | None,
+    max_bytes: int,
+    done: Produced,
+) -> Iterator[Outgoing]:
+    """The messages to send. BadInputError at the first line that cannot be sent."""
+    check = form == "jsonl" and not isinstance(key, _FieldKey)
+    for line in lines.read(max_bytes):
+        done.lines += 1
+        if not line or (form == "jsonl" and not line.strip()):
+            done.empty += 1
+            continue
+        try:
+            if check:
+                _parsed(line)
+            found = key(line) if key is not None else None
+        except ValueError as error:
+            raise BadInputError(f"line {lines.number} of {lines.name} {error}") from None
+        if key is not None and found is None:
+            done.without_key += 1
+        yield Outgoing(line, found, headers, partition)
+
+
+def _parsed(line: bytes) -> Any:
+    """Parse a line of JSON. ValueError with a clause that goes on after `line 7 of FILE`."""
+    try:
+        return _decode(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("is not JSON that can be read: it is nested too deeply") from None
+
+
+def _not_json(word: str) -> Any:
+    raise json.JSONDecodeError(f"{word} is not a value of JSON", "", 0)
+
+
+_decode = json.JSONDecoder(parse_constant=_not_json).decode
+
+
+class _FieldKey:
+    """Takes the key from a field of the object."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __call__(self, line: bytes) -> bytes | None:
+        found = _parsed(line)
+        value = found.get(self._field) if isinstance(found, dict) else None
+        if isinstance(value, str):
+            return value.encode()
+        if value is None:
+            return None
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _key(form: str, regex: str | None, field: str | None) -> Key | None:
+    if regex is not None and field is not None:
+        raise click.UsageError("--key-regex and --key-field exclude each other")
+    if field is not None:
+        if form != "jsonl":
+            raise click.UsageError("--key-field needs --format jsonl")
+        return _FieldKey(field)
+    if regex is None:
+        return None
+    try:
+        pattern = re.compile(regex.encode())
+    except re.error as error:
+        raise click.UsageError(f"--key-regex {regex!r} is not an expression: {error}") from None
+    group = 1 if pattern.groups else 0
+
+    def of_match(line: bytes) -> bytes | None:
+        found = pattern.search(line)
+        return found[group] if found else None
+
+    return of_match
+
+
+def _headers(given: tuple[str, ...]) -> dict[str, str]:
+    headers = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.UsageError(f"--header {text}: write NAME=VALUE")
+        headers[name] = value
+    return headers
+
+
+def _sentence(failure: BaseException | None) -> str | None:
+    if failure is None:
+        return None
+    return "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure)
+
+
+def _summarise(session: Session, done: Produced) -> None:
+    # A rate of a few milliseconds says nothing.
+    rate = f", {done.sent / done.seconds:,.0f}/s" if done.seconds >= RATE_SECONDS else ""
+    took = f"in {done.seconds:.2f} s{rate}"
+    if not session.quiet:
+        click.echo(f"{count(done.sent, 'message')} sent to {done.topic} {took}")
+    if done.unknown:
+        click.echo(f"{count(done.unknown, 'message')} may or may not have been written", err=True)
+    if done.without_key:
+        session.note(f"{count(done.without_key, 'message')} without a key")
+    if done.empty:
+        session.note(f"{count(done.empty, 'empty line')} skipped")

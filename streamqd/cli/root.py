@@ -1,0 +1,240 @@
+"""The command itself: global options, the daemon as the default verb, errors as sentences."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from streamqd.cli.check import check
+from streamqd.cli.config import config
+from streamqd.cli.dlq import dlq
+from streamqd.cli.init import init
+from streamqd.cli.partitions import partitions
+from streamqd.cli.pending import pending
+from streamqd.cli.pipeline import pipeline
+from streamqd.cli.produce import produce
+from streamqd.cli.session import BESIDE, Session, pass_session
+from streamqd.cli.status import status
+from streamqd.cli.tail import tail
+from streamqd.cli.topic import topic
+from streamqd.errors import (
+    ConfigError,
+    HandlerLoadError,
+    MessageTooLarge,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    StartRefused,
+)
+from streamqd.version import __version__
+
+EXIT_UNEXPECTED = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 3
+EXIT_REDIS = 4
+EXIT_REFUSED = 8
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_PIPE = 128 + signal.SIGPIPE  # as programs end that leave the broken pipe to the system
+
+
+class Root(click.Group):
+    """A group whose commands return their exit code, and whose failures are sentences."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command and end the process with its exit code."""
+        extra["standalone_mode"] = False
+        session = extra.setdefault("obj", Session())
+        code = EXIT_UNEXPECTED
+        try:
+            returned = super().main(*args, **extra)
+            code = returned if isinstance(returned, int) else 0
+        except click.ClickException as error:
+            error.show()
+            _hint(error)
+            code = error.exit_code
+        except click.Abort:
+            code = EXIT_INTERRUPTED
+        except Exception as error:  # noqa: BLE001 - the last place where it can become a sentence
+            code = _told(error, session)
+        sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; end quietly when the reader of its output has gone."""
+        try:
+            returned = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _leave_pipe()
+        return returned
+
+
+def _hint(error: click.ClickException) -> None:
+    """Say where a global option belongs that was given behind the verb."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None or not error.ctx.parent:
+        return
+    name = error.option_name
+    if any(name in each.opts for each in cli.params):
+        verb = error.ctx.info_name
+        click.echo(f"{name} stands before the verb: streamqd {name} … {verb} …", err=True)
+
+
+def _told(error: Exception, session: Session) -> int:
+    """Print what went wrong; return the exit code that belongs to it."""
+    if session.verbose:
+        traceback.print_exception(error)
+    match error:
+        case ConfigError() if len(error.problems) > 1:
+            lines = "".join(f"\n  {problem}" for problem in error.problems)
+            click.echo(
+                f"Error: the configuration has {len(error.problems)} problems:{lines}", err=True
+            )
+            return EXIT_CONFIG
+        case StartRefused():
+            for problem in error.problems:
+                click.echo(f"Error: {problem}", err=True)
+            return error.code
+        case ConfigError() | HandlerLoadError():
+            code = EXIT_CONFIG
+        case RedisUnavailable() | RedisRefused():
+            code = EXIT_REDIS
+        case Refused():
+            code = EXIT_REFUSED
+        case MessageTooLarge():
+            code = EXIT_USAGE
+        case _:
+            hint = "" if session.verbose else " (-v shows where)"
+            click.echo(f"Error: {type(error).__name__}: {error}{hint}", err=True)
+            return EXIT_UNEXPECTED
+    click.echo(f"Error: {error}", err=True)
+    return code
+
+
+def _leave_pipe() -> NoReturn:
+    """End quietly: whoever read our output has seen enough, as `head` has."""
+    # Python flushes standard output once more at its end and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_PIPE)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"streamqd {__version__} (Python {platform.python_version()})")
+        ctx.exit()
+
+
+EPILOG = """
+\b
+Exit codes of verbs: 0 done, 1 problems found, 2 usage, 3 configuration,
+4 Redis, 8 refused or not found. The daemon has some more: see the page
+exit-codes of the documentation.
+\b
+Completion, for bash in ~/.bashrc (zsh and fish: zsh_source, fish_source):
+  eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"
+"""
+
+
+@click.group(
+    cls=Root,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog=EPILOG,
+)
+@click.option(
+    "-c",
+    "--config",
+    "config_path",
+    metavar="FILE",
+    envvar="STREAMQ_CONFIG",
+    type=click.Path(path_type=Path),
+    help="Configuration file. Default: $STREAMQ_CONFIG, else ./streamq.toml if it exists.",
+)
+@click.option(
+    "-l",
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Overrides log.level.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["auto", "text", "json"]), help="Overrides log.format."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log level debug; tracebacks of errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Log level warning; results only.")
+@click.option("--burst", is_flag=True, help="Daemon: end once everything is settled.")
+@click.option(
+    "--only",
+    metavar="TOPIC/GROUP",
+    multiple=True,
+    help="Daemon: run this consumer only; may be repeated.",
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
+    help="Show the version.",
+)  # fmt: skip
+@pass_session
+@click.pass_context
+def cli(
+    ctx: click.Context,
+    session: Session,
+    config_path: Path | None,
+    log_level: str | None,
+    log_format: str | None,
+    verbose: bool,
+    quiet: bool,
+    burst: bool,
+    only: tuple[str, ...],
+) -> int | None:
+    """Run message handlers on Redis Streams.
+
+    `streamqd --config FILE` without a verb runs the daemon.
+    """
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet exclude each other")
+    if config_path is None and BESIDE.is_file():
+        config_path = BESIDE
+    session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
+    level = log_level or ("debug" if verbose else "warning" if quiet else None)
+    session.overrides = {
+        name: value
+        for name, value in (("log.level", level), ("log.format", log_format))
+        if value is not None
+    }
+    if ctx.invoked_subcommand is None:
+        return _run(session, burst, only)
+    if burst or only:
+        option = "--burst" if burst else "--only"
+        raise click.UsageError(f"{option} is for the daemon, which runs when no verb is given")
+    return None
+
+
+def _run(session: Session, burst: bool, only: tuple[str, ...]) -> int:
+    if session.config_path is None:
+        raise click.UsageError(
+            "no configuration: name one with --config FILE, or write a first one with"
+            " `streamqd init DIR`"
+        )
+    for name in only:
+        topic_name, slash, group = name.partition("/")
+        if not (topic_name and slash and group) or "/" in group:
+            raise click.UsageError(f"--only {name}: write TOPIC/GROUP")
+    # Imported here because the other verbs have no use for it and should start fast.
+    from streamqd import startup, supervisor
+
+    try:
+        settings = session.settings
+    except ConfigError as error:
+        raise startup.everything_wrong(error) from None
+    return supervisor.run(settings, load=session.load, burst=burst, only=only)
+
+
+for _verb in (
+    *(check, status, partitions, topic, init, produce),
+    *(tail, pending, dlq, config, pipeline),
+):
+    cli.add_command(_verb)

@@ -1,0 +1,86 @@
+"""What one invocation of the command shares: its configuration and its connection to Redis."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from streamqd import config
+from streamqd.config.endpoint import EMBEDDED
+from streamqd.errors import RedisUnavailable
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+TIMEOUT = 10.0  # seconds that one exchange of a verb with Redis may take
+BESIDE = Path("streamq.toml")  # read when no other is named and it is there
+
+
+@dataclass
+class Session:
+    """Filled in by the global options; what is read from it is read on first use."""
+
+    config_path: Path | None = None
+    overrides: dict[str, str] = field(default_factory=dict)
+    verbose: bool = False
+    quiet: bool = False
+    _settings: config.Settings | None = None
+
+    def load(self) -> config.Settings:
+        """Read the configuration, anew. Raises ConfigError."""
+        return config.load(self.config_path, self.overrides)
+
+    @property
+    def settings(self) -> config.Settings:
+        """The configuration. Raises ConfigError."""
+        if self._settings is None:
+            self._settings = self.load()
+        return self._settings
+
+    @property
+    def keys(self) -> Keys:
+        """The names of the keys in Redis."""
+        return Keys(self.settings.keys.control, self.settings.keys.streams)
+
+    @contextlib.contextmanager
+    def link(self) -> Iterator[Link]:
+        """Lend a connection to Redis. Raises RedisUnavailable with a sentence for people."""
+        link = Link(config.resolved(self.settings).redis, timeout=TIMEOUT, name="streamqd:cli")
+        try:
+            yield link
+        except RedisUnavailable as error:
+            raise self.explained(error) from error
+        finally:
+            link.close()
+
+    def explained(self, error: RedisUnavailable) -> RedisUnavailable:
+        """Say what it means that Redis does not answer."""
+        if error.sent or not self.embedded:
+            return error
+        if self.config_path is None:
+            text = (
+                "no streamqd is running with the default settings; name its configuration with"
+                " --config FILE"
+            )
+        else:
+            text = (
+                f"no streamqd is running with {self.config_path}; start it with `streamqd --config"
+                f" {self.config_path}`"
+            )
+        return RedisUnavailable(text, sent=False)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether Redis is the daemon's own server."""
+        return self.settings.redis.url == EMBEDDED
+
+    def note(self, text: str) -> None:
+        """Say something beside the result, unless told to be quiet."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)

@@ -1,0 +1,221 @@
+"""What no single value shows: relations between settings, and the files that they name."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from streamqd.config.consumers import Consumer
+from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, has_password, url_fault
+from streamqd.config.problems import Path as TomlPath
+from streamqd.config.problems import Problems, shown
+from streamqd.config.schema import Daemon, Http, Keys, Redis, Settings
+from streamqd.config.setting import NAME
+from streamqd.config.values import format_duration
+from streamqd.model import Backoff
+
+
+def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
+    """Add what is wrong with the settings as a whole."""
+    _check_redis(settings.redis, settings.source, problems, environ)
+    _check_daemon(settings.daemon, problems)
+    _check_http(settings.http, problems)
+    _check_keys(settings.keys, problems)
+    check_consumers(settings, problems)
+
+
+def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping[str, str]) -> None:
+    url = ("redis", "url")
+    if problems.ok(url):
+        fault = url_fault(redis.url)
+        if fault:
+            problems.add(url, fault)
+        elif has_password(redis.url):
+            _check_inline_password(redis, source, problems)
+    names = ("username", "password_file", "ca_file", "cert_file", "key_file")
+    stated = [name for name in names if getattr(redis, name) is not None]
+    for name in stated:
+        path = ("redis", name)
+        if redis.url == EMBEDDED:
+            problems.add(path, 'does not go with url = "embedded:": remove it, or name a server')
+        elif name.endswith("_file") and problems.ok(path):
+            _check_file(getattr(redis, name), path, problems, environ)
+        if name in names[2:] and problems.ok(url, path) and not redis.url.startswith("rediss:"):
+            problems.add(path, "is for TLS only: write rediss:// in redis.url, or remove it")
+    if (redis.cert_file is None) != (redis.key_file is None):
+        there, missing = ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
+        problems.add(("redis", there), f"needs redis.{missing} too: state both, or none")
+
+
+def _check_inline_password(redis: Redis, source: str, problems: Problems) -> None:
+    path = ("redis", "url")
+    if redis.password_file is not None:
+        problems.add(path, "holds a password, and password_file names another: remove one")
+    origin = problems.origins.get(path)
+    if origin == "command line":
+        problems.add(path, "everybody can see a password in a command line: use password_file")
+    elif origin is None and (mode := _mode(Path(source))) is not None and mode & 0o077:
+        problems.add(
+            path,
+            f"holds a password, and others may read {source} (mode {mode:04o}):"
+            f" use password_file, or chmod 600 {source}",
+        )
+
+
+def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping[str, str]) -> None:
+    try:
+        with file.open("rb") as opened:
+            found = os.fstat(opened.fileno())
+            empty = not opened.read(1)
+    except OSError as error:
+        problems.add(path, f"{file} cannot be read ({error.strerror}): name a readable file")
+        return
+    if not stat.S_ISREG(found.st_mode):
+        problems.add(path, f"{file} is not a regular file: name one")
+    elif empty:
+        problems.add(path, f"{file} is empty: write the secret into it")
+    elif path[-1] == "password_file" and stat.S_IMODE(found.st_mode) & 0o077:
+        # systemd guards credentials by access lists, which a mode shows as rights of the group.
+        credentials = environ.get("CREDENTIALS_DIRECTORY")
+        if not (credentials and file.is_relative_to(credentials)):
+            problems.add(path, f"others may read {file}: chmod 600 {file}")
+
+
+def _check_daemon(daemon: Daemon, problems: Problems) -> None:
+    path = ("daemon", "instance")
+    if problems.ok(path) and not NAME.fullmatch(daemon.instance):
+        problems.add(
+            path, f"the host name {shown(daemon.instance)} cannot be used: name this instance here"
+        )
+    _check_backoff(daemon.crash_backoff, ("daemon", "crash_backoff"), problems)
+    path = ("daemon", "state_dir")
+    if problems.ok(path) and daemon.state_dir.exists() and not daemon.state_dir.is_dir():
+        problems.add(path, f"{daemon.state_dir} is not a directory: name another path")
+
+
+def _check_backoff(backoff: Backoff, path: TomlPath, problems: Problems) -> None:
+    longest = (*path, "max")
+    if problems.ok(longest, (*path, "base")) and backoff.max < backoff.base:
+        problems.add(
+            longest,
+            f'"{format_duration(backoff.max)}" is shorter than base'
+            f' ("{format_duration(backoff.base)}"): the longest delay is at least the first',
+        )
+
+
+def _check_http(http: Http, problems: Problems) -> None:
+    path = ("http", "bind")
+    if not http.bind or not problems.ok(path):
+        return
+    if http.bind.startswith("unix:"):
+        name = http.bind.removeprefix("unix:")
+        if not name or len(os.fsencode(name)) > SOCKET_BYTES_MAX:
+            problems.add(
+                path,
+                f"{shown(http.bind)} is no path for a socket: write unix: and a path of at most"
+                f" {SOCKET_BYTES_MAX} bytes, which is taken from the directory of this file",
+            )
+        return
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", http.bind)
+    if not found or int(found[2]) > 65_535:
+        problems.add(
+            path,
+            f'{shown(http.bind)} is no address: write "HOST:PORT", "unix:PATH", or "" for none',
+        )
+
+
+def _check_keys(keys: Keys, problems: Problems) -> None:
+    if not problems.ok(("keys", "control"), ("keys", "streams")):
+        return
+    control, streams = f"{keys.control}:", f"{keys.streams}:"
+    if control.startswith(streams) or streams.startswith(control):
+        problems.add(
+            ("keys", "streams"),
+            f"{shown(keys.streams)} and keys.control lie in one another, so that keys could be"
+            " mistaken: choose prefixes of which none begins with the other",
+        )
+
+
+def check_consumers(settings: Settings, problems: Problems) -> None:
+    """Add what is wrong with the consumers, each for itself and among each other."""
+    first: dict[tuple[str, str], int] = {}
+    for index, consumer in enumerate(settings.consumers):
+        path = ("consumers", index)
+        if not problems.ok(path) or not (consumer.topic and consumer.group):
+            continue
+        other = first.setdefault((consumer.topic, consumer.group), index)
+        if other != index:
+            problems.add(
+                path,
+                f"consumers[{other}] reads {consumer.topic} as {consumer.group} already:"
+                " give this one another group, or remove one",
+            )
+        check_consumer(consumer, path, problems)
+        handler = (*path, "handler")
+        declared = settings.daemon.handlers or not problems.ok(("daemon", "handlers"))
+        if not consumer.handler and not declared and problems.ok(handler):
+            problems.add(
+                handler,
+                'is missing: write handler = "module:function", or name the module that declares'
+                " it in daemon.handlers",
+            )
+
+
+def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
+    """Add what is wrong between the settings of one consumer."""
+    _check_backoff(consumer.backoff, (*path, "backoff"), problems)
+    soft, hard = consumer.timeout, consumer.hard_timeout
+    hard_path = (*path, "hard_timeout")
+    if (
+        soft is not None
+        and hard is not None
+        and hard <= soft
+        and problems.ok((*path, "timeout"), hard_path)
+    ):
+        problems.add(
+            hard_path,
+            f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}"):'
+            " leave the handler time to end by itself",
+        )
+    both = sorted(set(consumer.retry_on) & set(consumer.dead_on))
+    if both:
+        problems.add((*path, "dead_on"), f"{both[0]} is in retry_on too: remove it from one")
+
+
+def warnings(settings: Settings) -> list[str]:
+    """What works but probably surprises, each as one sentence with its TOML path."""
+    daemon, found = settings.daemon, []
+    if settings.redis.connect_timeout > daemon.lease_ttl:
+        found.append(
+            "redis.connect_timeout: it is longer than daemon.lease_ttl, so that one slow"
+            " connection can let leases expire"
+        )
+    for consumer in settings.consumers:
+        limit = consumer.hard_timeout or consumer.timeout
+        if limit is not None and limit > daemon.drain_timeout:
+            found.append(
+                f"daemon.drain_timeout: a message of {consumer.name} may run"
+                f" {format_duration(limit)}, longer than a stop waits"
+                f" ({format_duration(daemon.drain_timeout)}), and is then run again"
+            )
+    if _mode_is_public(settings):
+        found.append("http.bind: everybody who reaches this address can read metrics and status")
+    return found
+
+
+def _mode_is_public(settings: Settings) -> bool:
+    address = settings.http.address
+    if not isinstance(address, tuple):
+        return False
+    host = address[0]
+    return not (host == "localhost" or host.startswith("127.") or host == "::1")
+
+
+def _mode(file: Path) -> int | None:
+    try:
+        return stat.S_IMODE(file.stat().st_mode)
+    except OSError:
+        return None

@@ -1,0 +1,158 @@
+"""Where Redis listens: checks of its URL, the embedded server's socket, hidden passwords."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from streamqd.config.schema import Settings
+from streamqd.errors import ConfigError
+
+EMBEDDED = "embedded:"
+SOCKET_BYTES_MAX = 107  # sun_path holds 108 with its terminating zero
+_SOCKET = "redis.sock"
+_POINTER = "redis.sock.path"
+_RUNTIME_DIRECTORIES = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
+_LAST_RESORT = Path("/tmp")  # noqa: S108 - the directory made in it must be ours alone
+_LATER = {"redis+sentinel": "Sentinel", "rediss+sentinel": "Sentinel", "redis+cluster": "Cluster"}
+_LATER["rediss+cluster"] = "Cluster"
+_WRITE = 'write "embedded:", "redis://HOST:PORT/DB", "rediss://HOST:PORT/DB" or "unix:///PATH"'
+
+
+def url_fault(url: str) -> str | None:
+    """What is wrong with the URL, as a clause without any part of it that may be secret."""
+    if url == EMBEDDED:
+        return None
+    scheme, colon, _ = url.partition(":")
+    if scheme in _LATER:
+        return f"{scheme}:// ({_LATER[scheme]}) comes in a later release; use redis:// or rediss://"
+    if not colon or scheme not in ("redis", "rediss", "unix"):
+        return f"this is not a URL of Redis: {_WRITE}"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return f"its host or port cannot be read: {_WRITE}; a password must be percent-encoded"
+    extra = sorted({name for name, _ in parse_qsl(parts.query, True)} - {"db"})
+    if extra or parts.fragment:
+        what = f'the parameter "{extra[0]}"' if extra else "a fragment (#)"
+        return f"{what} is not understood: the only parameter is db, the rest are [redis] settings"
+    if scheme == "unix":
+        return _unix_fault(parts.netloc.rpartition("@")[2], parts.path)
+    if not host or port == 0:
+        return f"it names no host or port 0: {_WRITE}"
+    if not re.fullmatch(r"/?|/[0-9]{1,5}", parts.path):
+        return 'what follows the host must be a database number, as in "redis://host:6379/0"'
+    return None
+
+
+def _unix_fault(host: str, path: str) -> str | None:
+    if host or not path.startswith("/"):
+        return 'a socket is named by its whole path, with three slashes: "unix:///run/redis.sock"'
+    if len(path.encode()) > SOCKET_BYTES_MAX:
+        return (
+            f"the path of the socket has {len(path.encode())} bytes, the system allows"
+            f" {SOCKET_BYTES_MAX}: use a shorter path"
+        )
+    return None
+
+
+def has_password(url: str) -> bool:
+    """Whether the URL itself holds a password."""
+    return masked(url) != url
+
+
+def masked(text: str) -> str:
+    """The text with the password of the URL in it replaced. Also for broken URLs."""
+    text = re.sub(r"([a-zA-Z0-9.+-]+://[^:@/\s]*):[^\s]*@", r"\1:***@", text)
+    return re.sub(r"([?&]password=)[^&\s]*", r"\1***", text)
+
+
+def redis_url(settings: Settings) -> str:
+    """The URL to connect to: `embedded:` becomes the socket of the server in state_dir."""
+    if settings.redis.url != EMBEDDED:
+        return settings.redis.url
+    return f"unix://{quote(str(socket_path(settings)))}"
+
+
+def resolved(settings: Settings) -> Settings:
+    """The settings with `redis.url` being what to connect to."""
+    return dataclasses.replace(
+        settings, redis=dataclasses.replace(settings.redis, url=redis_url(settings))
+    )
+
+
+def socket_path(settings: Settings) -> Path:
+    """Socket of the embedded server: in state_dir, or where its pointer file there says.
+
+    A path that is too long for a socket is replaced by a short one, see `claim_socket_path`.
+    """
+    direct = settings.daemon.state_dir.absolute() / _SOCKET
+    if _fits(direct):
+        return direct
+    try:
+        return Path((settings.daemon.state_dir / _POINTER).read_text().strip())
+    except OSError:
+        return _short_path(settings, _LAST_RESORT)
+
+
+def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path:
+    """Make the socket's directory (mode 0700) and return the socket's path. For its server.
+
+    When state_dir is too deep, the socket lives in a directory of its own under
+    $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR or /tmp, and a file in state_dir says where, because
+    other commands run with another environment. ConfigError when no place can be used.
+    """
+    state_dir = settings.daemon.state_dir.absolute()
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            [f"daemon.state_dir: {state_dir} cannot be made ({error.strerror}): name another"]
+        ) from None
+    direct = state_dir / _SOCKET
+    if _fits(direct):
+        return direct
+    parents = [environ.get(name, "").partition(":")[0] for name in _RUNTIME_DIRECTORIES]
+    for parent in [*parents, str(_LAST_RESORT)]:
+        short = _short_path(settings, Path(parent))
+        if parent and _fits(short) and _private_directory(short.parent):
+            pointer = state_dir / _POINTER
+            pointer.write_text(f"{short}\n")
+            return short
+    problem = (
+        f"daemon.state_dir: the path of a socket in {state_dir} has {len(os.fsencode(direct))}"
+        f" bytes, the system allows {SOCKET_BYTES_MAX}, and no private directory could be made"
+        " under $XDG_RUNTIME_DIR or /tmp instead: use a shorter path"
+    )
+    raise ConfigError([problem])
+
+
+def _short_path(settings: Settings, parent: Path) -> Path:
+    state_dir = os.path.realpath(settings.daemon.state_dir)
+    digest = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:16]
+    return parent / f"streamqd-{digest}" / _SOCKET
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= SOCKET_BYTES_MAX
+
+
+def _private_directory(path: Path) -> bool:
+    """Make the directory, or accept one that is ours alone: nobody can have put a server there."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and not stat.S_IMODE(found.st_mode) & 0o077
+    )

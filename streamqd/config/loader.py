@@ -1,0 +1,203 @@
+"""From a TOML file, the environment and the command line to Settings, or all problems at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tomli
+
+from streamqd.config import problems as wording
+from streamqd.config.checks import check, check_consumer
+from streamqd.config.consumers import Consumer, Topic
+from streamqd.config.overlay import CONFIG_NAME, overlay
+from streamqd.config.problems import Problems
+from streamqd.config.reading import read_settings, read_table, unknown
+from streamqd.config.schema import SECTIONS, Settings
+from streamqd.config.setting import NAME, NAME_HINT
+from streamqd.errors import ConfigError
+
+FILE_BYTES_MAX = 4 << 20
+
+
+def load(
+    path: str | Path | None,
+    overrides: Mapping[str, str] = MappingProxyType({}),
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Settings of the file (or $STREAMQ_CONFIG, or none), the environment and `overrides`.
+
+    `overrides` maps dotted TOML paths, as "daemon.lease_ttl", to texts of the command line. Raises
+    ConfigError with every problem, each one sentence that begins with the TOML path.
+    """
+    file = path or environ.get(CONFIG_NAME) or None
+    source = str(file) if file else "defaults"
+    raw = _read(Path(file)) if file else {}
+    base_dir = Path(file).absolute().parent if file else Path.cwd()
+    problems = Problems()
+    overlay(raw, overrides, environ, problems)
+    settings = _build(raw, base_dir, source, problems)
+    check(settings, problems, environ)
+    try:
+        problems.raise_if_any()
+    except ConfigError as error:
+        error.salvaged = settings
+        raise
+    return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            content = opened.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise ConfigError([f"{file}: there is no such file; name another with --config"]) from None
+    except OSError as error:
+        raise ConfigError([f"{file}: it cannot be read ({error.strerror})"]) from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(
+            [f"{file}: it is larger than {FILE_BYTES_MAX} bytes; is it the right file?"]
+        )
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise ConfigError([f"{file}: everybody may write it, and it names code to run: chmod o-w"])
+    try:
+        return tomli.loads(content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError([f"{file}:{line}: it is not UTF-8 text; save it as UTF-8"]) from None
+    except tomli.TOMLDecodeError as error:
+        place, what = f"{error.lineno}:{error.colno}", error.msg.rstrip(".")
+        raise ConfigError([f"{file}:{place}: this is not TOML: {what}"]) from None
+
+
+def _build(raw: Mapping[str, Any], base_dir: Path, source: str, problems: Problems) -> Settings:
+    known = [*SECTIONS, "topics", "consumers"]
+    for name in raw:
+        if name not in known:
+            problems.add((name,), unknown(name, known))
+    sections: dict[str, Any] = {
+        name: read_table(cls(), raw.get(name, {}), (name,), problems, base_dir)
+        for name, cls in SECTIONS.items()
+    }
+    daemon = sections["daemon"]
+    sections["daemon"] = dataclasses.replace(daemon, state_dir=base_dir / daemon.state_dir)
+    sections["http"] = _with_absolute_socket(sections["http"], base_dir)
+    topics = _topics(raw.get("topics", {}), problems, base_dir)
+    consumers = _consumers(raw.get("consumers", []), problems, base_dir)
+    return Settings(
+        **sections,
+        topics=_with_named_topics(topics, consumers),
+        consumers=consumers,
+        base_dir=base_dir,
+        source=source,
+    )
+
+
+def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
+    if not http.bind.startswith("unix:") or http.bind == "unix:":
+        return http
+    return dataclasses.replace(http, bind=f"unix:{base_dir / http.bind.removeprefix('unix:')}")
+
+
+def _topics(raw: object, problems: Problems, base_dir: Path) -> dict[str, Topic]:
+    if not isinstance(raw, Mapping):
+        problems.add(("topics",), "is not a table: write a table [topics.NAME] for each topic")
+        return {}
+    topics: dict[str, Topic] = {}
+    for name, table in raw.items():
+        path = ("topics", name)
+        if not NAME.fullmatch(name):
+            problems.add(path, f"{wording.shown(name)} cannot be used: {NAME_HINT}")
+        else:
+            topic = read_table(Topic(), table, path, problems, base_dir)
+            stated = frozenset(table) if isinstance(table, Mapping) else frozenset[str]()
+            topics[name] = dataclasses.replace(topic, stated=stated)
+    return topics
+
+
+def _with_named_topics(
+    topics: Mapping[str, Topic], consumers: Sequence[Consumer]
+) -> dict[str, Topic]:
+    """The topics, and those that only a consumer names."""
+    named = {each.topic: Topic() for each in consumers if each.topic not in topics}
+    return {**topics, **named}
+
+
+def _consumers(raw: object, problems: Problems, base_dir: Path) -> tuple[Consumer, ...]:
+    if not isinstance(raw, list):
+        problems.add(("consumers",), "is not a list: write [[consumers]], with two brackets")
+        return ()
+    # An invalid one keeps its place, so that later sentences count as the file does.
+    return tuple(
+        _consumer(table, ("consumers", index), problems, base_dir) or Consumer(topic="", group="")
+        for index, table in enumerate(raw)
+    )
+
+
+def _consumer(
+    raw: object, path: wording.Path, problems: Problems, base_dir: Path
+) -> Consumer | None:
+    given = read_settings(Consumer, raw, path, problems, base_dir)
+    if not isinstance(raw, Mapping):
+        return None
+    for name in ("topic", "group"):
+        if name not in raw:
+            problems.add((*path, name), "is missing: every consumer names its topic and its group")
+    if "topic" not in given or "group" not in given:
+        return None
+    return Consumer(**given, stated=frozenset(given))
+
+
+def declare_consumers(settings: Settings, declared: Sequence[Mapping[str, Any]]) -> Settings:
+    """The settings with what `@handler` declares, under what the file states of the same consumer.
+
+    `declared` holds settings of [[consumers]] by name, as written in code: "30s" or 30. A setting
+    that is None there is not declared. Raises ConfigError with every problem, also for a consumer
+    of the file that has no handler.
+    """
+    problems = Problems()
+    found: dict[tuple[str, str], Consumer] = {}
+    for raw in declared:
+        stated = {name: value for name, value in raw.items() if value is not None}
+        name = f"@handler({raw.get('topic')}/{raw.get('group')})"
+        consumer = _consumer(stated, (name,), problems, settings.base_dir)
+        if consumer is None:
+            continue
+        other = found.setdefault((consumer.topic, consumer.group), consumer)
+        if other.handler != consumer.handler:
+            problems.add(
+                (name,),
+                f"{other.handler} and {consumer.handler} are both declared for it:"
+                " give one of them another group",
+            )
+    consumers = []
+    for index, consumer in enumerate(settings.consumers):
+        merged = _merged(consumer, found.pop((consumer.topic, consumer.group), None))
+        consumers.append(merged)
+        check_consumer(merged, ("consumers", index), problems)
+        if not merged.handler:
+            problems.add(
+                ("consumers", index, "handler"),
+                f"is missing, and no module declares one for {merged.name}: write"
+                ' handler = "module:function", or add the module to daemon.handlers',
+            )
+    for consumer in found.values():
+        check_consumer(consumer, (f"@handler({consumer.name})",), problems)
+    problems.raise_if_any()
+    merged_all = (*consumers, *found.values())
+    return dataclasses.replace(
+        settings, consumers=merged_all, topics=_with_named_topics(settings.topics, merged_all)
+    )
+
+
+def _merged(consumer: Consumer, declared: Consumer | None) -> Consumer:
+    if declared is None:
+        return consumer
+    under = {name: getattr(declared, name) for name in declared.stated - consumer.stated}
+    return dataclasses.replace(consumer, **under)

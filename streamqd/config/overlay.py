@@ -1,0 +1,151 @@
+"""Values from the environment and the command line, laid over the tables of the file.
+
+`STREAMQ_DAEMON__LEASE_TTL=20s` is `daemon.lease_ttl`. Topics of the file can be changed as
+`STREAMQ_TOPICS__ACCESS__PARTITIONS`, where every character that a shell does not allow is `_`.
+Consumers are a list, which only the file (or @handler) states.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tomli
+
+from streamqd.config import problems as wording
+from streamqd.config.consumers import Topic
+from streamqd.config.problems import Problems
+from streamqd.config.schema import SECTIONS
+from streamqd.config.setting import Kind, Setting, settings_of
+
+PREFIX = "STREAMQ_"
+CONFIG_NAME = "STREAMQ_CONFIG"
+
+_ONLY_IN_FILE = "consumers are a list: state them in the file or with @handler"
+
+
+def overlay(
+    raw: dict[str, Any],
+    overrides: Mapping[str, str],
+    environ: Mapping[str, str],
+    problems: Problems,
+) -> None:
+    """Put the environment over the tables of the file, and the command line over that."""
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name != CONFIG_NAME:
+            path = _path_of_variable(name, raw, problems)
+            if path:
+                _put(raw, path, environ[name], name, problems)
+    for key, text in overrides.items():
+        over = _path_of_key(key)
+        if over is None:
+            problems.sentences.append(
+                f"{key}: write a setting as SECTION.NAME, on the command line"
+            )
+        elif over[0] == "consumers":
+            problems.sentences.append(f"{key} (command line): {_ONLY_IN_FILE}")
+        else:
+            _put(raw, over, text, "command line", problems)
+
+
+def _path_of_variable(
+    name: str, raw: Mapping[str, Any], problems: Problems
+) -> tuple[str, ...] | None:
+    parts = name.removeprefix(PREFIX).lower().split("__")
+    if parts[0] == "consumers":
+        problems.sentences.append(f"{name}: {_ONLY_IN_FILE}")
+        return None
+    if parts[0] == "topics" and len(parts) > 2:
+        topics = raw.get("topics", {})
+        for topic in topics if isinstance(topics, Mapping) else ():
+            if variable_part(topic).lower() == parts[1]:
+                path = ("topics", topic, *parts[2:])
+                if setting_at(path):
+                    return path
+        problems.sentences.append(
+            f"{name}: it is no setting of a topic in the file; state the topic there, or unset this"
+        )
+        return None
+    if setting_at(tuple(parts)):
+        return tuple(parts)
+    meant = wording.nearest(name.lower(), [each.lower() for each in variables()])
+    hint = f"did you mean {meant.upper()}?" if meant else "names are STREAMQ_SECTION__SETTING"
+    problems.sentences.append(f"{name}: there is no such setting; {hint}")
+    return None
+
+
+def variables() -> dict[str, tuple[str, str]]:
+    """Names of the environment variables of all settings outside topics and consumers."""
+    return {
+        f"{PREFIX}{section.upper()}__{name.upper()}": (section, name)
+        for section, cls in SECTIONS.items()
+        for name in settings_of(cls)
+    }
+
+
+def variable_part(name: str) -> str:
+    """How a topic's name is written in the name of a variable."""
+    return re.sub(r"[^A-Za-z0-9]", "_", name).upper()
+
+
+def setting_at(path: tuple[str, ...]) -> Setting | None:
+    """The setting at a TOML path, without those of consumers."""
+    if path[0] == "topics":
+        section: type | None = Topic if len(path) > 2 else None
+        names = path[2:]
+    else:
+        section = SECTIONS.get(path[0])
+        names = path[1:]
+    setting = None
+    for name in names:
+        setting = settings_of(section).get(name) if section else None
+        if setting is None:
+            return None
+        section = setting.table
+    return setting
+
+
+def _path_of_key(key: str) -> tuple[str, ...] | None:
+    """The parts of a dotted TOML key, which may hold quoted parts."""
+    try:
+        table: Any = tomli.loads(f"{key} = 0") if "\n" not in key else 0
+    except tomli.TOMLDecodeError:
+        return None
+    parts: list[str] = []
+    while isinstance(table, dict):
+        if len(table) != 1:
+            return None
+        ((part, table),) = table.items()
+        parts.append(part)
+    return tuple(parts) if len(parts) > 1 else None
+
+
+def _put(
+    raw: dict[str, Any], path: tuple[str, ...], text: str, origin: str, problems: Problems
+) -> None:
+    table = raw
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            return  # the file has no table here, which is reported when it is read
+    setting = setting_at(path)
+    table[path[-1]] = meant_by(text, setting.kind if setting else Kind.TEXT)
+    problems.origins[path] = origin
+
+
+def meant_by(text: object, kind: Kind) -> Any:
+    """The value of a text from outside the file: TOML where that can be, else the text itself."""
+    if not isinstance(text, str):
+        return text
+    bare = text.strip()
+    quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'"
+    if kind in (Kind.TEXT, Kind.PATH) and not quoted:
+        return text  # an instance may be named 42, a password hold any character
+    if kind is Kind.TEXTS and not bare.startswith("["):
+        return [part.strip() for part in bare.split(",") if part.strip()]
+    try:
+        document = tomli.loads(f"value = {bare}")
+    except tomli.TOMLDecodeError:
+        return text
+    return document["value"] if set(document) == {"value"} else text

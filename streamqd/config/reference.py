@@ -1,0 +1,219 @@
+"""The settings described for people and editors: reference file, JSON schema, effective values."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from streamqd.config.consumers import Consumer, Topic
+from streamqd.config.endpoint import masked
+from streamqd.config.reading import bounds, written
+from streamqd.config.schema import SECTIONS, Settings
+from streamqd.config.setting import NAME, Kind, Setting, settings_of
+from streamqd.config.values import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    format_duration,
+    format_size,
+)
+
+_COLUMNS = 100
+_HEAD = """\
+streamq.toml: every setting of streamqd with its default. Generated from the code. A file of your
+own needs only what differs.
+
+A line that begins with # and a space explains. A line that begins with # alone is a setting at
+its default: remove the # to change it.
+
+Durations are seconds, or texts such as "1m30s" or "500ms"; sizes are bytes, or texts such as
+"64MiB" (of 1024) or "4MB" (of 1000); "none" switches an optional one off.
+
+The command line overrides the environment, which overrides the file: the variable
+STREAMQ_DAEMON__LEASE_TTL is daemon.lease_ttl. An unknown name is an error."""
+_TOPIC, _GROUP = "access", "hits"
+
+
+def reference_toml() -> str:
+    """Text of etc/streamq.toml. As it stands it states nothing, and loads as the defaults."""
+    lines = [*_comment(_HEAD)]
+    for name, section in SECTIONS.items():
+        lines += ["", "", *_comment(_doc_of(section)), f"[{name}]"]
+        lines += _settings_lines(section())
+    lines += ["", "", *_comment(_doc_of(Topic)), f"#[topics.{_TOPIC}]"]
+    lines += _settings_lines(Topic())
+    lines += ["", "", *_comment(_doc_of(Consumer)), "#[[consumers]]"]
+    lines += _settings_lines(Consumer(topic=_TOPIC, group=_GROUP))
+    return "\n".join(lines) + "\n"
+
+
+def _settings_lines(section: Any) -> list[str]:
+    lines: list[str] = []
+    for name, setting in settings_of(type(section)).items():
+        value = getattr(section, name)
+        lines += ["", *_comment(_described(setting)), f"#{name} = {_toml(setting, value)}"]
+    return lines
+
+
+def _described(setting: Setting) -> str:
+    """The meaning of a setting and what may be written; a table names its keys in turn."""
+    lines = [setting.doc + _allowed(setting)]
+    if setting.table is not None:
+        for name, inner in settings_of(setting.table).items():
+            lines.append(f"  {name}: {inner.doc}{_allowed(inner)}")
+    return "\n".join(lines)
+
+
+def _allowed(setting: Setting) -> str:
+    if setting.choices:
+        return " One of " + ", ".join(f'"{each}"' for each in setting.choices) + "."
+    if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER):
+        low, high = bounds(setting)
+        least = f" from {written(setting, low)}" if low else ""
+        upto = " to" if low else " up to"
+        most = f"{upto} {written(setting, high)}" if setting.max is not None else ""
+        return f" {setting.kind.value.capitalize()}{least}{most}."
+    return " Required." if setting.required else ""
+
+
+def _doc_of(section: type) -> str:
+    return (section.__doc__ or "").strip()
+
+
+def _comment(text: str) -> list[str]:
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        indent = " " * (len(paragraph) - len(paragraph.lstrip()))
+        wrapped = textwrap.wrap(
+            paragraph.strip(),
+            _COLUMNS - 2 - len(indent),
+            subsequent_indent="  " if indent else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += [f"# {indent}{line}" for line in wrapped] or ["#"]
+    return lines
+
+
+def plain(setting: Setting, value: Any) -> Any:
+    """A value as a TOML or JSON document holds it."""
+    if value is None:
+        return "" if setting.kind in (Kind.TEXT, Kind.PATH) else "none"
+    match setting.kind:
+        case Kind.DURATION:
+            return format_duration(value)
+        case Kind.SIZE:
+            return format_size(value)
+        case Kind.PATH:
+            return str(value) if Path(value).is_absolute() else f"./{value}"
+        case Kind.TEXTS:
+            return list(value)
+        case Kind.TABLE:
+            return _plain_table(value)
+        case _:
+            return masked(value) if setting.secret else value
+
+
+def _plain_table(section: Any) -> dict[str, Any]:
+    return {
+        name: plain(setting, getattr(section, name))
+        for name, setting in settings_of(type(section)).items()
+    }
+
+
+def _toml(setting: Setting, value: Any) -> str:
+    if setting.table is not None:
+        inner = settings_of(setting.table)
+        pairs = ", ".join(f"{key} = {_toml(inner[key], getattr(value, key))}" for key in inner)
+        return f"{{ {pairs} }}"
+    if setting.empty_is_default:  # the name of this host is not everybody's default
+        return '""'
+    return json.dumps(plain(setting, value), ensure_ascii=False)
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    """The effective settings for `config show`, as TOML has them, without passwords."""
+    document: dict[str, Any] = {name: _plain_table(getattr(settings, name)) for name in SECTIONS}
+    document["topics"] = {name: _plain_table(each) for name, each in settings.topics.items()}
+    document["consumers"] = [_plain_table(each) for each in settings.consumers]
+    return document
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema (2020-12) of the file, for editors that complete and check TOML."""
+    properties = {name: _table_schema(cls(), _doc_of(cls)) for name, cls in SECTIONS.items()}
+    properties["topics"] = {
+        "type": "object",
+        "description": _doc_of(Topic),
+        "propertyNames": {"pattern": f"^{NAME.pattern}$"},
+        "additionalProperties": _table_schema(Topic(), _doc_of(Topic)),
+    }
+    consumer = _table_schema(Consumer(topic="", group=""), _doc_of(Consumer))
+    properties["consumers"] = {
+        "type": "array",
+        "description": _doc_of(Consumer),
+        "items": {**consumer, "required": ["topic", "group"]},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "streamq.toml",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+def _table_schema(section: Any, doc: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": doc,
+        "additionalProperties": False,
+        "properties": {
+            name: _value_schema(setting, getattr(section, name))
+            for name, setting in settings_of(type(section)).items()
+        },
+    }
+
+
+def _value_schema(setting: Setting, default: Any) -> dict[str, Any]:
+    if is_dataclass(default):
+        return _table_schema(default, setting.doc)
+    schema: dict[str, Any] = {"description": setting.doc}
+    low, high = bounds(setting)
+    limits = {"minimum": low, "maximum": high}
+    match setting.kind:
+        case Kind.INTEGER:
+            form: dict[str, Any] = {"type": "integer", **limits}
+        case Kind.DURATION:
+            form = {
+                "anyOf": [
+                    {"type": "number", **limits},
+                    {"type": "string", "pattern": DURATION_PATTERN},
+                ]
+            }
+        case Kind.SIZE:
+            form = {
+                "anyOf": [
+                    {"type": "integer", **limits},
+                    {"type": "string", "pattern": SIZE_PATTERN},
+                ]
+            }
+        case Kind.BOOLEAN:
+            form = {"type": "boolean"}
+        case Kind.TEXTS:
+            pattern = setting.pattern.pattern if setting.pattern else ""
+            form = {"type": "array", "items": {"type": "string", "pattern": f"^(?:{pattern})$"}}
+        case _ if setting.choices:
+            form = {"enum": list(setting.choices)}
+        case _ if setting.pattern:
+            empty = "|" if setting.empty_is_default else ""
+            form = {"type": "string", "pattern": f"^(?:{setting.pattern.pattern}{empty})$"}
+        case _:
+            form = {"type": "string"}
+    if setting.optional and setting.kind not in (Kind.TEXT, Kind.PATH):
+        form = {"anyOf": [*form.pop("anyOf", [form] if form else []), {"const": "none"}]}
+    if not (setting.required or setting.empty_is_default):
+        schema["default"] = plain(setting, default)
+    return schema | form

@@ -1,0 +1,119 @@
+"""Durations and sizes as people write them: read, and written back.
+
+`parse_*` raise ValueError with a clause that completes the sentence "<value> ...", so that the
+loader can put the TOML path and the value in front of it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+DURATION_HINT = 'write a number of seconds, or a text such as "30s", "1m30s", "500ms" or "24h"'
+SIZE_HINT = 'write a whole number of bytes, or a text such as "64MiB", "4MB" or "512KiB"'
+
+# Longest unit first: a text lists its units in this order, each at most once.
+_DURATION_UNITS: dict[str, Decimal] = {
+    "w": Decimal(604_800),
+    "d": Decimal(86_400),
+    "h": Decimal(3_600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}
+_SIZE_UNITS: dict[str, int] = {
+    "TiB": 1 << 40,
+    "GiB": 1 << 30,
+    "MiB": 1 << 20,
+    "KiB": 1 << 10,
+    "TB": 10**12,
+    "GB": 10**9,
+    "MB": 10**6,
+    "KB": 10**3,
+    "kB": 10**3,
+    "B": 1,
+}
+
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+# Also what the JSON schema tells editors; it does not check the order of the units.
+DURATION_PATTERN = rf"^\s*(?:{_NUMBER}|(?:{_NUMBER}\s*(?:ms|[wdhms])\s*)+)\s*$"
+SIZE_PATTERN = rf"^\s*{_NUMBER}\s*(?:[TGMK]iB|[TGMKk]?B)?\s*$"
+_DURATION = re.compile(DURATION_PATTERN)
+_DURATION_PART = re.compile(rf"({_NUMBER})\s*(ms|[wdhms])")
+_SIZE = re.compile(SIZE_PATTERN)
+
+
+def parse_duration(value: object) -> float:
+    """Seconds meant by a TOML number, a text such as "1m30s", or a timedelta given in code."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, str):
+        return _duration_of_text(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"is not a duration: {DURATION_HINT}")
+    if not 0 <= value <= 1e15:  # also refuses what is no number
+        raise ValueError(f"is not a possible duration: {DURATION_HINT}")
+    return float(value)
+
+
+def _duration_of_text(text: str) -> float:
+    if not _DURATION.match(text):
+        raise ValueError(f"is not a duration: {DURATION_HINT}")
+    parts = _DURATION_PART.findall(text)
+    if not parts:
+        return float(Decimal(text.strip()))
+    order = list(_DURATION_UNITS)
+    places = [order.index(unit) for _, unit in parts]
+    if places != sorted(set(places)):
+        raise ValueError('names its units out of order or twice: write them as in "1h30m15s"')
+    return float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
+
+
+def format_duration(seconds: float) -> str:
+    """Shortest text that `parse_duration` reads back as exactly `seconds`."""
+    rest = Decimal(repr(seconds))
+    if rest == 0:
+        return "0s"
+    text = ""
+    for unit in ("d", "h", "m"):
+        count, rest = divmod(rest, _DURATION_UNITS[unit])
+        if count:
+            text += f"{int(count)}{unit}"
+    if rest and not text and rest < 1:
+        return f"{_plain(rest * 1000)}ms"
+    return text + (f"{_plain(rest)}s" if rest else "")
+
+
+def parse_size(value: object) -> int:
+    """Bytes meant by a TOML integer or a text such as "64MiB" (1024) or "4MB" (1000)."""
+    if isinstance(value, str):
+        if not _SIZE.match(value):
+            raise ValueError(f"is not a size: {SIZE_HINT}")
+        number, unit = _split_unit(value.strip())
+        size = Decimal(number) * _SIZE_UNITS[unit]
+        if size != int(size):
+            raise ValueError(f"is not a whole number of bytes: {SIZE_HINT}")
+        return int(size)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"is not a size: {SIZE_HINT}")
+    return value
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    for unit in _SIZE_UNITS:
+        if text.endswith(unit):
+            return text.removesuffix(unit).strip(), unit
+    return text, "B"
+
+
+def format_size(size: int) -> str:
+    """Shortest text with a binary unit that `parse_size` reads back as exactly `size`."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size and size % _SIZE_UNITS[unit] == 0:
+            return f"{size // _SIZE_UNITS[unit]}{unit}"
+    return f"{size}B"
+
+
+def _plain(number: Decimal) -> str:
+    return format(number.normalize(), "f")

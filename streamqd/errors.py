@@ -1,0 +1,85 @@
+"""The error tree.
+
+The docstring of an error says what happened and what to do; the message of an instance says it
+with the particulars. Nothing here imports the rest of the package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StreamqdError(Exception):
+    """Root of everything that streamqd raises on purpose."""
+
+
+class ConfigError(StreamqdError):
+    """The configuration cannot be used. Carries every problem found, not only the first.
+
+    `salvaged` holds what could be read of it, with defaults for the rest, when it was a file.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+        self.salvaged: Any = None
+
+
+class HandlerLoadError(StreamqdError):
+    """A handler module cannot be imported or does not hold what the configuration names."""
+
+
+class RedisUnavailable(StreamqdError):
+    """Redis did not answer. Wait and try again.
+
+    `sent` tells what is known of the command: False means that it never left this process (nothing
+    happened), True means that it may have been executed (the outcome is unknown).
+    """
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class UnknownOutcome(RedisUnavailable):
+    """The message may or may not have been written. With a `dedup_id` sending again is safe."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=True)
+
+
+class RedisRefused(StreamqdError):
+    """Redis answered with an error; nothing was done. `code` is its first word, as `OOM`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ContractError(StreamqdError):
+    """A script answered what its contract does not allow: a bug in streamqd, please report it."""
+
+
+class Refused(StreamqdError):
+    """What was asked for does not exist or is not allowed in the present state."""
+
+
+class TopicMissing(Refused):
+    """The topic is not registered. Create it with `streamqd topic create`."""
+
+
+class MessageTooLarge(StreamqdError):
+    """The message exceeds `max_message_bytes`. Store the body elsewhere, send a reference."""
+
+
+class BacklogFull(StreamqdError):
+    """The partition's backlog is at its limit; consume first, or send later."""
+
+
+class StartRefused(StreamqdError):
+    """The daemon cannot start. `code` is the exit code, `problems` one sentence each."""
+
+    def __init__(self, code: int, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.code = code
+        self.problems = problems

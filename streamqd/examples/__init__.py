@@ -1,0 +1,1 @@
+"""Examples that ship with streamqd. They use the public API only."""

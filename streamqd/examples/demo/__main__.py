@@ -1,0 +1,138 @@
+"""Runs the demonstration: `python -m streamqd.examples.demo [--serve] [--dir DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from streamqd.examples.demo import summary
+from streamqd.examples.demo.board import Board, Row, number
+from streamqd.examples.demo.stage import Daemon, Failed, Folder
+from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, Tally
+
+CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in their order
+LOOK_SECONDS = 0.05
+SETTLE_SECONDS = 0.3  # Redis is asked once the handlers' counts stand still this long
+STALL_SECONDS = 60.0
+
+
+def run(folder: Folder, *, serve: bool) -> int:
+    """Show everything, in order; return the exit code."""
+    lines = folder.prepare()
+    units = len(GROUPS) * len(PARTITIONS)
+    print(f"Starting the daemon ({folder.config}): its own server, and {units} workers,")
+    print(f"one for each of {len(PARTITIONS)} partitions and 2 groups ({', '.join(GROUPS)}).")
+    with Daemon(folder) as daemon:
+        daemon.wait_ready()
+        print(f"Feeding it {number(lines)} real lines of a web server's log, keyed by client.\n")
+        tally = Tally(folder, lines)
+        good = summary.tell(tally, *_feed_and_watch(tally, daemon))
+        summary.where_to_look(folder, tally, serving=serve)
+        if serve:
+            print("\nThe daemon stays. Ctrl-C drains it.", flush=True)
+            code = _wait_for_the_end(daemon)
+            print(f"\nThe daemon has ended (exit code {code}); {folder.log} says how.")
+            return 0 if code == 0 and good else 1
+        code = daemon.drain()
+        print(f"\nThe daemon was asked to end, and drained (exit code {code}).")
+    if code == 0:
+        with Daemon(folder, "--burst") as again:
+            code = again.process.wait(STALL_SECONDS)
+        print(f"Started again with --burst, it found everything settled (exit code {code}).")
+    return 0 if good and code == 0 else 1
+
+
+def _feed_and_watch(tally: Tally, daemon: Daemon) -> tuple[float, float]:
+    """Produce all lines and look on until both groups have settled every one.
+
+    Returns the seconds that the feed took, and those until the last message was handled.
+    """
+    source = ("--from", str(tally.folder.lines), "--key-regex", CLIENT_ADDRESS)
+    began = last_change = time.monotonic()
+    produce = subprocess.Popen(
+        tally.folder.streamqd("produce", TOPIC, *source),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    board = Board()
+    fed = 0.0
+    handled = 0
+    try:
+        while True:
+            daemon.check()
+            now = time.monotonic()
+            if not fed and produce.poll() is not None:
+                fed = now - began
+                if produce.returncode != 0:
+                    raise Failed(f"streamqd produce failed: {produce.communicate()[1].strip()}")
+            before, handled = handled, tally.look()
+            board.show(_rows(tally), now - began)
+            if handled != before:
+                last_change = now
+            elif now - last_change > STALL_SECONDS:
+                raise Failed(f"nothing has moved for {STALL_SECONDS:g} s; see {tally.folder.log}")
+            elif fed and now - last_change > SETTLE_SECONDS and tally.is_settled():
+                break
+            time.sleep(LOOK_SECONDS)
+    finally:
+        if produce.poll() is None:
+            produce.terminate()
+        produce.communicate()
+    tally.look()
+    tally.ask_redis()
+    handled_after = last_change - began
+    board.show(_rows(tally), handled_after, last=True)
+    return fed, handled_after
+
+
+def _rows(tally: Tally) -> list[Row]:
+    rows = []
+    for group in GROUPS:
+        parts = " / ".join(number(tally.handled[group, each]) for each in PARTITIONS)
+        dead = tally.of_group(tally.dead, group)
+        remark = f"handled, {dead} dead" if dead else "handled"
+        remark += f" (by partition {parts})"
+        rows.append((group, tally.of_group(tally.handled, group), tally.lines, remark))
+    return rows
+
+
+def _wait_for_the_end(daemon: Daemon) -> int:
+    """Pass every Ctrl-C on; return the daemon's exit code."""
+    while True:
+        try:
+            return daemon.process.wait()
+        except KeyboardInterrupt:
+            daemon.process.send_signal(signal.SIGINT)
+
+
+def main() -> int:
+    """Read the command line and run the demonstration."""
+    parser = argparse.ArgumentParser(
+        prog="python -m streamqd.examples.demo",
+        description="The web-log example from start to end, with a real daemon on real input.",
+    )
+    parser.add_argument("--serve", action="store_true", help="stay until Ctrl-C")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("var/demo"), help="folder of this run (var/demo)"
+    )
+    options = parser.parse_args()
+    # Ended from outside, the daemon is drained on the way out.
+    for number_ in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number_, lambda signum, _frame: sys.exit(128 + signum))
+    try:
+        return run(Folder(options.dir), serve=options.serve)
+    except Failed as failure:
+        print(f"\nIt did not work: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted; the daemon has been stopped.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The folder of one demonstration, the daemon that runs in it, and the command line beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+MARKER = "made-by-streamqd-demo"  # only a folder that holds it is ever removed
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
+
+
+class Failed(Exception):  # noqa: N818 - ends the demonstration with a sentence
+    """What went wrong, for a person."""
+
+
+class Folder:
+    """Everything of one run: configuration, input, log, and the daemon's state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "weblog.toml"
+        self.lines = path / "access.log"
+        self.log = path / "daemon.log"
+        self.port = 9464
+
+    def prepare(self) -> int:
+        """Make the folder anew; return how many lines of input it holds."""
+        if self.path.exists():
+            if any(self.path.iterdir()) and not (self.path / MARKER).exists():
+                raise Failed(f"{self.path} holds something else; name another folder with --dir")
+            self._refuse_when_in_use()
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True)
+        (self.path / MARKER).touch()
+        shipped = resources.files("streamqd.examples")
+        self.port = _free_port(self.port)
+        text = (shipped / "weblog.toml").read_text("utf-8")
+        self.config.write_text(text.replace("127.0.0.1:9464", f"127.0.0.1:{self.port}"))
+        raw = gzip.decompress((shipped / "data" / "apache_access.log.gz").read_bytes())
+        self.lines.write_bytes(raw)
+        return raw.count(b"\n")
+
+    def _refuse_when_in_use(self) -> None:
+        for path in self.path.glob("*.lock"):
+            with path.open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pid = lock.read().strip()
+                    raise Failed(
+                        f"a daemon (process {pid}) still runs in {self.path}; end it first"
+                    ) from None
+
+    def database(self, group: str, partition: int) -> Path:
+        """Where the handlers of weblog.py count."""
+        return self.path / "weblog" / f"{group}-{partition}.db"
+
+    def streamqd(self, *arguments: str) -> list[str]:
+        """The command line of streamqd with this run's configuration."""
+        return [sys.executable, "-m", "streamqd", "--config", str(self.config), *arguments]
+
+    def ask(self, *arguments: str) -> Any:
+        """Run a verb and return what it prints as JSON."""
+        done = subprocess.run(
+            self.streamqd(*arguments, "--json"), capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise Failed(f"streamqd {shlex.join(arguments)} failed: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    return wanted
+
+
+class Daemon:
+    """The real daemon, as a process in a session of its own: a Ctrl-C reaches it through us."""
+
+    def __init__(self, folder: Folder, *options: str) -> None:
+        self._folder = folder
+        self._output: IO[bytes] = folder.log.open("ab")
+        self.process = subprocess.Popen(
+            folder.streamqd(*options),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "STREAMQ_LOG__FORMAT": "json"},
+        )
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        # A second Ctrl-C, or an end that takes too long: kill. Its workers die with it.
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            self.drain()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+    def wait_ready(self) -> None:
+        """Wait until its log says `ready`."""
+        deadline = time.monotonic() + START_SECONDS
+        while "ready" not in self._events():
+            self.check()
+            if time.monotonic() > deadline:
+                raise Failed(f"the daemon was not ready after {START_SECONDS:g} s{self._tail()}")
+            time.sleep(0.05)
+
+    def check(self) -> None:
+        """Raise when it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise Failed(f"the daemon ended with code {code}{self._tail()}")
+
+    def drain(self) -> int:
+        """Ask it to end, once, and wait; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_SECONDS)
+
+    def _events(self) -> list[str]:
+        found = []
+        for line in self._folder.log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, AttributeError):
+                found.append(str(json.loads(line).get("event")))
+        return found
+
+    def _tail(self) -> str:
+        lines = self._folder.log.read_text(errors="replace").splitlines()[-12:]
+        return "".join(f"\n    {line}" for line in lines)

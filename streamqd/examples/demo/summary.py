@@ -1,0 +1,87 @@
+"""The end of the demonstration: what happened, for a person, and where to look next."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from pathlib import Path
+
+from streamqd.examples.demo.board import number, shorten, table
+from streamqd.examples.demo.stage import Folder
+from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, Tally
+
+LETTERS_SHOWN = 4
+
+
+def tell(tally: Tally, fed_seconds: float, all_seconds: float) -> bool:
+    """Print what happened; return whether all figures agree."""
+    runs = tally.handled.total() + tally.dead.total()
+    _head("What happened")
+    print(
+        f"  {number(tally.lines)} lines were sent into {len(PARTITIONS)} partitions in"
+        f" {fed_seconds:.1f} s.\n"
+        f"  Both groups had handled all of them {all_seconds:.1f} s after the start of the feed:\n"
+        f"  {number(runs / all_seconds)} handler runs a second, each with its own transaction.\n"
+    )
+    groups = [
+        (group, tally.of_group(tally.handled, group), tally.of_group(tally.dead, group))
+        for group in GROUPS
+    ]
+    print(table(("group", "handled", "dead"), groups), end="\n\n")
+    partitions = [
+        (str(each), tally.added[each], *(tally.handled[group, each] for group in GROUPS))
+        for each in PARTITIONS
+    ]
+    print(table(("partition", "produced", *(f"{group} handled" for group in GROUPS)), partitions))
+
+    _head("Most requested (group hits)")
+    hits = [(count, str(status), shorten(path, 62)) for path, status, count in tally.top("hits")]
+    print(table(("hits", "status", "path"), hits[:10]))
+    _head("Most frequent agents (group agents)")
+    agents = [(count, shorten(agent, 68)) for agent, count in tally.top("agents")]
+    print(table(("hits", "agent"), agents[:5]))
+    _tell_letters(tally)
+    return _tell_checks(tally.checks())
+
+
+def _tell_letters(tally: Tally) -> None:
+    _head("Dead letters")
+    for letter in tally.letters[:LETTERS_SHOWN]:
+        why = letter["error_message"] or letter["reason"]
+        print(f"  {letter['id']}  group {letter['group']}: {why}")
+    for payload in dict.fromkeys(letter["payload"] for letter in tally.letters[:LETTERS_SHOWN]):
+        print(f"\n  The line, cut off at its end:\n    {payload}")
+
+
+def _tell_checks(judged: list[tuple[bool, str]]) -> bool:
+    good = all(ok for ok, _ in judged)
+    _head("The figures agree" if good else "The figures DO NOT agree")
+    for ok, sentence in judged:
+        print(f"  {'✓' if ok else '✗'} {sentence}")
+    return good
+
+
+def where_to_look(folder: Folder, tally: Tally, *, serving: bool) -> None:
+    """Print commands that work with this run's data."""
+    command = _near(Path(sys.executable).with_name("streamqd"))
+    start = f"{shlex.quote(str(command))} -c {shlex.quote(str(_near(folder.config)))}"
+    _head("Where to look next")
+    if not serving:
+        print(f"  {start}\n      the daemon again, with the data of this run; while it runs:")
+    verbs = ["status", "partitions", f"tail {TOPIC}"]
+    verbs += [f"dlq show {TOPIC} {letter['id']}" for letter in tally.letters[:1]]
+    for verb in verbs:
+        print(f"  {start} {verb}")
+    print(f"  http://127.0.0.1:{folder.port}/    one page for people; /metrics for Prometheus")
+    print(f"  {_near(folder.log)}    what the daemon said")
+
+
+def _near(path: Path) -> Path:
+    with contextlib.suppress(ValueError):
+        return path.absolute().relative_to(Path.cwd())
+    return path
+
+
+def _head(title: str) -> None:
+    print(f"\n{title}\n")

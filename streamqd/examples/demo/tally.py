@@ -1,0 +1,101 @@
+"""Counting: what the handlers have stored, what Redis tells, and whether the two agree."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streamqd.examples.demo.stage import Folder
+
+TOPIC = "access"
+PARTITIONS = range(4)
+GROUPS = ("hits", "agents")
+TABLES = {"hits": "path, status", "agents": "agent"}  # a group's table, and what it counts
+
+Place = tuple[str, int]  # group and partition
+
+
+@dataclass
+class Tally:
+    """The figures of one run, per group and partition."""
+
+    folder: Folder
+    lines: int  # lines of input
+    handled: Counter[Place] = field(default_factory=Counter)
+    dead: Counter[Place] = field(default_factory=Counter)
+    added: Counter[int] = field(default_factory=Counter)  # entries that Redis took, per partition
+    unsettled: int | None = None  # unread, pending or delayed; None while Redis cannot tell
+    letters: list[dict[str, Any]] = field(default_factory=list)
+
+    # --- looking ---
+
+    def look(self) -> int:
+        """Count what the handlers have stored so far; return the sum."""
+        for group in GROUPS:
+            for partition in PARTITIONS:
+                rows = query(self.folder.database(group, partition), "SELECT count(*) FROM seen")
+                self.handled[group, partition] = rows[0][0] if rows else 0
+        return self.handled.total()
+
+    def is_settled(self) -> bool:
+        """Ask Redis whether both groups have settled all that was sent."""
+        units = self.folder.ask("partitions", TOPIC)["units"]
+        known = {unit["group"] for unit in units} == set(GROUPS)
+        if known and all(unit["lag"] is not None for unit in units):
+            self.unsettled = sum(unit["lag"] + unit["pending"] + unit["delayed"] for unit in units)
+        return self.unsettled == 0
+
+    def ask_redis(self) -> None:
+        """Count what Redis has taken, and read the dead letters."""
+        for row in self.folder.ask("topic", "describe", TOPIC)["partitions"]:
+            self.added[row["partition"]] = row["added"]
+        for row in self.folder.ask("dlq", "list", TOPIC)["rows"]:
+            self.dead[row["group"], int(row["id"].partition(":")[0])] += 1
+            self.letters.append(self.folder.ask("dlq", "show", TOPIC, row["id"]))
+
+    # --- telling ---
+
+    def of_group(self, counts: Counter[Place], group: str) -> int:
+        """Sum a group's counts over the partitions."""
+        return sum(counts[group, partition] for partition in PARTITIONS)
+
+    def top(self, group: str) -> list[tuple[Any, ...]]:
+        """Add up a group's table over the partitions, the largest count first."""
+        sums: Counter[tuple[Any, ...]] = Counter()
+        for partition in PARTITIONS:
+            statement = f"SELECT {TABLES[group]}, count FROM {group}"  # noqa: S608 - our own names
+            for *what, count in query(self.folder.database(group, partition), statement):
+                sums[tuple(what)] += count
+        return [(*what, count) for what, count in sums.most_common()]
+
+    def checks(self) -> list[tuple[bool, str]]:
+        """Compare what was sent, what Redis holds and what the handlers have stored."""
+        judged = [
+            (self.added.total() == self.lines, "every line of the file is in Redis"),
+            (self.unsettled == 0, "nothing is unread, pending or waiting any more"),
+        ]
+        for group in GROUPS:
+            whole = all(
+                self.handled[group, each] + self.dead[group, each] == self.added[each]
+                for each in PARTITIONS
+            )
+            stored = sum(row[-1] for row in self.top(group))
+            once = stored == self.of_group(self.handled, group)
+            judged.append((whole, f"{group}: handled + dead = produced, in every partition"))
+            judged.append((once, f"{group}: each handled message is counted exactly once"))
+        return judged
+
+
+def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    """Read a database of the handlers; nothing while its worker has not made it yet."""
+    if not path.exists():
+        return []
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            return database.execute(statement).fetchall()
+    except sqlite3.OperationalError:
+        return []

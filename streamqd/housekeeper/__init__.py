@@ -1,0 +1,251 @@
+"""The housekeeper: one process per instance that keeps house over what the instance owns.
+
+Its life: 1. open a connection 2. loop: run the tasks that are due, each bounded 3. end when the
+supervisor says so or is gone. It owns no lease and no message; without it nothing is lost, retries
+only wait. Redis may be away for as long as it likes. A thread serves HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+
+from streamqd import logs
+from streamqd.config import Settings
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.housekeeper import health, page
+from streamqd.housekeeper.figures import ask_time, measure
+from streamqd.housekeeper.promoter import retry_promoter, send_promoter
+from streamqd.housekeeper.reclaimer import Reclaimer
+from streamqd.housekeeper.summary import Summary, supervisor_pid
+from streamqd.housekeeper.trimmer import Trimmer
+from streamqd.http import Address, Request, Response, Route, Server
+from streamqd.metrics import Exporter, View
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, now_ns
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+LINK_TIMEOUT = 5.0
+AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
+SUMMARY_LIFE = 10.0  # seconds; five times its interval
+# Error replies that mean "not now" for the whole server, not a fault of one key or of writing.
+AWAY_CODES = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH"})
+JSON_TYPE = "application/json"
+
+
+class Task:
+    """Something done again and again. `run` returns in how many seconds it wants to come back
+    sooner than `every`, or None."""
+
+    def __init__(self, name: str, every: float, run: Callable[[], float | None]) -> None:
+        self.name = name
+        self.every = every
+        self.run = run
+        self.due = 0.0
+        self.trouble = logs.Episode("housekeeper.failed", "housekeeper.recovered")
+
+
+class Housekeeper:
+    """The tasks, their times, and what happens when one fails."""
+
+    def __init__(self, board: Scoreboard, settings: Settings, control: socket.socket) -> None:
+        self._board = board
+        self._settings = settings
+        self._control = control
+        self._keys = Keys(control=settings.keys.control, streams=settings.keys.streams)
+        daemon = settings.daemon
+        self._link = Link(
+            settings.redis, timeout=LINK_TIMEOUT, name=f"streamqd:{daemon.instance}:housekeeper"
+        )
+        self.view = View(
+            instance=daemon.instance,
+            board=board,
+            consumers=tuple((each.topic, each.group) for each in settings.consumers),
+        )
+        self.summary = Summary(self.view, settings, supervisor_pid())
+        self._away = logs.Episode("redis.lost", "redis.back")
+        self._tasks = self._table()
+        self._owned: list[Unit] = []
+
+    def _table(self) -> list[Task]:
+        link, view, keys = self._link, self.view, self._keys
+        retries = retry_promoter(link, view, keys)
+        sends = send_promoter(link, view, keys)
+        reclaimer = Reclaimer(link, keys, self._settings.consumers)
+        trimmer = Trimmer(link, view, keys, self._settings)
+
+        def promote_retries() -> float:
+            return retries.run({unit: slot.next_due_unix_ms for slot, unit in view.owned()})
+
+        def promote_scheduled() -> float:
+            return sends.run({(unit.topic, unit.partition): 0 for _, unit in view.owned()})
+
+        return [
+            # First, because what is due is compared with the clock that it reads.
+            Task("probe", 2.0, self._probe),
+            Task("promote_retries", 0.2, promote_retries),
+            Task("promote_scheduled", 1.0, promote_scheduled),
+            Task("measure", 3.0, lambda: measure(link, view, keys)),
+            Task("publish", 2.0, self._publish),
+            Task("trim", 5.0, trimmer.run),
+            Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
+        ]
+
+    def run(self) -> int:
+        """Work until told to stop; return the exit code."""
+        logs.event("housekeeper.started")
+        server = self._serve()
+        try:
+            while not self._told_to_stop(self._wait()):
+                self._board.housekeeper_progress_ns = now_ns()
+                self._round()
+                logs.flush()
+                if server is not None and not server.alive:
+                    logs.event("housekeeper.failed", logging.ERROR, task="http")
+                    return 1
+        finally:
+            if server is not None:
+                server.stop()
+            self._link.close()
+        logs.event("housekeeper.stopped")
+        return 0
+
+    def _round(self) -> None:
+        owned = [unit for _, unit in self.view.owned()]
+        if owned != self._owned and not self._away.open:
+            # What has just been acquired is shown at once, not with the next turn of the table.
+            self._owned = owned
+            for task in self._tasks:
+                if task.name in ("measure", "publish"):
+                    task.due = 0.0
+        for task in self._tasks:
+            if task.due > time.monotonic():
+                continue
+            try:
+                sooner = task.run()
+            except RedisUnavailable as error:
+                self._lost(error)
+                return
+            except RedisRefused as error:
+                if error.code in AWAY_CODES:
+                    self._lost(error)
+                    return
+                self._failed(task, error)
+            except Exception as error:  # noqa: BLE001 - a fault in one task must not end the others
+                self._failed(task, error)
+            else:
+                task.trouble.recovered(task=task.name)
+                every = task.every * random.uniform(0.9, 1.0)
+                task.due = time.monotonic() + (every if sooner is None else min(every, sooner))
+
+    def _probe(self) -> None:
+        """Ask for the time. Only its success proves that Redis is back: others may ask nothing."""
+        ask_time(self._link, self.view, self._keys.registry())
+        self._away.recovered(address=self._link.address)
+        self.view.redis_up = True
+
+    def _lost(self, error: Exception) -> None:
+        """Let everything wait: the next task tries again, later and later."""
+        self.view.redis_up = False
+        self._away.failed(address=self._link.address, error=str(error))
+        wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._away.failures - 1, 8))
+        again = time.monotonic() + wait * random.uniform(0.5, 1.0)
+        for task in self._tasks:
+            task.due = max(task.due, again)
+
+    def _failed(self, task: Task, error: Exception) -> None:
+        self.view.count("failures", (self.view.instance, task.name))
+        known = isinstance(error, RedisRefused)
+        task.trouble.failed(
+            logging.WARNING if known else logging.ERROR,
+            exc=None if known else error,
+            task=task.name,
+            error=str(error),
+        )
+        task.due = time.monotonic() + max(1.0, task.every)
+
+    def _publish(self) -> None:
+        self.summary.rates.observe(self.view)
+        daemon = self._settings.daemon
+        document = json.dumps(self.summary.document(), separators=(",", ":"))
+        key = self._keys.instance(daemon.fleet, daemon.instance)
+        self._link.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
+
+    def _wait(self) -> float:
+        return max(0.0, min(task.due for task in self._tasks) - time.monotonic())
+
+    def _told_to_stop(self, seconds: float) -> bool:
+        """Wait for a word of the supervisor; its silence for ever is a word too."""
+        readable, _, _ = select.select([self._control], [], [], seconds)
+        if not readable:
+            return False
+        try:
+            word = self._control.recv(64, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return word in (b"", b"quit")
+
+    # --- http ---
+
+    def _serve(self) -> Server | None:
+        address: Address | None = self._settings.http.address
+        if address is None:
+            return None
+        if isinstance(address, Path):
+            address = self._settings.base_dir / address
+        server = Server(address, self.routes())
+        server.start()
+        return server
+
+    def routes(self) -> dict[str, Route]:
+        """The pages, by path."""
+        exporter = Exporter(self.view)
+
+        def metrics(request: Request) -> Response:
+            body, content_type = exporter.render(request.headers.get("accept", ""))
+            return Response(HTTPStatus.OK, body, content_type)
+
+        def status(_request: Request) -> Response:
+            document = self.summary.document() | {"not_ready": health.ready(self.view)}
+            return Response(HTTPStatus.OK, json.dumps(document).encode(), JSON_TYPE)
+
+        def front(_request: Request) -> Response:
+            text = page.render(self.summary.document(), health.ready(self.view))
+            return Response(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
+
+        return {
+            "/": front,
+            "/status": status,
+            "/metrics": metrics,
+            "/livez": lambda _: _health(health.live(self.view)),
+            "/readyz": lambda _: _health(health.ready(self.view)),
+            "/startupz": lambda _: _health(health.started(self.view)),
+        }
+
+
+def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:
+    """Be the housekeeper, in a forked child, until `control` ends or says quit; return 0.
+
+    Any other exit code means that it must be started again.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal and a service manager signal all processes; only the supervisor decides.
+        signal.signal(number, signal.SIG_IGN)
+    return Housekeeper(board, settings, control).run()
+
+
+def _health(reasons: list[str]) -> Response:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+    body = json.dumps({"ok": not reasons, "reasons": reasons}) + "\n"
+    return Response(status, body.encode(), JSON_TYPE)

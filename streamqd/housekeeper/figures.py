@@ -1,0 +1,46 @@
+"""Measuring in Redis what metrics, status and health show."""
+
+from __future__ import annotations
+
+from streamqd.errors import RedisRefused
+from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.metrics.view import View
+from streamqd.scoreboard import now_ns
+from streamqd.store import statistics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
+
+
+def ask_time(link: Link, view: View, key: str) -> None:
+    """Note the server's clock: instants of the server are compared with nothing else.
+
+    It reads `key` too: a server that is loading tells the time and refuses everything else.
+    """
+    time, read = link.pipeline((("TIME",), ("EXISTS", key)))
+    for reply in (time, read):
+        if isinstance(reply, RedisRefused):
+            raise reply
+    view.asked_ns = now_ns()
+    view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+def measure(link: Link, view: View, keys: Keys) -> None:
+    """Read the figures of everything that this instance owns into the view."""
+    units = [unit for _, unit in view.owned()]
+    places = sorted({(unit.topic, unit.partition) for unit in units})
+    refusals = Refusals()
+    replies = run_calls(link, [statistics.measure_partition(keys, *place) for place in places])
+    view.partitions = {
+        place: statistics.partition_figures(reply)
+        for place, reply in zip(places, replies, strict=True)
+        if refusals.took(reply) and isinstance(reply, Reply)
+    }
+    replies = run_calls(link, [statistics.measure_unit(keys, unit) for unit in units])
+    figures = {
+        unit: statistics.unit_figures(reply)
+        for unit, reply in zip(units, replies, strict=True)
+        if refusals.took(reply) and isinstance(reply, Reply)
+    }
+    view.units = {unit: each for unit, each in figures.items() if each is not None}
+    refusals.tell()

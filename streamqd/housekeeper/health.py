@@ -1,0 +1,69 @@
+"""Whether the instance lives, has started, is ready: pure looks at the view.
+
+Liveness never depends on Redis: a service manager that restarts a daemon because Redis is down
+makes things worse.
+"""
+
+from __future__ import annotations
+
+from streamqd.metrics.table import longest_run
+from streamqd.metrics.view import View
+from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
+
+SUPERVISOR_SECONDS = 15.0  # a tick takes a second at most, also while Redis is silent
+HOUSEKEEPER_SECONDS = 60.0
+WORKER_SECONDS = 60.0  # an idle worker finishes an exchange every 5 s
+
+
+def live(view: View) -> list[str]:
+    """Return why the instance is not alive; empty when it is."""
+    board = view.board
+    reasons = []
+    if _stale(board.progress_ns, SUPERVISOR_SECONDS):
+        reasons.append(f"the supervisor has made no tick for {_age(board.progress_ns):.0f} s")
+    if _stale(board.housekeeper_progress_ns, HOUSEKEEPER_SECONDS):
+        age = _age(board.housekeeper_progress_ns)
+        reasons.append(f"the housekeeper has made no round for {age:.0f} s")
+    return reasons
+
+
+def started(view: View) -> list[str]:
+    """Return why the instance has not started; empty when it has."""
+    if InstanceFlags.STARTED in view.board.flags:
+        return []
+    return ["the daemon is still starting"]
+
+
+def ready(view: View) -> list[str]:
+    """Return why no work should be expected of the instance; empty when it should."""
+    flags = view.board.flags
+    reasons = [*started(view), *live(view)]
+    if InstanceFlags.DRAINING in flags:
+        reasons.append("the daemon is draining")
+    if InstanceFlags.REDIS_OK not in flags or not view.redis_up:
+        reasons.append("Redis does not answer")
+    owned = list(view.owned())
+    if not owned and InstanceFlags.STANDBY not in flags:
+        reasons.append("no partition is owned, and others do not own them all")
+    if owned and all(slot.state == WorkerState.BROKEN for slot, _ in owned):
+        reasons.append("every worker crashes in a loop")
+    for slot, unit in owned:
+        figures = view.units.get(unit)
+        if (
+            slot.state == WorkerState.READY
+            and figures is not None
+            and figures.lag != 0
+            and _stale(slot.progress_ns, WORKER_SECONDS)
+            and not longest_run(slot)
+        ):
+            reasons.append(f"the worker of {unit} makes no progress")
+    return reasons
+
+
+def _age(at_ns: int) -> float:
+    return (now_ns() - at_ns) / 1e9
+
+
+def _stale(at_ns: int, seconds: float) -> bool:
+    # 0 = it has not begun yet, which is the start's business.
+    return at_ns != 0 and _age(at_ns) > seconds

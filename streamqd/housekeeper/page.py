@@ -1,0 +1,100 @@
+"""The status page: one read-only HTML document without anything from elsewhere."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from typing import Any
+
+_STYLE = """
+:root{color-scheme:light dark;--line:#8884;--bad:#c33;--dim:#888}
+body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem}
+h1{font-size:1.25rem;margin:0}p{margin:.25rem 0 1.5rem}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.3rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
+th{font-weight:600;color:var(--dim)}td:first-child,th:first-child,.word{text-align:left}
+.bad{color:var(--bad);font-weight:600}.dim{color:var(--dim)}
+"""
+
+_COLUMNS = (
+    "partition",
+    "state",
+    "owned for",
+    "lag",
+    "pending",
+    "in hand",
+    "delayed",
+    "oldest",
+    "acked/s",
+    "failed/s",
+    "dead (all groups)",
+    "crashes",
+    "epoch",
+)
+
+
+def render(summary: dict[str, Any], reasons: list[str]) -> str:
+    """Return the page for a summary and the reasons why the instance is not ready."""
+    name = escape(summary["instance"])
+    state = escape(summary["state"])
+    trouble = "".join(f'<p class="bad">Not ready: {escape(reason)}.</p>' for reason in reasons)
+    head = "".join(
+        f'<th class="word">{column}</th>' if column == "state" else f"<th>{column}</th>"
+        for column in _COLUMNS
+    )
+    now = summary["at_unix_ms"] or time.time() * 1000
+    rows = "".join(_row(unit, now) for unit in summary["units"])
+    if not rows:
+        rows = f'<tr><td colspan="{len(_COLUMNS)}" class="dim">No partition is owned.</td></tr>'
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta http-equiv="refresh" content="5">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>streamqd {name}: {state}</title><style>{_STYLE}</style>"
+        f"<h1>streamqd {name}: {state}</h1>"
+        f'<p class="dim">fleet {escape(summary["fleet"])} · host {escape(summary["host"])} · '
+        f"pid {summary['pid']} · version {escape(summary['version'])} · "
+        f"up {_span((now - summary['started_unix_ms']) / 1000)} · "
+        f"Redis {'answers' if summary['redis_up'] else 'does not answer'}</p>"
+        f"{trouble}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></html>\n"
+    )
+
+
+def _row(unit: dict[str, Any], now_unix_ms: float) -> str:
+    counters, rates = unit["counters"], unit["rates"]
+    since = unit["since_unix_ms"]
+    state = escape(unit["state"])
+    cells = [
+        f"<td>{escape(unit['topic'])}/{unit['partition']}/{escape(unit['group'])}</td>",
+        f'<td class="word{" bad" if unit["state"] in ("broken", "gone") else ""}">{state}</td>',
+        _cell(_span((now_unix_ms - since) / 1000) if since else None),
+        _cell(unit["lag"]),
+        _cell(unit["pending"]),
+        _cell(unit["in_hand"]),
+        _cell(unit["delayed"]),
+        _cell(None if unit["oldest_seconds"] is None else _span(unit["oldest_seconds"])),
+        _cell(f"{rates['acked']:,.1f}"),
+        _cell(f"{rates['failed']:,.1f}", bad=rates["failed"] >= 0.05),  # else it reads 0.0
+        _cell(unit["dead_letters"], bad=bool(unit["dead_letters"])),
+        _cell(counters["crashes"], bad=bool(counters["crashes"])),
+        _cell(str(unit["epoch"])),
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(value: object, *, bad: bool = False) -> str:
+    if value is None:
+        return '<td class="dim">&ndash;</td>'
+    text = f"{value:,}" if isinstance(value, int) else escape(str(value))
+    return f'<td class="bad">{text}</td>' if bad else f"<td>{text}</td>"
+
+
+def _span(seconds: float) -> str:
+    """Write a length of time with its two largest units."""
+    whole = max(0, int(seconds))
+    for size, unit, lower_size, lower in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m")):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // lower_size}{lower}"
+    if whole >= 60:
+        return f"{whole // 60}m {whole % 60}s"
+    return f"{whole}s"

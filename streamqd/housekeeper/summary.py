@@ -1,0 +1,148 @@
+"""What an instance tells of itself: one JSON document, for Redis, for /status and for the page.
+
+`status`, `top` and `partitions` on any host read it from Redis, for every instance of the fleet.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from typing import Any
+
+import psutil
+
+from streamqd.config import Settings
+from streamqd.metrics.table import longest_run
+from streamqd.metrics.view import View
+from streamqd.model import Unit
+from streamqd.scoreboard import (
+    BOARD_COUNTERS,
+    COUNTERS,
+    InstanceFlags,
+    Slot,
+    WorkerState,
+    now_ns,
+)
+from streamqd.version import __version__
+
+RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
+RATED = ("fetched", "acked", "retried", "dead", "failed")
+
+
+class Rates:
+    """Counts per second of every slot, smoothed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[list[int], int]] = {}
+        self._rates: dict[int, list[float]] = {}
+
+    def observe(self, view: View) -> None:
+        """Take the counters as they are now."""
+        now = now_ns()
+        for slot, _ in view.named():
+            values = [slot.counter(name) for name in RATED]
+            if slot.index not in self._seen:
+                self._rates[slot.index] = [0.0] * len(RATED)
+            else:
+                before, then = self._seen[slot.index]
+                seconds = max(1e-3, (now - then) / 1e9)
+                share = 1 - math.exp(-seconds / RATE_SECONDS)
+                self._rates[slot.index] = [
+                    rate + share * ((value - old) / seconds - rate)
+                    for rate, value, old in zip(
+                        self._rates[slot.index], values, before, strict=True
+                    )
+                ]
+            self._seen[slot.index] = (values, now)
+
+    def of(self, slot: Slot) -> dict[str, float]:
+        """Return the rates of a slot per second, by counter name."""
+        rates = self._rates.get(slot.index, [0.0] * len(RATED))
+        return {name: round(rate, 2) for name, rate in zip(RATED, rates, strict=True)}
+
+
+class Summary:
+    """Makes the document from the view. `pid` is the supervisor's."""
+
+    def __init__(self, view: View, settings: Settings, pid: int) -> None:
+        self._view = view
+        self._settings = settings
+        self._pid = pid
+        self._host = socket.gethostname()
+        self._started = round(psutil.Process(pid).create_time() * 1000)
+        self.rates = Rates()
+
+    def document(self) -> dict[str, Any]:
+        """Return the summary as plain values."""
+        view = self._view
+        board = view.board
+        units = [
+            self._unit(slot, unit)
+            for slot, unit in view.named()
+            if slot.owned or slot.state == WorkerState.BROKEN
+        ]
+        units.sort(key=lambda each: (each["topic"], each["group"], each["partition"]))
+        return {
+            "instance": view.instance,
+            "fleet": self._settings.daemon.fleet,
+            "host": self._host,
+            "pid": self._pid,
+            "version": __version__,
+            "started_unix_ms": self._started,
+            "at_unix_ms": view.now_unix_ms() if view.asked_ns else None,
+            "state": state_of(board.flags, owned=any(each["owned"] for each in units)),
+            "redis_up": view.redis_up,
+            "counters": {name: board.counter(name) for name in BOARD_COUNTERS},
+            "units": units,
+        }
+
+    def _unit(self, slot: Slot, unit: Unit) -> dict[str, Any]:
+        figures = self._view.units.get(unit)
+        partition = self._view.partitions.get((unit.topic, unit.partition))
+        oldest = figures.oldest_unix_ms() if figures else None
+        return {
+            "topic": unit.topic,
+            "partition": unit.partition,
+            "group": unit.group,
+            "owned": bool(slot.owned),
+            "state": worker_state(slot),
+            "pid": slot.pid or None,
+            "epoch": slot.epoch,
+            "since_unix_ms": slot.since_unix_ms,
+            "in_hand": slot.unfinished,
+            "longest_run_seconds": round(longest_run(slot), 3),
+            "rss": slot.rss or None,
+            "lag": figures.lag if figures else None,
+            "pending": figures.pending if figures else None,
+            "delayed": figures.delayed if figures else None,
+            "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
+            "length": partition.length if partition else None,
+            "dead_letters": partition.dead if partition else None,
+            "rates": self.rates.of(slot),
+            "counters": {name: slot.counter(name) for name in COUNTERS},
+        }
+
+
+def worker_state(slot: Slot) -> str:
+    """Return the state of a worker as a word."""
+    try:
+        return WorkerState(slot.state).name.lower()
+    except ValueError:
+        return "unknown"
+
+
+def state_of(flags: InstanceFlags, *, owned: bool) -> str:
+    """Return the state of the instance as a word; what matters most comes first."""
+    if InstanceFlags.DRAINING in flags:
+        return "draining"
+    if InstanceFlags.STARTED not in flags:
+        return "starting"
+    if InstanceFlags.PAUSED in flags:
+        return "paused"
+    return "working" if owned else "standby"
+
+
+def supervisor_pid() -> int:
+    """Return the pid of the process that forked this one."""
+    return os.getppid()

@@ -1,0 +1,278 @@
+"""What the daemon says, one line per state change, through the logger `streamqd` alone.
+
+The root logger and the loggers of handlers are never touched. A line begins with an event name
+from `EVENTS`, which stays the same over versions: scripts and tests may wait for it. Writing never
+blocks and never raises: lines that nobody reads are dropped, counted, and reported afterwards.
+Payloads are never logged. Nothing may be logged in a forked child before it has closed the
+descriptors that it inherited, for the first line opens a descriptor of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from streamqd.logs.events import EVENTS
+from streamqd.logs.lines import JsonFormatter, Line, TextFormatter, flatten, process
+from streamqd.logs.sink import Sink
+
+__all__ = [
+    "EVENTS",
+    "Episode",
+    "Handled",
+    "Limit",
+    "assume",
+    "close",
+    "current",
+    "dropped",
+    "event",
+    "flush",
+    "mark_records",
+    "setup",
+]
+
+RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
+
+LINES_PER_SECOND = 20  # of one event that messages cause, of one process
+
+_LOGGER = logging.getLogger("streamqd")
+
+
+# --- saying something -----------------------------------------------------------------------------
+
+
+def event(
+    name: str,
+    level: int = logging.INFO,
+    *,
+    exc: BaseException | None = None,
+    **fields: object,
+) -> None:
+    """Log one event. Fields that are None are left out; a `Unit` shows its three parts.
+
+    `exc` adds a traceback. Field values are cut and escaped; never pass a payload.
+    """
+    assert name in EVENTS, f"the log event {name!r} is not registered in streamqd.logs.EVENTS"
+    _log(name, level, fields, exc)
+
+
+class Episode:
+    """A repeating failure, logged when it begins and, with its length, when it is over."""
+
+    def __init__(self, begins: str, ends: str) -> None:
+        assert begins in EVENTS, begins
+        assert ends in EVENTS, ends
+        self._begins = begins
+        self._ends = ends
+        self._since: float | None = None
+        self.failures = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether the failure lasts."""
+        return self._since is not None
+
+    def failed(
+        self, level: int = logging.WARNING, *, exc: BaseException | None = None, **fields: object
+    ) -> None:
+        """Count one failure; log it if it is the first of its episode."""
+        self.failures += 1
+        if self._since is None:
+            self._since = time.monotonic()
+            _log(self._begins, level, fields, exc)
+
+    def recovered(self, level: int = logging.INFO, **fields: object) -> None:
+        """End the episode; log its length in seconds. Does nothing when none is open."""
+        if self._since is not None:
+            seconds = round(time.monotonic() - self._since, 3)
+            length: dict[str, object] = {"seconds": seconds, "failures": self.failures}
+            _log(self._ends, level, length | fields)
+            self._since = None
+            self.failures = 0
+
+
+class Limit:
+    """An event that messages cause: at most `per_second` lines of it a second.
+
+    The next line after some were held back says in `suppressed` how many.
+    """
+
+    def __init__(self, name: str, level: int, per_second: int = LINES_PER_SECOND) -> None:
+        assert name in EVENTS, name
+        self._name = name
+        self._level = level
+        self._per_second = per_second
+        self._left = 0
+        self._since = -math.inf
+        self._suppressed = 0
+
+    def event(self, **fields: object) -> None:
+        """Log one event, or count it as suppressed."""
+        if not _LOGGER.isEnabledFor(self._level):
+            return
+        now = time.monotonic()
+        if now - self._since >= 1.0:
+            self._since = now
+            self._left = self._per_second
+        if not self._left:
+            self._suppressed += 1
+            return
+        self._left -= 1
+        held, self._suppressed = self._suppressed, 0
+        _log(self._name, self._level, {**fields, "suppressed": held or None})
+
+    def catch_up(self, **fields: object) -> None:
+        """Log how many are suppressed when the second is over and no line has told it."""
+        if self._suppressed and time.monotonic() - self._since >= 1.0:
+            self._left = self._per_second - 1
+            self._since = time.monotonic()
+            held, self._suppressed = self._suppressed, 0
+            _log(self._name, self._level, {**fields, "suppressed": held})
+
+
+def _log(
+    name: str, level: int, fields: Mapping[str, object], exc: BaseException | None = None
+) -> None:
+    assert RESERVED.isdisjoint(fields), f"reserved log fields: {RESERVED & fields.keys()}"
+    if _LOGGER.isEnabledFor(level):
+        shown = flatten(fields)
+        info = (type(exc), exc, exc.__traceback__) if exc is not None else None
+        extra = {"event": name, "fields": shown}
+        _LOGGER.log(level, "%s", Line(name, shown), exc_info=info, extra=extra)
+
+
+# --- setting up -----------------------------------------------------------------------------------
+
+
+def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -> None:
+    """Send the daemon's lines to `fd`. `style` is auto (text on a terminal), text or json."""
+    assert style in ("auto", "text", "json"), style
+    close()
+    text = style == "text" or (style == "auto" and _is_terminal(fd))
+    handler = _Handler(Sink(fd))
+    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(level.upper())
+    _LOGGER.propagate = False
+    assume(role)
+
+
+def assume(role: str) -> None:
+    """Name the process in its lines, as `supervisor`. A forked child calls it with its own role."""
+    process.role = role
+
+
+def flush(wait: float = 0.0) -> None:
+    """Write what is buffered, waiting up to `wait` seconds for a reader. Called once per tick."""
+    for handler in _LOGGER.handlers:
+        if isinstance(handler, _Handler):
+            handler.acquire()
+            try:
+                handler.sink.flush(wait)
+                handler.report_dropped()
+            finally:
+                handler.release()
+
+
+def dropped() -> int:
+    """How many lines this process has dropped since it began."""
+    return sum(h.sink.dropped for h in _LOGGER.handlers if isinstance(h, _Handler))
+
+
+def close() -> None:
+    """Undo `setup`: give the descriptor up."""
+    for handler in list(_LOGGER.handlers):
+        if isinstance(handler, _Handler):
+            _LOGGER.removeHandler(handler)
+            handler.sink.close()
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+class _Handler(logging.Handler):
+    """Formats a record and passes it to the sink; never raises, never prints to stderr."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self.sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a field whose __str__ raises must not stop us
+            line = f"log.dropped lines=1 error={type(error).__name__}"
+        self.sink.write(line)
+        self.report_dropped()
+
+    def report_dropped(self) -> None:
+        lines = self.sink.unreported()
+        if lines:
+            shown = {"lines": lines}
+            record = _LOGGER.makeRecord(
+                _LOGGER.name,
+                logging.WARNING,
+                __file__,
+                0,
+                "%s",
+                (Line("log.dropped", shown),),
+                None,
+                extra={"event": "log.dropped", "fields": shown},
+            )
+            self.sink.write(self.format(record))
+
+
+# --- what handlers log ----------------------------------------------------------------------------
+
+
+class Handled(Protocol):
+    """What the record of a handler's log line takes from the message that is being handled."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+current: Handled | None = None
+"""The message being handled in this process; the worker assigns it."""
+
+
+def mark_records(handler: str) -> None:
+    """Give every record made in this process `uid`, `attempt` and `handler`. Called by workers.
+
+    They are None, None and the handler's name between messages, so that a format string may
+    name them always. No logger, handler or formatter is changed.
+    """
+    base = logging.getLogRecordFactory()
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = base(*args, **kwargs)
+        message = current
+        marks = _Marked(record.__dict__)
+        marks["uid"] = message.uid if message is not None else None
+        marks["attempt"] = message.attempt if message is not None else None
+        marks["handler"] = handler
+        record.__dict__ = marks
+        return record
+
+    logging.setLogRecordFactory(factory)
+
+
+class _Marked(dict[str, Any]):
+    """The attributes of a marked record.
+
+    `Logger.makeRecord` raises KeyError for an `extra` that the record holds already. A handler that
+    says `extra={"uid": …}` itself must not fail because of us: its value wins.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        return key not in ("uid", "attempt", "handler") and super().__contains__(key)

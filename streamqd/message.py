@@ -1,0 +1,157 @@
+"""What a handler sees of an entry. Fields are decoded when they are asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from streamqd.model import Unit
+
+# Bookkeeping fields. They are believed in the retry stream only, which streamqd alone writes; in
+# the partition stream a producer could have written anything into them.
+ORIGINAL_ID = b"originalId"
+RETRY_COUNT = b"retryCount"
+CRASH_COUNT = b"crashCount"
+REPLAY_COUNT = b"replayCount"
+
+_DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
+_ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where and to whom entries are delivered: the same for all messages of one worker."""
+
+    unit: Unit
+    instance: str
+    epoch: int
+
+
+class Message:
+    """One message, as handed to a handler.
+
+    `payload` is the bytes that the producer sent. `uid` is the idempotency key: it stays the same
+    over retries and replays, while `id` is the id of this entry.
+    """
+
+    __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
+
+    def __init__(
+        self, delivery: Delivery, id_bytes: bytes, fields: list[bytes], *, retried: bool
+    ) -> None:
+        self._delivery = delivery
+        self.id_bytes = id_bytes
+        self._fields = fields
+        self._retried = retried
+
+    def __repr__(self) -> str:
+        return f"<Message {self.uid} attempt {self.attempt}>"
+
+    @cached_property
+    def fields(self) -> dict[bytes, bytes]:
+        """All fields of the entry, as stored."""
+        return dict(zip(self._fields[::2], self._fields[1::2], strict=False))
+
+    @property
+    def payload(self) -> bytes:
+        """The body, as sent. Empty when the entry has none."""
+        if self._fields and self._fields[0] == b"payload":
+            return self._fields[1]
+        return self.fields.get(b"payload", b"")
+
+    @property
+    def id(self) -> str:
+        """The id of this entry, `ms-seq`. A retried message has a new one; see `original_id`."""
+        return self.id_bytes.decode()
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._delivery.unit.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition's number, from 0."""
+        return self._delivery.unit.partition
+
+    @property
+    def group(self) -> str:
+        """The consumer group that this run belongs to."""
+        return self._delivery.unit.group
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of this owner: it grows with each change of owner of the unit."""
+        return self._delivery.epoch
+
+    @property
+    def key(self) -> bytes | None:
+        """The key that chose the partition, or None."""
+        return self.fields.get(b"key")
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers. Raises ValueError when they are not a JSON object."""
+        raw = self.fields.get(b"headers")
+        if raw is None:
+            return {}
+        headers = json.loads(raw)
+        if not isinstance(headers, dict):
+            raise ValueError("the headers of the message are not a JSON object")
+        return headers
+
+    @property
+    def attempt(self) -> int:
+        """Which run this is, from 1. Crashes of the process and releases do not count."""
+        return self.retry_count + 1
+
+    @property
+    def retry_count(self) -> int:
+        """How many runs have failed before."""
+        return self._count(RETRY_COUNT)
+
+    @property
+    def crash_count(self) -> int:
+        """How many processes this message has taken down before its last retry."""
+        return self._count(CRASH_COUNT)
+
+    @property
+    def replay_count(self) -> int:
+        """How many times an operator has brought it back from the dead letters."""
+        return self._count(REPLAY_COUNT)
+
+    @property
+    def original_id(self) -> str:
+        """The id of the first write. A producer's `originalId` counts when it is an entry id."""
+        written = self.fields.get(ORIGINAL_ID)
+        if written is None or not _ENTRY_ID.fullmatch(written):
+            return self.id
+        return written.decode()
+
+    @property
+    def uid(self) -> str:
+        """`topic/partition/original_id`: the same on every run, to recognise a repeated one by."""
+        unit = self._delivery.unit
+        return f"{unit.topic}/{unit.partition}/{self.original_id}"
+
+    @property
+    def timestamp(self) -> float:
+        """When the message was first written, unix seconds by the server's clock."""
+        return int(self.original_id.partition("-")[0]) / 1000
+
+    def text(self, encoding: str = "utf-8") -> str:
+        """Return the payload as text. Raises UnicodeDecodeError when it is not."""
+        return self.payload.decode(encoding)
+
+    def json(self) -> Any:
+        """Return the payload as parsed JSON. Raises ValueError when it is not."""
+        return json.loads(self.payload)
+
+    def _count(self, name: bytes) -> int:
+        if not self._retried:
+            return 0
+        raw = self.fields.get(name, b"0")
+        return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0

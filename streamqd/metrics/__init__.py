@@ -1,0 +1,66 @@
+"""Metrics for Prometheus. The only module that imports prometheus_client.
+
+Nothing is counted here: at a scrape the table reads the scoreboard and the figures that the
+housekeeper has measured last, so a message costs no metric call. Counters of a worker live in its
+slot and survive its death; they begin again with the supervisor. Labels are bounded by the
+configuration: topics, partitions, groups, this instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from streamqd.metrics.table import METRICS, Metric
+from streamqd.metrics.view import View
+from streamqd.scoreboard import BUCKETS
+
+__all__ = ["METRICS", "Exporter", "Metric", "View"]
+
+# Bounds below 16 us and above 5 minutes tell nothing that their neighbours do not.
+_SHOWN = range(4, 29)
+
+
+class Exporter(Collector):
+    """Renders the table for one view."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its content type, in the format that `accept` prefers."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every metric of the table; prometheus_client calls it."""
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                yield _histogram_family(metric, self._view)
+            else:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                family = kind(metric.name, metric.help, labels=metric.labels)
+                for labels, value in metric.read(self._view):
+                    family.add_metric(labels, value)
+                yield family
+
+
+def _histogram_family(metric: Metric, view: View) -> Family:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, (counts, seconds) in metric.read(view):
+        total = 0
+        buckets = []
+        for index, count in enumerate(counts[:-1]):
+            total += count
+            if index in _SHOWN:
+                buckets.append((repr(BUCKETS[index]), float(total)))
+        buckets.append(("+Inf", float(total + counts[-1])))
+        family.add_metric(labels, buckets, sum_value=seconds)
+    return family

@@ -1,0 +1,53 @@
+"""What there is to see of an instance: the scoreboard, and the figures measured in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, Slot, now_ns
+from streamqd.store.statistics import PartitionFigures, UnitFigures
+
+Labels = tuple[str, ...]
+
+
+@dataclass
+class View:
+    """What there is to see. The housekeeper keeps one and replaces its parts."""
+
+    instance: str
+    board: Scoreboard
+    consumers: tuple[tuple[str, str], ...] = ()  # every configured (topic, group)
+    partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
+    units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
+    tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
+    server_unix_ms: int = 0  # the server's clock when it was asked last
+    asked_ns: int = 0  # and ours; 0 before the first answer
+    redis_up: bool = False
+
+    def owned(self) -> Iterator[tuple[Slot, Unit]]:
+        """Yield the slots whose units this instance owns."""
+        return ((slot, unit) for slot, unit in self.named() if slot.owned)
+
+    def named(self) -> Iterator[tuple[Slot, Unit]]:
+        """Yield the slots of all units that this instance owns or has owned."""
+        for slot in self.board.slots():
+            unit = slot.unit
+            if unit is not None:
+                yield slot, unit
+
+    def count(self, name: str, labels: Labels, amount: int = 1) -> None:
+        """Add to the housekeeper's own tally."""
+        counts = self.tally.setdefault(name, {})
+        counts[labels] = counts.get(labels, 0) + amount
+
+    def age(self, at_unix_ms: int | None) -> float:
+        """Return the seconds since a moment of the server's clock; 0 for None."""
+        if at_unix_ms is None:
+            return 0.0
+        return max(0.0, (self.now_unix_ms() - at_unix_ms) / 1000)
+
+    def now_unix_ms(self) -> int:
+        """Return the server's clock as it should be now."""
+        return self.server_unix_ms + (now_ns() - self.asked_ns) // 1_000_000

@@ -1,0 +1,106 @@
+"""The vocabulary: frozen values without behaviour that every layer may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    """The unit of ownership: one partition of a topic, as one group sees it."""
+
+    topic: str
+    partition: int
+    group: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a failed message waits. Durations in seconds."""
+
+    kind: str = "exponential"  # fixed | linear | exponential
+    base: float = 1.0
+    max: float = 300.0
+    jitter: str = "full"  # full | none
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a message is tried again and when it is dead. Counts are total handler runs."""
+
+    max_attempts: int = 5
+    max_crashes: int = 3
+    backoff: Backoff = Backoff()
+    max_age: float | None = None  # seconds since the first write; older failures are dead
+    retry_on: tuple[str, ...] = ()  # exception class names; empty = every class
+    dead_on: tuple[str, ...] = ()
+
+
+# --- how a handler run ended -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The handler returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised, or overran its soft time limit.
+
+    `lineage` holds the qualified and bare names of the exception's class and its bases, most
+    derived first, so that policies can name a base class.
+    """
+
+    error_class: str
+    message: str
+    traceback: str
+    lineage: tuple[str, ...]
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAsked:
+    """The handler raised `Retry`. `after` in seconds; None = the policy's backoff."""
+
+    after: float | None
+    failure: Failed
+
+
+@dataclass(frozen=True, slots=True)
+class DeadAsked:
+    """The handler raised `Dead`, or the entry could not be decoded."""
+
+    reason: str  # dead | decode
+    failure: Failed
+
+
+Outcome = Succeeded | Failed | RetryAsked | DeadAsked
+
+
+# --- what is done with the message ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The message is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryVerdict:
+    """The message is set aside for `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadVerdict:
+    """The message is moved to the dead-letter stream. `reason` is a stable word."""
+
+    reason: str  # dead | decode | attempts | crashes | too-old | not-retried
+
+
+Verdict = Ack | RetryVerdict | DeadVerdict

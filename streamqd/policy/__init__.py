@@ -1,0 +1,3 @@
+"""Pure decisions: no Redis, clock, random, os, logging. Same arguments, same answer."""
+
+from __future__ import annotations

@@ -1,0 +1,312 @@
+"""The counts behind an assignment: how many units of each column every row should have.
+
+Rows are members, columns are (topic, group)s; all are numbered in the order of their names, so
+that ties are broken by name. Called by `assignment` for each connected part.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+Table = list[list[int]]
+
+
+@dataclass(slots=True)
+class Part:
+    """Members and units that are connected by offers. Counts only."""
+
+    weights: list[int]
+    caps: list[int | None]
+    offers: list[list[int]]  # columns that a row offers
+    held: Table  # units by row and column, where the row offers the column
+    free: list[int]  # units without an owner by column
+    loads: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loads = [sum(row) for row in self.held]
+
+    def room(self, row: int) -> int | None:
+        """How many more units a row may take; None without a cap."""
+        cap = self.caps[row]
+        return None if cap is None else cap - self.loads[row]
+
+    def full(self, row: int) -> bool:
+        """Whether a row may take no more."""
+        cap = self.caps[row]
+        return cap is not None and self.loads[row] >= cap
+
+    def shift(self, row: int, column: int, by: int) -> None:
+        """Give a row more units of a column, or take some."""
+        self.held[row][column] += by
+        self.loads[row] += by
+
+
+def level(part: Part) -> Table:
+    """Counts by row and column that are balanced as `assignment` says."""
+    columns = len(part.free)
+    if all(len(offered) == columns for offered in part.offers):
+        _level_complete(part)
+    else:
+        _level_partial(part)
+    return part.held
+
+
+# --- every row offers every column ------------------------------------------------------------
+
+
+def _level_complete(part: Part) -> None:
+    total = sum(part.loads) + sum(part.free)
+    wanted = shares(part.weights, part.caps, part.loads, total)
+    for row, want in enumerate(wanted):
+        _release(part, row, part.loads[row] - want)
+    lacking = [want - load for want, load in zip(wanted, part.loads, strict=True)]
+    # With caps there may be more free units than room: every column gets its part of the room.
+    dealt = shares(part.free, list(part.free), [0] * len(part.free), sum(lacking))
+    for column, count in enumerate(dealt):
+        _deal_column(part, column, count, lacking)
+
+
+def shares(
+    weights: list[int], caps: list[int | None] | list[int], current: list[int], total: int
+) -> list[int]:
+    """`total` divided by weight in whole numbers, at most the caps; what is over is left out.
+
+    Everybody has the whole part of its share or one more. Who has more already keeps it, then the
+    largest remainders get it. A weight of 0 has no share.
+    """
+    result = [0] * len(weights)
+    active = [index for index, weight in enumerate(weights) if weight > 0]
+    while active:
+        weight = sum(weights[index] for index in active)
+        capped = [
+            index
+            for index in active
+            if (cap := caps[index]) is not None and cap * weight <= total * weights[index]
+        ]
+        if not capped:
+            break
+        for index in capped:
+            result[index] = caps[index] or 0
+            total -= result[index]
+        active = [index for index in active if index not in set(capped)]
+    if not active:
+        return result
+    weight = sum(weights[index] for index in active)
+    remainders: list[tuple[bool, int, int]] = []
+    for index in active:
+        result[index], remainder = divmod(total * weights[index], weight)
+        if remainder:
+            remainders.append((current[index] <= result[index], -remainder, index))
+    over = total - sum(result[index] for index in active)
+    for _, _, index in sorted(remainders)[:over]:
+        result[index] += 1
+    return result
+
+
+def _release(part: Part, row: int, count: int) -> None:
+    """Free `count` units of a row, from the columns of which it holds most beyond its share."""
+    if count <= 0:
+        return
+    weight, weights = part.weights[row], sum(part.weights)
+    sizes = _sizes(part)
+    held = part.held[row]
+    surplus = [
+        (sizes[column] * weight - held[column] * weights, column) for column in part.offers[row]
+    ]
+    heapq.heapify(surplus)
+    while count:
+        key, column = surplus[0]
+        if not held[column]:
+            heapq.heappop(surplus)
+            continue
+        heapq.heapreplace(surplus, (key + weights, column))
+        part.shift(row, column, -1)
+        part.free[column] += 1
+        count -= 1
+
+
+def _sizes(part: Part) -> list[int]:
+    return [free + sum(row[column] for row in part.held) for column, free in enumerate(part.free)]
+
+
+def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> None:
+    """Deal free units of a column to the rows that lack units, thinnest in the column first."""
+
+    def key(row: int) -> tuple[float, float, int]:
+        weight = part.weights[row]
+        return (2 * part.held[row][column] + 1) / weight, -lacking[row] / weight, row
+
+    queue = [key(row) for row, lack in enumerate(lacking) if lack > 0]
+    heapq.heapify(queue)
+    for _ in range(count):
+        row = heapq.heappop(queue)[2]
+        part.shift(row, column, 1)
+        part.free[column] -= 1
+        lacking[row] -= 1
+        if lacking[row]:
+            heapq.heappush(queue, key(row))
+
+
+# --- offers differ ----------------------------------------------------------------------------
+#
+# A move from one row to another is an improvement when what the giver spares is more than what the
+# taker pays: (2 * load - 1) / weight > (2 * load + 1) / weight. With equal weights that is a
+# difference of two units; in general it lessens the sum of load² / weight, so improving ends.
+# Quotients of small whole numbers compare exactly as floats: equal ones are equal.
+
+
+def _spares(part: Part, row: int) -> float:
+    return (2 * part.loads[row] - 1) / part.weights[row]
+
+
+def _pays(part: Part, row: int) -> float:
+    return (2 * part.loads[row] + 1) / part.weights[row]
+
+
+def _level_partial(part: Part) -> None:
+    offerers: Table = [[] for _ in part.free]
+    for row, offered in enumerate(part.offers):
+        cap = part.caps[row]
+        if cap is not None:
+            _release(part, row, part.loads[row] - cap)
+        for column in offered:
+            offerers[column].append(row)
+    # Columns that few offer come first: the others can still go round them.
+    for column in sorted(range(len(part.free)), key=lambda column: len(offerers[column])):
+        _fill_column(part, column, offerers[column])
+    for column in range(len(part.free)):
+        while part.free[column] and _make_room(part, column, offerers):
+            part.free[column] -= 1
+    _move_directly(part, offerers)
+    while _move_along_chain(part, offerers):
+        pass
+
+
+def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
+    """Deal free units of a column to the least loaded rows, thinnest in the column first."""
+
+    def key(row: int) -> tuple[float, float, int]:
+        return _pays(part, row), part.held[row][column] / part.weights[row], row
+
+    queue = [key(row) for row in offerers if not part.full(row)]
+    heapq.heapify(queue)
+    while queue and part.free[column]:
+        row = heapq.heappop(queue)[2]
+        part.shift(row, column, 1)
+        part.free[column] -= 1
+        if not part.full(row):
+            heapq.heappush(queue, key(row))
+
+
+def _make_room(part: Part, column: int, offerers: Table) -> bool:
+    """Place one free unit although all offerers are full, by moving others out of their way."""
+    came: dict[int, tuple[int, int]] = {}  # row -> the column by which it was reached, from whom
+    columns = {column}
+    todo: list[tuple[int, int]] = [(column, -1)]
+    while todo:
+        through, giver = todo.pop(0)
+        for row in offerers[through]:
+            if row in came:
+                continue
+            came[row] = (through, giver)
+            if not part.full(row):
+                _shift_back(part, came, row)
+                return True
+            for held in part.offers[row]:
+                if part.held[row][held] and held not in columns:
+                    columns.add(held)
+                    todo.append((held, row))
+    return False
+
+
+def _shift_back(part: Part, came: dict[int, tuple[int, int]], row: int) -> None:
+    while row != -1:
+        column, giver = came[row]
+        part.shift(row, column, 1)
+        if giver != -1:
+            part.shift(giver, column, -1)
+        row = giver
+
+
+def _move_directly(part: Part, offerers: Table) -> None:
+    """Move units from the most loaded rows straight to the least loaded that offer them."""
+    takers = [[(_pays(part, row), row) for row in rows if not part.full(row)] for rows in offerers]
+    for queue in takers:
+        heapq.heapify(queue)
+    givers = [(-_spares(part, row), row) for row in range(len(part.loads))]
+    heapq.heapify(givers)
+    while givers:
+        spared, giver = heapq.heappop(givers)
+        if -spared != _spares(part, giver):
+            continue  # its load has changed since
+        best: tuple[float, float, int, int] | None = None
+        for column in part.offers[giver]:
+            taker = _cheapest(part, takers[column]) if part.held[giver][column] else None
+            if taker is None or _pays(part, taker) >= -spared:
+                continue
+            thickness = part.held[giver][column] / part.weights[giver]
+            thinness = part.held[taker][column] / part.weights[taker]
+            candidate = (_pays(part, taker), thinness - thickness, column, taker)
+            best = min(best, candidate) if best else candidate
+        if best is None:
+            continue
+        _, _, column, taker = best
+        part.shift(giver, column, -1)
+        part.shift(taker, column, 1)
+        for row in (giver, taker):
+            heapq.heappush(givers, (-_spares(part, row), row))
+            if not part.full(row):
+                for offered in part.offers[row]:
+                    heapq.heappush(takers[offered], (_pays(part, row), row))
+
+
+def _cheapest(part: Part, queue: list[tuple[float, int]]) -> int | None:
+    while queue:
+        price, row = queue[0]
+        if price == _pays(part, row) and not part.full(row):
+            return row
+        heapq.heappop(queue)
+    return None
+
+
+def _move_along_chain(part: Part, offerers: Table) -> bool:
+    """Make one improvement over rows between giver and taker. False when there is none.
+
+    Takers are tried from the least loaded on. Whoever can reach one of them and spares too little
+    for it spares too little for all that come later, so that every row is visited once.
+    """
+    holders: Table = [
+        [row for row in rows if part.held[row][column]] for column, rows in enumerate(offerers)
+    ]
+    seen_rows: set[int] = set()
+    seen_columns: set[int] = set()
+    for taker in sorted(range(len(part.loads)), key=lambda row: (_pays(part, row), row)):
+        if taker in seen_rows or part.full(taker):
+            continue
+        seen_rows.add(taker)
+        next_of: dict[int, tuple[int, int]] = {}  # giver -> column and row to give to
+        todo = [taker]
+        best = None
+        while todo:
+            row = todo.pop(0)
+            for column in part.offers[row]:
+                if column in seen_columns:
+                    continue
+                seen_columns.add(column)
+                for holder in holders[column]:
+                    if holder not in seen_rows:
+                        seen_rows.add(holder)
+                        next_of[holder] = (column, row)
+                        todo.append(holder)
+                        if best is None or _spares(part, holder) > _spares(part, best):
+                            best = holder
+        if best is not None and _spares(part, best) > _pays(part, taker):
+            row = best
+            while row != taker:
+                column, following = next_of[row]
+                part.shift(row, column, -1)
+                part.shift(following, column, 1)
+                row = following
+            return True
+    return False

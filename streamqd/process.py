@@ -1,0 +1,358 @@
+"""Processes and signals: fork, reap, parent death, titles. Knows nothing of Redis or messages.
+
+Forking is done by the supervisor's only thread, so no lock can be held by a thread that the child
+does not have, and PDEATHSIG (which is tied to the forking thread) works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import setproctitle
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SUPERVISOR_ONLY_ENV = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+)
+
+SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    signal.SIGCHLD,
+)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+_DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Child:
+    """A forked process of this daemon. `pidfd` becomes readable when it has died."""
+
+    pid: int
+    pidfd: int
+    control: socket.socket
+    title: str
+    peak_rss: int = 0  # bytes; known once it has been reaped
+    deaf_at: float = 0.0  # monotonic, when its end of the control socket was found closed
+
+    def tell(self, word: bytes) -> None:
+        """Send a control message; a child that is gone or deaf is noticed elsewhere."""
+        with contextlib.suppress(OSError):
+            self.control.send(word, socket.MSG_DONTWAIT)
+
+    def drain(self) -> None:
+        """Take what the child said: it only rings, what it means is in the scoreboard."""
+        try:
+            heard = bool(self.control.recv(4096, socket.MSG_DONTWAIT))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            heard = False
+        if not heard and not self.deaf_at:
+            # Most likely it is about to end; one that lives on cannot be told anything any more.
+            self.deaf_at = time.monotonic()
+
+    def kill_group(self) -> None:
+        """Kill the child with everything it started in its process group."""
+        kill_group(self.pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child alone."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> Exit | None:
+        """Collect the child when it has died, None while it lives."""
+        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return None
+        # What the child started and left behind dies with it. Before the zombie is collected its
+        # process group id cannot belong to anyone else.
+        self.kill_group()
+        self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
+        os.close(self.pidfd)
+        self.control.close()
+        if result.si_code == os.CLD_EXITED:
+            return Exit(result.si_status, None)
+        return Exit(None, result.si_status)
+
+
+class Exit(NamedTuple):
+    """How a child ended: exactly one of the two is set."""
+
+    code: int | None
+    signal: int | None
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit code {self.code}"
+        try:
+            return f"signal {signal.Signals(self.signal).name}"
+        except ValueError:
+            return f"signal {self.signal}"
+
+
+def spawn(
+    run: Callable[[socket.socket], int],
+    *,
+    title: str,
+    forget: Iterable[Callable[[], None]] = (),
+    keep: Iterable[int] = (),
+    bereaved: Callable[[], None] | None = None,
+) -> Child:
+    """Fork a child that runs `run(control)` and exits with its result.
+
+    `forget` are the `detach` methods of every connection the parent holds: they run first in the
+    child, so that no later clean-up there can speak on the parent's sockets. `keep` lists file
+    descriptors that stay open besides the standard ones and the control socket. When the parent
+    dies, `bereaved` is called in the child, which ends then; without it the kernel kills the child.
+    """
+    if threading.active_count() != 1:
+        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        raise RuntimeError(f"the supervisor must be single-threaded to fork; also alive: {names}")
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_pid = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A signal between fork and the child's own dispositions would run the parent's handler there.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _child(run, title, parent_pid, parent_end, child_end, forget, keep, bereaved)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    child_end.close()
+    # Both sides do it: whoever comes first, no later killpg can reach the supervisor's own group.
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+    parent_end.setblocking(False)
+    return Child(pid, os.pidfd_open(pid), parent_end, title)
+
+
+def _child(
+    run: Callable[[socket.socket], int],
+    title: str,
+    parent_pid: int,
+    parent_end: socket.socket,
+    child_end: socket.socket,
+    forget: Iterable[Callable[[], None]],
+    keep: Iterable[int],
+    bereaved: Callable[[], None] | None,
+) -> None:
+    code = 1
+    try:
+        for detach in forget:
+            detach()
+        parent_end.detach()
+        os.setpgid(0, 0)
+        _reset_signals()
+        if bereaved is None:
+            die_with_parent(parent_pid)
+        else:
+            _call_at_death_of(parent_pid, bereaved)
+        _close_all_but({0, 1, 2, child_end.fileno(), *keep})
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(devnull, 0)
+        os.close(devnull)
+        for name in _SUPERVISOR_ONLY_ENV:
+            os.environ.pop(name, None)
+        with contextlib.suppress(OSError):
+            # The kernel should choose a worker before the supervisor when memory runs out.
+            Path("/proc/self/oom_score_adj").write_text("500")
+        set_title(title)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
+        code = run(child_end)
+    except BaseException:  # noqa: BLE001 - the last frame of the process: say it and end
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process with everything it started in its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    # A terminal's Ctrl-C and a service manager's TERM reach the whole group of processes; the
+    # children listen to the supervisor only. They do not ignore these signals, though: that would
+    # be inherited by every program that a handler starts, and nobody could terminate it. What a
+    # handler forks without starting a program gets the defaults by hand, before it gets a signal.
+    for number in _DEAF_TO:
+        signal.signal(number, _nothing)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO),
+        after_in_child=_hear_again,
+    )
+    for number in (signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _hear_again() -> None:
+    for number in _DEAF_TO:
+        if signal.getsignal(number) is _nothing:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, and check that it has not yet."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def _call_at_death_of(parent_pid: int, bereaved: Callable[[], None]) -> None:
+    def end(_number: int, _frame: object) -> None:
+        try:
+            bereaved()
+        finally:
+            os._exit(1)
+
+    signal.signal(signal.SIGUSR1, end)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR1), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        end(0, None)
+
+
+def is_deserted(control: socket.socket) -> bool:
+    """Tell in a child whether the parent is gone: it holds the other end until it has reaped us."""
+    try:
+        return not control.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans of our children, so that they can be reaped."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_adopted(known: set[int]) -> None:
+    """Collect dead processes that are ours only by adoption; `known` children are left alone."""
+    while True:
+        try:
+            result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if result is None or result.si_pid in known:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(result.si_pid, os.WNOHANG)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    low = 0
+    for descriptor in sorted(kept):
+        if low < descriptor:
+            os.closerange(low, descriptor)
+        low = descriptor + 1
+    limit = os.sysconf("SC_OPEN_MAX")
+    os.closerange(low, limit if limit > low else low + 4096)
+
+
+def set_title(title: str) -> None:
+    """Show `title` in ps and top."""
+    setproctitle.setproctitle(title)
+
+
+def freeze() -> None:
+    """Move all objects out of the collector's sight before forking, so pages stay shared."""
+    gc.collect()
+    gc.freeze()
+
+
+class SignalQueue:
+    """Signals as numbers read from a pipe. The Python-level handlers do nothing at all."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._waiting: list[signal.Signals] = []
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            signal.signal(number, _nothing)
+        # A child gets it from `report.dump`, perhaps before it has registered its own handler.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """Readable when a signal waits."""
+        return self._reader
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals that came since the last call, in order."""
+        self._fill()
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def stop_waits(self) -> bool:
+        """Tell whether a signal to end is among those not yet taken."""
+        self._fill()
+        return any(number in STOPPING for number in self._waiting)
+
+    def _fill(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            raw = os.read(self._reader, 4096)
+            self._waiting += [signal.Signals(number) for number in raw]
+
+    def close(self) -> None:
+        """Give the signals back."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    return None
+
+
+def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
+    """Wait until one of the descriptors is readable; return those that are."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poller.poll(max(0.0, seconds) * 1000)]

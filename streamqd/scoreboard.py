@@ -1,0 +1,366 @@
+"""The scoreboard: how the processes of one instance tell each other things.
+
+One shared anonymous mapping, made by the supervisor before its first fork. Every
+(topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
+supervisor's life, so counters survive a crashed worker and no file appears on disk. Untouched
+slots cost no memory. Each field has one writer; there are no locks.
+
+A slot also holds the fetched batch: the places of all entries in hand, written once per batch, and
+one state byte per entry. After a worker's death the supervisor reads from it what had finished and
+what was running, which is what makes blame exact.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import time
+from typing import NamedTuple
+
+from streamqd.model import Unit
+
+SLOT_COUNT = 4096
+ENTRIES_MAX = 1024  # entries in hand of one worker: two streams x 256, and room for concurrency
+RUNNING_MAX = 128  # entries that may be running at once in one worker
+PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
+
+_WORDS = 64
+_COUNTERS = 32
+_NAME_BYTES = 192
+_BUCKET_COUNT = 34
+
+# Histogram bucket k holds durations below 1024 ns << k: the index is one shift and one
+# bit_length, far cheaper per message than a search.
+BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
+
+_OFFSET_COUNTERS = _WORDS * 8
+_OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
+_HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum in ns
+_OFFSET_RUNNING = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
+_OFFSET_NAME = _OFFSET_RUNNING + RUNNING_MAX * 2 * 8
+_OFFSET_STATES = _OFFSET_NAME + _NAME_BYTES
+_OFFSET_PLACES = _OFFSET_STATES + ENTRIES_MAX
+_USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
+SLOT_BYTES = -(-_USED_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+_BOARD_BYTES = mmap.PAGESIZE
+
+# State bytes of an entry in hand.
+WAITING, RUNNING, DONE, FAILED, SETTLED = range(5)
+
+COUNTERS = (
+    "fetched",
+    "acked",
+    "retried",
+    "dead",
+    "failed",
+    "timeouts",
+    "released",
+    "fenced",
+    "ghosts",
+    "reclaimed",
+    "round_trips",
+    "bytes",
+    "crashes",
+    "restarts",
+    "charged",
+    "recycled",
+    "redis_errors",
+    "parked",
+)
+BOARD_COUNTERS = (
+    "rebalance_acquired",
+    "rebalance_shed",
+    "renew_late",
+    "lease_lost",
+    "exchanges",
+    "exchange_errors",
+    "housekeeper_restarts",
+    "log_dropped",
+)
+
+
+def now_ns() -> int:
+    """Return the clock of all deadlines: it counts suspended time and all processes share it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class WorkerState(enum.IntEnum):
+    """What the process of a slot is doing."""
+
+    GONE = 0
+    BOOTING = 1
+    READY = 2
+    PAUSED = 3
+    QUIET = 4
+    BROKEN = 5
+
+
+class Command(enum.IntEnum):
+    """What the supervisor wants of a worker; read between two messages."""
+
+    NONE = 0
+    PAUSE = 1
+    STOP = 2
+
+
+class _Field:
+    """One unsigned 64-bit word of a slot as an attribute."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __get__(self, slot: Slot, owner: type[Slot]) -> int:
+        return slot.words[self.index]
+
+    def __set__(self, slot: Slot, value: int) -> None:
+        slot.words[self.index] = value
+
+
+class RunningEntry(NamedTuple):
+    """An entry whose handler is running: its place and start (`now_ns` clock)."""
+
+    place: bytes
+    started_ns: int
+
+
+class Batch(NamedTuple):
+    """The entries in hand as a dead worker left them."""
+
+    done: list[bytes]
+    running: list[bytes]
+    failed: list[bytes]
+    waiting: int
+
+
+# Word numbers that the hot path reads and writes directly.
+WORD_RUN_SEQ = 10
+WORD_TRUSTED_UNTIL = 5
+WORD_COMMAND = 6
+
+
+class Slot:
+    """One unit's page. `words`, `lanes` and `states` are public for the worker's hot path.
+
+    A lane is a place for one running entry: `lanes[2 * k]` is the entry's index in the batch and
+    `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses lane 0 alone.
+    """
+
+    # written by the supervisor
+    pid = _Field(0)
+    owned = _Field(2)
+    epoch = _Field(3)
+    since_unix_ms = _Field(4)
+    trusted_until_ns = _Field(WORD_TRUSTED_UNTIL)
+    command = _Field(WORD_COMMAND)
+    soft_kill_seq = _Field(7)  # the run that a soft-limit signal is meant for
+    rss = _Field(8)
+    rss_baseline = _Field(9)
+    # written by the worker
+    state = _Field(1)
+    run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, over all incarnations
+    generation = _Field(12)  # odd while the batch is being written
+    in_hand = _Field(13)
+    next_due_unix_ms = _Field(14)
+    progress_ns = _Field(15)  # last completed exchange or handler run
+    reclaim_done = _Field(16)
+    # written by the housekeeper
+    reclaim_requested = _Field(20)
+    _name_length = _Field(30)
+
+    def __init__(self, view: memoryview, index: int) -> None:
+        self.index = index
+        self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
+        self.counters: memoryview[int] = view[_OFFSET_COUNTERS:_OFFSET_HISTOGRAMS].cast("Q")
+        histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_RUNNING].cast("Q")
+        self.handle_histogram: memoryview[int] = histograms[:_HISTOGRAM_WORDS]
+        self.ack_histogram: memoryview[int] = histograms[_HISTOGRAM_WORDS:]
+        self.lanes: memoryview[int] = view[_OFFSET_RUNNING:_OFFSET_NAME].cast("Q")
+        self._name = view[_OFFSET_NAME:_OFFSET_STATES]
+        self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
+        self._places = view[_OFFSET_PLACES:_USED_BYTES]
+
+    @property
+    def unit(self) -> Unit | None:
+        """The unit that the slot belongs to, None while it is unused."""
+        length = self._name_length
+        if not length:
+            return None
+        topic, partition, group = bytes(self._name[:length]).decode().split("\n")
+        return Unit(topic, int(partition), group)
+
+    def name(self, unit: Unit) -> None:
+        """Give the slot to a unit, for good."""
+        raw = f"{unit.topic}\n{unit.partition}\n{unit.group}".encode()
+        self._name[: len(raw)] = raw
+        self._name_length = len(raw)
+
+    def counter(self, name: str) -> int:
+        """Return a counter's value; names are in `COUNTERS`."""
+        return self.counters[COUNTERS.index(name)]
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to a counter. A counter is written by one process at a time."""
+        self.counters[COUNTERS.index(name)] += amount
+
+    def histogram(self, name: str) -> tuple[list[int], float]:
+        """Return (counts per bucket, one more than `BUCKETS` for +Inf; sum in seconds)."""
+        words = self.handle_histogram if name == "handle" else self.ack_histogram
+        values = words.tolist()
+        return values[:-1], values[-1] / 1e9
+
+    # --- the batch ---
+
+    def post_batch(self, places: list[bytes]) -> None:
+        """Write the places of all entries in hand; every state becomes WAITING."""
+        raw = b" ".join(places)
+        if len(places) > ENTRIES_MAX:
+            raise ValueError(f"{len(places)} entries in hand, the slot holds {ENTRIES_MAX}")
+        generation = self.words[12]
+        self.words[12] = generation + 1
+        self.states[: len(places)] = bytes(len(places))
+        self._places[: len(raw)] = raw
+        self.words[18] = len(raw)
+        self.words[13] = len(places)
+        self.words[12] = generation + 2
+
+    def batch(self) -> Batch:
+        """Read the batch of a worker that is dead.
+
+        A batch that was being written counts as empty: the one before it was settled in the very
+        exchange that brought the new one, and nothing of the new one had begun.
+        """
+        count = self.in_hand
+        if self.generation % 2 or not count:
+            return Batch([], [], [], 0)
+        places = bytes(self._places[: self.words[18]]).split(b" ")
+        states = bytes(self.states[:count])
+        by_state: dict[int, list[bytes]] = {DONE: [], RUNNING: [], FAILED: [], WAITING: []}
+        for place, state in zip(places, states, strict=True):
+            by_state.get(state, []).append(place)
+        return Batch(by_state[DONE], by_state[RUNNING], by_state[FAILED], len(by_state[WAITING]))
+
+    @property
+    def unfinished(self) -> int:
+        """How many entries in hand wait for their handler or run in it, to an outside look.
+
+        A batch stays on the page until the next one comes; what has ended no longer counts.
+        """
+        states = bytes(self.states[: self.in_hand])
+        return states.count(WAITING) + states.count(RUNNING)
+
+    @property
+    def running(self) -> list[RunningEntry]:
+        """The entries whose handler is running now, as far as an outside look can tell."""
+        count = self.in_hand
+        if self.generation % 2 or not count:
+            return []
+        indexes = [i for i, state in enumerate(bytes(self.states[:count])) if state == RUNNING]
+        if not indexes:
+            return []
+        lanes = self.lanes.tolist()
+        # An unused lane reads (0, 0), which must not pass for the start of entry 0.
+        starts = {i: start for i, start in zip(lanes[0::2], lanes[1::2], strict=True) if start}
+        places = bytes(self._places[: self.words[18]]).split(b" ")
+        return [RunningEntry(places[i], starts.get(i, 0)) for i in indexes if i < len(places)]
+
+    def clear(self) -> None:
+        """Forget the batch and the process; counters stay. Called after the death was settled."""
+        self.words[13] = 0
+        self.words[18] = 0
+        generation = self.words[12]
+        self.words[12] = generation + generation % 2
+        self.pid = 0
+        self.state = WorkerState.GONE
+        self.command = Command.NONE
+        self.soft_kill_seq = 0
+
+
+class Scoreboard:
+    """The mapping and its slots. `used` slots are named; a name never changes."""
+
+    def __init__(self, slots: int = SLOT_COUNT) -> None:
+        self._map = mmap.mmap(-1, _BOARD_BYTES + slots * SLOT_BYTES)
+        self._view = memoryview(self._map)
+        self._words: memoryview[int] = self._view[: _WORDS * 8].cast("Q")
+        self._counters: memoryview[int] = self._view[_WORDS * 8 : _WORDS * 8 + _COUNTERS * 8].cast(
+            "Q"
+        )
+        self.size = slots
+        self._slots: dict[int, Slot] = {}
+
+    @property
+    def used(self) -> int:
+        """Number of named slots."""
+        return self._words[0]
+
+    # What the supervisor tells the housekeeper of the whole instance.
+
+    @property
+    def flags(self) -> InstanceFlags:
+        """The instance's state as the supervisor sees it."""
+        return InstanceFlags(self._words[1])
+
+    @flags.setter
+    def flags(self, value: InstanceFlags) -> None:
+        self._words[1] = value
+
+    @property
+    def progress_ns(self) -> int:
+        """When the supervisor last finished a tick (`now_ns` clock)."""
+        return self._words[2]
+
+    @progress_ns.setter
+    def progress_ns(self, value: int) -> None:
+        self._words[2] = value
+
+    @property
+    def housekeeper_progress_ns(self) -> int:
+        """When the housekeeper last finished a round of tasks (`now_ns` clock)."""
+        return self._words[3]
+
+    @housekeeper_progress_ns.setter
+    def housekeeper_progress_ns(self, value: int) -> None:
+        self._words[3] = value
+
+    def slot(self, index: int) -> Slot:
+        """Return slot `index`."""
+        found = self._slots.get(index)
+        if found is None:
+            start = _BOARD_BYTES + index * SLOT_BYTES
+            found = self._slots[index] = Slot(self._view[start : start + SLOT_BYTES], index)
+        return found
+
+    def slots(self) -> list[Slot]:
+        """Return the named slots."""
+        return [self.slot(index) for index in range(self.used)]
+
+    def allot(self, unit: Unit) -> Slot:
+        """Return the unit's slot, naming a fresh one at its first call. Supervisor only."""
+        for slot in self.slots():
+            if slot.unit == unit:
+                return slot
+        if self.used == self.size:
+            raise ValueError(f"all {self.size} slots of the scoreboard are in use")
+        slot = self.slot(self.used)
+        slot.name(unit)
+        self._words[0] += 1
+        return slot
+
+    def counter(self, name: str) -> int:
+        """Return an instance-wide counter; names are in `BOARD_COUNTERS`."""
+        return self._counters[BOARD_COUNTERS.index(name)]
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to an instance-wide counter."""
+        self._counters[BOARD_COUNTERS.index(name)] += amount
+
+
+class InstanceFlags(enum.IntFlag):
+    """The instance's condition, for health answers."""
+
+    NONE = 0
+    STARTED = 1
+    REDIS_OK = 2
+    DRAINING = 4
+    PAUSED = 8
+    STANDBY = 16  # healthy, owning nothing because others own everything

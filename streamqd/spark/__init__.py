@@ -1,0 +1,129 @@
+"""Spark: topics as sources and sinks of PySpark, and pipelines on them.
+
+Importing this needs neither pyspark nor Java; using it does, and says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from streamqd import config
+from streamqd.errors import StreamqdError
+from streamqd.spark.java import JavaMissingError, ensure_java
+from streamqd.spark.options import of_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from streamqd.spark.source import StreamqSource
+
+__all__ = [
+    "JavaMissingError",
+    "SparkMissingError",
+    "StreamqSource",
+    "ensure_java",
+    "of_settings",
+    "read_topic",
+    "register",
+    "session",
+]
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_ADDRESS = "SPARK_LOCAL_IP"
+_LOOPBACK = "127.0.0.1"
+# For a session of one machine. Each can be overridden.
+_CONF = {
+    _PUSHDOWN: "true",
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+# Spark warns when a source is registered again.
+_registered: WeakSet[SparkSession] = WeakSet()
+
+
+class SparkMissingError(StreamqdError):
+    """pyspark or pyarrow is not installed. `pip install "streamqd[spark]"`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "StreamqSource":
+        _need_spark()
+        from streamqd.spark.source import StreamqSource
+
+        return StreamqSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def session(
+    app: str, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a Spark session that knows `streamq`: the one that runs, else a new one.
+
+    `master` is local[*] unless given; `conf` overrides what would be set. Raises SparkMissingError
+    and JavaMissingError.
+    """
+    _need_spark()
+    ensure_java()
+    # The workers must be this Python, with these packages, whatever is first on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    wanted = dict(_CONF)
+    master = master or "local[*]"
+    if master.startswith("local"):
+        os.environ.setdefault(_ADDRESS, _LOOPBACK)
+        wanted["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    builder = builder.appName(app).master(master)
+    for name, value in (wanted | dict(conf or {})).items():
+        builder = builder.config(name, value)
+    made: SparkSession = builder.getOrCreate()
+    register(made)
+    return made
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("streamq")` known to a session, and let it push filters down."""
+    _need_spark()
+    from streamqd.spark.source import StreamqSource
+
+    spark.conf.set(_PUSHDOWN, "true")
+    if spark not in _registered:
+        spark.dataSource.register(StreamqSource)
+        _registered.add(spark)
+
+
+def read_topic(
+    spark: SparkSession,
+    topic: str,
+    *,
+    settings: config.Settings | None = None,
+    **options: object,
+) -> DataFrame:
+    """Read a topic (or `TOPIC:dlq`) as it is now, with filters pushed down.
+
+    Options are those of the data source; `settings` stand in for its address.
+    """
+    register(spark)
+    given = of_settings(settings) if settings is not None else {}
+    given |= {name: _text(value) for name, value in options.items()}
+    reader = spark.read.format("streamq").options(**given)
+    return reader.option("subscribe", topic).option("pushdown", "true").load()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _need_spark() -> None:
+    missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SparkMissingError(
+            f'{" and ".join(missing)} cannot be imported: pip install "streamqd[spark]"'
+        )

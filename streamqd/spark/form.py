@@ -1,0 +1,147 @@
+"""Reading texts as options: each by its kind, all that is wrong collected. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streamqd.config.values import parse_size
+from streamqd.spark.offsets import COUNTS, Bound, Place, Position
+
+# What Spark itself puts among the options.
+_SPARK = frozenset({"checkpointlocation", "queryname"})
+
+
+class OptionsError(ValueError):
+    """What is wrong with the options, all of it, one sentence each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("streamq: " + "; ".join(problems))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark carries errors between processes.
+        return OptionsError, (self.problems,)
+
+
+class Form:
+    """The options of one use, being read; collects what is wrong.
+
+    `known` are the options of this use, `others` those of another, `elsewhere` says of foreign
+    names (in lower case) what to write instead.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, str],
+        known: tuple[str, ...],
+        others: tuple[str, ...],
+        elsewhere: Mapping[str, str],
+    ) -> None:
+        self.problems: list[str] = []
+        self._raw = {name.lower(): value for name, value in raw.items()}
+        lower = {name.lower(): name for name in known}
+        foreign = {name.lower() for name in others}
+        for name in sorted(self._raw.keys() - lower.keys() - _SPARK):
+            if name in elsewhere:
+                self.problems.append(f"{name} is not an option: {elsewhere[name]}")
+            elif name in foreign:
+                self.problems.append(f"{name} is not an option of this use")
+            else:
+                close = difflib.get_close_matches(name, lower, 1)
+                hint = f"; did you mean {lower[close[0]]}?" if close else ""
+                self.problems.append(f"{name} is not an option{hint}")
+
+    def finish(self) -> None:
+        if self.problems:
+            raise OptionsError(self.problems)
+
+    def text(self, name: str) -> str:
+        return str(self._raw.get(name.lower(), ""))
+
+    def read(self, name: str, parse: Callable[[str], Any], default: Any) -> Any:
+        text = self.text(name).strip()
+        if not text:
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.problems.append(f"{name} {error}")
+            return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        words = {"true": True, "false": False}
+        text = self.text(name).strip().lower()
+        if text and text not in words:
+            self.problems.append(f"{name} must be true or false, not {text!r}")
+        return words.get(text, default)
+
+    def whole(self, name: str, default: int, *, low: int, high: int = (1 << 63) - 1) -> int:
+        text = self.text(name).strip()
+        if not text:
+            return default
+        if not re.fullmatch(r"[0-9]{1,19}", text) or not low <= int(text) <= high:
+            top = f" to {high}" if high < 1 << 62 else " or more"
+            self.problems.append(f"{name} must be a whole number, {low}{top}, not {text!r}")
+            return default
+        return int(text)
+
+    def size(self, name: str, default: int) -> int:
+        text = self.text(name).strip()
+        found = self.read(name, lambda raw: int(raw) if raw.isdigit() else parse_size(raw), default)
+        if not 1 <= found <= 1 << 30:
+            self.problems.append(f"{name} must be 1 byte to 1 GiB, not {text}")
+            return default
+        return int(found)
+
+    def document(self, name: str, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            self.problems.append(f"{name} is not JSON: {error}")
+            return {}
+        if not isinstance(found, dict):
+            self.problems.append(f"{name} must be a JSON object")
+            return {}
+        return found
+
+    def partitions(self, name: str, text: str) -> list[Place]:
+        """`{"access": [0, 2]}`"""
+        places: list[Place] = []
+        for topic, numbers in self.document(name, text).items():
+            fits = isinstance(numbers, list) and all(
+                isinstance(number, int) and number >= 0 for number in numbers
+            )
+            if fits:
+                places += [(topic, number) for number in numbers]
+            else:
+                self.problems.append(f'{name}: write partitions as {{"{topic}": [0, 1]}}')
+        return places
+
+    def places(
+        self, name: str, text: str, assign: tuple[Place, ...], parse: Callable[[Any], Bound]
+    ) -> dict[Place, Bound]:
+        """`{"access": {"0": …}}`, with the counts that an offset from a checkpoint has."""
+        bounds: dict[Place, Bound] = {}
+        document = self.document(name, text)
+        counts = document.pop(COUNTS, {})
+        for topic, partitions in document.items():
+            if not isinstance(partitions, dict) or not all(key.isdigit() for key in partitions):
+                self.problems.append(f'{name}: write it as {{"{topic}": {{"0": …}}}}')
+                continue
+            for number, value in partitions.items():
+                try:
+                    bound = parse(value)
+                    passed = counts.get(topic, {}).get(number) if counts else None
+                    if bound.kind == "id" and isinstance(passed, int):
+                        bound = Bound("position", Position(bound.value, passed))
+                    bounds[topic, int(number)] = bound
+                except (ValueError, AttributeError) as error:
+                    self.problems.append(f"{name}: {topic} {number}: {error}")
+        missing = [f"{topic} {number}" for topic, number in assign if (topic, number) not in bounds]
+        if missing:
+            self.problems.append(f"{name} does not say where {', '.join(missing)} is to be read")
+        return bounds

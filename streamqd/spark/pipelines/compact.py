@@ -1,0 +1,104 @@
+"""Many small files into few: a new generation of manifests takes the place of the old.
+
+Readers of the manifests see either the old files or the new. A reader that goes by the folders
+alone may for an instant miss what is being put in place; it never sees a row twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamqd import config
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import manifest as manifests
+from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.archive import FILE_ROWS_MAX, lease_name
+from streamqd.spark.pipelines.lease import Lease
+from streamqd.spark.pipelines.manifest import Manifest
+from streamqd.spark.pipelines.parts import files_of
+from streamqd.spark.pipelines.storage import Archive
+from streamqd.store.keys import Keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GRACE = 3600.0  # seconds that replaced files stay for those who have begun to read them
+TARGET = 256 << 20  # bytes of files that are written into one
+
+
+@dataclass
+class Compacted:
+    """What a run did with one topic."""
+
+    topic: str
+    rows: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    purged: int = 0  # batches whose files were replaced earlier and are deleted now
+    seconds: float = 0.0
+
+
+def compact(
+    settings: config.Settings,
+    folder: Path,
+    spark: Callable[[], SparkSession],
+    wanted: Sequence[str] = (),
+    *,
+    target: int = TARGET,
+    grace: float = GRACE,
+) -> list[Compacted]:
+    """Compact topics, or all that are archived. Raises Refused, ManifestError."""
+    archive = Archive(folder)
+    known = archive.topics()
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise Refused(f"nothing of {missing[0]} is in {folder}")
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    done = []
+    for topic in wanted or known:
+        began = time.monotonic()
+        result = Compacted(topic)
+        with Lease(lambda: tables.connect(settings), keys, topic, lease_name(archive)) as lease:
+            archive.recover(topic)
+            result.purged = archive.purge(topic, grace)
+            for run in manifests.runs_to_compact(archive.current(topic), target):
+                new = _rewrite(archive, spark(), run, lease)
+                result.rows += new.rows
+                result.files_before += sum(len(each.files) for each in run)
+                result.files_after += len(new.files)
+        result.seconds = round(time.monotonic() - began, 3)
+        done.append(result)
+    return done
+
+
+def _rewrite(
+    archive: Archive, spark: SparkSession, run: Sequence[Manifest], lease: Lease
+) -> Manifest:
+    from pyspark.sql import functions
+
+    from streamqd.spark.pipelines import writer
+
+    writer.register(spark)
+    generation = max(each.generation for each in run) + 1
+    staged = archive.stage(run[0].topic, run[-1].last, generation)
+    frame = tables.cold(spark, archive, run)
+    groups = max(1, len({file.path.rpartition("/")[0] for each in run for file in each.files}))
+    sorted_frame = frame.repartition(
+        groups, "partition", functions.expr("id_ms div 86400000")
+    ).sortWithinPartitions("partition", "id_ms", "id_seq")
+    reports = writer.write_parts(
+        sorted_frame,
+        staged / "tasks" / secrets.token_hex(4),
+        generation=generation,
+        rows_max=FILE_ROWS_MAX,
+    )
+    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
+    new = manifests.merged(run, files_of(reports), round(time.time() * 1000))
+    lease.check()
+    archive.replace(ready, new)
+    return new

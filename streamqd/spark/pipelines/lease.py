@@ -1,0 +1,156 @@
+"""The lease that keeps two runs of a pipeline apart.
+
+Held in Redis, renewed by a thread of its own connection for as long as the block runs. It is a
+courtesy that saves work: that nothing is published twice is for the archive to see to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from streamqd.errors import RedisRefused, RedisUnavailable, Refused
+from streamqd.store import archives
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call
+
+TTL = 30.0  # seconds without a renewal after which another run may begin
+_RENEWALS = 5  # per TTL
+
+
+class Lease:
+    """One pipeline on one topic, for the length of a `with` block.
+
+    1. Entering takes the lease, or raises Refused, which says who holds it.
+    2. A thread renews it. `check` raises Refused once it is no longer ours.
+    3. Leaving gives it back. A run that is killed leaves it to expire; on the same host the next
+       run sees that its process is gone and does not wait.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Link], keys: Keys, topic: str, name: str, *, ttl: float = TTL
+    ) -> None:
+        self._connect = connect
+        self._keys = keys
+        self._topic = topic
+        self._name = name
+        self._ttl = ttl
+        self.token = new_token()
+        self._until = 0.0
+        self._lost = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="pipeline-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        link = self._connect()
+        try:
+            began = time.monotonic()
+            reply = link.run(self._take(""))
+            if reply.word == "HELD":
+                holder = reply.rest[0].decode("utf-8", "replace")
+                if is_gone(holder):
+                    reply = link.run(self._take(holder))
+        finally:
+            link.close()
+        if reply.word == "HELD":
+            raise Refused(
+                f"the pipeline {self._name.partition(':')[0]} of {self._topic} is being run by"
+                f" {holder_of(reply.rest[0].decode('utf-8', 'replace'))}; its lease ends"
+                f" {max(0, reply.rest[1]) / 1000:.0f} s after it"
+            )
+        self._until = began + self._ttl
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise Refused when another run may have begun. Costs no round trip."""
+        if self._lost or time.monotonic() > self._until:
+            raise Refused(
+                f"this run lost its lease on {self._topic}: it did not reach Redis for"
+                f" {self._ttl:.0f} s, and another run may have begun"
+            )
+
+    def _take(self, dead_token: str) -> Call:
+        return archives.take_lease(
+            self._keys, self._topic, self._name, self.token, self._ttl, dead_token
+        )
+
+    def _renew(self) -> None:
+        link = self._connect()
+        arguments = (self._keys, self._topic, self._name, self.token)
+        try:
+            while not self._stop.wait(self._ttl / _RENEWALS):
+                began = time.monotonic()
+                try:
+                    reply = link.run(archives.keep_lease(*arguments, self._ttl))
+                except (RedisUnavailable, RedisRefused):
+                    continue  # `_until` tells when that has lasted too long
+                if reply.word != "OK":
+                    self._lost = True
+                    return
+                self._until = began + self._ttl
+            try:
+                link.run(archives.drop_lease(*arguments))
+            except (RedisUnavailable, RedisRefused):
+                return  # it expires
+        finally:
+            link.close()
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def new_token() -> str:
+    """Host, process space, process and its start, and chance."""
+    me = psutil.Process()
+    return "|".join((socket.gethostname(), _space(), str(me.pid), _start(me), secrets.token_hex(4)))
+
+
+def holder_of(token: str) -> str:
+    """The holder of a token, for people."""
+    parts = token.split("|")
+    return f"process {parts[2]} on {parts[0]}" if len(parts) == 5 else token
+
+
+def is_gone(token: str) -> bool:
+    """Whether the process of a token is known to have ended: only of this host can that be said."""
+    parts = token.split("|")
+    if len(parts) != 5 or parts[:2] != [socket.gethostname(), _space()]:
+        return False
+    try:
+        process = psutil.Process(int(parts[2]))
+        return _start(process) != parts[3] or process.status() == psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError):
+        return True
+
+
+def _start(process: psutil.Process) -> str:
+    return f"{process.create_time():.2f}"
+
+
+def _space() -> str:
+    """What tells this host's processes from those of a container of the same name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is not a path
+    except OSError:
+        return "unknown"

@@ -1,0 +1,79 @@
+"""How far a run is, while Spark says nothing: counts that the tasks add up in Redis.
+
+A task that is done again counts again, so the figure is approximate and never past the total.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Link
+
+POLL = 0.5  # seconds between two looks
+
+
+class Progress(NamedTuple):
+    """One look at a run: what it works at, rows done and in all, seconds since it began."""
+
+    what: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Rows per second so far."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest takes at this rate; None when nothing is known yet."""
+        return (self.total - self.done) / self.rate if self.done else None
+
+
+Tell = Callable[[Progress], None]
+
+
+class Meter:
+    """Looks at the counts of one run. `total` is what the run has to do."""
+
+    def __init__(self, link: Link, key: str, tell: Tell) -> None:
+        self._link = link
+        self._key = key
+        self._tell = tell
+        self._what = ""
+        self._total = 0
+        self._began = time.monotonic()
+
+    def begin(self, what: str, total: int) -> None:
+        """Begin a part of the run."""
+        self._what, self._total, self._began = what, total, time.monotonic()
+        self._forget()
+        self.show(0)
+
+    def look(self) -> None:
+        """Show how far it is. What Redis does not answer is not shown."""
+        try:
+            counts = self._link.execute("HVALS", self._key)
+        except (RedisUnavailable, RedisRefused):
+            return
+        self.show(sum(map(int, counts)))
+
+    def show(self, done: int) -> None:
+        """Show a count."""
+        elapsed = time.monotonic() - self._began
+        self._tell(Progress(self._what, min(done, self._total), self._total, elapsed))
+
+    def end(self) -> None:
+        """End the part, and leave nothing in Redis."""
+        self.show(self._total)
+        self._forget()
+
+    def _forget(self) -> None:
+        try:
+            self._link.execute("DEL", self._key)
+        except (RedisUnavailable, RedisRefused):
+            return  # it expires

@@ -1,0 +1,111 @@
+"""A job of the user's own, with session, source and sink prepared."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamqd import config
+from streamqd.errors import HandlerLoadError
+from streamqd.spark.options import of_settings
+from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.storage import Archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the function gets. `arguments` are those of the command line."""
+
+    spark: SparkSession
+    settings: config.Settings
+    checkpoints: Path
+    archive: Archive | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, topic: str, **options: object) -> DataFrame:
+        """A topic as it is now, archived and not."""
+        if options:
+            from streamqd.spark import read_topic
+
+            return read_topic(self.spark, topic, settings=self.settings, **options)
+        return tables.topic_table(self.spark, self.settings, topic, self.archive)
+
+    def stream(self, topic: str, **options: str) -> DataFrame:
+        """A topic as a stream: from its first entry unless `startingOffsets` says otherwise."""
+        given = of_settings(self.settings) | {"subscribe": topic, "startingOffsets": "earliest"}
+        return self.spark.readStream.format("streamq").options(**(given | options)).load()
+
+    def sink(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
+        """A writer of new rows of a stream into a topic, exactly once; call `start` on it.
+
+        `name` is the query's: under it it finds its checkpoint again.
+        """
+        given = of_settings(self.settings) | {"topic": topic, "rowOrder": "content"} | options
+        return (
+            frame.writeStream.format("streamq")
+            .options(**given)
+            .queryName(name)
+            .option("checkpointLocation", str(self.checkpoints / name))
+        )
+
+    def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
+        """A writer of an aggregation's changed rows into a topic; call `start` on it.
+
+        Spark's own sinks of this kind know no update mode. Rows need a column `key`, unique within
+        a batch: a batch that is done again within a day sends none of them twice.
+        """
+        given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
+        given |= {"dedupWindow": "1d"} | options
+        checkpoint = self.checkpoints / name
+
+        def send(batch: DataFrame, number: int) -> None:
+            from pyspark.sql import functions as f
+
+            # Of a query that begins anew the numbers begin anew, but not its id.
+            query = json.loads((checkpoint / "metadata").read_text("utf-8"))["id"]
+            dedup = f.concat_ws("/", f.lit(query), f.lit(number), f.col("key").cast("string"))
+            rows = batch.withColumn("dedup", dedup)
+            rows.write.format("streamq").options(**given).mode("append").save()
+
+        return (
+            frame.writeStream.foreachBatch(send)
+            .outputMode("update")
+            .queryName(name)
+            .option("checkpointLocation", str(checkpoint))
+        )
+
+
+def load(reference: str, folder: Path) -> Callable[[Job], Any]:
+    """The function that `module:function` names; found beside the configuration too.
+
+    Raises HandlerLoadError.
+    """
+    module_name, colon, name = reference.partition(":")
+    if not (module_name and colon and name):
+        raise HandlerLoadError(f"{reference}: write it as module:function")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise HandlerLoadError(f"{reference} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise HandlerLoadError(f"{reference} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def run(job: Job, function: Callable[[Job], Any]) -> Any:
+    """Run the function; wait for the streaming queries that it has left running."""
+    returned = function(job)
+    for query in job.spark.streams.active:
+        query.awaitTermination()
+    return returned

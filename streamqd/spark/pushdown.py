@@ -1,0 +1,70 @@
+"""Filters that Spark offers, as partitions to leave out and ids to begin and end at. Pure.
+
+Spark applies a filter again unless it is told that this is not needed; only what is answered to
+the entry is taken off its hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from streamqd.spark import offsets
+from streamqd.spark.offsets import Id, Place, Span
+
+_LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
+
+
+class Narrowing:
+    """What filters leave of a read: places, and ids in `(low, high]`."""
+
+    def __init__(self) -> None:
+        self.low: Id = offsets.ZERO
+        self.high: Id = _LAST
+        self._allowed: list[tuple[int, frozenset[Any]]] = []
+
+    def take(self, filters: Iterable[Any]) -> list[Any]:
+        """Use what can be used of the filters; return those that Spark must still apply."""
+        return [each for each in filters if not self._take(each)]
+
+    def keeps(self, place: Place) -> bool:
+        """Whether rows of the place can pass."""
+        return all(place[at] in values for at, values in self._allowed)
+
+    def spans(self, spans: Iterable[Span]) -> list[Span]:
+        """The parts of the spans that can pass."""
+        kept = [each for each in spans if self.keeps(each.place)]
+        return offsets.narrow(kept, self.low, self.high)
+
+    def _take(self, one: Any) -> bool:
+        """Whether the filter is answered in full."""
+        attribute: tuple[str, ...] = getattr(one, "attribute", ())
+        column = attribute[0].lower() if len(attribute) == 1 else ""
+        value = getattr(one, "value", None)
+        kind = type(one).__name__
+        if column in ("topic", "partition"):
+            return self._take_place(("topic", "partition").index(column), kind, value)
+        if column == "id_ms" and isinstance(value, int) and value >= 0:
+            self._bound(kind, value, value)
+        if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+            micros = round(value.timestamp() * 1_000_000)
+            if micros >= 0:
+                # Ids have whole milliseconds, so a bound between two of them takes in both.
+                self._bound(kind, micros // 1000, -(-micros // 1000))
+        return False
+
+    def _take_place(self, at: int, kind: str, value: Any) -> bool:
+        if kind == "EqualTo":
+            self._allowed.append((at, frozenset({value})))
+            return True
+        if kind == "In":
+            self._allowed.append((at, frozenset(value)))
+            return True
+        return False
+
+    def _bound(self, kind: str, floor_ms: int, ceiling_ms: int) -> None:
+        if kind in ("GreaterThan", "GreaterThanOrEqual", "EqualTo"):
+            self.low = max(self.low, offsets.before_time(floor_ms))
+        if kind in ("LessThan", "LessThanOrEqual", "EqualTo"):
+            self.high = min(self.high, (ceiling_ms, offsets.PART_MAX))

@@ -1,0 +1,370 @@
+"""What must be true before work begins, checked in one place for the daemon and for `check`.
+
+Every problem becomes one sentence that says what to do; all of them are collected.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from streamqd import config, embedded, handlers, logs
+from streamqd.config import Settings
+from streamqd.embedded import EmbeddedServer
+from streamqd.errors import (
+    ConfigError,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    StartRefused,
+)
+from streamqd.registration import ensure_topics
+from streamqd.store.client import Link, ServerFacts, server_facts
+
+NAME = "streamqd:start"
+DESCRIPTORS = 65_536
+
+CORPSE_SECONDS = 5.0  # how long the children of a killed supervisor may take to die
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Settings completed by what the handler modules declare, and everything wrong with them."""
+
+    settings: Settings
+    problems: list[str]
+
+
+def prepare(
+    settings: Settings,
+    only: frozenset[str] = frozenset(),
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Prepared:
+    """Import the handler modules in a probe child and merge what they declare.
+
+    `only` keeps the TOPIC/GROUP consumers that it names, all when it is empty.
+    """
+    found = handlers.probe(
+        settings.daemon.handlers,
+        references(settings),
+        settings.base_dir,
+        settings.daemon.boot_timeout,
+        interrupted,
+    )
+    return complete(settings, found, only)
+
+
+def everything_wrong(error: ConfigError) -> ConfigError:
+    """Add to the mistakes of a file what is wrong with its handlers and its server.
+
+    So one answer names all there is to mend. Only what the file did say rightly is looked at.
+    """
+    settings: Settings | None = error.salvaged
+    if settings is None:
+        return error
+    problems = list(error.problems)
+    found = handlers.probe(
+        settings.daemon.handlers,
+        references(settings),
+        settings.base_dir,
+        settings.daemon.boot_timeout,
+    )
+    problems += [f"handlers: {problem}" for problem in found.problems]
+    misread = any(problem.startswith("redis.") for problem in error.problems)
+    if not misread and settings.redis.url != embedded.URL:
+        link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+        try:
+            problems += check_server(ask_server(link, 0.0), settings)[0]
+        except RedisUnavailable as unavailable:
+            problems.append(f"redis: no answer from {link.address}: {unavailable}")
+        finally:
+            link.close()
+    return ConfigError(problems)
+
+
+def references(settings: Settings) -> list[str]:
+    """Return the handlers that the configuration itself names."""
+    return [consumer.handler for consumer in settings.consumers if consumer.handler]
+
+
+def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) -> Prepared:
+    """Merge what a probe found into the settings, and judge the result."""
+    problems = [f"handlers: {problem}" for problem in found.problems]
+    try:
+        settings = config.declare_consumers(settings, found.declared)
+    except ConfigError as error:
+        return Prepared(settings, problems + error.problems)
+    if not settings.consumers and not problems:
+        problems.append(
+            "consumers: nothing to do; name a module in daemon.handlers, or add [[consumers]]"
+        )
+    if only:
+        settings, unknown = _restrict(settings, only)
+        problems += unknown
+    return Prepared(settings, problems)
+
+
+class Renewal(NamedTuple):
+    """What a reload's errand found: all that the supervisor needs to go over to new settings."""
+
+    declared: list[dict[str, Any]]
+    problems: list[str]
+    partitions: dict[str, int]
+
+
+def renew(settings: Settings, only: frozenset[str]) -> Renewal:
+    """Validate new settings and code, and register what they consume. Run it in an errand."""
+    found = handlers.examine(
+        list(settings.daemon.handlers), references(settings), settings.base_dir
+    )
+    prepared = complete(settings, found, only)
+    if prepared.problems:
+        return Renewal(found.declared, prepared.problems, {})
+    try:
+        partitions = register(prepared.settings)
+    except ConfigError as error:
+        return Renewal(found.declared, error.problems, {})
+    except (RedisUnavailable, RedisRefused) as error:
+        problem = f"redis: {error}; send the signal again when it answers"
+        return Renewal(found.declared, [problem], {})
+    return Renewal(found.declared, [], partitions)
+
+
+def restore(settings: Settings) -> str:
+    """Register again what an emptied server has lost. Returns what is wrong, '' for nothing."""
+    try:
+        register(settings, emptied=True)
+    except (ConfigError, RedisUnavailable, RedisRefused) as error:
+        return str(error)
+    return ""
+
+
+def register(settings: Settings, *, emptied: bool = False) -> dict[str, int]:
+    """Register topics and groups over a connection of its own; return the partition counts."""
+    link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+    try:
+        return ensure_topics(link, settings, emptied=emptied)
+    finally:
+        link.close()
+
+
+def preload(settings: Settings) -> None:
+    """Import the libraries that workers share by copy-on-write. Never handler modules."""
+    for name in settings.daemon.preload:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            problem = f"daemon.preload: cannot import {name}: {type(error).__name__}: {error}"
+            raise StartRefused(3, [problem]) from error
+    others = ", ".join(thread.name for thread in threading.enumerate()[1:])
+    if others:
+        problem = f"daemon.preload: a library started a thread ({others}); a process with threads"
+        raise StartRefused(3, [f"{problem} cannot be forked safely, take the library out"])
+
+
+def raise_descriptor_limit() -> None:
+    """Allow as many open files as the system lets us: a worker costs the supervisor two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def begin(
+    settings: Settings,
+    only: frozenset[str],
+    patience: float = 5.0,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> tuple[Settings, dict[str, int]]:
+    """Do everything that must succeed before the first fork.
+
+    Returns the complete settings and the registered partition count of every consumed topic.
+    Raises StartRefused with all problems and the exit code that fits.
+    """
+    prepared = prepare(settings, only, interrupted)
+    problems, code = list(prepared.problems), 3
+    settings = prepared.settings
+    link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+    try:
+        # Waiting for a server that starts up makes sense only if it could help.
+        facts = ask_server(link, 0.0 if problems else patience, interrupted)
+        refused, warnings = check_server(facts, settings)
+        problems += refused
+        for warning in warnings:
+            logs.event("config.warning", logging.WARNING, about=warning)
+        if not problems:
+            return settings, ensure_topics(link, settings)
+    except RedisUnavailable as error:
+        if not problems:
+            code = 4
+        problems.append(f"redis: no answer from {link.address}: {error}")
+    except ConfigError as error:
+        problems += error.problems
+    finally:
+        link.close()
+    raise StartRefused(code, problems)
+
+
+def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[str]]:
+    """Keep the consumers that `--only TOPIC/GROUP` names."""
+    known = {f"{one.topic}/{one.group}": one for one in settings.consumers}
+    unknown = sorted(only - known.keys())
+    problems = [
+        f"--only {name}: there is no such consumer; there are {', '.join(sorted(known)) or 'none'}"
+        for name in unknown
+    ]
+    kept = tuple(one for name, one in known.items() if name in only)
+    return replace(settings, consumers=kept), problems
+
+
+def start_embedded(settings: Settings) -> EmbeddedServer | None:
+    """Start the embedded server when the configuration asks for it."""
+    if settings.redis.url != embedded.URL:
+        return None
+    server: EmbeddedServer | None = None
+    try:
+        server = EmbeddedServer(settings.daemon.state_dir, config.claim_socket_path(settings))
+        server.start()
+        server.wait_ready(30.0)
+    except ConfigError as error:
+        raise StartRefused(3, error.problems) from error
+    except Refused as error:
+        raise StartRefused(5, [str(error)]) from error
+    except RedisUnavailable as error:
+        if server is not None:
+            server.stop(2.0)
+        raise StartRefused(4, [f"redis: the embedded server does not start: {error}"]) from error
+    logs.event("embedded.started", child=server.pid)
+    return server
+
+
+def check_server(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]]:
+    """Judge the server's own configuration. Returns (problems, warnings)."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    if facts.maxmemory_policy not in ("noeviction", ""):
+        text = (
+            f"redis: the server's maxmemory-policy is {facts.maxmemory_policy}, so it may evict "
+            "streams and leases, which loses messages; set it to noeviction (or, to accept the "
+            "loss, redis.allow_eviction = true)"
+        )
+        (warnings if settings.redis.allow_eviction else problems).append(text)
+    if facts.role not in ("master", ""):
+        problems.append(
+            f"redis: the server is a {facts.role}, which refuses writes; name the primary"
+        )
+    if not facts.aof:
+        warnings.append(
+            "redis: append-only persistence is off; what was sent since the last snapshot is lost "
+            "when the server restarts (set appendonly yes)"
+        )
+    skew = abs(facts.time - time.time())
+    if skew > settings.daemon.lease_ttl / 2:
+        warnings.append(
+            f"redis: its clock is {skew:.1f} s off this host's; times in logs will not match"
+        )
+    return problems, warnings
+
+
+def ask_server(
+    link: Link, patience: float, interrupted: Callable[[], bool] = lambda: False
+) -> ServerFacts:
+    """Ask for the server's facts, waiting while it starts up. Raises RedisUnavailable."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            facts = server_facts(link)
+            if not facts.loading:
+                return facts
+            error: Exception = RedisUnavailable("it is still loading its data", sent=False)
+        except RedisUnavailable as unavailable:
+            error = unavailable
+        except RedisRefused as refused:
+            error = refused
+            if refused.code not in ("LOADING", "BUSY", "MASTERDOWN"):
+                raise RedisUnavailable(str(refused), sent=False) from refused
+        if time.monotonic() > deadline or interrupted():
+            raise RedisUnavailable(str(error), sent=False)
+        time.sleep(0.1)
+
+
+class InstanceLock:
+    """The lock that makes one id one instance on this host.
+
+    The children inherit it, so holding it proves that no process of a predecessor is left.
+    """
+
+    def __init__(self, state_dir: Path, instance: str) -> None:
+        self.path = state_dir / f"{instance}.lock"
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> int | None:
+        """Take the lock; return the pid of the running twin when there is one, else None."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = self.path.open("a+")
+        except OSError as error:
+            problem = f"daemon.state_dir: cannot write to {self.path.parent} ({error.strerror})"
+            raise StartRefused(3, [f"{problem}; name a directory that this user owns"]) from error
+        deadline = time.monotonic() + CORPSE_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip()
+                alive = holder.isdigit() and _is_alive(int(holder))
+                if alive or time.monotonic() > deadline:
+                    file.close()
+                    return int(holder) if holder.isdigit() else 0
+                # Its supervisor is dead, its children are about to notice.
+                time.sleep(0.02)
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        self._file = file
+        return None
+
+    def fileno(self) -> int:
+        """The descriptor that children must keep open."""
+        assert self._file is not None
+        return self._file.fileno()
+
+    @property
+    def identity(self) -> str:
+        """Names the lock for others: whoever holds this very file has no living predecessor."""
+        found = os.fstat(self.fileno())
+        return f"{boot_id()}:{found.st_dev}:{found.st_ino}"
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")
+
+
+def boot_id() -> str:
+    """A name for this boot of this host: with it a pid is unique."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,173 @@
+"""The hot path: one round trip that acknowledges, reads, and is fenced by WATCH.
+
+    [XREAD COUNT 1 BLOCK b STREAMS retry stream …]      the doorbell, only when idle
+    MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole when the fence changed
+    WATCH fence; HGET fence token                       the ground for the next round
+
+EXEC does nothing when the fence changed after the WATCH whose HGET showed our token; that is the
+same guarantee as a script that compares the token first, at the price of a native read. Bytes go
+straight between the socket and hiredis: nothing here builds what nobody reads.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, NamedTuple
+
+import hiredis
+
+from streamqd.errors import RedisUnavailable
+from streamqd.model import Unit
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+CONSUMER = "w"  # the one consumer name of every group: the fence says who owns
+
+_RECEIVE_BYTES = 256 * 1024
+
+Entry = list[Any]  # [id, [name, value, …]]
+
+
+def _pack(*command: str | bytes) -> bytes:
+    # The stub takes a tuple of one element only; the function takes any.
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    return packed
+
+
+_MULTI = _pack("MULTI")
+_EXEC = _pack("EXEC")
+
+
+class Round(NamedTuple):
+    """The answer of one round.
+
+    `executed` is False when EXEC refused (the fence changed in between) or when the read could not
+    be done; then nothing was acknowledged either. `mine` tells whether the fence carries our token
+    now. `error` is the code of an error reply of the read, as NOGROUP.
+    """
+
+    executed: bool
+    mine: bool
+    acked: int
+    retried: list[Entry]
+    main: list[Entry]
+    error: str
+
+
+class Fetcher:
+    """The fenced reader of one unit on one connection. Needs `watch` after each new connection."""
+
+    def __init__(self, link: Link, keys: Keys, unit: Unit, token: str) -> None:
+        self._link = link
+        self._token = token.encode()
+        self._group = unit.group
+        self._stream = keys.stream(unit.topic, unit.partition)
+        self._retry = keys.retry_stream(*unit)
+        fence = keys.fence(*unit)
+        self._retry_name = self._retry.encode()
+        self._watch = _pack("WATCH", fence) + _pack("HGET", fence, "token")
+        self._reads: dict[int, bytes] = {}
+        self._buffer = bytearray(_RECEIVE_BYTES)
+        self._reader = hiredis.Reader(notEnoughData=Ellipsis)
+        self._socket: socket.socket | None = None
+        self._pending_acks = 0
+        self.received = 0  # bytes that came for the round sent last
+
+    def watch(self) -> bool:
+        """Put the fence under WATCH on the present connection. False: it is not ours any more."""
+        self._reader = hiredis.Reader(notEnoughData=Ellipsis)
+        self._socket = self._link.socket()
+        self._send(self._watch)
+        self._receive()
+        return bool(self._receive() == self._token)
+
+    def send_round(
+        self, main_acks: list[bytes], retry_acks: list[bytes], count: int, doorbell: bytes = b""
+    ) -> None:
+        """Send one round; the acknowledged ids must be pending entries of ours."""
+        parts = [doorbell, _MULTI]
+        self._pending_acks = 0
+        self.received = 0
+        if main_acks:
+            parts.append(_pack("XACK", self._stream, self._group, *main_acks))
+            self._pending_acks += 1
+        if retry_acks:
+            parts.append(_pack("XACK", self._retry, self._group, *retry_acks))
+            self._pending_acks += 1
+        parts += [self._read(count), _EXEC, self._watch]
+        self._send(b"".join(parts))
+
+    def doorbell(self, last_retry: bytes, last_main: bytes, block: float) -> bytes:
+        """Return the packed doorbell: a read that moves no state and answers when there is one."""
+        return _pack(
+            *("XREAD", "COUNT", "1", "BLOCK", str(max(1, int(block * 1000)))),
+            *("STREAMS", self._retry, self._stream, last_retry, last_main),
+        )
+
+    def receive_round(self, *, rang: bool) -> Round:
+        """Read the answers of the round sent last; `rang` when it began with the doorbell."""
+        if rang:
+            self._receive()
+        refusal = ""
+        for _ in range(2 + self._pending_acks):  # MULTI, QUEUED of each command
+            queued = self._receive()
+            if isinstance(queued, Exception) and not refusal:
+                refusal = str(queued).partition(" ")[0]
+        executed = self._receive()
+        self._receive()  # WATCH
+        mine = self._receive() == self._token
+        if not isinstance(executed, list):
+            # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
+            error = "" if executed is None else refusal or str(executed).partition(" ")[0]
+            return Round(False, mine, 0, [], [], error)
+        reply = executed[-1]
+        acked = sum(n for n in executed[:-1] if isinstance(n, int))
+        if isinstance(reply, Exception):
+            return Round(True, mine, acked, [], [], str(reply).partition(" ")[0])
+        retried: list[Entry] = []
+        main: list[Entry] = []
+        for name, entries in reply or ():
+            if name == self._retry_name:
+                retried = entries
+            else:
+                main = entries
+        return Round(True, mine, acked, retried, main, "")
+
+    def fileno(self) -> int:
+        """The socket, for waiting on it together with other things."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def _read(self, count: int) -> bytes:
+        packed = self._reads.get(count)
+        if packed is None:
+            packed = _pack(
+                *("XREADGROUP", "GROUP", self._group, CONSUMER, "COUNT", str(count)),
+                *("STREAMS", self._retry, self._stream, ">", ">"),
+            )
+            if len(self._reads) < 1024:
+                self._reads[count] = packed
+        return packed
+
+    def _send(self, raw: bytes) -> None:
+        assert self._socket is not None
+        try:
+            self._socket.sendall(raw)
+        except OSError as error:
+            self._link.close()
+            raise RedisUnavailable(f"sending to Redis failed: {error}", sent=True) from error
+
+    def _receive(self) -> Any:
+        reader, sock, buffer = self._reader, self._socket, self._buffer
+        assert sock is not None
+        try:
+            while (reply := reader.gets(False)) is Ellipsis:
+                received = sock.recv_into(buffer)
+                if not received:
+                    raise ConnectionResetError("the server closed the connection")
+                self.received += received
+                reader.feed(buffer, 0, received)  # type: ignore[arg-type]
+        except (OSError, hiredis.ProtocolError) as error:
+            self._link.close()
+            raise RedisUnavailable(f"reading from Redis failed: {error}", sent=True) from error
+        return reply

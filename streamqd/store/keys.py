@@ -1,0 +1,113 @@
+"""One place for every key. All keys of one partition carry the hash tag `{topic:p:i}`.
+
+The two prefixes are configurable (`[keys]`); the defaults are `streaming:mq` for bookkeeping and
+`stream:topic` for the streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Builds key names. Cheap to build, equal when its prefixes are equal."""
+
+    control: str = "streaming:mq"
+    streams: str = "stream:topic"
+
+    # --- the fleet ---
+
+    def registry(self) -> str:
+        """SET of topic names. Written by topic_create's caller; read by views."""
+        return f"{self.control}:topics:registry"
+
+    def members(self, fleet: str) -> str:
+        """ZSET instance id -> last beat, unix ms by the server's clock."""
+        return f"{self.control}:members:{{{fleet}}}"
+
+    def info(self, fleet: str) -> str:
+        """HASH instance id -> JSON: boot id, host, pid, nonce, weight, cap, offers, leaving."""
+        return f"{self.control}:info:{{{fleet}}}"
+
+    def instance(self, fleet: str, instance: str) -> str:
+        """STRING + PX: JSON summary of one instance, published by its housekeeper."""
+        return f"{self.control}:instance:{{{fleet}}}:{instance}"
+
+    def wake(self, fleet: str) -> str:
+        """Pub/sub channel: something changed that supervisors should look at now."""
+        return f"{self.control}:wake:{{{fleet}}}"
+
+    def progress(self, run: str) -> str:
+        """HASH `topic/partition` -> entries fetched, about, by one run of a pipeline."""
+        return f"{self.control}:progress:{{{run}}}"
+
+    # --- a topic ---
+
+    def meta(self, topic: str) -> str:
+        """HASH partitionCount, created, settings, `group:<G>` = partition count at first sight."""
+        return f"{self.control}:topic:{{{topic}}}:meta"
+
+    def partitions(self, topic: str) -> str:
+        """SET of the topic's partition stream keys."""
+        return f"{self.control}:topic:{{{topic}}}:partitions"
+
+    def pipeline(self, topic: str, name: str) -> str:
+        """STRING + PX: token of the run that may write, of one pipeline on the topic."""
+        return f"{self.control}:pipeline:{{{topic}}}:{name}"
+
+    # --- a partition ---
+
+    def stream(self, topic: str, partition: int) -> str:
+        """STREAM: the partition. Trimmed only, never XDELed."""
+        return f"{self.streams}:{{{topic}:p:{partition}}}"
+
+    def dlq(self, topic: str, partition: int) -> str:
+        """STREAM: dead letters of all groups of the partition. XDELed only, never trimmed."""
+        return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
+
+    def scheduled(self, topic: str, partition: int) -> str:
+        """ZSET due unix ms -> send id, of `delay=` sends."""
+        return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
+
+    def scheduled_items(self, topic: str, partition: int) -> str:
+        """HASH send id -> packed fields, of `delay=` sends."""
+        return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
+
+    def dedup(self, topic: str, partition: int, dedup_id: str) -> str:
+        """STRING + PX: id of the entry first written under this dedup id."""
+        return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
+
+    def trim(self, topic: str, partition: int) -> str:
+        """HASH first (first id kept), archived, size, `floor:<G>`: the record of trimming."""
+        return f"{self.control}:trim:{{{topic}:p:{partition}}}"
+
+    def sink(self, topic: str, partition: int) -> str:
+        """HASH `<query>:<task>` -> batch, rows written, digest: the marker of Spark's sink."""
+        return f"{self.control}:sink:{{{topic}:p:{partition}}}"
+
+    # --- a group on a partition ---
+
+    def retry_stream(self, topic: str, partition: int, group: str) -> str:
+        """STREAM: retried and replayed messages of one group. Trimmed only."""
+        return f"{self.streams}:{{{topic}:p:{partition}}}:retry:{group}"
+
+    def lease(self, topic: str, partition: int, group: str) -> str:
+        """STRING + PX: token of the owner. Read by lease scripts and views only."""
+        return f"{self.control}:lease:{{{topic}:p:{partition}}}:{group}"
+
+    def fence(self, topic: str, partition: int, group: str) -> str:
+        """HASH without TTL: token, epoch, owner, since, session, solo, mark."""
+        return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
+
+    def retry(self, topic: str, partition: int, group: str) -> str:
+        """ZSET due unix ms -> place."""
+        return f"{self.control}:retry:{{{topic}:p:{partition}}}:{group}"
+
+    def retry_items(self, topic: str, partition: int, group: str) -> str:
+        """HASH place -> packed fields."""
+        return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
+
+    def attempts(self, topic: str, partition: int, group: str) -> str:
+        """HASH `<place>:c` charged crashes, `:f` failures in place, `:last` context of a crash."""
+        return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"

@@ -1,0 +1,182 @@
+"""The lease of a unit: taking, keeping and giving back the right to settle its messages.
+
+Called by the supervisor. Each function builds a call; durations are seconds here and milliseconds
+in the scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from streamqd.errors import ContractError
+from streamqd.model import Unit
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.messages import PLACES_MAX
+from streamqd.store.scripts import Call, Reply
+
+
+def acquire(
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    seen_epoch: int,
+    ttl: float,
+    owner: str,
+    dead_token: str = "",
+) -> Call:
+    """Take the unit if it is free and nobody has owned it since `seen_epoch` was read.
+
+    `token` is new; the same call may be repeated with it until it is answered. `dead_token` is that
+    of a predecessor whose processes are all proven dead.
+    """
+    return scripts.get("lease_acquire").call(
+        _keys(keys, unit, "fence", "lease", "attempts", "stream", "retry"),
+        token=token,
+        seen_epoch=seen_epoch,
+        ttl_ms=_ttl_ms(ttl),
+        owner=owner,
+        group=unit.group,
+        dead_token=dead_token,
+    )
+
+
+def renew(keys: Keys, unit: Unit, token: str, ttl: float) -> Call:
+    """Let the lease live for `ttl` seconds from now."""
+    return scripts.get("lease_renew").call(
+        _keys(keys, unit, "fence", "lease"), token=token, ttl_ms=_ttl_ms(ttl)
+    )
+
+
+def refence(
+    keys: Keys,
+    unit: Unit,
+    old: str,
+    new: str,
+    ttl: float,
+    charged: bytes | None,
+    context: bytes,
+    done: Sequence[bytes],
+) -> Call:
+    """Replace the token of a child that has ended, acknowledge what it had done, charge a crash.
+
+    `charged` is the place that it was running, None when nobody is to blame.
+    """
+    if old == new:
+        raise ContractError("lease_refence: the new token is the old one")
+    if len(done) > PLACES_MAX:
+        raise ContractError(f"lease_refence: {len(done)} places, at most {PLACES_MAX} are allowed")
+    return scripts.get("lease_refence").call(
+        _keys(keys, unit, "fence", "lease", "attempts", "stream", "retry"),
+        old=old,
+        new=new,
+        ttl_ms=_ttl_ms(ttl),
+        group=unit.group,
+        charged=charged or b"",
+        context=context,
+        done=done,
+    )
+
+
+def release(keys: Keys, unit: Unit, token: str) -> Call:
+    """Give the unit back. The token is dead as soon as this was sent."""
+    return scripts.get("lease_release").call(_keys(keys, unit, "fence", "lease"), token=token)
+
+
+class Acquired(NamedTuple):
+    """What a taken lease is. `victim` is the place charged with a crash, b'' for none."""
+
+    epoch: int
+    unclean: bool  # the last owner did not release: pending entries run in solo mode
+    victim: bytes
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Acquired:
+        """Read OK or MINE. After MINE nobody is charged anew."""
+        victim = reply.rest[2] if reply.word == "OK" else b""
+        return cls(int(reply.rest[0]), bool(int(reply.rest[1])), victim)
+
+
+class Refenced(NamedTuple):
+    """What a replaced token is worth, and how often the charged entry has crashed so far."""
+
+    epoch: int
+    crashes: int
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Refenced:
+        """Read OK."""
+        return cls(int(reply.rest[0]), int(reply.rest[1]))
+
+
+class Holder(NamedTuple):
+    """Who holds a unit, as a refusal says it."""
+
+    epoch: int
+    owner: str
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Holder:
+        """Read HELD, MOVED or FENCED, whichever script answered it."""
+        match reply.word:
+            case "HELD":
+                _, epoch, owner = reply.rest
+            case "MOVED":
+                epoch, owner = reply.rest[0], b""
+            case _:
+                epoch, owner = reply.rest
+        return cls(int(epoch), owner.decode("utf-8", "replace"))
+
+
+class LeaseView(NamedTuple):
+    """Fence and lease as they were read together; decides nothing by itself."""
+
+    token: str
+    """'' when nobody holds the unit."""
+    epoch: int
+    """0 when nobody ever held it."""
+    owner: str
+    since_unix_ms: int
+    solo: bool
+    ttl: float | None
+    """Seconds that the lease lives; None when there is none."""
+
+    @classmethod
+    def parse(cls, fence: Sequence[bytes | None], ttl_ms: int) -> LeaseView:
+        """Read the two replies to the commands of `view`."""
+        token, epoch, owner, since, solo = fence
+        return cls(
+            token=(token or b"").decode("utf-8", "replace"),
+            epoch=int(epoch or 0),
+            owner=(owner or b"").decode("utf-8", "replace"),
+            since_unix_ms=int(since or 0),
+            solo=solo is not None,
+            ttl=ttl_ms / 1000 if ttl_ms >= 0 else None,
+        )
+
+
+def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
+    """Build the two commands whose replies `LeaseView.parse` takes."""
+    return [
+        ("HMGET", keys.fence(*unit), "token", "epoch", "owner", "since", "solo"),
+        ("PTTL", keys.lease(*unit)),
+    ]
+
+
+def _keys(keys: Keys, unit: Unit, *names: str) -> dict[str, str]:
+    every = {
+        "fence": keys.fence(*unit),
+        "lease": keys.lease(*unit),
+        "attempts": keys.attempts(*unit),
+        "stream": keys.stream(unit.topic, unit.partition),
+        "retry": keys.retry_stream(*unit),
+    }
+    return {name: every[name] for name in names}
+
+
+def _ttl_ms(ttl: float) -> int:
+    ttl_ms = round(ttl * 1000)
+    if ttl_ms < 1:
+        raise ContractError(f"a lease of {ttl} s")
+    return ttl_ms

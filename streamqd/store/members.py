@@ -1,0 +1,80 @@
+"""The members of a fleet: saying that one lives, and learning who else does.
+
+Called by the supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+
+def beat(
+    keys: Keys, fleet: str, instance: str, nonce: str, info: Mapping[str, Any], stale: float
+) -> Call:
+    """Say that the instance lives. `stale`: seconds after which a beat of another run is void.
+
+    `nonce` is random, one for each run of the instance; it becomes part of the info.
+    """
+    described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
+    return scripts.get("member_beat").call(
+        _keys(keys, fleet),
+        id=instance,
+        nonce=nonce,
+        described=described,
+        stale_ms=max(1, round(stale * 1000)),
+    )
+
+
+def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
+    """Take the instance's entry out, if it is of the run with this nonce."""
+    return scripts.get("member_leave").call(_keys(keys, fleet), id=instance, nonce=nonce)
+
+
+class Beat(NamedTuple):
+    """One member as it last described itself. `info` is empty when it cannot be read."""
+
+    instance: str
+    beat_unix_ms: int
+    info: dict[str, Any]
+
+
+class Present(NamedTuple):
+    """All members, the caller too, by the server's clock."""
+
+    now_unix_ms: int
+    members: list[Beat]
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Present:
+        """Read OK."""
+        now, rows = reply.rest
+        return cls(int(now), [_beat(*row) for row in rows])
+
+
+def twin(reply: Reply) -> Beat:
+    """Read TWIN: the other run that beats under the same id (named '' here)."""
+    return _beat(b"", *reply.rest)
+
+
+def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Beat:
+    try:
+        info = json.loads(described)
+    except ValueError:
+        info = {}
+    # A score that nobody of us has written counts as a beat of long ago.
+    beat = int(beat_unix_ms) if beat_unix_ms.isdigit() else 0
+    return Beat(
+        instance.decode("utf-8", "replace"),
+        beat,
+        info if isinstance(info, dict) else {},
+    )
+
+
+def _keys(keys: Keys, fleet: str) -> dict[str, str]:
+    return {"members": keys.members(fleet), "info": keys.info(fleet)}

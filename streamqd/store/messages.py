@@ -1,0 +1,399 @@
+"""The messages of a unit: reading what is pending, settling, promoting, trimming.
+
+Called by the worker (reading and settling, fenced by its token) and by the housekeeper (promoting
+and trimming, right whoever does it). Each function builds a call; the fetch itself is in
+`streamqd.store.fetch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from streamqd.errors import ContractError
+from streamqd.model import Unit
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+PLACES_MAX = 512  # places in one call at most
+ITEMS_MAX = 256  # entries moved by one call at most
+
+Fields = Mapping[bytes, bytes]
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
+    """Make sure that the group exists. `start`: 0 = with all messages kept, $ = with later ones."""
+    if start not in ("0", "$"):
+        raise ContractError(f"group_ensure: start {start!r}")
+    return scripts.get("group_ensure").call(
+        {**_streams(keys, unit), "trim": keys.trim(unit.topic, unit.partition)},
+        group=unit.group,
+        start=start,
+    )
+
+
+def recover(
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    session: str,
+    open: bool,  # noqa: A002 - the script's word
+    after_main: str | bytes,
+    after_retry: str | bytes,
+    count: int,
+) -> Call:
+    """List a page of what is pending; `open` on the first page of a connection.
+
+    `after_*` is the last id of the page before, empty for the first.
+    """
+    return scripts.get("message_recover").call(
+        {**_fenced(keys, unit), "attempts": keys.attempts(*unit)},
+        token=token,
+        session=session,
+        group=unit.group,
+        open=open,
+        after_main=after_main,
+        after_retry=after_retry,
+        count=_page(count),
+    )
+
+
+class Pending(NamedTuple):
+    """A pending entry. `fields` is flat (name, value, …); None for one whose body is gone."""
+
+    id: bytes
+    fields: list[bytes] | None
+    crashes: int  # charged since it was last delivered
+    failures: int  # in place, of a handler that blocks
+    context: bytes  # of the last charged crash, b'' for none
+
+
+class Recovered(NamedTuple):
+    """A page of pending entries, each list oldest first.
+
+    A list shorter than the count asked for is the last of its stream. `last_*` are the ids last
+    delivered to the group: the doorbell starts there.
+    """
+
+    solo: bool
+    last_main: bytes
+    last_retry: bytes
+    main: list[Pending]
+    retry: list[Pending]
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Recovered:
+        """Read OK."""
+        solo, last_main, last_retry, main, retry = reply.rest
+        return cls(
+            bool(solo),
+            last_main,
+            last_retry,
+            [Pending(*entry) for entry in main],
+            [Pending(*entry) for entry in retry],
+        )
+
+
+def fetch(keys: Keys, unit: Unit, token: str, session: str, count: int) -> Call:
+    """Read at most `count` entries of each stream, while memory is full; else see `store.fetch`."""
+    return scripts.get("message_fetch").call(
+        _fenced(keys, unit), token=token, session=session, group=unit.group, count=_page(count)
+    )
+
+
+def reclaim(keys: Keys, unit: Unit, token: str, source: str, idle: float, count: int) -> Call:
+    """Take over entries that a foreign consumer left pending for `idle` seconds.
+
+    `source` is m for the partition stream, r for the retry stream.
+    """
+    streams = _streams(keys, unit)
+    return scripts.get("message_reclaim").call(
+        {"fence": keys.fence(*unit), "source": streams["stream" if source == "m" else "retry"]},
+        token=token,
+        group=unit.group,
+        idle_ms=_ms(idle),
+        count=_page(count),
+    )
+
+
+class Reclaimed(NamedTuple):
+    """Entries taken over, each (id, flat fields), and how many had no body and were settled."""
+
+    entries: list[tuple[bytes, list[bytes]]]
+    ghosts: int
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Reclaimed:
+        """Read OK."""
+        return cls([(entry[0], entry[1]) for entry in reply.rest[0]], reply.rest[1])
+
+
+# --- settling --------------------------------------------------------------------------------
+
+
+def ack(
+    keys: Keys, unit: Unit, token: str, places: Sequence[bytes], charged: Sequence[bytes] = ()
+) -> Call:
+    """Acknowledge `charged` places, whose counters go with them, and all other `places`.
+
+    A place in both counts as charged.
+    """
+    every = [*charged, *(place for place in places if place not in charged)]
+    if len(every) > PLACES_MAX:
+        raise ContractError(f"settle_ack: {len(every)} places, at most {PLACES_MAX} are allowed")
+    named = _fenced(keys, unit)
+    if charged:
+        named["attempts"] = keys.attempts(*unit)
+    return scripts.get("settle_ack").call(
+        named,
+        token=token,
+        group=unit.group,
+        charged_count=len(charged),
+        places=every,
+    )
+
+
+def retry(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, float, Fields]]) -> Call:
+    """Set entries aside: (place, delay in seconds, changed fields) each.
+
+    For an entry that answered GHOST the fields must be all of it, `payload` among them.
+    """
+    _bounded("settle_retry", len(items))
+    flat: list[object] = []
+    for place, delay, fields in items:
+        flat += (place, _ms(delay), *_counted(fields))
+    return scripts.get("settle_retry").call(
+        {
+            **_fenced(keys, unit),
+            "delayed": keys.retry(*unit),
+            "items": keys.retry_items(*unit),
+            "attempts": keys.attempts(*unit),
+        },
+        token=token,
+        group=unit.group,
+        entries=flat,
+    )
+
+
+def dead(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, Fields]]) -> Call:
+    """Give entries up: (place, changed fields) each; the fields as for `retry`."""
+    _bounded("settle_dead", len(items))
+    flat: list[object] = []
+    for place, fields in items:
+        flat += (place, *_counted(fields))
+    return scripts.get("settle_dead").call(
+        {
+            **_fenced(keys, unit),
+            "dlq": keys.dlq(unit.topic, unit.partition),
+            "attempts": keys.attempts(*unit),
+        },
+        token=token,
+        group=unit.group,
+        entries=flat,
+    )
+
+
+class Settled(NamedTuple):
+    """A word for each item (MOVED, GONE or GHOST), in their order.
+
+    `next_due_unix_ms` after a retry: the earliest due time of all delayed entries of the group.
+    `letters` after a death: the dead letter's id for each item, b'' where nothing was moved.
+    """
+
+    words: list[str]
+    next_due_unix_ms: int | None
+    letters: list[bytes]
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Settled:
+        """Read OK of `retry` or `dead`."""
+        words = [word.decode() for word in reply.rest[0]]
+        tail = reply.rest[1]
+        if isinstance(tail, list):
+            return cls(words, None, tail)
+        return cls(words, int(tail) if tail else None, [])
+
+
+def solo_mark(
+    keys: Keys, unit: Unit, token: str, session: str, place: bytes, acked: Sequence[bytes]
+) -> Call:
+    """Mark the inherited entry that comes next, and acknowledge those before; b'' = none is left.
+
+    Entries with counters are acknowledged by `ack`, not here.
+    """
+    return scripts.get("solo_mark").call(
+        _fenced(keys, unit),
+        token=token,
+        session=session,
+        group=unit.group,
+        place=place,
+        acked=acked,
+    )
+
+
+# --- housekeeping ----------------------------------------------------------------------------
+
+
+def promote_retries(keys: Keys, unit: Unit, count: int) -> Call:
+    """Move retries that are due into the group's retry stream."""
+    return scripts.get("message_promote").call(
+        {
+            "delayed": keys.retry(*unit),
+            "items": keys.retry_items(*unit),
+            "target": keys.retry_stream(*unit),
+        },
+        count=_page(count),
+    )
+
+
+def promote_scheduled(keys: Keys, topic: str, partition: int, count: int) -> Call:
+    """Move scheduled sends that are due into the partition."""
+    return scripts.get("message_promote").call(
+        {
+            "delayed": keys.scheduled(topic, partition),
+            "items": keys.scheduled_items(topic, partition),
+            "target": keys.stream(topic, partition),
+        },
+        count=_page(count),
+    )
+
+
+class Promoted(NamedTuple):
+    """How many were moved, how many had lost their item, and when the next one is due.
+
+    `unreadable` is how many stay because their item is not what streamqd writes.
+    """
+
+    moved: int
+    orphans: int
+    next_due_unix_ms: int | None
+    unreadable: int = 0
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Promoted:
+        """Read OK."""
+        moved, orphans, due, unreadable = reply.rest
+        return cls(moved, orphans, int(due) if due else None, unreadable)
+
+
+def trim(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    *,
+    keep_from: str,
+    max_length: int | None,
+    archive: bool,
+    limit: int,
+    expected: Sequence[str],
+) -> Call:
+    """Trim a partition to what is retained or not acknowledged by all groups.
+
+    `keep_from` is the id from which age retains entries, '' when age retains none, '0-0' when it
+    retains all. `expected` are groups that must exist.
+    """
+    return scripts.get("stream_trim").call(
+        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)},
+        keep_from=keep_from,
+        max_len=-1 if max_length is None else max_length,
+        archive=archive,
+        limit=_page(limit, of=1_000_000),
+        expected=expected,
+    )
+
+
+def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
+    """Trim the retry stream of a group to what it has not acknowledged."""
+    return scripts.get("stream_trim").call(
+        {"stream": keys.retry_stream(*unit)},
+        keep_from="",
+        max_len=-1,
+        archive=False,
+        limit=_page(limit, of=1_000_000),
+        expected=[unit.group],
+    )
+
+
+class Trimmed(NamedTuple):
+    """How many went, the smallest id that must stay, and the group (or archive) that holds it."""
+
+    removed: int
+    floor: str
+    holder: str
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Trimmed:
+        """Read OK."""
+        removed, floor, holder = reply.rest
+        return cls(removed, floor.decode(), holder.decode())
+
+
+def snapshot(keys: Keys, unit: Unit, limit: int = 100_000) -> Call:
+    """Count where the messages of a group on a partition are, at one instant."""
+    return scripts.get("partition_snapshot").call(
+        {
+            **_streams(keys, unit),
+            "delayed": keys.retry(*unit),
+            "dlq": keys.dlq(unit.topic, unit.partition),
+            "scheduled": keys.scheduled(unit.topic, unit.partition),
+        },
+        group=unit.group,
+        limit=limit,
+    )
+
+
+class Snapshot(NamedTuple):
+    """The counts of `snapshot`. Unread counts are -1 when there are more than its limit."""
+
+    length: int
+    unread: int
+    pending: int
+    delayed: int
+    retry_unread: int
+    retry_pending: int
+    dead: int  # of all groups
+    scheduled: int
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Snapshot | None:
+        """Read OK; None when the group does not exist."""
+        return cls(*reply.rest) if reply.word == "OK" else None
+
+
+# --- arguments -------------------------------------------------------------------------------
+
+
+def _streams(keys: Keys, unit: Unit) -> dict[str, str]:
+    return {"stream": keys.stream(unit.topic, unit.partition), "retry": keys.retry_stream(*unit)}
+
+
+def _fenced(keys: Keys, unit: Unit) -> dict[str, str]:
+    return {"fence": keys.fence(*unit), **_streams(keys, unit)}
+
+
+def _ms(seconds: float) -> int:
+    if seconds < 0:
+        raise ContractError(f"a wait of {seconds} s")
+    return round(seconds * 1000)
+
+
+def _page(count: int, of: int = ITEMS_MAX) -> int:
+    if not 1 <= count <= of:
+        raise ContractError(f"a page of {count}, not 1 to {of}")
+    return count
+
+
+def _bounded(name: str, count: int) -> None:
+    if count > ITEMS_MAX:
+        raise ContractError(f"{name}: {count} items, at most {ITEMS_MAX} are allowed")
+
+
+def _counted(fields: Fields) -> list[object]:
+    flat: list[object] = [2 * len(fields)]
+    for name, value in fields.items():
+        flat += (name, value)
+    return flat

@@ -1,0 +1,79 @@
+"""Writing messages that need more than a plain XADD: dedup ids, backlog limits, delays.
+
+Called by producers. Each function builds a call; `fields` are flat: name, value, name, value …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamqd.errors import ContractError
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call
+
+FIELDS_MAX = 128  # names and values of one message at most
+
+
+def publish(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    fields: Sequence[bytes | str],
+    dedup_id: str = "",
+    window: float = 0.0,
+    max_backlog: int | None = None,
+) -> Call:
+    """Write a message unless its dedup id was used within `window` seconds, or too many wait."""
+    named = {"stream": keys.stream(topic, partition)}
+    if dedup_id:
+        named["dedup"] = keys.dedup(topic, partition, dedup_id)
+    if max_backlog is not None:
+        named["trim"] = keys.trim(topic, partition)
+    return scripts.get("message_publish").call(
+        named,
+        window_ms=_window_ms(dedup_id, window),
+        max_backlog=0 if max_backlog is None else max_backlog,
+        fields=_paired(fields),
+    )
+
+
+def schedule(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    delay: float,
+    send_id: str,
+    fields: Sequence[bytes | str],
+    dedup_id: str = "",
+    window: float = 0.0,
+) -> Call:
+    """Keep a message for `delay` seconds. `send_id` is new, or that of the very same send."""
+    if not send_id or delay < 0:
+        raise ContractError(f"message_schedule: send id {send_id!r}, delay {delay} s")
+    named = {
+        "scheduled": keys.scheduled(topic, partition),
+        "items": keys.scheduled_items(topic, partition),
+    }
+    if dedup_id:
+        named["dedup"] = keys.dedup(topic, partition, dedup_id)
+    return scripts.get("message_schedule").call(
+        named,
+        delay_ms=round(delay * 1000),
+        send_id=send_id,
+        window_ms=_window_ms(dedup_id, window),
+        fields=_paired(fields),
+    )
+
+
+def _paired(fields: Sequence[bytes | str]) -> Sequence[bytes | str]:
+    if not fields or len(fields) % 2 or len(fields) > FIELDS_MAX:
+        raise ContractError(f"a message of {len(fields)} names and values")
+    return fields
+
+
+def _window_ms(dedup_id: str, window: float) -> int:
+    window_ms = round(window * 1000)
+    if dedup_id and window_ms < 1:
+        raise ContractError(f"a dedup window of {window} s")
+    return window_ms

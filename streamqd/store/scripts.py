@@ -1,0 +1,315 @@
+"""The Lua scripts by name, with their contracts.
+
+Each `lua/*.lua` begins with a header: keys, arguments, the words it may answer. The header is the
+only place that maps names to positions; callers name what they pass, nobody counts to 14. Files
+that begin with an underscore are shared blocks, spliced in where a header says `@include`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamqd.errors import ContractError
+
+KEY_TYPES = frozenset({"HASH", "LIST", "SET", "STREAM", "STRING", "ZSET"})
+ARG_TYPES = frozenset({"bytes", "flag", "id", "int", "list", "str", "token"})
+GUARDS_END = "-- Guards end here"
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """One key of a script. A missing optional key is stood in for by the first one."""
+
+    name: str
+    type: str
+    pattern: str
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArgSpec:
+    """One argument of a script. A token is never empty; a list takes all that follow."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Script:
+    """A transition: its contract and the source that the server gets."""
+
+    name: str
+    summary: str
+    prose: str
+    keys: tuple[KeySpec, ...]
+    args: tuple[ArgSpec, ...]
+    returns: Mapping[str, str]
+    entry_returns: Mapping[str, str]
+    cost: str
+    repeat: str
+    includes: tuple[str, ...]
+    body: str
+    source: bytes
+    sha: str
+    words: frozenset[str]
+
+    def call(self, keys: Mapping[str, str], **args: object) -> Call:
+        """Put keys and arguments in the order of the header. ContractError when a name is off."""
+        first = keys.get(self.keys[0].name)
+        argv: list[Any] = []
+        for key in self.keys:
+            name = keys.get(key.name, first if key.optional else None)
+            if name is None:
+                raise ContractError(f"{self.name}: key {key.name} is missing")
+            argv.append(name)
+        for arg in self.args:
+            if arg.name not in args:
+                raise ContractError(f"{self.name}: argument {arg.name} is missing")
+            value = args[arg.name]
+            if arg.type == "list" and isinstance(value, list | tuple):
+                argv.extend(value)
+            else:
+                argv.append(_argument(self.name, arg, value))
+        unknown = {*keys} - {key.name for key in self.keys}
+        unknown |= {*args} - {arg.name for arg in self.args}
+        if unknown:
+            raise ContractError(f"{self.name}: unknown names {sorted(unknown)}")
+        assert first is not None
+        return Call(self, first, tuple(argv))
+
+
+class Call(NamedTuple):
+    """One invocation: `EVALSHA sha numkeys *argv`, or EVAL. `key` routes it in a cluster."""
+
+    script: Script
+    key: str
+    argv: tuple[Any, ...]
+
+
+class Reply(NamedTuple):
+    """The answer of a script: a word of its contract, and what comes with it."""
+
+    word: str
+    rest: list[Any]
+
+
+def reply(call: Call, raw: object) -> Reply:
+    """Read the server's answer to a call. ContractError when the header does not allow it."""
+    name = call.script.name
+    if not isinstance(raw, list) or not raw or not isinstance(raw[0], bytes):
+        raise ContractError(f"{name} answered {raw!r}")
+    word = raw[0].decode("ascii", "replace")
+    if word not in call.script.words:
+        raise ContractError(f"{name} answered {word}, which its contract does not know")
+    return Reply(word, raw[1:])
+
+
+@lru_cache(maxsize=1)
+def load() -> dict[str, Script]:
+    """All scripts by name. ContractError when a header cannot be read."""
+    directory = _directory()
+    return {
+        path.stem: parse(path.stem, path.read_text("utf-8"), directory)
+        for path in sorted(directory.glob("[!_]*.lua"))
+    }
+
+
+def get(name: str) -> Script:
+    """One script. ContractError when there is none of that name."""
+    try:
+        return load()[name]
+    except KeyError:
+        raise ContractError(f"there is no script {name}") from None
+
+
+_FIRST = re.compile(r"-- (\w+): (.+)")
+_KEY = re.compile(r"KEYS\[(\d+)\](\??)\s+(\w+)\s+(\w+)\s+(.+)")
+_ARG = re.compile(r"ARGV\[(\d+)(?:\.\.)?\]\s+(\w+)\s+(\w+)\s+(.+)")
+_WORD = re.compile(r"(?:Returns|Entry)\s+([A-Z][A-Z_]*)\s+(.+)")
+_FIELD = re.compile(r"-- (KEYS\[|ARGV\[|Returns |Entry |Cost |Repeat |@include )")
+
+
+def parse(name: str, text: str, directory: Path) -> Script:
+    """Read one script. ContractError tells which line of the header cannot be read."""
+    lines = text.split("\n")
+    first = _FIRST.fullmatch(lines[0])
+    if first is None or first[1] != name:
+        raise ContractError(f"{name}: line 1 must be `-- {name}: what becomes of what`")
+    height = next((n for n, line in enumerate(lines) if not line.startswith("--")), len(lines))
+    prose, fields = _header_fields(lines[1:height])
+    keys = tuple(_key(name, at, line) for at, line in enumerate(fields["KEYS["], 1))
+    args = tuple(_arg(name, at, line) for at, line in enumerate(fields["ARGV["], 1))
+    if not keys or keys[0].optional:
+        raise ContractError(f"{name}: the first key must be there and not optional")
+    if any(arg.type == "list" for arg in args[:-1]):
+        raise ContractError(f"{name}: only the last argument may be a list")
+    if len(fields["Cost "]) != 1 or len(fields["Repeat "]) != 1:
+        raise ContractError(f"{name}: the header needs one Cost and one Repeat")
+    returns = dict(_word(name, line) for line in fields["Returns "])
+    includes = tuple(line.removeprefix("@include ").strip() for line in fields["@include "])
+    body = "\n".join(lines[height:])
+    blocks = [(directory / f"{block}.lua").read_text("utf-8") for block in includes]
+    source = "\n".join((lines[0], *blocks, body)).encode()
+    return Script(
+        name=name,
+        summary=first[2],
+        prose=prose,
+        keys=keys,
+        args=args,
+        returns=returns,
+        entry_returns=dict(_word(name, line) for line in fields["Entry "]),
+        cost=fields["Cost "][0].removeprefix("Cost ").strip(),
+        repeat=fields["Repeat "][0].removeprefix("Repeat ").strip(),
+        includes=includes,
+        body=body,
+        source=source,
+        sha=hashlib.sha1(source, usedforsecurity=False).hexdigest(),
+        words=frozenset(returns),
+    )
+
+
+def _header_fields(lines: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
+    """Sort header lines by their kind; an indented line goes on with the one before."""
+    kinds = ("KEYS[", "ARGV[", "Returns ", "Entry ", "Cost ", "Repeat ", "@include ")
+    fields: dict[str, list[str]] = {kind: [] for kind in kinds}
+    prose: list[str] = []
+    current: list[str] = prose
+    for line in lines:
+        found = _FIELD.match(line)
+        if found:
+            current = fields[found[1]]
+            current.append(line[3:])
+        elif line.startswith("--    ") and current is not prose:
+            current[-1] += " " + line[2:].strip()
+        else:
+            current = prose
+            prose.append(line[3:])
+    return "\n".join(prose).strip(), fields
+
+
+def _key(name: str, at: int, line: str) -> KeySpec:
+    found = _KEY.fullmatch(line)
+    if found is None or int(found[1]) != at or found[4] not in KEY_TYPES:
+        raise ContractError(f"{name}: cannot read `{line}`")
+    return KeySpec(found[3], found[4], found[5].strip(), optional=bool(found[2]))
+
+
+def _arg(name: str, at: int, line: str) -> ArgSpec:
+    found = _ARG.fullmatch(line)
+    if found is None or int(found[1]) != at or found[3] not in ARG_TYPES:
+        raise ContractError(f"{name}: cannot read `{line}`")
+    if (found[3] == "list") != (".." in line.split("]")[0]):
+        raise ContractError(f"{name}: a list is written ARGV[n..], and only a list is: `{line}`")
+    return ArgSpec(found[2], found[3], found[4].strip())
+
+
+def _word(name: str, line: str) -> tuple[str, str]:
+    found = _WORD.fullmatch(line)
+    if found is None:
+        raise ContractError(f"{name}: cannot read `{line}`")
+    return found[1], found[2].strip()
+
+
+def _argument(name: str, arg: ArgSpec, value: object) -> object:
+    """Check a value against its declared type and give it its form on the wire."""
+    match arg.type, value:
+        case "flag", bool():
+            return int(value)
+        case "int", int() if not isinstance(value, bool):
+            return value
+        case (("str" | "id" | "bytes"), (str() | bytes())):
+            return value
+        case "token", str() if value:
+            return value
+    raise ContractError(f"{name}: argument {arg.name} must be {arg.type}, not {value!r}")
+
+
+def _directory() -> Path:
+    """Where the scripts are: inside the package in a wheel, beside it in a working copy."""
+    package = Path(__file__).resolve().parent.parent
+    packed = package / "_lua"
+    return packed if packed.is_dir() else package.parent / "lua"
+
+
+# --- lint: what a test asks of every script ---------------------------------------------------
+
+_CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
+_RETURNED = re.compile(r"return\s*\{\s*'([A-Z_]+)'")
+_ASSIGNED_WORD = re.compile(r"\.word = (?:body and )?'([A-Z]+)'(?: or '([A-Z]+)')?")
+_WORD_FIRST = frozenset({"XGROUP", "XINFO", "XREADGROUP"})  # a word comes before the key
+_LONGEST = 100
+# Commands that change nothing. One that is missing here counts as a write.
+_READS = re.compile(
+    r"EXISTS|GET|HEXISTS|HGET|HLEN|HMGET|PTTL|SCARD|STRLEN|TIME|XINFO|XLEN|XPENDING|XRANGE"
+    r"|XREVRANGE|ZCARD|ZRANGE|ZRANGEBYSCORE|ZSCORE"
+)
+
+
+def lint(script: Script) -> list[str]:
+    """What is wrong with a script by the rules of the house; empty when nothing is."""
+    code = _without_comments(script.body)
+    whole = _without_comments(script.source.decode())
+    guards, line, effects = script.body.partition(f"\n{GUARDS_END}\n")
+    problems = _lint_names(script, code)
+    if {found[1] for found in _RETURNED.finditer(whole)} != script.words:
+        problems.append("the words returned are not those of the header")
+    in_items = {word for pair in _ASSIGNED_WORD.findall(whole) for word in pair if word}
+    if in_items != set(script.entry_returns):
+        problems.append("the words for entries are not those of the header")
+    writers = _writers(whole)
+    if _writes(_without_comments(guards), writers):
+        problems.append("a write before the guards end")
+    if bool(line) != _writes(_without_comments(effects), writers):
+        problems.append("a line where guards end belongs to scripts that write, and only to them")
+    if re.search(r"\btostring\b|\bmath\.random\b|\bloadstring\b|\bredis\.log\b", whole):
+        problems.append("tostring, random, loadstring or log")
+    if any(found[2] and found[1] not in _WORD_FIRST for found in _CALL.finditer(whole)):
+        problems.append("a key that is not among KEYS")
+    if "cjson" in whole and not script.name.startswith("member_"):
+        problems.append("JSON is not decoded in scripts")
+    if script.source.startswith(b"#!"):
+        problems.append("a shebang: Redis 6.2 cannot compile it")
+    length = max(len(text) for text in script.source.decode().split("\n"))
+    if length > _LONGEST:
+        problems.append(f"a line of {length} characters")
+    return problems
+
+
+def _lint_names(script: Script, code: str) -> list[str]:
+    """Positions that are used or declared only, names of the header that the script renames."""
+    problems = []
+    keys = [(key.name, False) for key in script.keys]
+    args = [(arg.name, arg.type == "list") for arg in script.args]
+    for table, declared in (("KEYS", keys), ("ARGV", args)):
+        used = {int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", code)}
+        if used != {at for at, (_, many) in enumerate(declared, 1) if not many}:
+            problems.append(f"{table} used are not those declared")
+        problems += [
+            f"{table} {name} has no local of its name"
+            for name, _ in declared
+            if not re.search(rf"^local\b[^=]*\b{name}\b[^=]*=", code, re.MULTILINE)
+        ]
+    return problems
+
+
+def _writers(code: str) -> list[str]:
+    """The shared functions that write."""
+    blocks = re.findall(r"^local function (\w+)(.*?)^end$", code, re.MULTILINE | re.DOTALL)
+    return [name for name, block in blocks if _writes(block, [])]
+
+
+def _writes(code: str, writers: Sequence[str]) -> bool:
+    if any(not _READS.fullmatch(found[1]) for found in _CALL.finditer(code)):
+        return True
+    return any(re.search(rf"\b{name}\(", code) for name in writers)
+
+
+def _without_comments(code: str) -> str:
+    return re.sub(r"--[^\n]*", "", code)

@@ -1,0 +1,140 @@
+"""Reading the figures that metrics, status and health show. Writes nothing.
+
+Called by the housekeeper for what its instance owns, and by the views of the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamqd.model import Unit
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFigures:
+    """One partition, whoever reads it. Ids are '' when there is none."""
+
+    length: int
+    added: int  # entries ever added
+    first_id: str
+    last_id: str
+    dead: int
+    scheduled: int
+    trimmed_to: str  # the first id that trimming kept
+
+
+class Backlog(NamedTuple):
+    """What a group has before it in one stream. Ids are '' when there is none."""
+
+    pending: int
+    oldest_pending_id: str
+    unread: int | None  # None when the server does not know
+    oldest_unread_id: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFigures:
+    """One group on one partition: the partition's stream and the group's retry stream."""
+
+    main: Backlog
+    retry: Backlog
+    delayed: int
+    next_due_unix_ms: int | None
+
+    @property
+    def pending(self) -> int:
+        """Entries that were delivered and not settled."""
+        return self.main.pending + self.retry.pending
+
+    @property
+    def lag(self) -> int | None:
+        """Entries not yet delivered, or None when the server does not know."""
+        if self.main.unread is None or self.retry.unread is None:
+            return None
+        return self.main.unread + self.retry.unread
+
+    def oldest_unread_unix_ms(self) -> int | None:
+        """Return when the oldest unread entry was written, by its id; None when all are read."""
+        ids = (self.main.oldest_unread_id, self.retry.oldest_unread_id)
+        return min((unix_ms(each) for each in ids if each), default=None)
+
+    def oldest_unix_ms(self) -> int | None:
+        """Return when the oldest entry that is not settled was written; None when all are."""
+        ids = (*self.main[1::2], *self.retry[1::2])
+        return min((unix_ms(str(each)) for each in ids if each), default=None)
+
+
+def unix_ms(entry_id: str) -> int:
+    """Return the time part of an entry id."""
+    return int(entry_id.partition("-")[0])
+
+
+def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
+    """Ask for the figures of one partition."""
+    return scripts.get("partition_measure").call(
+        {
+            "stream": keys.stream(topic, partition),
+            "dlq": keys.dlq(topic, partition),
+            "scheduled": keys.scheduled(topic, partition),
+            "trim": keys.trim(topic, partition),
+        }
+    )
+
+
+def partition_figures(reply: Reply) -> PartitionFigures:
+    """Read the answer to `measure_partition`."""
+    length, added, first, last, dead, scheduled, trimmed_to = reply.rest
+    return PartitionFigures(
+        length=int(length),
+        added=int(added),
+        first_id=first.decode(),
+        last_id=last.decode(),
+        dead=int(dead),
+        scheduled=int(scheduled),
+        trimmed_to=trimmed_to.decode(),
+    )
+
+
+def measure_unit(keys: Keys, unit: Unit) -> Call:
+    """Ask for the figures of one group on one partition."""
+    return scripts.get("unit_measure").call(
+        {
+            "stream": keys.stream(unit.topic, unit.partition),
+            "retry": keys.retry_stream(*unit),
+            "delayed": keys.retry(*unit),
+        },
+        group=unit.group,
+    )
+
+
+def unit_figures(reply: Reply) -> UnitFigures | None:
+    """Read the answer to `measure_unit`. None: the group does not exist there."""
+    if reply.word == "NOGROUP":
+        return None
+    main, retry, delayed, due = reply.rest
+    return UnitFigures(
+        main=_backlog(main),
+        retry=_backlog(retry),
+        delayed=int(delayed),
+        next_due_unix_ms=_optional(due),
+    )
+
+
+def _backlog(raw: list[Any]) -> Backlog:
+    pending, oldest_pending, unread, oldest_unread, length = raw
+    return Backlog(
+        pending=int(pending),
+        oldest_pending_id=oldest_pending.decode(),
+        unread=_optional(unread),
+        oldest_unread_id=oldest_unread.decode(),
+        length=int(length),
+    )
+
+
+def _optional(raw: int | bytes) -> int | None:
+    return None if raw == b"" else int(raw)

@@ -1,0 +1,246 @@
+"""What a connection is made of: sending, reading, errors, address and login.
+
+redis-py's connection classes with the parser and the sending replaced where they hide what a `Link`
+must know. Used by `streamqd.store.client` only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis._parsers import _HiredisParser
+from redis.backoff import NoBackoff
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.credentials import CredentialProvider
+from redis.retry import Retry
+
+from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
+
+if TYPE_CHECKING:
+    from streamqd import config
+
+# Redis 6.2 wraps what went wrong inside a script: "ERR Error running script (call to f_<sha>):
+# @user_script:12: @user_script: 12: -OOM command not allowed …". Anchored, because the rest of the
+# text may quote what a user sent.
+_WRAPPED = re.compile(
+    r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
+)
+_URL_OPTIONS = frozenset({"db", "host", "path", "port", "connection_class"})
+
+
+def code_of(text: str) -> str:
+    """Return the code of an error reply, as `OOM`, however the server's version wraps it."""
+    wrapped = _WRAPPED.match(text)
+    return wrapped[1] if wrapped else text.partition(" ")[0]
+
+
+class _ErrorReply(RedisRefused, redis.ResponseError):
+    """An error reply. It is a redis-py error too, so redis-py treats it as a mere answer."""
+
+
+class _Parser(_HiredisParser):
+    """redis-py's parser, but every error reply stays an answer, and one deadline spans all reads.
+
+    The original turns LOADING, NOAUTH and the like into connection errors, which hides the other
+    replies of the same pipeline; and its timeout begins anew with every received piece.
+    """
+
+    def __init__(self, socket_read_size: int) -> None:
+        super().__init__(socket_read_size)  # type: ignore[no-untyped-call]
+        self.deadline: float | None = None  # None: the socket's own timeout, for each piece
+
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        return _ErrorReply(code_of(response), response)
+
+    def read_from_socket(self, *args: Any, **kwargs: Any) -> bool:
+        if self.deadline is None:
+            return bool(super().read_from_socket(*args, **kwargs))  # type: ignore[no-untyped-call]
+        # A reply that is already there is taken even when the deadline has passed: the process may
+        # have been stopped in between, and the answer is worth more than the timeout.
+        left = max(0.0, self.deadline - time.monotonic())
+        return bool(super().read_from_socket(timeout=left))  # type: ignore[no-untyped-call]
+
+
+class Wire(AbstractConnection):
+    """What a Link needs of a connection beyond redis-py. Mixed into its three classes."""
+
+    counts_bytes = True  # whether send() tells what reached the kernel
+    _parser: _Parser
+    _sock: Any
+
+    @property
+    def address(self) -> str:
+        """Where it connects to, for people: never with credentials."""
+        return f"{self.host}:{vars(self)['port']}"
+
+    def begin(self, timeout: float) -> None:
+        """Start an exchange: sending and all its replies together end within `timeout` seconds."""
+        self._parser.deadline = time.monotonic() + timeout
+
+    def finish(self) -> None:
+        """End what `begin` started."""
+        self._parser.deadline = None
+
+    def transmit(self, packed: Sequence[bytes]) -> None:
+        """Send packed commands in one write. `sent` stays False while the first is incomplete."""
+        raw = packed[0] if len(packed) == 1 else b"".join(packed)
+        deadline = self._parser.deadline or 0.0
+        sock = self._sock
+        done = 0
+        try:
+            done = sock.send(raw)
+            if done < len(raw):
+                view = memoryview(raw)
+                while done < len(raw):
+                    sock.settimeout(max(0.001, deadline - time.monotonic()))
+                    done += sock.send(view[done:])
+                sock.settimeout(self.socket_timeout)
+        except OSError as error:
+            # A server does not execute half a command. TLS does not tell how much has left.
+            sent = done >= len(packed[0]) or not self.counts_bytes
+            raise RedisUnavailable(
+                f"sending to {self.address} failed: {error}", sent=sent
+            ) from error
+
+    def receive(self) -> Any:
+        """Read one reply; an error reply is returned, not raised."""
+        try:
+            return self._parser.read_response(disable_decoding=True)
+        except (redis.RedisError, OSError) as error:
+            raise RedisUnavailable(f"no reply from {self.address}: {error}", sent=True) from error
+
+    def ended(self) -> bool:
+        """Tell whether the server has closed the connection while it lay idle."""
+        try:
+            if not self._parser.can_read(0):
+                return False
+            self._parser.deadline = 0.0
+            self._parser.read_from_socket()
+        except redis.TimeoutError:
+            return False  # TLS speaks up between replies, without having anything for us
+        except (redis.RedisError, OSError):
+            return True
+        # Somebody left a reply behind; what we would read next is not the answer to us.
+        raise RedisUnavailable("the connection holds an unread reply", sent=False)
+
+    def drop(self) -> None:
+        """Close the socket for good."""
+        self.disconnect()  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Lose the socket without a word to the server and without closing the descriptor."""
+        sock = self._sock
+        self._sock = None
+        self._parser.on_disconnect()  # type: ignore[no-untyped-call]
+        if sock is not None:
+            sock.detach()
+        self.pid = os.getpid()
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        # redis-py would connect here behind the caller's back; what belonged to the old connection
+        # (WATCH, the session in the fence) would silently be gone.
+        if self._sock is None:
+            raise redis.ConnectionError("the connection is not open")
+        super().send_packed_command(command, check_health=check_health)  # type: ignore[no-untyped-call]
+
+    def raw_socket(self) -> Any:
+        return self._sock
+
+
+class TcpWire(Wire, Connection):
+    pass
+
+
+class TlsWire(Wire, SSLConnection):
+    counts_bytes = False
+
+
+class UnixWire(Wire, UnixDomainSocketConnection):
+    @property
+    def address(self) -> str:
+        return f"unix://{self.path}"
+
+
+# --- address and login ----------------------------------------------------------------------------
+
+
+class _Login(CredentialProvider):
+    """User and password, read at every connect, so that a rotated secret needs no restart."""
+
+    def __init__(self, username: str, password: str, path: Path | None) -> None:
+        self._username = username
+        self._password = password
+        self._path = path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str] | tuple[()]:  # type: ignore[override]
+        password = self._password
+        if self._path is not None:
+            password = self._path.read_text(encoding="utf-8").strip("\r\n")
+        if self._username:
+            return (self._username, password)
+        return (password,) if password else ()
+
+
+def password_path(settings: config.Redis, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file that holds the Redis password: systemd's credential, or the configured."""
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    if directory:
+        path = Path(directory) / "redis-password"
+        if path.exists():
+            return path
+    return Path(settings.password_file) if settings.password_file else None
+
+
+def wire_for(settings: config.Redis, timeout: float) -> Wire:
+    try:
+        options: dict[str, Any] = dict(parse_url(settings.url))  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise ConfigError([f"redis.url: {error}"]) from error
+    username = settings.username or options.pop("username", "")
+    password = options.pop("password", "")
+    options.pop("username", None)
+    foreign = sorted(
+        name for name in options if name not in _URL_OPTIONS and not name.startswith("ssl_")
+    )
+    if foreign:
+        raise ConfigError([f"redis.url: unknown option {name!r}" for name in foreign])
+    kind: type[Wire] = {UnixDomainSocketConnection: UnixWire, SSLConnection: TlsWire}.get(
+        options.pop("connection_class", None), TcpWire
+    )
+    if kind is TlsWire:
+        options.setdefault("ssl_min_version", ssl.TLSVersion.TLSv1_2)
+        for option, path in (
+            ("ssl_ca_certs", settings.ca_file),
+            ("ssl_certfile", settings.cert_file),
+            ("ssl_keyfile", settings.key_file),
+        ):
+            if path:
+                options[option] = str(path)
+    return kind(
+        **options,
+        credential_provider=_Login(username, password, password_path(settings)),
+        protocol=2,
+        decode_responses=False,
+        parser_class=_Parser,
+        socket_timeout=timeout,
+        socket_connect_timeout=min(timeout, settings.connect_timeout),
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        health_check_interval=0,
+        driver_info=None,
+        maint_notifications_config=None,
+    )

@@ -1,0 +1,78 @@
+"""The supervisor: the parent process. The control plane: who owns what, and which process runs it.
+
+`supervisor` is the loop, `exchange` its talk with Redis, `holding` one unit's state, `crew` the
+children and their limits, `drain` the stop, `reload` the roll, `report` what others are told.
+It never runs user code, never starts a thread, and never blocks longer than a tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from streamqd import config, logs, process, startup
+from streamqd.config import Settings
+from streamqd.embedded import EmbeddedServer
+from streamqd.errors import StartRefused
+from streamqd.supervisor.drain import EXIT_TWIN
+from streamqd.supervisor.supervisor import Supervisor
+
+__all__ = ["run"]
+
+
+def run(
+    settings: Settings,
+    *,
+    load: Callable[[], Settings] | None = None,
+    burst: bool = False,
+    only: Sequence[str] = (),
+) -> int:
+    """Run the daemon until it is told to stop. Returns the exit code.
+
+    `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
+    Raises StartRefused with every problem when it cannot begin.
+    """
+    logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
+    # From here on signals are queued; what waits during the start looks at the queue.
+    signals = process.SignalQueue()
+    daemon = settings.daemon
+    lock: startup.InstanceLock | None = None
+    embedded: EmbeddedServer | None = None
+    try:
+        startup.raise_descriptor_limit()
+        startup.preload(settings)
+        lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
+        twin = lock.acquire()
+        if twin is not None:
+            advice = "stop it, or give this one another daemon.instance"
+            raise StartRefused(
+                EXIT_TWIN,
+                [f"instance {daemon.instance} is already running as process {twin}; {advice}"],
+            )
+        process.set_title(f"streamqd: supervisor {daemon.instance}")
+        embedded = startup.start_embedded(settings)
+        settings = config.resolved(settings)
+        chosen = frozenset(only)
+        settings, partitions = startup.begin(settings, chosen, interrupted=signals.stop_waits)
+        return Supervisor(
+            settings,
+            partitions,
+            lock,
+            embedded,
+            load,
+            burst=burst,
+            only=chosen,
+            signals=signals,
+        ).run()
+    except StartRefused:
+        if signals.stop_waits():
+            logs.event("drained", code=0)
+            return 0
+        raise
+    finally:
+        if embedded is not None:
+            embedded.stop(10.0)
+            logs.event("embedded.stopped")
+        if lock is not None:
+            lock.release()
+        logs.flush(1.0)
+        signals.close()

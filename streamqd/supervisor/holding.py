@@ -1,0 +1,328 @@
+"""One unit as the supervisor sees it: who owns it, which process handles it, what is due next.
+
+A holding is a small state machine. It says what it wants of Redis (`intent`), and is told the
+answer (`answered`); it says whether a process should run, and is told how one ended (`ended`).
+Every wanted call is repeated with equal arguments until it is answered, so a lost reply costs
+nothing. No I/O happens here.
+
+    FREE ── take ──► ACQUIRING ── OK ──► HELD ◄──────────────┐
+      ▲                                   │ process runs      │
+      │                                   ▼ process ended     │
+      └── OK ── RELEASING ◄── REFENCING (new token, acks, charge)
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streamqd.config import Consumer
+from streamqd.errors import RedisRefused
+from streamqd.model import Unit
+from streamqd.policy import restart
+from streamqd.process import Child, Exit
+from streamqd.scoreboard import Slot, WorkerState
+from streamqd.store import leases
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+from streamqd.worker import ExitCode
+
+
+class Phase(enum.Enum):
+    """Where a unit stands between free and held."""
+
+    FREE = "free"
+    ACQUIRING = "acquiring"
+    HELD = "held"
+    REFENCING = "refencing"
+    RELEASING = "releasing"
+
+
+class Kill(NamedTuple):
+    """A SIGKILL that the supervisor decided: why, and for which run it was meant."""
+
+    reason: str  # hard-limit | boot | stalled | deadline | quit | unstarted
+    run_seq: int
+
+
+class Verdict(NamedTuple):
+    """What the end of a process means."""
+
+    crashed: bool
+    cause: restart.Cause
+    charged: bytes | None
+
+
+@dataclass
+class Holding:
+    """The supervisor's record of one unit."""
+
+    unit: Unit
+    consumer: Consumer
+    slot: Slot
+    phase: Phase = Phase.FREE
+    token: str = ""
+    epoch: int = 0
+    since: float = 0.0  # monotonic, when this instance got it
+    renew_at: float = 0.0
+    child: Child | None = None
+    stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
+    kill: Kill | None = None
+    killed_at: float = 0.0
+    release_after: bool = False  # give the unit up once the refence is answered
+    groups_ready: bool = False
+    start_at: float = 0.0  # monotonic, not before
+    blameless: int = 0  # processes in a row that died with nothing to blame
+    exits: list[restart.Exit] = field(default_factory=list)
+    ready_at: float = 0.0  # monotonic, 0 = has not booted
+    _settled_before: int = 0
+    broken_until: float = 0.0
+    last_exit: str = ""
+    refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
+    started: float = 0.0
+    soft_limited: int = 0  # run sequence that got its soft limit
+    _seen_epoch: int = 0
+    _dead_token: str = ""
+    _new_token: str = ""
+    _done: list[bytes] = field(default_factory=list)
+    _charged: bytes | None = None
+    _context: bytes = b""
+
+    # --- wishes ---
+
+    def take(self, seen_epoch: int, dead_token: str = "") -> None:
+        """Want to own the unit. `dead_token` belongs to a predecessor proven dead."""
+        assert self.phase is Phase.FREE
+        self.phase = Phase.ACQUIRING
+        self.token = secrets.token_hex(16)
+        self._seen_epoch = seen_epoch
+        self._dead_token = dead_token
+        # What a process left that died after the unit was lost is nobody's any more.
+        self._done, self._charged, self._context = [], None, b""
+
+    def give_up(self) -> None:
+        """Want to release the unit; its process must have ended."""
+        assert self.child is None
+        if self.phase is Phase.REFENCING:
+            self.release_after = True
+        elif self.phase is Phase.HELD:
+            self.phase = Phase.RELEASING
+        elif self.phase is Phase.ACQUIRING:
+            # The acquire may have been executed: a release with its token covers both cases.
+            self.phase = Phase.RELEASING
+
+    def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
+        """The call to make now, the same one until it is answered."""
+        if self.phase is Phase.ACQUIRING:
+            return leases.acquire(
+                keys, self.unit, self.token, self._seen_epoch, ttl, owner, self._dead_token
+            )
+        if self.phase is Phase.REFENCING:
+            return leases.refence(
+                keys,
+                self.unit,
+                self.token,
+                self._new_token,
+                ttl,
+                self._charged,
+                self._context,
+                self._done,
+            )
+        if self.phase is Phase.RELEASING:
+            return leases.release(keys, self.unit, self.token)
+        return None
+
+    # --- answers ---
+
+    def answered(self, reply: Reply | RedisRefused, now: float) -> str:
+        """Take the answer to `intent`. Returns a word for the log, '' for none."""
+        if isinstance(reply, RedisRefused):
+            # Nothing was done; it is wanted again at the next exchange.
+            return ""
+        if self.phase is Phase.ACQUIRING:
+            return self._acquired(reply, now)
+        if self.phase is Phase.REFENCING:
+            return self._refenced(reply)
+        if self.phase is Phase.RELEASING:
+            self.lose()
+            return "released"
+        return ""
+
+    def _acquired(self, reply: Reply, now: float) -> str:
+        if reply.word not in ("OK", "MINE"):
+            self.phase = Phase.FREE
+            self.token = ""
+            return ""
+        self.phase = Phase.HELD
+        self.epoch = int(reply.rest[0])
+        self.since = now
+        self.groups_ready = False
+        self.slot.epoch = self.epoch
+        self.slot.since_unix_ms = int(time.time() * 1000)
+        self.slot.owned = 1
+        return "acquired"
+
+    def _refenced(self, reply: Reply) -> str:
+        if reply.word != "OK":
+            self.lose()
+            return "lost"
+        self.token = self._new_token
+        self.epoch = int(reply.rest[0])
+        self.slot.epoch = self.epoch
+        charged = "charged" if self._charged is not None else ""
+        if self._charged is not None:
+            self.slot.add("charged")
+        self.slot.add("acked", len(self._done))
+        self._done, self._charged, self._context = [], None, b""
+        self.phase = Phase.RELEASING if self.release_after else Phase.HELD
+        self.release_after = False
+        return charged
+
+    def lose(self) -> None:
+        """The unit is not ours any more."""
+        self.phase = Phase.FREE
+        self.token = ""
+        self.release_after = False
+        self.slot.owned = 0
+        self.slot.trusted_until_ns = 0
+
+    # --- the process ---
+
+    def ended(self, exit_: Exit) -> Verdict:
+        """Take the end of the process: find whom to blame, and want what follows."""
+        batch = self.slot.batch()
+        kill, reason = self.kill, self.stop_reason
+        in_time = kill is None or kill.run_seq == self.slot.run_seq
+        blamed_kill = kill is not None and kill.reason == "hard-limit" and in_time
+        # A handler can end its process with any code; a worker that ends by itself is quiet first.
+        quiet = self.slot.state == WorkerState.QUIET and not batch.running
+        unordered = kill is None and not (quiet and exit_.code in _ORDERLY)
+        charged: bytes | None = None
+        if (unordered or blamed_kill) and len(batch.running) == 1:
+            # With several running nobody is charged: the next process runs each of them alone.
+            charged = batch.running[0]
+        crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
+        if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
+            self.blameless += 1
+        elif charged is not None or not crashed:
+            self.blameless = 0
+        self._done = batch.done
+        self._charged = charged
+        if charged is not None:
+            self._context = self._crash_context(exit_, kill)
+        if crashed:
+            self.slot.add("crashes")
+            self.last_exit = f"{kill.reason}: {exit_}" if kill else str(exit_)
+        self._after(exit_, reason, orderly=not unordered)
+        self.child = None
+        self.kill = None
+        self.stop_reason = ""
+        self.soft_limited = 0
+        self.slot.clear()
+        cause = restart.Cause.ORDERED
+        if crashed and batch.running:
+            cause = restart.Cause.HANDLING
+        elif crashed:
+            cause = restart.Cause.IDLE if self.ready_at else restart.Cause.BOOT
+        return Verdict(crashed, cause, charged)
+
+    def abandon(self) -> Child | None:
+        """Go on without a process that does not die (it hangs in the kernel).
+
+        Its slot cannot be read while it may still write, so nothing is acknowledged for it and
+        nobody is charged; the new token alone keeps it out. Returns it, to be collected later.
+        """
+        child, self.child = self.child, None
+        self.kill = None
+        self.stop_reason = ""
+        if self.phase is Phase.HELD:
+            self.phase = Phase.REFENCING
+            self._new_token = secrets.token_hex(16)
+            # Its slot is still its own: another instance goes on with the unit.
+            self.release_after = True
+        return child
+
+    def lived(self, now: float) -> float:
+        """Seconds since the process was ready."""
+        return now - self.ready_at if self.ready_at else 0.0
+
+    def settled(self) -> int:
+        """Messages of which the present process has ended the run, well or not.
+
+        Messages that it buried for killing others are not among them: they are no sign of health.
+        """
+        return self._settled_total() - self._settled_before + len(self.slot.batch().done)
+
+    def started_as(self, child: Child, now: float) -> None:
+        """Take note of the process that was forked for the unit."""
+        self.child = child
+        self.started = now
+        self.ready_at = 0.0
+        self.stop_reason = ""
+        self._settled_before = self._settled_total()
+        self.slot.pid = child.pid
+
+    def _settled_total(self) -> int:
+        return self.slot.counter("acked") + self.slot.counter("failed")
+
+    def _after(self, exit_: Exit, reason: str, *, orderly: bool) -> None:
+        if self.phase is not Phase.HELD:
+            return  # lost while it ran: there is nothing to settle under our token
+        if orderly and exit_.code == ExitCode.FENCED:
+            self.lose()
+            return
+        if orderly and exit_.code == ExitCode.NO_GROUP:
+            self.groups_ready = False
+        leaving = reason in ("shed", "drain")
+        if leaving and not self._done and self._charged is None and self.kill is None:
+            self.phase = Phase.RELEASING
+            return
+        self.phase = Phase.REFENCING
+        self._new_token = secrets.token_hex(16)
+        self.release_after = leaving
+
+    def _crash_context(self, exit_: Exit, kill: Kill | None) -> bytes:
+        what = "a hard time limit" if kill else str(exit_)
+        return json.dumps(
+            {
+                "what": what,
+                "signal": str(exit_).removeprefix("signal ") if exit_.signal else None,
+                "exitCode": exit_.code,
+                "rss": self.child.peak_rss if self.child else None,
+                "pid": self.child.pid if self.child else None,
+            }
+        ).encode()
+
+    @property
+    def owned(self) -> bool:
+        """Whether a lease must be renewed for it."""
+        return self.phase in (Phase.HELD, Phase.REFENCING)
+
+    @property
+    def startable(self) -> bool:
+        """Whether a process may be forked for it, times aside."""
+        return self.phase is Phase.HELD and self.child is None and self.groups_ready
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether it has something to say to Redis that has not been refused before."""
+        if self.refusal:
+            return False
+        waiting = self.phase not in (Phase.FREE, Phase.HELD)
+        return waiting or (self.phase is Phase.HELD and not self.groups_ready)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its process has booted."""
+        return self.child is not None and self.slot.state in (
+            WorkerState.READY,
+            WorkerState.PAUSED,
+        )
+
+
+_KILLED_FOR_FAILING = ("hard-limit", "boot", "stalled")
+_ORDERLY = (ExitCode.STOPPED, ExitCode.FENCED, ExitCode.RECYCLE, ExitCode.NO_GROUP)

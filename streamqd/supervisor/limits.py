@@ -1,0 +1,144 @@
+"""The limits of a worker: boot, time, memory, and progress between messages.
+
+They are judged here and not in the worker, so a handler that holds the interpreter cannot escape
+them, and no message pays for a timer.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterable
+
+import psutil
+
+from streamqd import logs
+from streamqd.process import Child
+from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
+from streamqd.supervisor.crew import Crew
+from streamqd.supervisor.holding import Holding
+
+MEASURE_SECONDS = 2.0
+LOOK_SECONDS = 0.25  # how late a limit may be noticed
+# Longer than anything that a worker waits for between two messages: a doorbell and a reply.
+STALLED_SECONDS = 30.0
+DEAF_SECONDS = 1.0  # what a worker may take to end after it has closed its control socket
+# A gap between two looks that no wait of this process explains: it was frozen, and so were they.
+FROZEN_NS = 5_000_000_000
+FREEZES_KEPT = 16
+
+
+class Limits:
+    """Enforces the limits of all workers, look by look."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._measured_at = 0.0
+        self._looked_ns = 0
+        self._frozen: list[tuple[int, int]] = []  # from, to
+        self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
+        self._suspected: dict[int, int] = {}  # slot -> the run that was over its hard limit
+
+    def watch(self, holdings: Iterable[Holding], now: float) -> float:
+        """Enforce what is due. Returns when to look again (monotonic)."""
+        self._notice_freeze()
+        next_at = now + MEASURE_SECONDS
+        measure = now - self._measured_at >= MEASURE_SECONDS
+        if measure:
+            self._measured_at = now
+        for holding in holdings:
+            child = holding.child
+            if child is None or holding.kill is not None:
+                continue
+            if holding.ready and not holding.ready_at:
+                # Also of one that runs a handler already: under load it does at every look.
+                holding.ready_at = now
+                holding.slot.rss_baseline = _rss(child.pid)
+                logs.event("worker.ready", unit=holding.unit, child=child.pid)
+            running = holding.slot.running
+            self._note_run(holding, now, running=bool(running))
+            if not running and self._idle_trouble(holding, child, now):
+                continue
+            if measure and holding.ready_at:
+                self._memory(holding, child)
+            next_at = min(next_at, self._time(holding, child, running, now))
+        return next_at
+
+    def _idle_trouble(self, holding: Holding, child: Child, now: float) -> bool:
+        """Judge a worker that runs no handler: boot too long, no progress, no ear."""
+        if holding.slot.state == WorkerState.BOOTING:
+            if now > holding.started + self._crew.settings.daemon.boot_timeout:
+                self._crew.kill(holding, "boot")
+            return True
+        if not holding.ready_at:
+            return True  # it has become ready since the look began
+        progress = max(holding.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
+        silent = (now_ns() - progress) / 1e9
+        # A worker publishes its progress once per batch, which may hold many long messages.
+        silent = min(silent, now - self._ran[holding.slot.index][1], now - holding.ready_at)
+        deaf = child.deaf_at and now - child.deaf_at > DEAF_SECONDS
+        if deaf or silent > STALLED_SECONDS:
+            self._crew.kill(holding, "stalled")
+            return True
+        return False
+
+    def _note_run(self, holding: Holding, now: float, *, running: bool) -> None:
+        index, sequence = holding.slot.index, holding.slot.run_seq
+        if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
+            self._ran[index] = (sequence, now)
+
+    def _memory(self, holding: Holding, child: Child) -> None:
+        rss = holding.slot.rss = _rss(child.pid)
+        limit = holding.consumer.max_rss
+        if limit and rss - holding.slot.rss_baseline > limit and not holding.stop_reason:
+            logs.event(
+                "worker.recycled", unit=holding.unit, child=child.pid, reason="max_rss", rss=rss
+            )
+            self._crew.stop(holding, "recycle")
+
+    def _time(
+        self, holding: Holding, child: Child, running: list[RunningEntry], now: float
+    ) -> float:
+        soft, hard = holding.consumer.timeout, holding.consumer.hard_timeout
+        if not soft and not hard:
+            return now + MEASURE_SECONDS
+        sequence = holding.slot.run_seq
+        if not running:
+            # A run may begin at any moment: look again before its limit could be over.
+            return now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
+        elapsed = self._elapsed(min(entry.started_ns for entry in running))
+        if hard and elapsed > hard:
+            # Two readings: the run that was over its limit must still be the one that runs.
+            if self._suspected.get(holding.slot.index) == sequence == holding.slot.run_seq:
+                self._crew.kill(holding, "hard-limit", sequence)
+                return now + MEASURE_SECONDS
+            self._suspected[holding.slot.index] = sequence
+            return now + 0.01
+        if soft and elapsed > soft and holding.soft_limited != sequence:
+            holding.soft_limited = sequence
+            holding.slot.soft_kill_seq = sequence
+            child.signal(signal.SIGUSR1)
+        left = [limit - elapsed for limit in (soft, hard) if limit and limit > elapsed]
+        return now + max(0.01, min(left, default=LOOK_SECONDS))
+
+    # --- frozen time ---
+
+    def _notice_freeze(self) -> None:
+        """Remember when everything stood still: nobody is to blame for that time."""
+        now = now_ns()
+        if self._looked_ns and now - self._looked_ns > FROZEN_NS:
+            logs.event("frozen", logging.WARNING, seconds=round((now - self._looked_ns) / 1e9, 1))
+            self._frozen = [*self._frozen, (self._looked_ns, now)][-FREEZES_KEPT:]
+        self._looked_ns = now
+
+    def _elapsed(self, started_ns: int) -> float:
+        """Seconds since `started_ns`, less the time in which everything was frozen."""
+        frozen = sum(max(0, end - max(begin, started_ns)) for begin, end in self._frozen)
+        return (now_ns() - started_ns - frozen) / 1e9
+
+
+def _rss(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -1,0 +1,155 @@
+"""SIGHUP: validate the new configuration and code in a child, then roll one partition at a time.
+
+A configuration that cannot be used, or code that does not import, changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from streamqd import logs, startup
+from streamqd.config import Settings
+from streamqd.errand import Errand, Outcome
+from streamqd.errors import ConfigError
+from streamqd.handlers import Probe
+from streamqd.model import Unit
+
+if TYPE_CHECKING:
+    from streamqd.supervisor.supervisor import Supervisor
+
+# What the running processes were built on; a change of these needs a restart.
+FIXED = ("redis", "keys", "log")
+FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weight")
+
+
+class Reload:
+    """One reload at a time: probe, adopt, roll."""
+
+    def __init__(self, supervisor: Supervisor, load: Callable[[], Settings] | None) -> None:
+        self._supervisor = supervisor
+        self._load = load
+        self._requested = False
+        self._probe: Errand | None = None
+        self._settings: Settings | None = None
+        self._queue: list[Unit] = []
+        self._rolling: tuple[Unit, int] | None = None  # unit, pid of the old worker
+
+    def request(self) -> None:
+        """Ask for a reload; a second request during one is done after it."""
+        self._requested = True
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids that belong to a reload under way."""
+        return {self._probe.pid} if self._probe is not None else set()
+
+    def tick(self) -> None:
+        """Go on with what is under way. Never blocks."""
+        if self._supervisor.drain.begun:
+            return
+        if self._probe is not None:
+            found = self._probe.poll()
+            if found is not None:
+                self._probe = None
+                self._validated(found)
+        elif self._queue or self._rolling:
+            self._roll()
+        elif self._requested:
+            self._requested = False
+            self._begin()
+
+    def _begin(self) -> None:
+        self._supervisor.notifier.reloading()
+        logs.event("reload.begun")
+        if self._load is None:
+            self._refused(["this daemon was started without a configuration file"])
+            return
+        try:
+            settings = self._load()
+        except ConfigError as error:
+            self._refused(error.problems)
+            return
+        kept = self._settings = self._keep_fixed(settings)
+        only = self._supervisor.only
+        try:
+            self._probe = Errand(
+                lambda: startup.renew(kept, only),
+                title="streamqd: probe",
+                timeout=kept.daemon.boot_timeout,
+                forget=self._supervisor.crew.forget,
+            )
+        except OSError as error:
+            self._refused([f"the system refuses another process: {error}"])
+
+    def _keep_fixed(self, new: Settings) -> Settings:
+        old = self._supervisor.settings
+        changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
+        fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
+        changed += [
+            f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
+        ]
+        # The address of an embedded server was resolved at start.
+        if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
+            changed.pop(0)
+        if changed:
+            logs.event("reload.needs_restart", logging.WARNING, settings=", ".join(changed))
+        return dataclasses.replace(
+            new,
+            redis=old.redis,
+            keys=old.keys,
+            log=old.log,
+            daemon=dataclasses.replace(new.daemon, **fixed),
+        )
+
+    def _validated(self, found: Outcome) -> None:
+        supervisor, settings = self._supervisor, self._settings
+        assert settings is not None
+        if found.trouble:
+            self._refused([f"validating the new configuration failed: {found.trouble}"])
+            return
+        renewal = startup.Renewal(*found.result)
+        if renewal.problems:
+            self._refused(renewal.problems)
+            return
+        probe = Probe(renewal.declared, [])
+        settings = startup.complete(settings, probe, supervisor.only).settings
+        if not supervisor.fits(settings, renewal.partitions):
+            # A unit keeps its slot for the supervisor's life, also when it is not wanted any more.
+            self._refused(["no slot is left for the new partitions; restart the daemon"])
+            return
+        supervisor.adopt(settings, renewal.partitions)
+        supervisor.crew.replace_housekeeper(time.monotonic())
+        self._queue = [unit for unit, one in supervisor.holdings.items() if one.child is not None]
+        logs.event("reload.rolling", partitions=len(self._queue))
+
+    def _refused(self, problems: list[str]) -> None:
+        for problem in problems:
+            logs.event("reload.refused", logging.ERROR, problem=problem)
+        self._supervisor.notifier.ready("reload refused, the old configuration goes on")
+
+    def _roll(self) -> None:
+        """Replace one worker; go on when its successor has booted."""
+        supervisor = self._supervisor
+        if self._rolling is not None:
+            unit, old_pid = self._rolling
+            holding = supervisor.holdings[unit]
+            replaced = holding.child is not None and holding.child.pid != old_pid
+            gone = holding.child is None and not holding.startable and not holding.owned
+            # `ready_at` and not the live state: first it is said that one is ready, then the next
+            # one is stopped.
+            if not gone and not (replaced and (holding.ready_at or holding.broken_until)):
+                return
+            self._rolling = None
+        while self._queue:
+            unit = self._queue.pop(0)
+            child = supervisor.holdings[unit].child
+            if child is not None:
+                supervisor.crew.stop(supervisor.holdings[unit], "reload")
+                self._rolling = (unit, child.pid)
+                return
+        logs.event("reload.done")
+        supervisor.notifier.ready("reloaded")

@@ -1,0 +1,115 @@
+"""What the supervisor tells others: systemd, the housekeeper's health answers, a person asking."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import time
+from collections.abc import Mapping
+
+from streamqd import logs
+from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS
+from streamqd.model import Unit
+from streamqd.notify import Notifier
+from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
+from streamqd.supervisor.holding import Holding, Phase
+
+EXTEND_SECONDS = 20.0  # what a start or a drain that makes progress asks for, again and again
+EXTEND_EVERY = 5.0  # seconds between two such requests
+PINGS = 4  # of the watchdog within its interval
+
+
+class Report:
+    """Tells changes once, and that there is progress as often as the service manager wants."""
+
+    def __init__(self, board: Scoreboard, notifier: Notifier) -> None:
+        self._board = board
+        self._notifier = notifier
+        self._status = ""
+        self._ready = False
+        self._ping_at = 0.0
+        self._extend_at = 0.0
+
+    def tick(
+        self,
+        holdings: Mapping[Unit, Holding],
+        *,
+        redis_ok: bool,
+        fleet_seen: bool,
+        draining: bool,
+        paused: bool,
+    ) -> None:
+        """Publish flags and progress.
+
+        READY comes when everything owned has booted, or has failed to at least once: one broken
+        partition is no reason to take the others down. `fleet_seen`: who owns what is known.
+        """
+        owned = [holding for holding in holdings.values() if holding.owned]
+        wanted = [holding for holding in holdings.values() if holding.phase is not Phase.FREE]
+        running = sum(1 for holding in owned if holding.ready)
+        flags = InstanceFlags.STARTED
+        for condition, flag in (
+            (redis_ok, InstanceFlags.REDIS_OK),
+            (draining, InstanceFlags.DRAINING),
+            (paused, InstanceFlags.PAUSED),
+            (fleet_seen and not wanted, InstanceFlags.STANDBY),
+        ):
+            if condition:
+                flags |= flag
+        self._board.flags = flags
+        self._board.progress_ns = now_ns()
+        self._tell_progress(time.monotonic(), waited_for=draining or not self._ready)
+        status = f"{running}/{len(owned)} partitions running"
+        if draining:
+            status = f"draining, {running} partitions left"
+        if paused:
+            status += ", paused"
+        if not redis_ok:
+            status += ", Redis does not answer"
+        standing_by = bool(flags & InstanceFlags.STANDBY)
+        starting = any(not holding.ready and not holding.exits for holding in wanted)
+        if not (self._ready or draining or starting) and (running or standing_by):
+            self._ready = True
+            self._notifier.ready(status)
+            logs.event("ready", partitions=running)
+        if status != self._status:
+            self._status = status
+            self._notifier.status(status)
+
+    def _tell_progress(self, now: float, *, waited_for: bool) -> None:
+        """Feed the watchdog; during a start and a drain, ask to be waited for.
+
+        A housekeeper that stands still starves the watchdog: without it no retry comes back and
+        nothing is trimmed, and nobody would notice. Redis being away is no reason: it does not
+        stop the rounds.
+        """
+        began_ns = self._board.housekeeper_progress_ns
+        if began_ns and (now_ns() - began_ns) / 1e9 > HOUSEKEEPER_SECONDS:
+            return
+        interval = self._notifier.watchdog_interval
+        if interval is not None and now >= self._ping_at:
+            self._ping_at = now + interval / PINGS
+            self._notifier.watchdog()
+        if waited_for and now >= self._extend_at:
+            self._extend_at = now + EXTEND_EVERY
+            self._notifier.extend_timeout(EXTEND_SECONDS)
+
+
+def dump(holdings: Mapping[Unit, Holding]) -> None:
+    """Log every unit's state, and print the stacks of this process and of all workers."""
+    for holding in holdings.values():
+        logs.event(
+            "state",
+            unit=holding.unit,
+            phase=holding.phase.value,
+            epoch=holding.epoch,
+            child=holding.child.pid if holding.child else None,
+            worker=holding.slot.state,
+            in_hand=holding.slot.in_hand,
+            last_exit=holding.last_exit or None,
+        )
+    logs.flush(1.0)
+    faulthandler.dump_traceback(all_threads=True)
+    for holding in holdings.values():
+        if holding.child is not None:
+            holding.child.signal(signal.SIGUSR2)

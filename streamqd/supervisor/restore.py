@@ -1,0 +1,60 @@
+"""After a fence was gone: register topics and groups again, for Redis may have been emptied.
+
+Done in an errand, because it takes an exchange for each topic and group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streamqd import logs, startup
+from streamqd.config import Settings
+from streamqd.errand import Errand
+from streamqd.supervisor.crew import Crew
+from streamqd.supervisor.exchange import Exchange
+
+RETRY_SECONDS = 2.0
+
+
+@dataclass
+class Restore:
+    """Wanted until it succeeds; one errand at a time."""
+
+    exchange: Exchange
+    crew: Crew
+    _errand: Errand | None = None
+    _next_at: float = 0.0
+    _refusals: logs.Episode = field(
+        default_factory=lambda: logs.Episode("topics.refused", "topics.restored")
+    )
+
+    @property
+    def pids(self) -> set[int]:
+        """Process id of the errand under way."""
+        return {self._errand.pid} if self._errand is not None else set()
+
+    def tick(self, now: float, settings: Settings) -> None:
+        """Begin when it is wanted, collect what became of it. Never blocks."""
+        if self._errand is not None:
+            found = self._errand.poll()
+            if found is None:
+                return
+            self._errand = None
+            trouble = found.trouble or found.result
+            if trouble:
+                self._next_at = now + RETRY_SECONDS
+                self._refusals.failed(error=trouble)
+            else:
+                self._refusals.recovered()
+                self.exchange.suspects_empty = False
+        if self.exchange.suspects_empty and self.exchange.ok and now >= self._next_at:
+            try:
+                self._errand = Errand(
+                    lambda: startup.restore(settings),
+                    title="streamqd: restore",
+                    timeout=settings.daemon.boot_timeout,
+                    forget=self.crew.forget,
+                )
+            except OSError as error:
+                self._next_at = now + RETRY_SECONDS
+                self._refusals.failed(error=str(error))

@@ -1,0 +1,393 @@
+"""The loop: signals, dead children, one exchange with Redis, moves, forks, limits; again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from random import random
+
+from streamqd import logs, process, startup
+from streamqd.config import Consumer, Settings
+from streamqd.embedded import EmbeddedServer
+from streamqd.errors import StreamqdError
+from streamqd.model import Unit
+from streamqd.notify import Notifier
+from streamqd.policy import restart
+from streamqd.policy.rebalance import Liveness, Rebalancer
+from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.supervisor import report
+from streamqd.supervisor.burst import BurstCheck
+from streamqd.supervisor.crew import Crew
+from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
+from streamqd.supervisor.exchange import Exchange
+from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.limits import Limits
+from streamqd.supervisor.reload import Reload
+from streamqd.supervisor.restore import Restore
+
+TICK_SECONDS = 0.25
+EMBEDDED_RETRY_SECONDS = 1.0
+
+
+class Supervisor:
+    """Reconciles what should be with what is, tick by tick."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partitions: dict[str, int],
+        lock: startup.InstanceLock,
+        embedded: EmbeddedServer | None,
+        load: Callable[[], Settings] | None,
+        *,
+        burst: bool,
+        only: frozenset[str],
+        signals: process.SignalQueue,
+    ) -> None:
+        daemon = settings.daemon
+        self.settings = settings
+        self.only = only
+        self.embedded = embedded
+        self.notifier = Notifier()
+        self.board = Scoreboard()
+        self.exchange = Exchange(settings, self.board, lock.identity)
+        forget = [self.exchange.link.detach, self.exchange.wake_link.detach]
+        if embedded is not None:
+            forget.append(embedded.detach)
+        self.crew = Crew(settings, self.board, forget, [lock.fileno()])
+        self.holdings: dict[Unit, Holding] = {}
+        self.unwanted: set[Unit] = set()  # known units that a reload took out
+        self._offer(settings, partitions)
+        self.liveness = Liveness(daemon.instance, daemon.lease_ttl, self.exchange.interval)
+        self.rebalancer = Rebalancer(
+            daemon.instance,
+            daemon.rebalance_delay,
+            daemon.rebalance_hold,
+            daemon.rebalance_moves,
+            patience=2 * self.exchange.interval,
+        )
+        self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
+        self.limits = Limits(self.crew)
+        self.reload = Reload(self, load)
+        self.restore = Restore(self.exchange, self.crew)
+        self.burst = BurstCheck(self.exchange) if burst else None
+        self.report = report.Report(self.board, self.notifier)
+        self.signals = signals
+        self.paused = False
+        self.exit_code: int | None = None
+        self._looked = False  # at who owns what, and acted on it
+        self._twin_since = 0.0
+        self._next_look = 0.0
+        self._embedded_at = 0.0
+
+    # --- life ---
+
+    def run(self) -> int:
+        """Loop until there is an exit code, then leave the fleet."""
+        try:
+            process.become_subreaper()
+            process.freeze()
+            logs.event(
+                "start",
+                instance=self.settings.daemon.instance,
+                config=self.settings.source,
+                topics=len({unit.topic for unit in self.holdings}),
+                units=len(self.holdings),
+                redis=self.exchange.link.address,
+                python=sys.version.split()[0],
+            )
+            while True:
+                self._tick()
+                if self.exit_code is not None:
+                    break
+                self._wait()
+            self.exchange.leave()
+            logs.event("drained", code=self.exit_code)
+            return self.exit_code
+        except BaseException:
+            for holding in self.holdings.values():
+                self.crew.kill(holding, "quit")
+            raise
+        finally:
+            self.crew.stop_housekeeper(2.0)
+            self.exchange.close()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for number in self.signals.take():
+            self._signal(number)
+        self._reap(now)
+        self.crew.abandon_undead(self.holdings.values(), now)
+        self.crew.keep_housekeeper(now)
+        self._keep_embedded(now)
+        self.exchange.tick(now, self.holdings, self._wanted_units())
+        self.restore.tick(now, self.settings)
+        self._judge_twin(now)
+        self._move(now)
+        self._start_workers(now)
+        self._next_look = self.limits.watch(self.holdings.values(), time.monotonic())
+        self.reload.tick()
+        self._end_if_done(now)
+        self.report.tick(
+            self.holdings,
+            redis_ok=self.exchange.ok,
+            fleet_seen=self._looked,
+            draining=self.drain.begun,
+            paused=self.paused,
+        )
+        logs.flush()
+        self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
+
+    def _wait(self) -> None:
+        """Sleep until something happens or is due."""
+        now = time.monotonic()
+        due = [now + TICK_SECONDS, self._next_look, self.exchange.next_at()]
+        if self.exchange.ok and any(holding.unsaid for holding in self.holdings.values()):
+            due.append(now)
+        due += [holding.start_at for holding in self.holdings.values() if holding.startable]
+        children = [holding.child for holding in self.holdings.values() if holding.child]
+        rings = {child.control.fileno(): child for child in children if not child.deaf_at}
+        descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
+        wake = self.exchange.wake_link.fileno()
+        if wake is not None:
+            descriptors.append(wake)
+        if self.crew.housekeeper is not None:
+            descriptors.append(self.crew.housekeeper.pidfd)
+        for descriptor in process.wait_readable(descriptors, min(due) - now):
+            if descriptor == wake:
+                self.exchange.drain_wakes()
+            elif descriptor in rings:
+                rings[descriptor].drain()
+
+    # --- what is offered ---
+
+    def _offer(self, settings: Settings, partitions: dict[str, int]) -> None:
+        """Make a holding of every unit of every consumer; a known one keeps its state."""
+        wanted = _units_of(settings, partitions)
+        for unit, consumer in wanted.items():
+            holding = self.holdings.get(unit)
+            if holding is None:
+                self.holdings[unit] = Holding(unit, consumer, self.board.allot(unit))
+            else:
+                holding.consumer = consumer
+        self.unwanted = self.holdings.keys() - wanted.keys()
+
+    def adopt(self, settings: Settings, partitions: dict[str, int]) -> None:
+        """Use a reloaded configuration from now on; running workers keep what they have."""
+        self.settings = self.crew.settings = self.exchange.settings = settings
+        self.rebalancer.delay = settings.daemon.rebalance_delay
+        self.rebalancer.hold = settings.daemon.rebalance_hold
+        self.rebalancer.moves_max = settings.daemon.rebalance_moves
+        self._offer(settings, partitions)
+        self.exchange.beat_soon()
+
+    def fits(self, settings: Settings, partitions: dict[str, int]) -> bool:
+        """Whether the scoreboard has room for all units of a new configuration."""
+        new = _units_of(settings, partitions).keys() - self.holdings.keys()
+        return self.board.used + len(new) <= self.board.size
+
+    def _wanted_units(self) -> list[Unit]:
+        return [unit for unit in self.holdings if unit not in self.unwanted]
+
+    # --- signals ---
+
+    def _signal(self, number: signal.Signals) -> None:
+        if number is signal.SIGCHLD:
+            return
+        logs.event("signal", signal=number.name)
+        timeout = self.settings.daemon.drain_timeout
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self.drain.signalled(number, timeout)
+        elif number is signal.SIGQUIT:
+            self.drain.kill_all("quit", timeout)
+        elif number is signal.SIGHUP:
+            self.reload.request()
+        elif number is signal.SIGUSR1:
+            report.dump(self.holdings)
+        elif number in (signal.SIGTSTP, signal.SIGCONT):
+            self.paused = number is signal.SIGTSTP
+            self.crew.pause(self.holdings.values(), paused=self.paused)
+
+    # --- children ---
+
+    def _reap(self, now: float) -> None:
+        for holding in self.holdings.values():
+            child = holding.child
+            exit_ = child.reap() if child is not None else None
+            if child is None or exit_ is None:
+                continue
+            reason, lived = holding.stop_reason, holding.lived(now)
+            settled = holding.settled()
+            verdict = holding.ended(exit_)
+            logs.event(
+                "worker.crashed" if verdict.crashed else "worker.exited",
+                logging.WARNING if verdict.crashed else logging.INFO,
+                unit=holding.unit,
+                child=child.pid,
+                how=str(exit_),
+                reason=reason or None,
+                charged=verdict.charged.decode() if verdict.charged else None,
+            )
+            self._plan_restart(holding, now, restart.Exit(now, verdict.cause, lived, settled))
+            if holding.phase is Phase.FREE:
+                self.exchange.unit_lost()
+            if self.drain.begun or holding.unit in self.unwanted:
+                holding.give_up()
+        # Only those that our children left behind: everything that we started is in `known`.
+        process.reap_adopted(self._known_pids())
+
+    def _plan_restart(self, holding: Holding, now: float, end: restart.Exit) -> None:
+        """Let the restart policy say when the next process may be forked."""
+        daemon, crashes = self.settings.daemon, holding.consumer.max_crashes
+        kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
+        holding.exits = [*holding.exits, end][-kept:]
+        decision = restart.decide(
+            holding.exits,
+            now,
+            backoff=daemon.crash_backoff,
+            crash_loop=daemon.crash_loop,
+            cooldown=daemon.crash_cooldown,
+            max_crashes=crashes,
+            jitter=random(),
+        )
+        if isinstance(decision, restart.Restart):
+            holding.start_at = now + decision.after
+            return
+        holding.broken_until = holding.start_at = decision.until
+        holding.slot.state = WorkerState.BROKEN
+        logs.event(
+            "breaker.open",
+            logging.ERROR,
+            unit=holding.unit,
+            last_exit=holding.last_exit,
+            seconds=round(decision.until - now, 1),
+        )
+        # Another instance may be able to run it; this one looks again after the cool-down.
+        holding.give_up()
+
+    def _start_workers(self, now: float) -> None:
+        for holding in self.holdings.values():
+            if holding.phase is Phase.FREE and not holding.stop_reason:
+                # The unit was lost while its worker ran: whatever it still does is refused.
+                self.crew.stop(holding, "lost")
+        if self.drain.begun:
+            return
+        for unit, holding in self.holdings.items():
+            if holding.startable and now >= holding.start_at and unit not in self.unwanted:
+                if holding.broken_until:
+                    holding.broken_until = 0.0
+                    logs.event("breaker.closed", unit=unit)
+                self.crew.start_worker(holding, paused=self.paused)
+
+    def _known_pids(self) -> set[int]:
+        known = {holding.child.pid for holding in self.holdings.values() if holding.child}
+        known |= {child.pid for child in self.crew.lingering.values()}
+        if self.crew.housekeeper is not None:
+            known.add(self.crew.housekeeper.pid)
+        if self.embedded is not None and self.embedded.pid is not None:
+            known.add(self.embedded.pid)
+        return known | self.reload.pids | self.restore.pids
+
+    def _keep_embedded(self, now: float) -> None:
+        """Start the embedded server again when it has ended; the data is on disk."""
+        if self.embedded is None or self.embedded.running or now < self._embedded_at:
+            return
+        self._embedded_at = now + EMBEDDED_RETRY_SECONDS
+        logs.event("embedded.exited", logging.ERROR, how=self.embedded.ending)
+        try:
+            self.embedded.start(patience=0.0)
+        except (StreamqdError, OSError) as error:
+            logs.event("embedded.failed", logging.ERROR, error=str(error))
+        else:
+            logs.event("embedded.started", child=self.embedded.pid)
+
+    # --- moves ---
+
+    def _move(self, now: float) -> None:
+        """Act on a fresh view of the fleet: acquire what is ours, hand over what is not."""
+        view, holdings = self.exchange.view, self.holdings
+        if not view.fresh or self.drain.begun:
+            return
+        view.fresh = False
+        self._looked = True
+        live = self.liveness.observe(now, view.server_unix_ms, view.seen)
+        mine = {u: h.since for u, h in holdings.items() if h.phase is not Phase.FREE}
+        moving = sum(1 for unit in mine if holdings[unit].stop_reason == "shed")
+        views = {
+            unit: seen
+            for unit, seen in view.views.items()
+            if holdings[unit].phase is Phase.FREE
+            and holdings[unit].child is None
+            and unit not in self.crew.lingering
+            and now >= holdings[unit].broken_until
+        }
+        cap = self.settings.daemon.max_partitions or len(holdings)
+        # `room` is negative when a reload has lowered the cap: then some are handed over.
+        decision = self.rebalancer.decide(
+            now, live, self._wanted_units(), mine, moving, views, room=cap - len(mine)
+        )
+        for unit in decision.acquire:
+            holdings[unit].take(views[unit].epoch, view.tokens.get(unit, ""))
+        for unit in [*decision.shed, *(self.unwanted & mine.keys())]:
+            self._shed(holdings[unit])
+
+    def _shed(self, holding: Holding) -> None:
+        if holding.stop_reason in ("shed", "drain") or holding.phase is Phase.RELEASING:
+            return
+        self.board.add("rebalance_shed")
+        logs.event("rebalance.shed", unit=holding.unit, epoch=holding.epoch)
+        if holding.child is None:
+            holding.give_up()
+        else:
+            self.crew.stop(holding, "shed")
+
+    def _judge_twin(self, now: float) -> None:
+        """Another instance beats under our id: wait one ttl, it may be a corpse; then give way."""
+        if not self.exchange.view.twin:
+            self._twin_since = 0.0
+            return
+        self._twin_since = self._twin_since or now
+        if now - self._twin_since > self.exchange.ttl + self.exchange.interval:
+            logs.event("twin", logging.ERROR, instance=self.settings.daemon.instance)
+            for holding in self.holdings.values():
+                self.crew.kill(holding, "quit")
+            self.exit_code = EXIT_TWIN
+
+    # --- the end ---
+
+    def _end_if_done(self, now: float) -> None:
+        if self.exit_code is not None:
+            return
+        if self.drain.begun:
+            self.exit_code = self.drain.exit_code(now)
+            return
+        if self.burst is not None:
+            self._end_burst(now, self.burst)
+        wanted = self._wanted_units()
+        broken = sum(1 for unit in wanted if self.holdings[unit].broken_until > now)
+        if broken and broken == len(wanted):
+            logs.event("crash_loop", logging.CRITICAL, units=broken)
+            self.drain.code = EXIT_CRASH_LOOP
+            self.drain.begin(0.0)  # no worker is left; the leases are given back
+
+    def _end_burst(self, now: float, burst: BurstCheck) -> None:
+        wanted = {unit: self.holdings[unit] for unit in self._wanted_units()}
+        verdict = burst.verdict(now, wanted)
+        if verdict is None:
+            return
+        logs.event("burst.settled", broken=verdict.broken or None)
+        if verdict.broken:
+            self.drain.code = EXIT_CRASH_LOOP
+        self.drain.begin(self.settings.daemon.drain_timeout)
+
+
+def _units_of(settings: Settings, partitions: dict[str, int]) -> dict[Unit, Consumer]:
+    """Return every unit of every consumer, with its consumer."""
+    return {
+        Unit(consumer.topic, partition, consumer.group): consumer
+        for consumer in settings.consumers
+        for partition in range(partitions[consumer.topic])
+    }

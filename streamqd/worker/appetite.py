@@ -1,0 +1,39 @@
+"""How many entries a worker asks for at once: bounded by number, by bytes and by work in hand.
+
+A read takes a number and no size, so the number follows from what entries were like before. The
+first read, and the one after a read that was too large, trust nobody: they ask for what stays
+within the bound even if every entry is as large as an entry may be.
+"""
+
+from __future__ import annotations
+
+from streamqd.config import Consumer
+
+WORK_IN_HAND_NS = 1_000_000_000  # entries fetched at once are worth at most this much work
+FIRST_COUNT = 16
+
+
+class Appetite:
+    """`count` entries of each stream come next; `fed` tells it how the last ones were."""
+
+    def __init__(self, consumer: Consumer, max_message_bytes: int, batch_max: int) -> None:
+        self._bytes_max = consumer.prefetch_bytes
+        self._batch_max = batch_max
+        self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
+        self._entry_bytes = 0.0  # moving mean
+        self._run_ns = 0.0  # moving mean
+        self.count = min(FIRST_COUNT, batch_max, self._safe)
+
+    def fed(self, entries: int, size: int, spent_ns: int, received: int = 0) -> None:
+        """Learn from so many entries, of about `size` bytes, that took `spent_ns` to handle.
+
+        `received` is what the read brought, in bytes: exact, but with all that is around entries.
+        """
+        each = size / entries
+        self._entry_bytes += (each - self._entry_bytes) / 4 if self._entry_bytes else each
+        self._run_ns += (spent_ns / entries - self._run_ns) / 4
+        by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
+        by_work = WORK_IN_HAND_NS / max(1.0, self._run_ns)
+        count = max(1, int(min(self._batch_max, by_bytes, by_work, self.count * 2)))
+        # The mean forgets slowly that entries were small; one read of large ones is too many.
+        self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count

@@ -1,0 +1,122 @@
+"""The gate between two messages: stop here, wait here, or go on.
+
+The supervisor's wish is a word in the scoreboard, read at every message; the control socket only
+wakes a worker that waits. Its end of file means that the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from streamqd import process
+from streamqd.errors import RedisUnavailable
+from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, Command, Slot, WorkerState, now_ns
+
+TRUST_POLL_SECONDS = 0.05
+
+
+class ExitCode(enum.IntEnum):
+    """How a worker tells the supervisor why it ended."""
+
+    STOPPED = 0
+    BOOT_FAILED = 3
+    FENCED = 4
+    RECYCLE = 5
+    NO_GROUP = 6
+
+
+class Stop(Exception):  # noqa: N818 - leaves all loops, it is not an error
+    """The worker must end now, with this code; what has not begun stays pending."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class Gate:
+    """One worker's ear for its supervisor."""
+
+    def __init__(
+        self, slot: Slot, control: socket.socket, before_pause: Callable[[], None]
+    ) -> None:
+        """Listen on `control`. `before_pause` settles what is owed, as far as it can be settled."""
+        self.slot = slot
+        self.control = control
+        self._before_pause = before_pause
+
+    def check(self, unstarted: int = 0) -> None:
+        """Go on, or wait while paused, or raise Stop. `unstarted` entries in hand are released."""
+        command = self.slot.words[WORD_COMMAND]
+        if command == Command.NONE:
+            return
+        if command == Command.STOP:
+            self.slot.add("released", unstarted)
+            raise Stop(ExitCode.STOPPED)
+        self._before_pause()
+        self.slot.state = WorkerState.PAUSED
+        self.ring()
+        while self.slot.words[WORD_COMMAND] == Command.PAUSE:
+            self._wait(1.0)
+            self._before_pause()
+        self.slot.state = WorkerState.READY
+        self.check(unstarted)
+
+    def await_trust(self) -> int:
+        """Wait until the supervisor has renewed the lease; nothing may begin meanwhile."""
+        while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:
+            self.check()
+            self._wait(TRUST_POLL_SECONDS)
+        return now
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but obey the supervisor."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.check()
+            self._wait(left)
+
+    def await_reply(self, descriptor: int, seconds: float) -> bool:
+        """Wait until `descriptor` is readable. False: the supervisor wants something meanwhile.
+
+        Raises RedisUnavailable when neither happens in time.
+        """
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.register(self.control.fileno(), select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {found for found, _ in poller.poll(left * 1000)}
+            if self.control.fileno() in ready:
+                self._read()
+                if self.slot.words[WORD_COMMAND]:
+                    return False
+            if descriptor in ready:
+                return True
+        raise RedisUnavailable("no answer from Redis; connecting anew", sent=True)
+
+    def ring(self) -> None:
+        """Wake the supervisor: the scoreboard has news."""
+        with contextlib.suppress(OSError):
+            self.control.send(b"!", socket.MSG_DONTWAIT)
+
+    def _wait(self, seconds: float) -> None:
+        # Waiting for the supervisor, or for Redis, is not being stuck.
+        self.slot.progress_ns = now_ns()
+        if process.wait_readable([self.control.fileno()], seconds):
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            word = self.control.recv(64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            word = b""
+        if not word:
+            os._exit(1)  # the supervisor is gone; whatever is in hand stays pending

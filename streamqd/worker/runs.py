@@ -1,0 +1,247 @@
+"""One run: the handler is called for one message, and its end becomes a verdict.
+
+The state byte of the entry is RUNNING before anything of the message is decoded, and is changed by
+the first statement after the handler: it is what decides who is to blame for a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from random import random
+
+from streamqd import handlers, logs
+from streamqd.config import Consumer
+from streamqd.message import Delivery, Message
+from streamqd.model import Ack, Failed, Outcome, RetryVerdict, Succeeded
+from streamqd.policy import settlement
+from streamqd.scoreboard import (
+    BUCKETS,
+    DONE,
+    FAILED,
+    RUNNING,
+    WORD_RUN_SEQ,
+    WORD_TRUSTED_UNTIL,
+    Slot,
+    now_ns,
+)
+from streamqd.store.client import Link
+from streamqd.worker import letters
+from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.inherited import Held
+from streamqd.worker.settler import Item, Settler, place_of
+
+ACK_DELAY_NS = 20_000_000  # longest that a finished entry waits while others run
+CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
+QUICK_RUN_NS = 2_000_000  # after a run shorter than this a failure may wait for the next one
+
+
+class Runner:
+    """Runs the handler, one message at a time, and keeps the counters of its unit."""
+
+    def __init__(
+        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+    ) -> None:
+        self.consumer = consumer
+        self.delivery = delivery
+        self.slot = slot
+        self.gate = gate
+        self.settler = settler
+        self.policy = consumer.policy
+        self.function: Callable[[Message], object] = _not_loaded
+        self.handled = 0
+        self._server_ahead_ns = 0  # the server's unix time less `now_ns`
+        self._clock_read_ns = 0  # 0 = ages do not matter
+        self._in_handler = False
+        self._last_run_ns = 0
+        self._histogram = [0] * (len(BUCKETS) + 2)
+        self._dead_lines = logs.Limit("message.dead", logging.WARNING)
+        self._retry_lines = logs.Limit("message.retry", logging.INFO)
+
+    def handle(self, index: int, message: Message, retried: bool, crashes: int) -> None:
+        """Run the handler for the entry at `index` of the batch, and note the verdict.
+
+        `crashes` are those charged to the entry itself, on top of what its fields carry.
+        """
+        slot, settler = self.slot, self.settler
+        words, states, lanes = slot.words, slot.states, slot.lanes
+        now = now_ns()
+        if now > words[WORD_TRUSTED_UNTIL]:
+            now = self.gate.await_trust()
+        if settler.since_ns and (
+            now - settler.since_ns > ACK_DELAY_NS
+            or (settler.items and self._last_run_ns > QUICK_RUN_NS)
+        ):
+            settler.flush()
+            now = now_ns()
+        lanes[0] = index
+        lanes[1] = now
+        words[WORD_RUN_SEQ] += 1
+        states[index] = RUNNING
+        logs.current = message
+        error: BaseException | None = None
+        try:
+            self._in_handler = True
+            try:
+                self.function(message)
+            finally:
+                self._in_handler = False
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+            error = raised
+        states[index] = DONE if error is None else FAILED
+        ended = now_ns()
+        logs.current = None
+        self._last_run_ns = elapsed = ended - now
+        self._histogram[min((elapsed >> 10).bit_length(), len(BUCKETS))] += 1
+        self._histogram[-1] += elapsed
+        self.handled += 1
+        if error is None:
+            settler.ack(
+                message.id_bytes, retried=retried, index=index, charged=crashes > 0, now=ended
+            )
+        else:
+            self._failed(index, message, retried, crashes + message.crash_count, error)
+        if self.handled == self.consumer.max_messages:
+            raise Stop(ExitCode.RECYCLE)
+
+    def bury_crasher(self, index: int, message: Message, entry: Held) -> bool:
+        """Dead-letter a message that has killed its process as often as the policy allows."""
+        crashes = message.crash_count + entry.crashes
+        verdict = settlement.before_run(crashes, self.policy) if entry.crashes else None
+        if verdict is None:
+            return False
+        what, context = letters.crash_fields(entry.context)
+        failure = Failed("", f"the process that handled it ended by {what}", "", ())
+        fields = letters.carried(message, retries=message.retry_count, crashes=crashes) | context
+        fields |= letters.letter(
+            message,
+            self.delivery,
+            self.consumer.handler,
+            verdict.reason,
+            failure,
+            attempts=message.retry_count,
+            crashes=crashes,
+            fingerprint=f"crash-{what}".replace(" ", "-"),
+        )
+        self._set_aside(index, message, entry.retried, None, fields)
+        self._say_dead(message, verdict.reason, what)
+        self.settler.flush()
+        return True
+
+    def publish(self) -> None:
+        """Add the run times since the last call to the unit's histogram."""
+        shared = self.slot.handle_histogram
+        for bucket, count in enumerate(self._histogram):
+            if count:
+                shared[bucket] += count
+                self._histogram[bucket] = 0
+        self.slot.progress_ns = now_ns()
+        self._dead_lines.catch_up(unit=self.delivery.unit)
+        self._retry_lines.catch_up(unit=self.delivery.unit)
+
+    def read_clock(self, link: Link) -> None:
+        """Learn the server's time, if ages matter: it gave the messages their ids."""
+        if self.policy.max_age is None:
+            return
+        seconds, micros = link.execute("TIME")
+        self._clock_read_ns = now_ns()
+        unix_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000
+        self._server_ahead_ns = unix_ns - self._clock_read_ns
+
+    def clock_is_old(self, now: int) -> bool:
+        """Whether `read_clock` should be called again."""
+        return bool(self._clock_read_ns) and now - self._clock_read_ns > CLOCK_AGE_NS
+
+    def listen_for_soft_limit(self) -> None:
+        """Let the supervisor interrupt a run that is over its soft time limit."""
+        signal.signal(signal.SIGUSR1, self._on_soft_limit)
+
+    def _on_soft_limit(self, _number: int, _frame: object) -> None:
+        # The supervisor names the run that it means; by now another one may be running, or none.
+        if self._in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
+            # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
+            self._in_handler = False
+            raise handlers.SoftTimeout(
+                f"the handler ran longer than its time limit of {self.consumer.timeout:g} s"
+            )
+
+    # --- failures ---
+
+    def _failed(
+        self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
+    ) -> None:
+        outcome = handlers.outcome_of(error, self.consumer.dlq_error)
+        failure = _failure(outcome)
+        verdict = settlement.decide(
+            outcome,
+            attempt=message.attempt,
+            crashes=crashes,
+            age=self._age(message),
+            policy=self.policy,
+            jitter=random(),
+        )
+        self.slot.add("failed")
+        if failure.timed_out:
+            self.slot.add("timeouts")
+        fields = letters.carried(message, retries=message.attempt, crashes=crashes)
+        if isinstance(verdict, RetryVerdict):
+            self._retry_lines.event(
+                unit=self.delivery.unit,
+                uid=message.uid,
+                attempt=message.attempt,
+                delay=round(verdict.delay, 3),
+                error=failure.error_class,
+            )
+            self._set_aside(index, message, retried, verdict.delay, fields)
+            return
+        assert not isinstance(verdict, Ack)
+        fields |= letters.letter(
+            message,
+            self.delivery,
+            self.consumer.handler,
+            verdict.reason,
+            failure,
+            attempts=message.attempt,
+            crashes=crashes,
+            fingerprint=handlers.fingerprint(error, self.consumer.handler),
+        )
+        self._set_aside(index, message, retried, None, fields)
+        self._say_dead(message, verdict.reason, failure.error_class)
+
+    def _age(self, message: Message) -> float:
+        # Both times are the server's: hosts need not agree on theirs.
+        if self.policy.max_age is None:
+            return 0.0
+        return max(0.0, (now_ns() + self._server_ahead_ns) / 1e9 - message.timestamp)
+
+    def _set_aside(
+        self,
+        index: int,
+        message: Message,
+        retried: bool,
+        delay: float | None,
+        fields: dict[bytes, bytes],
+    ) -> None:
+        self.slot.states[index] = FAILED
+        body = [part for pair in message.fields.items() for part in pair]
+        place = place_of(message.id_bytes, retried=retried)
+        self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())
+
+    def _say_dead(self, message: Message, reason: str, error: str) -> None:
+        self._dead_lines.event(
+            unit=self.delivery.unit,
+            uid=message.uid,
+            attempt=message.attempt,
+            reason=reason,
+            error=error,
+        )
+
+
+def _failure(outcome: Outcome) -> Failed:
+    assert not isinstance(outcome, Succeeded)
+    return outcome if isinstance(outcome, Failed) else outcome.failure
+
+
+def _not_loaded(_message: Message) -> object:
+    raise RuntimeError("the handler is not loaded yet")

@@ -1,0 +1,315 @@
+"""What a worker still owes Redis: acknowledgements, retries and dead letters, sent in batches.
+
+The decision was made in `policy.settlement`; this carries it out. Until an entry's settlement is
+confirmed, its state byte in the scoreboard says so (DONE or FAILED), and the entry stays here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamqd import logs
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
+from streamqd.model import Unit
+from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, Slot, now_ns
+from streamqd.store import messages
+from streamqd.store.client import Link
+from streamqd.store.fetch import CONSUMER
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+BATCH_MAX = 128  # items of one settle script; bounds how long one call occupies the server
+PARK_SECONDS = 1.0  # between two tries to settle what the server refused
+
+# More names and values than this are not sent back: a script cannot pass 8,000 to one command.
+# Such an entry was written by hand; what streamqd knows of it goes on.
+BODY_VALUES_MAX = 7000
+_KNOWN = (
+    b"payload",
+    b"key",
+    b"headers",
+    b"sentAt",
+    ORIGINAL_ID,
+    RETRY_COUNT,
+    CRASH_COUNT,
+    REPLAY_COUNT,
+)
+
+# The server takes no writes at all for now. Any other refusal may be about one entry or one key.
+_FULL = ("OOM", "MISCONF", "NOREPLICAS")
+
+
+class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
+    """A newer owner exists. Drop everything and end."""
+
+
+class Item(NamedTuple):
+    """One entry on its way to a retry or to the dead letters.
+
+    `fields` are the changed fields, `body` all fields of the entry as they were read: needed only
+    when the server cannot give them, because the entry has been trimmed away or is too wide.
+    """
+
+    place: bytes
+    at: int  # index in the batch
+    delay: float | None  # seconds; None = dead
+    fields: dict[bytes, bytes]
+    body: list[bytes]
+
+    def whole(self) -> Item:
+        """Return the item with all the fields that its next place gets."""
+        body = dict(zip(self.body[::2], self.body[1::2], strict=False))
+        if len(self.body) > BODY_VALUES_MAX:
+            body = {name: body[name] for name in _KNOWN if name in body}
+        return self._replace(fields={b"payload": b"", **body, **self.fields})
+
+
+@dataclass
+class Settler:
+    """Collects verdicts and settles them. Lives as long as its worker, over reconnects."""
+
+    link: Link
+    keys: Keys
+    unit: Unit
+    token: str
+    slot: Slot
+
+    def __post_init__(self) -> None:
+        self.main_acks: list[bytes] = []
+        self.retry_acks: list[bytes] = []
+        self._ack_indexes: list[int] = []
+        # Acknowledgements of entries that were charged with a crash also clear the charge, so
+        # they never ride on the next read.
+        self._charged: list[tuple[bytes, int]] = []
+        self.items: list[Item] = []
+        self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
+        self._parked: set[bytes] = set()  # places of the items that were refused
+        self._parked_until_ns = 0
+
+    # --- noting ---
+
+    def ack(self, entry_id: bytes, *, retried: bool, index: int, charged: bool, now: int) -> None:
+        """Note that an entry is done."""
+        if charged:
+            self._charged.append((place_of(entry_id, retried=retried), index))
+        else:
+            (self.retry_acks if retried else self.main_acks).append(entry_id)
+            self._ack_indexes.append(index)
+        if not self.since_ns:
+            self.since_ns = now
+
+    def set_aside(self, item: Item, now: int) -> None:
+        """Note that an entry is to be retried or dead-lettered."""
+        self.items.append(item)
+        if not self.since_ns:
+            self.since_ns = now
+
+    @property
+    def owed(self) -> int:
+        """How many entries are not settled yet."""
+        return len(self._ack_indexes) + len(self._charged) + len(self.items)
+
+    @property
+    def acks_owed(self) -> bool:
+        """Whether acknowledgements wait for the next exchange."""
+        return bool(self._ack_indexes or self._charged)
+
+    @property
+    def parked_places(self) -> list[bytes]:
+        """Places of entries that stay in hand over a batch, because Redis refused to take them."""
+        return [item.place for item in self.items]
+
+    def renumber_parked(self, first: int) -> None:
+        """The slot has a new batch, with the parked entries at its end, from index `first`."""
+        self.items = [item._replace(at=first + offset) for offset, item in enumerate(self.items)]
+        for item in self.items:
+            self.slot.states[item.at] = FAILED
+
+    # --- settling ---
+
+    def acks_confirmed(self, now: int) -> None:
+        """The acknowledgements that rode on a read were executed."""
+        count = len(self._ack_indexes)
+        if not count:
+            return
+        self.slot.add("acked", count)
+        self._observe_ack(now, count)
+        self._acks_settled()
+        self._restart_clock()
+
+    def flush(self, *, last: bool = False) -> None:
+        """Settle everything by scripts, acknowledgements first: they may be what frees memory.
+
+        Retries and dead letters that Redis refuses are parked; `last` tries those at once that are.
+        Raises Fenced, RedisUnavailable, and RedisRefused when acknowledging is refused.
+        """
+        if last:
+            self._parked_until_ns = min(self._parked_until_ns, now_ns())
+        self._flush_acks()
+        self.flush_verdicts()
+
+    def try_to_flush(self) -> None:
+        """Settle what can be settled now; the rest waits in the slot as before. Raises Fenced."""
+        with contextlib.suppress(RedisUnavailable, RedisRefused):
+            self.flush()
+
+    def _flush_acks(self) -> None:
+        if not self._ack_indexes:
+            return
+        places = [place_of(i, retried=False) for i in self.main_acks]
+        places += [place_of(i, retried=True) for i in self.retry_acks]
+        for start in range(0, len(places), BATCH_MAX):
+            call = messages.ack(self.keys, self.unit, self.token, places[start : start + BATCH_MAX])
+            self._checked(self.link.run(call))
+            self.slot.add("round_trips")
+        self.acks_confirmed(now_ns())
+
+    def flush_verdicts(self) -> None:
+        """Settle retries, dead letters and charged acknowledgements; plain ones may ride."""
+        if self._charged:
+            places = [place for place, _ in self._charged]
+            call = messages.ack(self.keys, self.unit, self.token, [], charged=places)
+            self._checked(self.link.run(call))
+            self.slot.add("round_trips")
+            self.slot.add("acked", len(places))
+            for _, index in self._charged:
+                self.slot.states[index] = SETTLED
+            self._charged.clear()
+        if self.items and now_ns() >= self._parked_until_ns:
+            self._settle_items()
+        self._restart_clock()
+
+    def _settle_items(self) -> None:
+        parked: list[Item] = []
+        batches = _batches(self.items)
+        while batches:
+            calls = [self._call(dead, items) for dead, items in batches]
+            replies = self.link.run_many(calls)
+            self.slot.add("round_trips")
+            again: list[_Batch] = []
+            for (dead, items), reply in zip(batches, replies, strict=True):
+                if not isinstance(reply, RedisRefused):
+                    again += _batches(self._moved(self._checked(reply), items, dead=dead))
+                elif len(items) > 1 and reply.code not in _FULL:
+                    # Perhaps only one of them is refused: it must not hold the others.
+                    again += [(dead, [item]) for item in items]
+                else:
+                    parked += items
+                    self._park(reply, items)
+            batches = again
+        self.items = parked
+
+    def _call(self, dead: bool, items: list[Item]) -> Call:
+        if dead:
+            return messages.dead(
+                self.keys, self.unit, self.token, [(item.place, item.fields) for item in items]
+            )
+        return messages.retry(
+            self.keys,
+            self.unit,
+            self.token,
+            [(item.place, item.delay or 0.0, item.fields) for item in items],
+        )
+
+    def _moved(self, reply: Reply, items: list[Item], *, dead: bool) -> list[Item]:
+        """Book a settle answer; return the items that must be sent again with their bodies."""
+        again = []
+        moved = 0
+        settled = messages.Settled.parse(reply)
+        for item, word in zip(items, settled.words, strict=True):
+            if word == "GHOST":
+                again.append(item.whole())
+                continue
+            # GONE: an earlier copy of this call did it, or someone acknowledged it by hand.
+            moved += word == "MOVED"
+            self.slot.states[item.at] = SETTLED
+        self.slot.add("dead" if dead else "retried", moved)
+        due = settled.next_due_unix_ms
+        if due is not None:
+            # The script answered the earliest of all delayed entries: nothing is due before it.
+            self.slot.next_due_unix_ms = due
+        return again
+
+    def _park(self, error: RedisRefused, items: list[Item]) -> None:
+        """Let what Redis does not take wait: it stays pending, others go on."""
+        if not self._parked_until_ns:
+            logs.event(
+                "message.parked",
+                logging.WARNING,
+                unit=self.unit,
+                entries=len(items),
+                error=str(error),
+            )
+        fresh = {item.place for item in items} - self._parked
+        self.slot.add("parked", len(fresh))
+        self._parked |= fresh
+        self._parked_until_ns = now_ns() + int(PARK_SECONDS * 1e9)
+
+    def pending_differs(self) -> bool:
+        """Compare the server's count of our pending entries with what is owed."""
+        unit = self.unit
+        commands = [
+            ("XPENDING", self.keys.stream(unit.topic, unit.partition), unit.group),
+            ("XPENDING", self.keys.retry_stream(*unit), unit.group),
+        ]
+        pending = 0
+        for reply in self.link.pipeline(commands):
+            if isinstance(reply, RedisRefused):
+                raise reply
+            ours = CONSUMER.encode()
+            pending += sum(int(count) for name, count in reply[3] or () if name == ours)
+        return pending != self.owed
+
+    # --- book-keeping ---
+
+    def _checked(self, reply: Reply) -> Reply:
+        if reply.word == "FENCED":
+            raise Fenced
+        return reply
+
+    def _acks_settled(self) -> None:
+        states = self.slot.states
+        for index in self._ack_indexes:
+            if states[index] == DONE:
+                states[index] = SETTLED
+        self.main_acks.clear()
+        self.retry_acks.clear()
+        self._ack_indexes.clear()
+
+    def _restart_clock(self) -> None:
+        if not self.items:
+            self._parked_until_ns = 0
+            self._parked.clear()
+        waiting = self._ack_indexes or self._charged or (self.items and not self._parked_until_ns)
+        if not waiting:
+            self.since_ns = 0
+
+    def _observe_ack(self, now: int, count: int) -> None:
+        # One clock reading per batch: every entry is booked with the wait of the oldest, so the
+        # histogram is an upper bound.
+        waited = max(0, now - self.since_ns) if self.since_ns else 0
+        histogram = self.slot.ack_histogram
+        histogram[min((waited >> 10).bit_length(), len(BUCKETS))] += count
+        histogram[len(BUCKETS) + 1] += waited * count
+
+
+_Batch = tuple[bool, list[Item]]  # whether they are dead, and so many items as one call takes
+
+
+def _batches(items: list[Item]) -> list[_Batch]:
+    batches: list[_Batch] = []
+    for dead in (False, True):
+        alike = [item for item in items if (item.delay is None) is dead]
+        batches += [
+            (dead, alike[start : start + BATCH_MAX]) for start in range(0, len(alike), BATCH_MAX)
+        ]
+    return batches
+
+
+def place_of(entry_id: bytes, *, retried: bool) -> bytes:
+    """Return the one true name of a pending entry: its stream and id."""
+    return (b"r:" if retried else b"m:") + entry_id

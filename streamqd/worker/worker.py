@@ -1,0 +1,394 @@
+"""A worker's life: boot, attach (recover what is pending), serve (fetch rounds), leave."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from random import random
+from typing import Any, NamedTuple
+
+from streamqd import handlers, logs
+from streamqd.config import Consumer, Settings
+from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable
+from streamqd.message import Delivery, Message
+from streamqd.model import Unit
+from streamqd.scoreboard import DONE, WORD_COMMAND, Slot, WorkerState, now_ns
+from streamqd.store import messages
+from streamqd.store.client import Link
+from streamqd.store.fetch import Fetcher, Round
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+from streamqd.worker.appetite import Appetite
+from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.inherited import Held, in_order
+from streamqd.worker.runs import Runner
+from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
+
+BLOCK_SECONDS = 5.0  # longest wait of one doorbell
+REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
+RECOVER_PAGE = 128
+IDLE_CHECK_SECONDS = 30.0
+RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
+
+
+class Orders(NamedTuple):
+    """What the supervisor gives a worker at its birth."""
+
+    unit: Unit
+    token: str
+    epoch: int
+    cautious: bool  # one entry at a time: two processes died without anything to blame
+
+
+class Worker:
+    """Handles one unit from boot to exit."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        settings: Settings,
+        consumer: Consumer,
+        slot: Slot,
+        control: socket.socket,
+    ) -> None:
+        self.unit = orders.unit
+        self.token = orders.token
+        self.settings = settings
+        self.consumer = consumer
+        self.slot = slot
+        self.keys = Keys(settings.keys.control, settings.keys.streams)
+        self.link = Link(settings.redis, timeout=REPLY_SECONDS, name=f"streamqd:{orders.unit}")
+        self.fetcher = Fetcher(self.link, self.keys, self.unit, self.token)
+        self.settler = Settler(self.link, self.keys, self.unit, self.token, slot)
+        self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch)
+        self.gate = Gate(slot, control, self.settler.try_to_flush)
+        self.runner = Runner(consumer, self.delivery, slot, self.gate, self.settler)
+        self.session = ""  # of the present connection
+        self.hooks: handlers.Loaded | None = None
+        self.batch_max = 1 if orders.cautious else consumer.prefetch_max
+        self.appetite = Appetite(consumer, settings.daemon.max_message_bytes, self.batch_max)
+        self.trouble = logs.Episode("worker.stalled", "worker.resumed")
+        self.reconnect_wait = 0.0  # 0 = the last round was completed
+        self.last_main = b"0-0"
+        self.last_retry = b"0-0"
+        self.retire_ns = 0
+
+    def run(self) -> int:
+        """Live until stopped. Returns the exit code."""
+        self.slot.state = WorkerState.BOOTING
+        try:
+            self._boot()
+        except HandlerLoadError as error:
+            logs.event("worker.boot_failed", logging.ERROR, unit=self.unit, error=str(error))
+            return ExitCode.BOOT_FAILED
+        self.slot.state = WorkerState.READY
+        self.gate.ring()
+        if self.consumer.max_age:
+            # Workers that were born together should not retire together.
+            self.retire_ns = now_ns() + int(self.consumer.max_age * 1e9 * (1 + random() / 10))
+        try:
+            code = self._work()
+        except Stop as stop:
+            code = stop.code
+        if code is not ExitCode.FENCED:
+            try:
+                self.settler.flush(last=True)
+            except Fenced:
+                code = self._superseded()
+            except (RedisUnavailable, RedisRefused):
+                pass  # what stays unsettled is in the slot, the supervisor acknowledges it
+        if code is ExitCode.RECYCLE:
+            self.slot.add("recycled")
+        self.runner.publish()
+        if self.hooks is not None and self.hooks.on_stop is not None:
+            try:
+                self.hooks.on_stop()
+            except BaseException as error:  # noqa: BLE001 - user code
+                logs.event("worker.hook_failed", logging.ERROR, unit=self.unit, exc=error)
+        self.slot.state = WorkerState.QUIET
+        return code
+
+    def _boot(self) -> None:
+        self.hooks = handlers.load(self.consumer.handler, self.settings.base_dir)
+        self.runner.function = self.hooks.function
+        logs.mark_records(self.consumer.handler)
+        self.runner.listen_for_soft_limit()
+        if self.hooks.on_start is None:
+            return
+        daemon = self.settings.daemon
+        try:
+            self.hooks.on_start(handlers.Context(self.unit, daemon.instance, daemon.state_dir))
+        except Exception as error:
+            raise HandlerLoadError(
+                f"on_start of {self.consumer.handler} failed: "
+                f"{type(error).__name__}: {handlers.text_of(error)}"
+            ) from error
+
+    def _work(self) -> ExitCode:
+        """Serve for ever; every trouble with the connection leads back to attach."""
+        while True:
+            try:
+                self.gate.sleep(self.reconnect_wait * (1 + random()))
+                self._attach()
+                self._serve()
+            except Fenced:
+                return self._superseded()
+            except _Anew:
+                self.link.close()
+            except (RedisUnavailable, RedisRefused) as error:
+                if isinstance(error, RedisRefused) and error.code == "NOGROUP":
+                    return ExitCode.NO_GROUP
+                self.slot.add("redis_errors")
+                self.trouble.failed(unit=self.unit, error=str(error))
+                self.link.close()
+                first, longest = RECONNECT_SECONDS
+                self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
+
+    def _superseded(self) -> ExitCode:
+        """Say that a newer owner exists; everything in hand is its business now."""
+        self.slot.add("fenced")
+        logs.event("fenced", logging.WARNING, unit=self.unit, epoch=self.delivery.epoch)
+        return ExitCode.FENCED
+
+    # --- attach: what is pending comes first ---
+
+    def _attach(self) -> None:
+        """Open a session, then handle every pending entry, oldest first, before any fetch.
+
+        Each new connection starts here: a read of an older one that executes late is refused,
+        because the session was written into the fence, or its entries are in these lists.
+        """
+        self.settler.flush()
+        self.runner.read_clock(self.link)
+        session = self.session = secrets.token_hex(8)
+        after = {False: b"", True: b""}
+        opened = over = False
+        while not over:
+            count = min(RECOVER_PAGE, self.appetite.count, self._await_room())
+            call = messages.recover(
+                self.keys,
+                self.unit,
+                self.token,
+                session,
+                open=not opened,
+                after_main=after[False],
+                after_retry=after[True],
+                count=count,
+            )
+            page = messages.Recovered.parse(self._run_script(call))
+            opened = True
+            self.last_main, self.last_retry = page.last_main, page.last_retry
+            held, over = in_order(page, count)
+            for entry in held:
+                after[entry.retried] = entry.id
+            self._run_held(held, session if page.solo else "")
+            self.settler.flush()
+        if page.solo:
+            self._mark(session, b"")
+        if not self.fetcher.watch():
+            raise Fenced
+
+    def _run_held(self, held: list[Held], session: str) -> None:
+        """Handle entries that were pending before. With a session each gets a durable mark."""
+        parked = set(self.settler.parked_places)
+        held = [entry for entry in held if entry.place not in parked]
+        if not held:
+            return
+        self._post([entry.place for entry in held])
+        began = now_ns()
+        for index, entry in enumerate(held):
+            self.gate.check(len(held) - index)
+            if entry.fields is None:
+                self._settle_ghost(index, entry)
+                continue
+            message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)
+            if self.runner.bury_crasher(index, message, entry):
+                continue
+            if session:
+                self.settler.flush()
+                self._mark(session, entry.place)
+            self.runner.handle(index, message, entry.retried, entry.crashes)
+        size = sum(entry.size for entry in held)
+        self.appetite.fed(len(held), size, now_ns() - began)
+        self.runner.publish()
+
+    def _mark(self, session: str, place: bytes) -> None:
+        """Write durably which inherited entry comes next, so that a host-killer is found."""
+        call = messages.solo_mark(self.keys, self.unit, self.token, session, place, [])
+        self._run_script(call)
+
+    def _settle_ghost(self, index: int, entry: Held) -> None:
+        self.slot.add("ghosts")
+        logs.event("message.ghost", logging.WARNING, unit=self.unit, place=entry.place.decode())
+        self.slot.states[index] = DONE
+        self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
+
+    # --- serve: fetch rounds ---
+
+    def _serve(self) -> None:
+        idle_since = 0
+        while True:
+            self.gate.check()
+            if self.settler.items:
+                # Verdicts first: only plain acknowledgements ride on a read.
+                self.settler.flush_verdicts()
+            if self.slot.reclaim_requested != self.slot.reclaim_done:
+                self._reclaim()
+                continue
+            fetched = self._round(doorbell=bool(idle_since) and not self.settler.acks_owed)
+            if fetched.retried or fetched.main:
+                idle_since = 0
+                self._run_fetched(fetched)
+                self._retire()
+                continue
+            self._retire()
+            self.runner.publish()
+            logs.flush()
+            now = now_ns()
+            idle_since = idle_since or now
+            if now - idle_since > IDLE_CHECK_SECONDS * 1e9:
+                idle_since = now
+                if self.settler.pending_differs():
+                    self._attach()
+
+    def _retire(self) -> None:
+        """End a worker that is too old. After a round, so that every worker makes progress."""
+        if self.retire_ns and now_ns() > self.retire_ns:
+            raise Stop(ExitCode.RECYCLE)
+
+    def _await_room(self) -> int:
+        """Return how many more entries may come into hand, 1 at least.
+
+        Waits while Redis refuses to take those that are there; acknowledgements go out meanwhile,
+        so that memory can be freed.
+        """
+        while (room := self.consumer.prefetch_max - len(self.settler.items)) <= 0:
+            self.settler.flush()
+            if self.settler.items:
+                self.gate.sleep(0.2)
+        return min(room, self.batch_max)
+
+    def _round(self, *, doorbell: bool) -> Round:
+        """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
+        settler = self.settler
+        room = self._await_room()
+        bell = b""
+        if doorbell:
+            # What a full server refused is tried again soon, but not in a hurry.
+            wait = PARK_SECONDS if settler.items else BLOCK_SECONDS
+            bell = self.fetcher.doorbell(self.last_retry, self.last_main, wait)
+        count = min(self.appetite.count, room)
+        self.fetcher.send_round(settler.main_acks, settler.retry_acks, count, bell)
+        if doorbell and not self.gate.await_reply(
+            self.fetcher.fileno(), BLOCK_SECONDS + REPLY_SECONDS
+        ):
+            # A blocked round is left by closing the connection: whatever a racing EXEC moved
+            # stays pending for the next owner, or for our own next session.
+            self.link.close()
+            self.gate.check()
+            raise _Anew
+        fetched = self.fetcher.receive_round(rang=doorbell)
+        self.slot.add("round_trips")
+        if fetched.executed:
+            settler.acks_confirmed(now_ns())
+        if not fetched.mine:
+            raise Fenced
+        if fetched.error == "OOM":
+            fetched = self._read_when_full(count)
+        elif fetched.error:
+            raise RedisRefused(fetched.error, f"reading {self.unit} was refused: {fetched.error}")
+        self.reconnect_wait = 0.0
+        self.trouble.recovered(unit=self.unit)
+        return fetched
+
+    def _read_when_full(self, count: int) -> Round:
+        """Settle and read by scripts: most servers queue nothing while their memory is full."""
+        self.settler.flush()
+        call = messages.fetch(self.keys, self.unit, self.token, self.session, count)
+        retried, main = self._run_script(call).rest
+        return Round(True, True, 0, retried, main, "")
+
+    def _run_fetched(self, fetched: Round) -> None:
+        """Handle one fetched batch: the retry stream's entries, then the partition's."""
+        retried, main = fetched.retried, fetched.main
+        if retried:
+            self.last_retry = retried[-1][0]
+        if main:
+            self.last_main = main[-1][0]
+        places = [b"r:" + entry[0] for entry in retried]
+        places += [b"m:" + entry[0] for entry in main]
+        self._post(places)
+        total = len(places)
+        self.slot.add("fetched", total)
+        size = self._measure(retried or main, total)
+        began = now_ns()
+        delivery, handle, words = self.delivery, self.runner.handle, self.slot.words
+        index = 0
+        for was_retried, entries in ((True, retried), (False, main)):
+            for entry_id, fields in entries:
+                if words[WORD_COMMAND]:
+                    self.gate.check(total - index)
+                message = Message(delivery, entry_id, fields, retried=was_retried)
+                handle(index, message, was_retried, 0)
+                index += 1
+        now = now_ns()
+        self.appetite.fed(total, size, now - began, self.fetcher.received)
+        self.runner.publish()
+        if self.runner.clock_is_old(now):
+            self.runner.read_clock(self.link)
+
+    def _post(self, places: list[bytes]) -> None:
+        """Write the batch into the scoreboard, with the parked entries behind it."""
+        self.slot.post_batch(places + self.settler.parked_places)
+        self.settler.renumber_parked(len(places))
+
+    def _measure(self, entries: list[Any], total: int) -> int:
+        """Book and return the bytes of a batch, about: some of its entries stand for all."""
+        sample = entries[:: max(1, len(entries) // 8)]
+        size = sum(sum(map(len, fields)) for _, fields in sample) * total // len(sample)
+        self.slot.add("bytes", size)
+        return size
+
+    # --- what others left behind ---
+
+    def _reclaim(self) -> None:
+        """Take over entries pending under foreign consumer names, when the housekeeper saw some."""
+        wanted = self.slot.reclaim_requested
+        self.settler.flush()
+        found = 0
+        for retried in (False, True):
+            count = min(RECOVER_PAGE, self.appetite.count, self._await_room())
+            call = messages.reclaim(
+                self.keys,
+                self.unit,
+                self.token,
+                source="r" if retried else "m",
+                idle=self.consumer.reclaim_idle,
+                count=count,
+            )
+            entries, ghosts = messages.Reclaimed.parse(self._run_script(call))
+            held = [Held(retried, entry_id, fields, 0, b"") for entry_id, fields in entries]
+            found += len(held) + ghosts
+            self.slot.add("ghosts", ghosts)
+            self.slot.add("reclaimed", len(held))
+            if held:
+                logs.event("reclaim", unit=self.unit, entries=len(held), ghosts=ghosts)
+                self._run_held(held, "")
+                self.settler.flush()
+        if not found:
+            self.slot.reclaim_done = wanted
+
+    def _run_script(self, call: Call) -> Reply:
+        reply = self.link.run(call)
+        self.slot.add("round_trips")
+        if reply.word == "FENCED":
+            raise Fenced
+        if reply.word == "SESSION":
+            # A copy of an earlier recover has come late. The unit is still ours.
+            raise RedisUnavailable("the session is not the last one opened", sent=True)
+        return reply
+
+
+class _Anew(Exception):  # noqa: N818 - nothing is wrong
+    """The connection was given up on purpose; begin again with another."""

@@ -1,0 +1,1 @@
+"""Tests: unit, contract, integration, acceptance. What they share is in `support`."""

@@ -1,0 +1,37 @@
+"""A daemon for each test, on the shared server, which is emptied first."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.store.client import Link
+from tests.support.daemon import Daemon
+from tests.support.servers import Server
+
+
+@pytest.fixture
+def new_daemon(server: Server, link: Link, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Configure daemons: `new_daemon(partitions=2, consumer={"timeout": "1s"})`."""
+    made: list[Daemon] = []
+
+    def make(**options: Any) -> Daemon:
+        made.append(Daemon(tmp_path, options.pop("redis_url", server.url), **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers of a printed seed: the same in every run, unless TEST_SEED names another."""
+    seed = f"{os.environ.get('TEST_SEED', '1')} {request.node.name}"
+    print(f"seed: {seed!r}")
+    return random.Random(seed)

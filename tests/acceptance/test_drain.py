@@ -1,0 +1,220 @@
+"""Stopping: what runs is finished or given back, whatever moment the signal finds."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+
+STOPS = 20
+GREEDY = {"prefetch_bytes": "256MiB"}  # so that the first reads are not small for safety
+DRAINED, DEADLINE = 0, 6
+
+
+@pytest.mark.timeout(180)
+def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(
+    new_daemon: NewDaemon, chance: random.Random
+):
+    daemon = new_daemon(partitions=8, consumer=GREEDY)
+    with daemon:
+        uids = daemon.send(f"sleep {chance.uniform(0, 0.05):.4f}" for _ in range(6000))
+        seen: list[int] = []
+        in_hand, took = [], []
+        for number in range(STOPS):
+            if number:
+                daemon.start()
+            moment = daemon.ledger.count("start") + 1 + chance.randrange(120)
+            daemon.wait_for(
+                lambda moment=moment: daemon.ledger.count("start") >= moment,
+                what="messages run",
+                every=0.001,
+            )
+            daemon.wait_for(
+                lambda: seen.append(daemon.pending()) or seen[-1] >= 100,
+                what="100 messages are in hand",
+                every=0.001,
+            )
+            in_hand.append(seen[-1])
+            stopped_at = time.monotonic()
+            assert daemon.stop() == DRAINED
+            took.append(time.monotonic() - stopped_at)
+            # Every lease was given back: nobody has to wait for it.
+            assert not any(
+                daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+            )
+        print(f"in hand at the signal: {min(in_hand)} to {max(in_hand)} messages")
+        print(f"drain: {min(took) * 1000:.0f} to {max(took) * 1000:.0f} ms")
+        left = daemon.unsettled()
+        assert left > 0, "the load was too small: the last stops found nothing to do"
+
+        # What was given back runs; the rest would only take time.
+        done = len(daemon.ledger.ended(GROUP))
+        released = daemon.pending_uids()
+        daemon.start()
+        daemon.wait_for(
+            lambda: released <= daemon.ledger.ended(GROUP), what="all that was released has run"
+        )
+        assert daemon.stop() == DRAINED
+
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.repeated, audit.unexpected) == ({}, [])
+        assert len(daemon.ledger.ended(GROUP)) > done
+        # Not lost: what has not run is still where it was sent to, unread or released.
+        assert set(audit.lost) == waiting(daemon)
+        assert len(daemon.ledger.ended(GROUP)) + len(audit.lost) == len(uids)
+        assert {each.attempt for each in daemon.ledger.records("start")} == {1}
+        assert daemon.ledger.records("raise") == []
+        assert daemon.traces() == []
+        assert daemon.letters() == []
+        assert {each["code"] for each in daemon.events("drained")} == {DRAINED}
+        assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
+
+
+def waiting(daemon: Daemon) -> set[str]:
+    """The messages that the group has not read yet, or has not acknowledged."""
+    found = daemon.pending_uids()
+    for number in range(daemon.partitions):
+        stream = daemon.keys.stream(TOPIC, number)
+        (group,) = daemon.link.execute("XINFO", "GROUPS", stream)
+        facts = dict(zip(group[::2], group[1::2], strict=True))
+        last = facts[b"last-delivered-id"].decode()
+        unread = daemon.link.execute("XRANGE", stream, f"({last}", "+")
+        found |= {f"{TOPIC}/{number}/{row[0].decode()}" for row in unread}
+    return found
+
+
+def test_the_message_that_runs_is_finished_and_a_second_term_changes_nothing(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(daemon={"drain_timeout": "20s"})
+    with daemon:
+        uids = daemon.send(["await go"] + ["ok"] * 9)
+        daemon.wait_run(uids[0])
+
+        daemon.signal(signal.SIGTERM)
+        begun = daemon.wait_event("drain.begun")
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for(lambda: len(daemon.events("signal")) == 2, what="both signals came")
+        assert daemon.running
+        (daemon.folder / "go").touch()
+
+        assert daemon.wait() == DRAINED
+        assert begun["timeout"] == 20.0
+        assert daemon.ledger.ended(GROUP) == {uids[0]}
+        assert len(daemon.events("drain.begun")) == 1
+        assert daemon.events("worker.killed") == daemon.events("worker.crashed") == []
+        assert waiting(daemon) == set(uids[1:])
+        assert daemon.traces() == []
+
+        daemon.start()
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == DRAINED
+
+
+@pytest.mark.parametrize("payload", ["sleep 600", "hold"])
+def test_at_the_deadline_work_is_released_and_its_message_is_not_charged(
+    new_daemon: NewDaemon, payload: str
+):
+    daemon = new_daemon(daemon={"drain_timeout": "500ms"}, consumer={"max_crashes": 1})
+    with daemon:
+        uids = daemon.send(["ok", payload, "ok"])
+        daemon.wait_run(uids[1])
+        started = time.monotonic()
+
+        assert daemon.stop() == DEADLINE
+
+        assert 0.5 <= time.monotonic() - started < 5
+        assert daemon.events("drain.deadline")
+        assert daemon.wait_event("worker.killed")["reason"] == "deadline"
+        assert daemon.events("worker.charged") == []
+        assert daemon.events("drained")[0]["code"] == DEADLINE
+        assert not daemon.link.execute("EXISTS", daemon.keys.lease(*daemon.units()[0]))
+        assert uids[1] in daemon.pending_uids()
+        assert waiting(daemon) == set(uids[1:])
+        assert daemon.traces() == []
+        assert daemon.letters() == []
+
+
+def test_a_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
+    daemon = new_daemon(daemon={"drain_timeout": "600s"})
+    with daemon:
+        uids = daemon.send(["await never", "ok"])
+        daemon.wait_run(uids[0])
+
+        daemon.signal(signal.SIGINT)
+        daemon.wait_event("drain.begun")
+        daemon.signal(signal.SIGINT)
+        daemon.wait_for(lambda: len(daemon.events("signal")) == 2, what="both signals came")
+
+        assert daemon.wait(15) == DEADLINE
+        assert daemon.events("drain.deadline")
+        assert uids[0] in daemon.pending_uids()
+        assert waiting(daemon) == set(uids)
+        assert daemon.traces() == []
+
+
+def test_a_third_interrupt_kills(new_daemon: NewDaemon):
+    daemon = new_daemon(daemon={"drain_timeout": "600s"})
+    with daemon:
+        uids = daemon.send(["hold", "ok"])
+        daemon.wait_run(uids[0])
+
+        for count in (1, 2, 3):
+            daemon.signal(signal.SIGINT)
+            daemon.wait_for(
+                lambda count=count: len(daemon.events("signal", signal="SIGINT")) == count,
+                what=f"signal {count} came",
+            )
+
+        assert daemon.wait(3) == DEADLINE
+        assert daemon.events("drain.deadline") == []
+        assert daemon.wait_event("worker.killed")["reason"] == "quit"
+        assert uids[0] in daemon.pending_uids()
+        assert waiting(daemon) == set(uids)
+        assert daemon.traces() == []
+
+
+def test_quit_kills_at_once_and_everything_stays_pending(new_daemon: NewDaemon):
+    daemon = new_daemon(partitions=2, daemon={"drain_timeout": "600s"})
+    with daemon:
+        uids = daemon.send(["await go", "hold", "ok", "ok"])
+        for uid in uids[:2]:
+            daemon.wait_run(uid)
+
+        daemon.signal(signal.SIGQUIT)
+
+        assert daemon.wait(3) == DEADLINE
+        assert uids[0] in daemon.pending_uids()
+        assert waiting(daemon) == set(uids)
+        assert daemon.traces() == []
+        assert not any(
+            daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+        )
+
+
+def test_a_signal_to_the_workers_alone_is_not_obeyed(new_daemon: NewDaemon):
+    """A terminal and a service manager signal every process; only the supervisor decides."""
+    daemon = new_daemon()
+    with daemon:
+        uids = daemon.send(["await go", "ok"])
+        daemon.wait_run(uids[0])
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
+            for pid in (daemon.pids()[0], daemon.titles()["streamqd: housekeeper"]):
+                os.kill(pid, number)
+        (daemon.folder / "go").touch()
+
+        daemon.wait_settled()
+
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.events("worker.crashed") == daemon.events("housekeeper.exited") == []
+        assert daemon.stop() == DRAINED

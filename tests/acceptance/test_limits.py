@@ -1,0 +1,311 @@
+"""Limits of a worker: time, memory, age, number of messages; and workers that cannot start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.support.daemon import GROUP, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+
+FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
+CRASH_LOOP = 7
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_the_soft_limit_raises_in_the_handler_and_counts_as_a_failed_attempt(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(
+        consumer={"timeout": "200ms", "max_attempts": 2, "backoff": FAST}, http="unix:./http.sock"
+    )
+    with daemon:
+        uids = daemon.send(["ok"] * 5 + ["sleep 60"] + ["ok"] * 5)
+        worker = daemon.pids()[0]
+        daemon.wait_settled()
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[5]
+        assert (letter["reason"], letter["attempts"], letter["crashes"]) == ("attempts", "2", "0")
+        assert letter["errorClass"] == "streamqd.handlers.SoftTimeout"
+        assert "0.2 s" in letter["errorMessage"]
+        assert "time.sleep" in letter["traceback"]
+        runs = daemon.ledger.of(uids[5], "start", "raise")
+        assert [(each.kind, each.attempt) for each in runs] == [
+            ("start", 1),
+            ("raise", 1),
+            ("start", 2),
+            ("raise", 2),
+        ]
+        assert all(0.2 <= runs[k + 1].at - runs[k].at < 1.0 for k in (0, 2))
+        assert daemon.ledger.audit(GROUP) == Audit(lost=[uids[5]], repeated={uids[5]: 2})
+        assert daemon.pids()[0] == worker
+
+        # The same signal finds the worker between messages, after a run that it was meant for.
+        for _ in range(20):
+            os.kill(worker, signal.SIGUSR1)
+        more = daemon.send(["sleep 0.01"] * 40)
+        for number in range(1, 41):
+            daemon.wait_for(
+                lambda number=number: len(set(more) & daemon.ledger.ended(GROUP)) >= number,
+                what=f"{number} more have ended",
+                every=0.001,
+            )
+            os.kill(worker, signal.SIGUSR1)
+        daemon.wait_settled()
+        assert set(more) <= daemon.ledger.ended(GROUP)
+        assert daemon.ledger.count("raise") == 2
+        assert daemon.pids()[0] == worker
+        assert daemon.events("worker.crashed") == []
+        assert daemon.stop() == 0
+
+
+def test_the_hard_limit_kills_a_handler_that_keeps_the_interpreter_and_charges_it_alone(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(
+        partitions=2, consumer={"timeout": "200ms", "hard_timeout": "500ms", "max_crashes": 2}
+    )
+    with daemon:
+        others = daemon.send(["sleep 0.005"] * 300, partition=1)
+        worker = daemon.pids()[1]
+        uids = daemon.send(["ok"] * 10 + ["hold"] + ["ok"] * 89, partition=0)
+        daemon.wait_settled()
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[10]
+        assert (letter["reason"], letter["crashes"], letter["attempts"]) == ("crashes", "2", "0")
+        assert letter["signal"] == "SIGKILL"
+        assert "a hard time limit" in letter["errorMessage"]
+        killed = daemon.events("worker.killed")
+        assert [each["reason"] for each in killed] == ["hard-limit"] * 2
+        starts = [each.at for each in daemon.ledger.of(uids[10], "start")]
+        assert 0.5 <= starts[1] - starts[0] < 2
+        audit = daemon.ledger.audit(GROUP)
+        assert audit == Audit(lost=[uids[10]], repeated={uids[10]: 2})
+        assert set(others) <= daemon.ledger.ended(GROUP)
+        assert daemon.pids()[1] == worker
+        assert daemon.traces() == []
+        assert daemon.stop() == 0
+
+
+def test_a_handler_under_its_limits_is_left_alone(new_daemon: NewDaemon):
+    """Many short runs together are longer than the limit; none of them is."""
+    daemon = new_daemon(consumer={"timeout": "100ms", "hard_timeout": "200ms"})
+    with daemon:
+        daemon.send(["sleep 0.02"] * 60)
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.events("worker.killed") == daemon.ledger.records("raise") == []
+        assert daemon.stop() == 0
+
+
+# --- replacing a worker ---------------------------------------------------------------------------
+
+
+def runs_of_each_process(daemon: Daemon) -> list[int]:
+    """Number of runs of each worker process, in the order of their birth."""
+    return list(Counter(each.pid for each in daemon.ledger.records("start")).values())
+
+
+def test_max_messages_replaces_the_worker_and_loses_repeats_and_charges_nothing(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(consumer={"max_messages": 10})
+    with daemon:
+        daemon.send(["ok"] * 105)
+        daemon.wait_settled()
+
+        assert runs_of_each_process(daemon) == [10] * 10 + [5]
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert {each.attempt for each in daemon.ledger.records("start")} == {1}
+        assert daemon.traces() == []
+        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        exits = daemon.events("worker.exited")
+        assert len(exits) == 10
+        assert daemon.stop() == 0
+
+
+FAT = """
+ballast = bytearray(os.urandom(4096) * 16384)  # 64 MiB that every worker has from its birth
+"""
+
+
+def test_max_rss_replaces_the_worker_by_what_it_gained_since_its_birth(new_daemon: NewDaemon):
+    daemon = new_daemon(consumer={"max_rss": "32MiB"})
+    daemon.write_code(daemon.module_path.read_text() + FAT)
+    with daemon:
+        first = daemon.pids()[0]
+        assert psutil.Process(first).memory_info().rss > 64 << 20
+        # Some 10 MB a second, looked at every 2 s: the first look must not find enough.
+        daemon.send(["leak 200000"] * 260)
+        daemon.wait_settled()
+
+        # A fresh process is under the limit again, and stays: no loop.
+        (recycled,) = daemon.events("worker.recycled")
+        assert recycled["reason"] == "max_rss"
+        assert recycled["child"] == first
+        assert recycled["rss"] > (64 + 32) << 20
+        assert len(runs_of_each_process(daemon)) == 2
+        assert runs_of_each_process(daemon)[0] > (32 << 20) / 200_000
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert {each.attempt for each in daemon.ledger.records("start")} == {1}
+        assert daemon.traces() == []
+        assert daemon.events("worker.crashed") == []
+        assert daemon.stop() == 0
+
+
+SLOW_BIRTH = """
+def on_start(context):
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(("age", "more"), [("200ms", SLOW_BIRTH), (0.0001, "")])
+def test_max_age_replaces_the_worker_and_even_a_short_one_makes_progress(
+    new_daemon: NewDaemon, age: str | float, more: str
+):
+    daemon = new_daemon(consumer={"max_age": age})
+    daemon.write_code(daemon.module_path.read_text() + more)
+    with daemon:
+        daemon.send(["sleep 0.01"] * 60)
+        daemon.wait_settled()
+
+        assert len(runs_of_each_process(daemon)) >= 2
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert {each.attempt for each in daemon.ledger.records("start")} == {1}
+        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.traces() == []
+        assert daemon.stop() == 0
+
+
+# --- workers that cannot start --------------------------------------------------------------------
+
+UNBORN = """
+def on_start(context):
+    if (context.state_dir / f"sick-{context.unit.partition}").exists():
+        raise RuntimeError("the database is away")
+"""
+LOOP = {"lease_ttl": "5s", "crash_loop": 3, "crash_cooldown": "1s", "crash_backoff": FAST}
+
+
+def sick(daemon: Daemon, *partitions: int) -> None:
+    folder = daemon.folder / "var"
+    folder.mkdir(exist_ok=True)
+    for number in partitions:
+        (folder / f"sick-{number}").touch()
+
+
+def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: NewDaemon):
+    daemon = new_daemon(
+        partitions=2,
+        daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},
+    )
+    daemon.write_code(daemon.module_path.read_text() + UNBORN)
+    sick(daemon, 0, 1)
+    daemon.start()
+
+    assert daemon.wait() == CRASH_LOOP
+
+    assert len(daemon.events("worker.boot_failed")) >= 2 * 3
+    assert "RuntimeError: the database is away" in daemon.events("worker.boot_failed")[0]["error"]
+    opened = daemon.events("breaker.open")
+    assert sorted(each["partition"] for each in opened) == [0, 1]
+    assert daemon.events("crash_loop")[0]["units"] == 2
+    assert daemon.events("crash_loop")[0]["level"] == "critical"
+    # The first restart is at once, the next one waits.
+    first, second, third = [event["ts"] for event in daemon.events("worker.started", partition=0)]
+    assert seconds_between(first, second) < 0.2 <= seconds_between(second, third)
+    # Others need not wait for the leases.
+    assert not any(
+        daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+    )
+    assert daemon.ledger.records() == []
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """The distance of two times of a log within one hour."""
+
+    def seconds(stamp: str) -> float:
+        _, minutes, rest = stamp.split(":")
+        return int(minutes) * 60 + float(rest.removesuffix("Z"))
+
+    return (seconds(later) - seconds(earlier)) % 3600
+
+
+def test_a_partition_in_a_crash_loop_rests_and_is_tried_again_while_others_work(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(partitions=2, daemon=LOOP)
+    daemon.write_code(daemon.module_path.read_text() + UNBORN)
+    sick(daemon, 1)
+    daemon.start()
+    opened = daemon.wait_event("breaker.open")
+    assert (opened["partition"], opened["seconds"]) == (1, 1.0)
+    assert "exit code 3" in opened["last_exit"]
+    daemon.wait_event("lease.released", partition=1)
+
+    uids = daemon.send(["ok"] * 20)
+    daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 10, what="partition 0 works")
+    # One try after the rest, and it rests again.
+    closed = daemon.wait_event("breaker.closed", after=opened["number"])
+    again = daemon.wait_event("breaker.open", after=closed["number"])
+    between = daemon.events("worker.started", after=closed["number"], partition=1)
+    assert len([each for each in between if each["number"] < again["number"]]) == 1
+
+    (daemon.folder / "var" / "sick-1").unlink()
+    daemon.wait_settled()
+    assert daemon.ledger.ended(GROUP) == set(uids)
+    assert daemon.ledger.audit(GROUP) == Audit()
+    assert daemon.stop() == 0
+
+
+DIES_AT_EVERY_MESSAGE = """
+def obey(message):
+    with ledger.run(message):
+        os._exit(1)
+"""
+
+
+def test_code_that_dies_at_every_message_opens_the_breaker_and_buries_few(new_daemon: NewDaemon):
+    """The breaker, not the dead letters, must stop a bad deploy."""
+    daemon = new_daemon(daemon=LOOP, consumer={"max_crashes": 3})
+    daemon.write_code(daemon.module_path.read_text() + DIES_AT_EVERY_MESSAGE)
+    with daemon:
+        uids = daemon.send(["ok"] * 100)
+
+        assert daemon.wait() == CRASH_LOOP
+
+        assert len(daemon.events("breaker.open")) == 1
+        assert len(daemon.letters()) <= 4
+        assert len(daemon.pending_uids()) + len(daemon.letters()) <= len(uids)
+        started = time.monotonic()
+        daemon.write_code(daemon.module_path.read_text().removesuffix(DIES_AT_EVERY_MESSAGE))
+        daemon.start()
+        daemon.wait_settled()
+        print(f"working again after {time.monotonic() - started:.1f} s")
+        dead = {each["uid"] for each in daemon.letters()}
+        assert daemon.ledger.ended(GROUP) | dead == set(uids)
+        assert daemon.stop() == 0
+
+
+def test_a_worker_that_does_not_become_ready_is_killed_and_counts_as_a_failed_start(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(daemon=LOOP | {"boot_timeout": "1s", "crash_loop": 1})
+    daemon.write_code(
+        daemon.module_path.read_text() + "\n\ndef on_start(context):\n    time.sleep(600)\n"
+    )
+    daemon.start()
+
+    assert daemon.wait() == CRASH_LOOP
+    assert daemon.events("worker.killed")[0]["reason"] == "boot"

@@ -1,0 +1,207 @@
+"""The real log of the real daemon: bounded, without payloads, and never waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd import logs, process
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.waiting import wait_until
+
+NewDaemon = Callable[..., Daemon]
+
+SECRET = "correct-horse-battery"
+
+# Every way in which a handler can fail, each with the payload in the words of its failure.
+LEAKY = """
+import ctypes, os, signal, time
+
+from streamqd import Dead, Message, Retry
+
+
+class Odd(Exception):
+    def __str__(self):
+        return "odd " + self.args[0]
+
+
+def obey(message: Message) -> None:
+    text = message.text()
+    word = text.split()[0]
+    if word == "raise":
+        raise ValueError(text)
+    if word == "odd":
+        raise Odd(text)
+    if word == "chained":
+        try:
+            raise KeyError(text)
+        except KeyError as error:
+            raise RuntimeError(message.key) from error
+    if word == "dead":
+        raise Dead(text)
+    if word == "retry":
+        raise Retry(text)
+    if word == "json":
+        message.json()
+    if word == "exit":
+        os._exit(3)
+    if word == "segv":
+        ctypes.string_at(0)
+    if word == "slow":
+        time.sleep(30)
+    if word == "hang":
+        while True:
+            try:
+                time.sleep(30)
+            except BaseException:
+                pass
+"""
+WORDS = ("raise", "odd", "chained", "dead", "retry", "json", "exit", "segv", "slow", "hang")
+
+
+def test_no_payload_reaches_the_log(new_daemon: NewDaemon) -> None:
+    daemon = new_daemon(
+        code=LEAKY,
+        consumer={
+            "max_attempts": 2,
+            "max_crashes": 2,
+            "backoff": {"kind": "fixed", "base": "10ms"},
+            "timeout": "300ms",
+            "hard_timeout": "900ms",
+        },
+    )
+    daemon.write_config(log={"format": "json", "level": "debug"})
+    with daemon:
+        sent = [f"{word} {SECRET}" for word in WORDS]
+        daemon.send(sent)
+        daemon.wait_settled(60.0)
+        letters = daemon.letters()
+        assert {letter["payload"] for letter in letters} == set(sent)
+        # The words of the failure are kept where they belong.
+        assert sum(SECRET in letter.get("errorMessage", "") for letter in letters) >= 3
+        assert daemon.stop() == 0
+
+    kinds = Counter(event["event"] for event in daemon.events())
+    assert kinds["message.dead"] >= len(WORDS)
+    assert kinds["message.retry"] >= 5
+    assert kinds["worker.crashed"] >= 4
+    assert SECRET not in daemon.log_path.read_text(errors="replace")
+
+
+def test_dying_messages_do_not_flood_the_log(new_daemon: NewDaemon) -> None:
+    count = 2000
+    with new_daemon() as daemon:
+        daemon.send(["dead"] * count)
+        daemon.wait_settled(60.0)
+
+        # One more, a second later, tells of those that were held back.
+        second_over = time.monotonic() + 1.1
+        wait_until(lambda: time.monotonic() > second_over, timeout=5.0, what="a second is over")
+        daemon.send(["dead"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+        assert len(daemon.letters()) == count + 1
+
+    lines = daemon.events("message.dead")
+    assert len({line["pid"] for line in lines}) == 1
+    per_second = Counter(line["ts"].partition(".")[0] for line in lines)
+    # The seconds of the limit are not those of the clock: two of them meet in one.
+    assert max(per_second.values()) <= 2 * logs.LINES_PER_SECOND
+    assert len(lines) < count / 2
+    assert len(lines) + sum(line.get("suppressed", 0) for line in lines) >= count
+
+
+class Deaf(Daemon):
+    """A daemon whose standard error is a full pipe that nobody reads."""
+
+    def start(self, *_arguments: str) -> None:
+        parent = os.getpid()
+        self.reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(self.reader, False)
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"." * 511 + b"\n")
+        os.set_blocking(writer, True)
+        with (self.folder / "stdout").open("wb") as stdout:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "streamqd", "--config", self.config_path.name],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=writer,
+                start_new_session=True,
+                preexec_fn=lambda: process.die_with_parent(parent),
+            )
+        os.close(writer)
+        self._sessions.append(self._process.pid)
+
+    def read(self) -> str:
+        """What is in the pipe now."""
+        parts = []
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self.reader, 1 << 16):
+                parts.append(part)
+        return b"".join(parts).decode()
+
+
+@pytest.fixture
+def deaf(server: object, link: object, tmp_path: Path) -> Iterator[Deaf]:
+    daemon = Deaf(
+        tmp_path,
+        server.url,
+        partitions=2,
+        daemon={"lease_ttl": "2s"},
+        consumer={"max_attempts": 2, "backoff": {"kind": "fixed", "base": "10ms"}},
+    )
+    daemon.write_config(log={"format": "json", "level": "debug"})
+    yield daemon
+    daemon.close()
+    os.close(daemon.reader)
+
+
+def test_a_daemon_whose_log_nobody_reads_goes_on_working(deaf: Deaf) -> None:
+    deaf.start()
+    deaf.wait_for(lambda: len(deaf.pids()) == 2, what="both workers are there")
+    uids = deaf.send(["ok", "fail", "dead", "ok"] * 10)
+    deaf.wait_settled()
+    epochs = deaf.epochs()
+    pids = deaf.pids()
+
+    # Two lives of a lease: it is renewed, and messages are handled meanwhile.
+    until = time.monotonic() + 4.5
+    while time.monotonic() < until:
+        uids += deaf.send(["ok", "dead"])
+        deaf.wait_settled(2.0)
+        for number in range(2):
+            lease = deaf.keys.lease(TOPIC, number, GROUP)
+            assert deaf.link.execute("PTTL", lease) > 0
+    assert (deaf.epochs(), deaf.pids()) == (epochs, pids)
+    assert all(deaf.ledger.of(uid, "start") for uid in uids)
+
+    # A reader that comes late gets what was kept for it, in whole lines. A worker writes what it
+    # has kept when there is something new to say.
+    text = deaf.read()
+    deaf.send(["dead"] * 2)
+
+    def told() -> bool:
+        nonlocal text
+        text += deaf.read()
+        return '"event":"ready"' in text and '"event":"message.dead"' in text
+
+    wait_until(told, timeout=10.0, what="the lines that were kept are written")
+    lines = [line for line in text.splitlines() if line.strip(".")]
+    assert all("event" in json.loads(line) for line in lines[:-1])
+    assert deaf.stop() == 0

@@ -1,0 +1,67 @@
+"""`make run` and `make serve`, as processes: the daemon's main job on real input."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+COMMAND = [sys.executable, "-m", "streamqd.examples.demo"]
+
+
+def test_run_handles_every_real_line_and_ends_by_itself(tmp_path: Path):
+    done = subprocess.run(
+        [*COMMAND, "--dir", str(tmp_path / "demo")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=170,
+    )
+
+    assert done.returncode == 0, done.stdout
+    words = [line.split() for line in done.stdout.splitlines()]
+    assert ["hits", "9,999", "1"] in words
+    assert ["agents", "9,999", "1"] in words
+    assert "✗" not in done.stdout
+    assert done.stdout.count("✓") == 6
+    assert done.stdout.count("not a line of the combined log format") == 2
+    # The largest counts, as an ordinary text tool finds them in the log.
+    assert ["796", "200", "/favicon.ico"] in words
+
+
+def test_serve_stays_until_it_is_interrupted_and_leaves_no_process(tmp_path: Path):
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, "--dir", str(tmp_path / "demo"), "--serve"],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until(
+            lambda: "The daemon stays" in output.read_text() or process.poll() is not None,
+            timeout=150,
+            what="the demonstration serves",
+        )
+        assert process.poll() is None, output.read_text()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 2 + 8  # supervisor, server or housekeeper, and the workers
+
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(60) == 0, output.read_text()
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert alive == []
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)

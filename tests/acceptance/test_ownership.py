@@ -1,0 +1,350 @@
+"""One owner at a time: late packets change nothing, twins give way, corpses are buried at once.
+
+The first part plays two owners by hand, with the real scripts. A packet that executes late is the
+same call, run when the server gets to it: on which connection it comes makes no difference to a
+script. A late read is one that was written to its own connection only then.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamqd.model import Unit
+from streamqd.store import leases, messages
+from streamqd.store.client import Link
+from streamqd.store.fetch import Fetcher, Round
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, UNIT, Desk
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+from tests.support.servers import Server
+
+NewDaemon = Callable[..., Daemon]
+
+
+class Owner:
+    """What an instance and its worker say to Redis about one unit."""
+
+    def __init__(self, name: str, desk: Desk, server: Server) -> None:
+        self.name = name
+        self.desk = desk
+        self.keys = desk.keys
+        self.link = Link(server.settings, timeout=10.0, name=f"test:{name}")
+        self.token = ""
+        self.session = ""
+
+    def acquire(self) -> Call:
+        """A new token, and the epoch as it is now. Run it once, twice, or late."""
+        self.token = secrets.token_hex(8)
+        epoch = int(self.desk.do("HGET", self.desk.fence, "epoch") or 0)
+        return leases.acquire(self.keys, UNIT, self.token, epoch, TTL, self.name)
+
+    def release(self) -> Call:
+        return leases.release(self.keys, UNIT, self.token)
+
+    def recover(self) -> Call:
+        self.session = secrets.token_hex(8)
+        return messages.recover(self.keys, UNIT, self.token, self.session, True, "", "", 100)
+
+    def say(self, call: Call) -> str:
+        return self.link.run(call).word
+
+    def attach(self) -> tuple[Fetcher, list[bytes]]:
+        """What a worker does with a new connection. Returns its reader and what is pending."""
+        self.link.close()
+        page = messages.Recovered.parse(self.link.run(self.recover()))
+        fetcher = Fetcher(self.link, self.keys, UNIT, self.token)
+        assert fetcher.watch()
+        return fetcher, [entry.id for entry in page.main]
+
+
+@pytest.fixture
+def owners(desk: Desk, server: Server) -> Iterator[tuple[Owner, Owner]]:
+    desk.groups()
+    pair = Owner("a", desk, server), Owner("b", desk, server)
+    yield pair
+    for owner in pair:
+        owner.link.close()
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+def read(fetcher: Fetcher, acks: list[bytes] | None = None) -> Round:
+    fetcher.send_round(acks or [], [], 10)
+    return fetcher.receive_round(rang=False)
+
+
+def ids(got: Round) -> list[bytes]:
+    return [entry[0] for entry in got.main]
+
+
+def expire(desk: Desk) -> None:
+    """The lease is over."""
+    assert desk.do("DEL", desk.lease) == 1
+
+
+# --- packets that execute late --------------------------------------------------------------------
+
+
+def test_a_late_acquire_does_not_bring_an_old_token_back(desk: Desk, owners: tuple[Owner, Owner]):
+    """T2: sent, given up, repeated; its first copy executes when another has had the unit."""
+    a, b = owners
+    acquire = a.acquire()  # the first copy is on its way
+    assert a.say(acquire) == "OK"  # the repetition is answered
+    added = [desk.add(f"{number}-1") for number in range(1, 4)]
+    reader, _ = a.attach()
+    assert ids(read(reader)) == [b"1-1", b"2-1", b"3-1"]  # and now it stands still
+    expire(desk)
+    assert b.say(b.acquire()) == "OK"
+    other, inherited = b.attach()
+    assert inherited == [b"1-1", b"2-1", b"3-1"]
+    assert read(other, [b"1-1"]).acked == 1
+    assert b.say(b.release()) == "OK"
+
+    before = desk.dump()
+    assert a.say(acquire) == "MOVED", "the first copy, late"
+    assert desk.dump() == before
+    late = read(reader, [b"2-1"])
+    assert (late.executed, late.mine, late.acked) == (False, False, 0)
+    assert a.say(messages.ack(a.keys, UNIT, a.token, added[1:2])) == "FENCED"
+    assert desk.dump() == before
+
+
+def test_a_late_release_hits_nobody(desk: Desk, owners: tuple[Owner, Owner]):
+    """T13: the same instance, or another one, has taken the unit again meanwhile."""
+    a, b = owners
+    assert a.say(a.acquire()) == "OK"
+    release = a.release()
+    assert a.say(release) == "OK"
+    for owner in (a, b, a):
+        assert owner.say(owner.acquire()) == "OK"
+        before = desk.dump()
+        assert a.say(release) == "FENCED", "a copy of it, late"
+        assert desk.dump() == before
+        assert owner.say(owner.release()) == "OK"
+
+
+def test_a_lost_answer_to_an_acquire_costs_no_epoch(desk: Desk, owners: tuple[Owner, Owner]):
+    a, b = owners
+    acquire = a.acquire()
+    assert a.say(acquire) == "OK"
+    before = desk.do("HGETALL", desk.fence)
+    assert a.say(acquire) == "MINE"
+    expire(desk)
+    assert a.say(acquire) == "MINE"
+    assert desk.do("HGETALL", desk.fence) == before
+    assert b.say(b.acquire()) == "HELD"
+
+
+def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
+    """Everything that an owner may say, by script."""
+    keys, token = owner.keys, owner.token
+    fields = {b"originalId": b"1-1", b"retryCount": b"1", b"crashCount": b"0"}
+    return {
+        "lease_renew": leases.renew(keys, UNIT, token, TTL),
+        "lease_refence": leases.refence(
+            keys, UNIT, token, "successor", TTL, places[0], b"{}", places[1:]
+        ),
+        "lease_release": owner.release(),
+        "message_recover": messages.recover(keys, UNIT, token, "s", True, "", "", 10),
+        "message_reclaim": messages.reclaim(keys, UNIT, token, "m", 0.0, 10),
+        "settle_ack": messages.ack(keys, UNIT, token, places),
+        "settle_retry": messages.retry(keys, UNIT, token, [(places[0], 0.0, fields)]),
+        "settle_dead": messages.dead(keys, UNIT, token, [(places[0], fields)]),
+        "solo_mark": messages.solo_mark(keys, UNIT, token, owner.session, places[0], places[1:]),
+    }
+
+
+# Until somebody takes it, an expired lease is still its owner's.
+@pytest.mark.parametrize(
+    ("ending", "heir"),
+    [
+        ("expired", "b"),
+        ("released", "b"),
+        ("released", "nobody"),
+        ("refenced", "b"),
+        ("refenced", "nobody"),
+    ],
+)
+def test_nothing_that_an_old_owner_says_has_an_effect(
+    desk: Desk, owners: tuple[Owner, Owner], ending: str, heir: str
+):
+    a, b = owners
+    assert a.say(a.acquire()) == "OK"
+    places = [desk.add(f"{number}-1") for number in range(1, 6)]
+    reader, _ = a.attach()
+    read(reader)
+    desk.add("9-1")  # something to fetch
+    desk.add("8-8", stream=desk.retry)
+    assert desk.fetch(1, consumer="legacy", stream=desk.retry)  # and something to reclaim
+    if ending == "expired":
+        expire(desk)
+    elif ending == "released":
+        assert b.say(a.release()) == "OK"
+    else:
+        assert b.say(leases.refence(a.keys, UNIT, a.token, "new", TTL, None, b"", [])) == "OK"
+        if heir == "b":
+            expire(desk)
+    if heir == "b":
+        assert b.say(b.acquire()) == "OK"
+        b.attach()
+
+    before = desk.dump()
+    for script, call in acts(a, places).items():
+        assert call.script.name == script
+        assert a.desk.link.run(call).word == "FENCED", script
+        assert desk.dump() == before, script
+    late = read(reader, [b"1-1"])
+    assert (late.executed, late.mine, late.acked, ids(late)) == (False, False, 0, [])
+    assert desk.dump() == before, "the read"
+
+
+def test_a_late_read_of_an_earlier_connection_of_the_same_owner_is_refused(
+    desk: Desk, owners: tuple[Owner, Owner], server: Server
+):
+    """T1: the token is right, but its reader has listed what is pending since, and looks away."""
+    a, _ = owners
+    assert a.say(a.acquire()) == "OK"
+    old, _ = a.attach()
+    given_up, a.link = a.link, Link(server.settings, timeout=10.0, name="test:again")
+    new, inherited = a.attach()
+    assert inherited == []
+    desk.add("1-1")
+    late = read(old)
+    assert (late.executed, late.mine, ids(late)) == (False, True, [])
+    assert ids(read(new)) == [b"1-1"]
+    given_up.close()
+
+
+def test_a_read_that_was_executed_before_the_list_is_in_the_list(
+    desk: Desk, owners: tuple[Owner, Owner]
+):
+    a, _ = owners
+    assert a.say(a.acquire()) == "OK"
+    reader, _ = a.attach()
+    desk.add("1-1")
+    desk.add("2-1")
+    read(reader)  # and its answer is lost
+    _, inherited = a.attach()
+    assert inherited == [b"1-1", b"2-1"]
+
+
+def test_a_mark_from_a_connection_given_up_names_nobody(desk: Desk, owners: tuple[Owner, Owner]):
+    """T15: charged would be an entry that nobody was running."""
+    a, b = owners
+    assert a.say(a.acquire()) == "OK"
+    place = desk.add("1-1")
+    reader, _ = a.attach()
+    read(reader)
+    mark = messages.solo_mark(a.keys, UNIT, a.token, a.session, place, [])
+    a.attach()
+    assert a.say(mark) == "SESSION"
+    expire(desk)
+    reply = b.link.run(b.acquire())
+    assert (reply.word, leases.Acquired.parse(reply).victim) == ("OK", b"")
+
+
+# --- twins and corpses ----------------------------------------------------------------------------
+
+SHORT = "1s"
+
+
+def test_a_twin_on_another_host_gives_way_after_one_ttl(new_daemon: NewDaemon):
+    """Another state folder is another host: no lock tells that both would run."""
+    first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": SHORT})
+    with first:
+        epochs, mark = first.epochs(), first.mark()
+        twin = new_daemon(
+            name="west",
+            daemon={"instance": "same", "lease_ttl": SHORT, "state_dir": "elsewhere"},
+        )
+        twin.start()
+        started = twin.wait_event("start")
+        began = time.monotonic()
+        assert twin.wait(15.0) == 5
+        print(f"gave way after {time.monotonic() - began:.2f} s, ttl {SHORT}")
+        assert time.monotonic() - began > 0.9, "it might have been a corpse's beat"
+        assert twin.events("twin", after=started["number"])
+        assert twin.events("lease.acquired") == []
+
+        first.send(["ok"] * 5)
+        first.wait_settled()
+        assert first.epochs() == epochs
+        assert first.events("lease.lost", mark) == []
+        assert first.ledger.audit(GROUP) == Audit()
+        assert first.stop() == 0
+
+
+def test_who_stood_still_while_another_took_its_id_gives_way_when_it_comes_back(
+    new_daemon: NewDaemon,
+):
+    options = {"instance": "same", "lease_ttl": SHORT}
+    first = new_daemon(name="east", daemon=options)
+    with first:
+        first.send(["ok"])
+        first.wait_settled()
+        asleep = first.session()
+        for process in asleep:
+            process.send_signal(signal.SIGSTOP)
+        second = new_daemon(name="west", daemon={**options, "state_dir": "elsewhere"})
+        second.start()
+        second.wait_event("lease.acquired", timeout=15.0)
+        second.wait_event("worker.ready")
+        epochs = second.epochs()
+        for process in asleep:
+            process.send_signal(signal.SIGCONT)
+        assert first.wait(15.0) == 5
+
+        (uid,) = second.send(["ok"])
+        second.wait_run(uid, "end")
+        second.wait_settled()
+        assert second.epochs() == epochs
+        assert second.ledger.audit(GROUP) == Audit()
+        assert second.stop() == 0
+
+
+def test_a_second_one_on_the_same_host_is_refused_at_once(new_daemon: NewDaemon):
+    with new_daemon(name="east", daemon={"instance": "same"}) as first:
+        second = new_daemon(name="west", daemon={"instance": "same"})
+        second.start()
+        assert second.wait(10.0) == 5
+        assert f"already running as process {first.pid}" in "\n".join(
+            [*second.plain, second.tail()]
+        )
+        assert first.running
+
+
+def test_the_leases_of_a_killed_predecessor_are_taken_at_once(new_daemon: NewDaemon):
+    """Holding its lock proves that no process of it is left: nobody waits for its minute."""
+    with new_daemon(partitions=3) as daemon:
+        epochs = daemon.epochs()
+        uids = daemon.send(["await nothing"], partition=0) + daemon.send(["ok"] * 20, partition=1)
+        daemon.wait_run(uids[0])
+        daemon.wait_for(lambda: daemon.pending() == 1, what="the others are done")
+        held = {
+            n: daemon.link.execute("PTTL", daemon.keys.lease(TOPIC, n, GROUP)) for n in range(3)
+        }
+        assert min(held.values()) > 30_000
+        killed_at = time.monotonic()
+        daemon.kill()
+        daemon.wait_gone(2.0)
+        mark = daemon.mark()
+        daemon.start()
+        for number in range(3):
+            daemon.wait_event("lease.acquired", after=mark, partition=number, inherited=True)
+            assert daemon.epochs()[number] > epochs[number]
+        daemon.wait_run(uids[0], count=2, timeout=10.0)
+        took = time.monotonic() - killed_at
+        print(f"killed, started, and at work again after {took:.2f} s (lease ttl 60 s)")
+        assert took < 15.0
+        solo = daemon.link.execute("HGET", daemon.keys.fence(*Unit(TOPIC, 0, GROUP)), "mark")
+        assert solo == b"m:" + uids[0].rpartition("/")[2].encode(), "inherited entries are marked"

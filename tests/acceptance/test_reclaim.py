@@ -1,0 +1,153 @@
+"""What foreign consumers left pending is taken over; what we run ourselves is left alone."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from streamqd.model import Unit
+from streamqd.store import messages
+from streamqd.store.client import Link
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+from tests.support.servers import free_port
+
+NewDaemon = Callable[..., Daemon]
+
+IDLE = {"reclaim_idle": "1s"}  # a look every second
+UNIT = Unit(TOPIC, 0, GROUP)
+
+
+def ready_for(daemon: Daemon) -> str:
+    """Make the topic and its group without the daemon; return the partition's key."""
+    daemon.send([])
+    daemon.link.run(messages.ensure_group(daemon.keys, UNIT, "0"))
+    return daemon.keys.stream(TOPIC, 0)
+
+
+def read_as(link: Link, consumer: str, stream: str, count: int) -> list[str]:
+    """Read as some consumer of the group; return the ids."""
+    got = link.execute(
+        "XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, "STREAMS", stream, ">"
+    )
+    return [entry[0].decode() for entry in got[0][1]] if got else []
+
+
+def pending(daemon: Daemon, stream: str) -> list[tuple[str, str, int, int]]:
+    """Id, consumer, idle milliseconds and deliveries of each pending entry."""
+    rows = daemon.link.execute("XPENDING", stream, GROUP, "-", "+", 100)
+    return [(row[0].decode(), row[1].decode(), row[2], row[3]) for row in rows]
+
+
+def wait_idle(daemon: Daemon, stream: str, entry: str, seconds: float) -> None:
+    """Wait until an entry has been pending for so long without being touched."""
+
+    def idle() -> bool:
+        (found,) = [row for row in pending(daemon, stream) if row[0] == entry]
+        return found[2] >= seconds * 1000
+
+    daemon.wait_for(idle, what=f"{entry} is idle for {seconds} s", every=0.05)
+
+
+def counters(port: int) -> dict[str, int]:
+    """The counters of the one unit."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10.0) as answer:
+        (unit,) = json.load(answer)["units"]
+    return unit["counters"]
+
+
+def test_entries_of_foreign_consumers_are_claimed_and_handled(new_daemon: NewDaemon):
+    port = free_port()
+    daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
+    stream = ready_for(daemon)
+    uids = daemon.send(["ok"] * 30)
+    assert len(read_as(daemon.link, "legacy-1", stream, 12)) == 12
+    assert len(read_as(daemon.link, "legacy-2", stream, 8)) == 8
+    retry = daemon.keys.retry_stream(*UNIT)
+    entry = daemon.link.execute("XADD", retry, "*", "payload", "ok", "originalId", "5-1")
+    assert read_as(daemon.link, "legacy-1", retry, 1) == [entry.decode()]
+    with daemon:
+        daemon.wait_event("reclaim.requested")
+        uids += daemon.send(["ok"])  # the worker looks at the flag when it wakes
+        for uid in [*uids, f"{TOPIC}/0/5-1"]:
+            daemon.wait_run(uid, "end")
+        daemon.wait_settled()
+        assert daemon.events("reclaim")
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.repeated) == ([], {})
+        assert audit.unexpected == [f"{TOPIC}/0/5-1"]
+        for key in (stream, retry):
+            assert daemon.link.execute("XPENDING", key, GROUP)[0] == 0
+        found = counters(port)
+        assert (found["reclaimed"], found["ghosts"]) == (21, 0)
+
+
+def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon):
+    daemon = new_daemon(groups=[GROUP, "other"])
+    patient, hasty = daemon.tables["consumers"]
+    patient |= {"reclaim_idle": "60s"}
+    hasty |= IDLE  # so that there is a look every second
+    daemon.write_config()
+    stream = ready_for(daemon)
+    daemon.send(["ok"])
+    (entry,) = read_as(daemon.link, "legacy", stream, 1)
+    with daemon:
+        (uid,) = daemon.send(["ok"])
+        wait_idle(daemon, stream, entry, 3.2)
+        daemon.wait_run(uid, "end", count=2)
+        assert daemon.events("reclaim.requested") == []
+        assert [row[:2] for row in pending(daemon, stream)] == [(entry, "legacy")]
+
+
+def test_our_own_long_running_entry_is_never_delivered_again(new_daemon: NewDaemon):
+    """T5: an automatic claim would take what is idle, and a running entry is idle all the time."""
+    daemon = new_daemon(consumer=IDLE)
+    stream = ready_for(daemon)
+    with daemon:
+        (uid,) = daemon.send(["await done"])
+        daemon.wait_run(uid)
+        foreign = daemon.send(["ok"] * 3)
+        # The worker may have read them already; whatever is left is read by somebody else.
+        left = len(read_as(daemon.link, "legacy", stream, 3))
+        daemon.wait_event("reclaim.requested")
+        entry = uid.rpartition("/")[2]
+        wait_idle(daemon, stream, entry, 3.2)  # and the housekeeper looks every second
+
+        (ours,) = [row for row in pending(daemon, stream) if row[0] == entry]
+        assert (ours[1], ours[3]) == ("w", 1), "delivered once, and still ours"
+        assert len(daemon.ledger.of(uid, "start")) == 1
+
+        (daemon.folder / "done").touch()
+        for each in foreign:
+            daemon.wait_run(each, "end")
+        daemon.wait_settled()
+        assert left == 3
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("consumer", ["w", "legacy"])
+def test_pending_entries_that_were_trimmed_are_settled_and_counted(
+    new_daemon: NewDaemon, consumer: str
+):
+    """Ghosts: nobody can handle them, and they must not be pending for ever."""
+    port = free_port()
+    daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
+    stream = ready_for(daemon)
+    daemon.send(["ok"] * 5)
+    assert len(read_as(daemon.link, consumer, stream, 5)) == 5
+    daemon.link.execute("XTRIM", stream, "MAXLEN", 0)
+    assert daemon.link.execute("XPENDING", stream, GROUP)[0] == 5
+    with daemon:
+        if consumer == "legacy":
+            daemon.wait_event("reclaim.requested")
+        (uid,) = daemon.send(["ok"])
+        daemon.wait_run(uid, "end")
+        daemon.wait_settled()
+        found = counters(port)
+        assert (found["ghosts"], found["reclaimed"]) == (5, 0)
+        assert [each.uid for each in daemon.ledger.records("start")] == [uid]
+        assert daemon.events("worker.crashed") == []

@@ -1,0 +1,400 @@
+"""Redis stands still, dies, forgets, is full, or answers nobody: the daemon goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamqd.store.client import Link
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer
+
+Make = Callable[..., Daemon]
+
+
+@pytest.fixture
+def make(fresh_server: ProcessServer, tmp_path: Path) -> Iterator[Make]:
+    """Configure daemons on a server of this test's own, with an append-only file."""
+    made: list[Daemon] = []
+
+    def make(**options: Any) -> Daemon:
+        made.append(Daemon(tmp_path, fresh_server.url, **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+def wait_progress(daemon: Daemon, count: int = 1) -> None:
+    """Wait until so many more messages have been handled."""
+    before = daemon.ledger.count("end")
+    daemon.wait_for(
+        lambda: daemon.ledger.count("end") >= before + count,
+        what=f"{count} more messages are handled",
+        every=0.002,
+    )
+
+
+def stat(link: Link, section: str, name: str) -> int:
+    """A number that the server tells of itself."""
+    told = link.execute("INFO", section).decode().splitlines()
+    (line,) = [line for line in told if line.startswith(f"{name}:")]
+    return int(line.partition(":")[2].removeprefix("calls=").partition(",")[0])
+
+
+def wait_clock(daemon: Daemon, since: float, seconds: float) -> None:
+    """Wait until so much time has passed: for what nothing but the clock can tell."""
+    daemon.wait_for(
+        lambda: time.monotonic() - since >= seconds, what=f"{seconds} s are over", every=0.02
+    )
+
+
+@contextmanager
+def pair(make: Make, ttl: float) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two instances that share four partitions and would move them at once."""
+    settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "0s", "rebalance_hold": "0s"}
+    first, second = (make(name=name, partitions=4, daemon=settings) for name in "ab")
+    with first, second:
+        first.wait_for(
+            lambda: len(first.pids()) == len(second.pids()) == 2, what="two partitions each"
+        )
+        yield first, second
+
+
+# --- it stands still, or dies ---------------------------------------------------------------------
+
+
+def test_a_server_that_stands_still_for_three_ttls_costs_no_ownership(
+    make: Make, fresh_server: ProcessServer
+):
+    """T10 and late renewal: every lease has expired, and every member looks dead by its age."""
+    ttl = 1.0
+    with pair(make, ttl) as (first, second):
+        epochs, expired = first.epochs(), stat(first.link, "stats", "expired_keys")
+        first.send("sleep 0.005" for _ in range(1200))
+        wait_progress(first, 100)
+        marks = {daemon: daemon.mark() for daemon in (first, second)}
+
+        fresh_server.pause()
+        paused_at = time.monotonic()
+        for daemon, mark in marks.items():
+            daemon.wait_event("redis.lost", after=mark, role="supervisor")
+        wait_clock(first, paused_at, 3 * ttl)
+        fresh_server.resume()
+        for daemon, mark in marks.items():
+            daemon.wait_event("redis.back", after=mark, role="supervisor")
+        first.wait_settled(40.0)
+
+        assert first.epochs() == epochs
+        assert stat(first.link, "stats", "expired_keys") >= expired + 4, "the leases had expired"
+        assert_nothing_moved(marks)
+        assert first.ledger.audit(GROUP) == Audit()
+
+
+def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
+    """No instance has taken, lost or given up anything since, and every lease lives."""
+    for daemon, mark in marks.items():
+        for name in ("lease.acquired", "lease.lost", "lease.released", "worker.exited"):
+            assert daemon.events(name, mark) == []
+        for unit in daemon.units():
+            lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
+            held = daemon.link.pipeline([("GET", lease), ("HGET", fence, "token")])
+            assert held[0] == held[1] is not None
+
+
+def test_a_server_that_is_killed_and_restarted_with_its_file_is_found_again(
+    make: Make, fresh_server: ProcessServer, chance: random.Random
+):
+    """The last time it is away until every lease has run out, and no member has beaten for long."""
+    ttl = 3.0
+    with pair(make, ttl) as (first, second):
+        start = {first: first.mark(), second: second.mark()}
+        workers, epochs = [first.pids(), second.pids()], first.epochs()
+        first.send("sleep 0.004" for _ in range(2400))
+        for down in (0.0, 0.0, 1.1 * ttl):
+            wait_progress(first, chance.randrange(50, 150))
+            marks, killed_at = {one: one.mark() for one in start}, time.monotonic()
+            fresh_server.kill()
+            for one, mark in marks.items():
+                one.wait_event("redis.lost", after=mark, role="supervisor")
+            wait_clock(first, killed_at, down)
+            fresh_server.restart()
+            for one, mark in marks.items():
+                one.wait_event("redis.back", after=mark, role="supervisor")
+        for one, mark in marks.items():
+            for number in one.pids():
+                one.wait_event("lease.late", after=mark, partition=number)
+        assert first.unsettled() > 0, "the load was too small"
+        first.wait_settled(40.0)
+
+        # Every answered write was on the disk, and what was not answered was asked again.
+        assert first.ledger.audit(GROUP) == Audit()
+        assert [first.pids(), second.pids()] == workers, "no process of ours had to end"
+        assert first.epochs() == epochs
+        assert_nothing_moved(start)
+        assert first.stop() == second.stop() == 0
+
+
+def test_while_the_server_stands_still_children_are_collected_and_a_stop_is_obeyed(
+    make: Make, fresh_server: ProcessServer
+):
+    with make(partitions=2, daemon={"drain_timeout": "2s"}) as daemon:
+        daemon.send(["ok"] * 10)
+        daemon.wait_settled()
+        victim = daemon.pids()[0]
+        fresh_server.pause()
+        os.kill(victim, signal.SIGKILL)
+        crashed = daemon.wait_event("worker.crashed", timeout=5.0)
+        assert crashed["child"] == victim
+        assert daemon.stop(10.0) == 6, "the leases could not be released"
+        fresh_server.resume()
+        (uid,) = daemon.send(["ok"], partition=0)
+        daemon.start()
+        daemon.wait_run(uid, "end", timeout=10.0)  # the lease would live for a minute
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+# --- it forgets -----------------------------------------------------------------------------------
+
+
+def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
+    with make(partitions=2, consumer={"backoff": {"base": "10ms"}}) as daemon:
+        uids = daemon.send("fail" if number % 20 == 7 else "ok" for number in range(2000))
+        flushes = 0
+        while daemon.unsettled():
+            daemon.link.execute("SCRIPT", "FLUSH")
+            flushes += 1
+        print(f"{flushes} times")
+        assert flushes > 20
+        failing = {uid for number, uid in enumerate(uids) if number % 20 == 7}
+        audit = daemon.ledger.audit(GROUP)
+        assert set(audit.lost) == failing == {letter["uid"] for letter in daemon.letters()}
+        assert audit.repeated == dict.fromkeys(sorted(failing), 5)
+        assert daemon.events("worker.crashed") == []
+
+
+def test_an_emptied_server_is_furnished_again(make: Make):
+    with make(partitions=4) as daemon:
+        for _ in range(3):
+            epochs, mark = daemon.epochs(), daemon.mark()
+            daemon.send("sleep 0.003" for _ in range(600))
+            wait_progress(daemon, 30)
+            daemon.link.execute("FLUSHALL")
+            for number in range(4):
+                daemon.wait_event("worker.ready", after=mark, partition=number)
+            fresh = daemon.send(["ok"] * 100)
+            for uid in fresh:
+                daemon.wait_run(uid, "end")
+            daemon.wait_settled()
+
+            assert all(daemon.epochs()[number] > epochs[number] for number in range(4))
+            assert daemon.events("worker.crashed") == []
+            assert len(daemon.events("worker.started", mark)) <= 8, "a crash loop"
+        assert all(len(daemon.ledger.of(uid, "start")) == 1 for uid in fresh)
+        registered = daemon.link.execute("HGET", daemon.keys.meta(TOPIC), "partitionCount")
+        assert registered == b"4"
+        assert daemon.link.execute("SMEMBERS", daemon.keys.registry()) == [TOPIC.encode()]
+        assert daemon.stop() == 0
+
+
+def test_a_group_that_was_destroyed_is_made_again(make: Make):
+    """T12: without a record of trimming it begins at what is still there: repeated, not lost."""
+    with make(partitions=1) as daemon:
+        old = daemon.send(["ok"] * 20)
+        daemon.wait_settled()
+        for stream in (daemon.keys.stream(TOPIC, 0), daemon.keys.retry_stream(TOPIC, 0, GROUP)):
+            mark = daemon.mark()
+            assert daemon.link.execute("XGROUP", "DESTROY", stream, GROUP) == 1
+            (uid,) = daemon.send(["ok"])  # wakes the worker, which misses its group
+            daemon.wait_event("worker.ready", after=mark)
+            daemon.wait_run(uid, "end")
+            daemon.wait_settled()
+            assert len(daemon.events("worker.started", mark)) <= 3, "a crash loop"
+        assert daemon.events("worker.crashed") == []
+        assert len(daemon.ledger.of(old[0], "start")) == 2
+
+
+# --- it cuts connections --------------------------------------------------------------------------
+
+
+def test_connections_killed_again_and_again_lose_and_repeat_nothing(
+    make: Make, chance: random.Random
+):
+    with make(partitions=3, consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
+        failing = {number for number in range(3000) if chance.random() < 0.02}
+        uids = daemon.send(
+            "fail" if number in failing else f"sleep {chance.uniform(0, 0.003):.4f}"
+            for number in range(3000)
+        )
+        killed = 0
+        for _ in range(25):
+            wait_progress(daemon, chance.randrange(10, 60))
+            for kind in ("normal", "pubsub"):  # all but the one that asks
+                killed += daemon.link.execute("CLIENT", "KILL", "TYPE", kind)
+        assert daemon.unsettled() > 0, "the load was too small"
+        daemon.wait_settled(40.0)
+
+        print(f"connections killed: {killed}")
+        assert killed >= 25
+        dead = {uids[number] for number in failing}
+        audit = daemon.ledger.audit(GROUP)
+        assert set(audit.lost) == dead == {letter["uid"] for letter in daemon.letters()}
+        assert audit.repeated == dict.fromkeys(sorted(dead), 2)
+        assert daemon.events("worker.crashed") == daemon.events("lease.lost") == []
+
+
+# --- it is full -----------------------------------------------------------------------------------
+
+
+def test_on_a_full_server_failures_are_parked_and_acknowledgements_go_on(make: Make):
+    """T18: what cannot be written waits; everything else is handled, and that frees memory."""
+    with make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
+        worker = daemon.pids()[0]
+        daemon.send(["ok"])
+        daemon.wait_settled()
+        pause(daemon, worker)
+        payloads = ["fail" if number % 10 == 3 else "ok" for number in range(100)]
+        uids = daemon.send(payloads)
+        failing = [uid for uid, payload in zip(uids, payloads, strict=True) if payload == "fail"]
+        daemon.link.execute("CONFIG", "SET", "maxmemory", "1")
+        daemon.signal(signal.SIGCONT)
+
+        daemon.wait_event("message.parked")
+        daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 91, what="the others are done")
+        daemon.wait_for(lambda: daemon.pending_uids() == set(failing), what="and acknowledged")
+        rounds = stat(daemon.link, "commandstats", "cmdstat_exec")
+        wait_clock(daemon, time.monotonic(), 1.5)
+        rounds = stat(daemon.link, "commandstats", "cmdstat_exec") - rounds
+        print(f"reads in 1.5 s while {len(failing)} are parked: {rounds}")
+        assert rounds < 30, "it spins"
+        assert daemon.pids()[0] == worker
+
+        daemon.link.execute("CONFIG", "SET", "maxmemory", "0")
+        daemon.wait_settled()
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.lost == sorted(failing)
+        assert audit.repeated == dict.fromkeys(sorted(failing), 2), "parked, not run again"
+        assert {letter["uid"] for letter in daemon.letters()} == set(failing)
+        assert daemon.events("lease.lost") == []
+
+
+# --- answers get lost -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxied(make: Make, fresh_server: ProcessServer) -> Iterator[tuple[Daemon, FaultProxy]]:
+    """A running daemon behind a proxy; the test itself talks to the server directly."""
+    with FaultProxy(fresh_server.socket_path) as proxy:
+        daemon = make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2})
+        daemon.send(["ok"])
+        daemon.write_config(redis={"url": proxy.url})
+        with daemon:
+            daemon.wait_settled()
+            yield daemon, proxy
+
+
+def test_answers_lost_at_random_lose_and_repeat_nothing(
+    proxied: tuple[Daemon, FaultProxy], chance: random.Random
+):
+    daemon, proxy = proxied
+    faults = (Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY)
+    failing: list[str] = []
+    triggers = []
+    for turn in range(40):
+        triggers.append(proxy.arm(chance.choice(faults), nth=chance.randrange(1, 30)))
+        word = "fail" if turn % 4 == 0 else "ok"
+        uids = daemon.send([word if number == 5 else "ok" for number in range(12)])
+        failing += [uids[5]] if word == "fail" else []
+        daemon.wait_settled()
+    hits = sum(trigger.hit for trigger in triggers)
+    print(f"faults that struck: {hits} of 40")
+    assert hits > 20
+    audit = daemon.ledger.audit(GROUP)
+    assert audit.lost == sorted(failing)
+    assert audit.repeated == dict.fromkeys(sorted(failing), 2)
+    assert sorted(letter["uid"] for letter in daemon.letters()) == sorted(failing)
+    assert daemon.events("worker.crashed") == daemon.events("lease.lost") == []
+
+
+def pause(daemon: Daemon, worker: int) -> None:
+    """Pause the daemon, and wait until its idle worker has closed its connection."""
+    process = psutil.Process(worker)
+    before = process.num_fds()
+    daemon.signal(signal.SIGTSTP)
+    daemon.wait_for(lambda: process.num_fds() < before, what="the worker has left its read")
+
+
+def reads(proxy: FaultProxy) -> list[bytes]:
+    """The reads so far; one of an idle worker begins with XREAD, the doorbell."""
+    return [one[0] for one in proxy.commands if one[0] in (b"XREAD", b"XREADGROUP")]
+
+
+def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
+    """Keep the transaction of an idle worker on its way to the server; the worker waits for it."""
+    # The present round is with the server; the next carries the acknowledgement, then this one.
+    daemon.wait_for(lambda: reads(proxy)[-2:] == [b"XREAD", b"XREADGROUP"], what="it is idle")
+    trigger = proxy.arm(Fault.HOLD_REQUEST, command="XREADGROUP", nth=2)
+    (uid,) = daemon.send(["ok"])
+    daemon.wait_run(uid, "end")
+    trigger.wait()
+    return trigger
+
+
+def test_a_read_that_executes_after_its_reader_has_left_is_found(
+    proxied: tuple[Daemon, FaultProxy],
+):
+    daemon, proxy = proxied
+    held = hold_a_read(daemon, proxy)
+    pause(daemon, daemon.pids()[0])
+    (uid,) = daemon.send(["ok"])
+    assert daemon.pending() == 0
+    held.release()
+    daemon.wait_for(lambda: daemon.pending() == 1, what="the late read has executed")
+    assert daemon.ledger.of(uid, "start") == [], "nobody knows of it"
+    daemon.signal(signal.SIGCONT)
+    daemon.wait_run(uid, "end")
+    daemon.wait_settled()
+    assert daemon.ledger.audit(GROUP) == Audit()
+
+
+def test_a_read_that_executes_after_its_reader_has_listed_what_is_pending_is_refused(
+    proxied: tuple[Daemon, FaultProxy],
+):
+    """T1: it would move entries into hands that nobody looks into any more."""
+    daemon, proxy = proxied
+    held = hold_a_read(daemon, proxy)
+    pause(daemon, daemon.pids()[0])
+    mark = len(proxy.commands)
+    daemon.signal(signal.SIGCONT)
+    daemon.wait_for(
+        lambda: any(one[0] == b"XREAD" for one in proxy.commands[mark:]),
+        what="the worker has listed what is pending, and waits again",
+    )
+    # The first message rings both doorbells, and keeps the worker busy; more lie unread.
+    uids = daemon.send(["await go"])
+    daemon.wait_run(uids[0])
+    uids += daemon.send(["ok"] * 5)
+    mark = len(proxy.commands)
+    held.release()
+    daemon.wait_for(
+        lambda: any(one[0] == b"HGET" for one in proxy.commands[mark:]),
+        what="the late read is with the server",
+    )
+    (daemon.folder / "go").touch()
+    daemon.wait_settled(10.0)
+    assert [each.uid for each in daemon.ledger.records("start")][-6:] == uids
+    assert daemon.ledger.audit(GROUP) == Audit()

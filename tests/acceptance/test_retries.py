@@ -1,0 +1,331 @@
+"""What fails is tried again, later and later, by its own group only, until it is dead or done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.producer import Producer
+from tests.support.daemon import ROOT, TOPIC, Daemon
+from tests.support.ledger import Audit, Record
+
+NewDaemon = Callable[..., Daemon]
+
+FAILING, OTHER = "bill", "ship"
+DEBUG = {"format": "json", "level": "debug"}  # one line for each retry, with its delay
+
+# A payload is a list of what to do at each run, for the failing group; the last one stays. The
+# other group does nothing at all. Runs are counted over crashes too, in a file beside the ledger.
+SCRIPTED = """
+import json, os
+from pathlib import Path
+from streamqd import Dead, Message, Retry
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here()
+
+def obey(message: Message) -> None:
+    with ledger.run(message):
+        ledger.note(message, json.dumps(dict(
+            replays=message.replay_count, crashes=message.crash_count,
+            key=(message.key or b"").decode(), id=message.id, original=message.original_id,
+        )))
+        if message.group != "bill":
+            return
+        steps = message.json()
+        runs = Path(message.uid.replace("/", "-") + ".runs")
+        done = int(runs.read_text()) if runs.exists() else 0
+        runs.write_text(str(done + 1))
+        step = steps[min(done, len(steps) - 1)]
+        if step == "fail":
+            raise ValueError(f"run {done + 1}")
+        if step == "key":
+            raise KeyError("no such customer")
+        if step == "dead":
+            raise Dead("beyond help")
+        if step == "exit":
+            os._exit(9)
+        if isinstance(step, float):
+            raise Retry(after=step)
+"""
+
+
+@pytest.fixture
+def make(new_daemon: NewDaemon) -> NewDaemon:
+    def make(**options: Any) -> Daemon:
+        daemon = new_daemon(groups=(FAILING, OTHER), code=SCRIPTED, **options)
+        daemon.write_config(log=DEBUG)
+        return daemon
+
+    return make
+
+
+@contextmanager
+def producer(daemon: Daemon) -> Iterator[Producer]:
+    with Producer(settings=config.load(daemon.config_path)) as opened:
+        yield opened
+
+
+def script(*steps: object) -> str:
+    return json.dumps(steps)
+
+
+def attempts(daemon: Daemon, uid: str, group: str) -> list[int]:
+    return [each.attempt for each in daemon.ledger.of(uid, "start") if each.group == group]
+
+
+def notes(daemon: Daemon, uid: str, group: str) -> list[dict[str, Any]]:
+    found = [each for each in daemon.ledger.of(uid, "note") if each.group == group]
+    return [json.loads(each.text) for each in found]
+
+
+def dlq(daemon: Daemon, *arguments: str) -> dict[str, Any]:
+    """Run `streamqd dlq` and return what it says."""
+    done = start_dlq(daemon, *arguments)
+    out, _ = done.communicate(timeout=30.0)
+    assert done.returncode == 0, out
+    return json.loads(out)
+
+
+def start_dlq(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "streamqd", "--config", daemon.config_path.name, "dlq"]
+    return subprocess.Popen(
+        [*command, *arguments, "--json"],
+        cwd=daemon.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+# --- waiting longer each time ---------------------------------------------------------------------
+
+
+def test_delays_grow_with_jitter_and_the_other_group_sees_nothing(make: NewDaemon):
+    base, tries, total = 0.04, 5, 12
+    backoff = {"kind": "exponential", "base": f"{base * 1000:.0f}ms", "max": "10s"}
+    # Four messages for each worker: of more retries than twenty a second not each gets a line.
+    with make(partitions=6, consumer={"backoff": backoff, "max_attempts": 9}) as daemon:
+        uids = daemon.send([script(*["fail"] * (tries - 1), "ok")] * total)
+        daemon.wait_settled()
+
+        delays: dict[int, list[float]] = defaultdict(list)
+        for event in daemon.events("message.retry"):
+            delays[event["attempt"]].append(event["delay"])
+        assert {attempt: len(found) for attempt, found in delays.items()} == dict.fromkeys(
+            range(1, tries), total
+        )
+        for attempt, found in delays.items():
+            longest = base * 2 ** (attempt - 1)
+            assert max(found) <= longest + 0.001
+            assert max(found) > longest / 2, "no wait is longer than those of the attempt before"
+            assert len(set(found)) > total / 2, "no jitter"
+        lateness = []
+        for uid in uids:
+            assert attempts(daemon, uid, FAILING) == list(range(1, tries + 1))
+            assert attempts(daemon, uid, OTHER) == [1]
+            lateness += waits(daemon, uid, delays_of(daemon, uid))
+        print(f"retries came {sum(lateness) / len(lateness) * 1000:.0f} ms after they were due on")
+        print(f"average, {max(lateness) * 1000:.0f} ms at worst")
+        assert daemon.letters() == []
+        for unit in daemon.units():
+            if unit.group == OTHER:
+                assert daemon.link.execute("XLEN", daemon.keys.retry_stream(*unit)) == 0
+                assert daemon.link.execute("EXISTS", daemon.keys.retry(*unit)) == 0
+        assert daemon.ledger.audit(OTHER) == Audit()
+
+
+def delays_of(daemon: Daemon, uid: str) -> list[float]:
+    return [event["delay"] for event in daemon.events("message.retry", uid=uid)]
+
+
+def waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
+    """How long after they were due the runs began; none may begin before."""
+    runs = [each for each in daemon.ledger.of(uid, "start", "raise") if each.group == FAILING]
+    late = []
+    for failed, again, delay in zip(runs[1::2], runs[2::2], delays, strict=True):
+        assert (failed.kind, again.kind) == ("raise", "start")
+        late.append(again.at - failed.at - delay)
+    assert min(late) > -0.002, "a run began before it was due"
+    return late
+
+
+def test_a_retry_in_an_idle_daemon_comes_when_it_is_due(make: NewDaemon):
+    """Nothing else happens, so only the clock can bring it back."""
+    with make(consumer={"max_attempts": 9}) as daemon:
+        (uid,) = daemon.send([script(0.4, 1.3, "ok")])
+        daemon.wait_settled()
+        assert delays_of(daemon, uid) == [0.4, 1.3]
+        late = waits(daemon, uid, [0.4, 1.3])
+        print(f"after Retry(after=…), idle: {[f'{each * 1000:.0f} ms late' for each in late]}")
+        assert max(late) < 5.0
+
+
+def test_a_scheduled_message_is_handled_when_due_by_every_group(make: NewDaemon):
+    with make(partitions=2) as daemon, producer(daemon) as sender:
+        sent = time.monotonic()
+        waits = {"soon": 0.3, "later": 0.9}
+        for key, delay in waits.items():
+            sender.send(TOPIC, script("ok"), key=key, delay=delay)
+        daemon.wait_for(lambda: daemon.ledger.count("end") == 4, what="both groups handled both")
+        first: dict[tuple[str, str], Record] = {}
+        for each in daemon.ledger.records("note"):
+            first[json.loads(each.text)["key"], each.group] = each
+        for (key, group), record in first.items():
+            late = record.at - sent - waits[key]
+            print(f"{key} for {group}: {late * 1000:.0f} ms after it was due")
+            assert late > -0.002
+        assert len(first) == 4
+        daemon.wait_settled()
+
+
+# --- dying ----------------------------------------------------------------------------------------
+
+QUICK = {"backoff": {"kind": "fixed", "base": "10ms"}, "max_attempts": 3}
+
+
+def test_every_way_to_die_leaves_a_letter_that_says_everything(make: NewDaemon):
+    consumer = {**QUICK, "dead_on": ["KeyError"]}
+    with make(consumer=consumer) as daemon, producer(daemon) as sender:
+        began = time.time()
+        payloads = {
+            "attempts": script("fail"),
+            "dead": script("dead"),
+            "not-retried": script("fail", "key"),
+        }
+        uids = {
+            reason: f"{TOPIC}/0/" + sender.send(TOPIC, text, key=reason, headers={"trace": "t1"})
+            for reason, text in payloads.items()
+        }
+        daemon.wait_for(lambda: len(daemon.letters()) == 3, what="three letters")
+        daemon.wait_settled()
+
+        letters = {letter["reason"]: letter for letter in daemon.letters()}
+        runs = {"attempts": 3, "dead": 1, "not-retried": 2}
+        errors = {
+            "attempts": ("ValueError", "run 3"),
+            "dead": ("streamqd.handlers.Dead", "beyond help"),
+            "not-retried": ("KeyError", "'no such customer'"),
+        }
+        assert letters.keys() == payloads.keys()
+        for reason, letter in letters.items():
+            assert letter["uid"] == uids[reason]
+            assert letter["payload"] == payloads[reason]
+            assert letter["key"] == reason
+            assert json.loads(letter["headers"]) == {"trace": "t1"}
+            assert (letter["group"], letter["instance"]) == (FAILING, "one")
+            assert (letter["originalTopic"], letter["originalPartition"]) == (TOPIC, "0")
+            assert int(letter["attempts"]) == runs[reason]
+            assert letter["crashes"] == "0"
+            assert (letter["errorClass"], letter["errorMessage"]) == errors[reason]
+            assert "work.py" in letter["traceback"]
+            assert letter["fingerprint"]
+            assert letter["timestamp"] == letter["originalId"].partition("-")[0]
+            assert began - 1 < int(letter["failedAt"]) / 1000 < time.time() + 1
+            assert attempts(daemon, uids[reason], FAILING) == list(range(1, runs[reason] + 1))
+            assert attempts(daemon, uids[reason], OTHER) == [1]
+
+
+def test_the_crashes_of_a_message_are_counted_over_its_retries(make: NewDaemon):
+    """T8: the entry of a retry is another one; its crashes must not begin anew."""
+    with make(consumer={**QUICK, "max_crashes": 2}) as daemon:
+        (uid,) = daemon.send([script("exit", "fail", "exit", "ok")])
+        daemon.wait_for(daemon.letters, what="the letter")
+        (letter,) = daemon.letters()
+        assert (letter["reason"], letter["crashes"], letter["attempts"]) == ("crashes", "2", "1")
+        assert letter["exitCode"] == "9"
+        assert attempts(daemon, uid, FAILING) == [1, 1, 2], "a crash is no failed attempt"
+        assert notes(daemon, uid, FAILING)[2]["crashes"] == 1
+        daemon.wait_settled()
+
+
+def test_counts_that_a_producer_wrote_are_not_believed(make: NewDaemon):
+    hostile = {"retryCount": "99", "crashCount": "99", "replayCount": "7" * 30}
+    with make(consumer=QUICK) as daemon:
+        flat = [part for pair in hostile.items() for part in pair]
+        entry = daemon.link.execute(
+            "XADD", daemon.keys.stream(TOPIC, 0), "*", "payload", script("fail"), *flat
+        )
+        uid = f"{TOPIC}/0/{entry.decode()}"
+        daemon.wait_for(daemon.letters, what="the letter")
+        (letter,) = daemon.letters()
+        assert (letter["attempts"], letter["crashes"]) == ("3", "0")
+        assert attempts(daemon, uid, FAILING) == [1, 2, 3]
+        assert {(note["crashes"], note["replays"]) for note in notes(daemon, uid, FAILING)} == {
+            (0, 0)
+        }
+
+
+# --- coming back ----------------------------------------------------------------------------------
+
+
+def test_a_replayed_letter_goes_back_once_to_the_group_that_failed(make: NewDaemon):
+    with make(partitions=2, consumer=QUICK) as daemon:
+        uids = daemon.send([script("dead", "fail", "ok")] * 3 + [script("ok")])
+        daemon.wait_for(lambda: len(daemon.letters()) == 3, what="three letters")
+        daemon.wait_settled()
+
+        assert dlq(daemon, "replay", TOPIC, "--all", "--yes")["replayed"] == 3
+        again = dlq(daemon, "replay", TOPIC, "--all", "--yes")
+        assert (again["replayed"], again["gone"]) == (0, 0)
+        daemon.wait_settled()
+
+        assert daemon.letters() == []
+        for uid in uids[:3]:
+            # Dead at its first run; after the replay a failure, a retry, and done.
+            assert attempts(daemon, uid, FAILING) == [1, 1, 2]
+            assert attempts(daemon, uid, OTHER) == [1]
+            found = notes(daemon, uid, FAILING)
+            assert [note["replays"] for note in found] == [0, 1, 1]
+            assert {note["original"] for note in found} == {uid.rpartition("/")[2]}
+            assert len({note["id"] for note in found}) == 3, "each is an entry of its own"
+        assert attempts(daemon, uids[3], FAILING) == [1]
+
+
+def test_one_letter_can_be_named_and_dies_again_as_another(make: NewDaemon):
+    with make(consumer=QUICK) as daemon:
+        uids = daemon.send([script("dead")] * 2)
+        daemon.wait_for(lambda: len(daemon.letters()) == 2, what="two letters")
+        listed = dlq(daemon, "list", TOPIC)["rows"]
+        (chosen,) = [row for row in listed if row["uid"] == uids[1]]
+        assert dlq(daemon, "replay", TOPIC, "--id", chosen["id"])["replayed"] == 1
+        daemon.wait_run(uids[1], "raise", count=2)
+        daemon.wait_settled()
+
+        by_uid = {row["uid"]: row for row in dlq(daemon, "list", TOPIC)["rows"]}
+        assert by_uid.keys() == set(uids)
+        assert (by_uid[uids[0]]["replays"], by_uid[uids[1]]["replays"]) == (0, 1)
+        assert by_uid[uids[1]]["id"] != chosen["id"]
+        gone = start_dlq(daemon, "replay", TOPIC, "--id", chosen["id"])
+        out, _ = gone.communicate(timeout=30.0)
+        assert gone.returncode == 8, out
+
+
+def test_two_who_replay_at_once_bring_each_letter_back_once(make: NewDaemon):
+    """Q31: read, write and delete are one step; the loser is told that the letter is gone."""
+    total = 300
+    with make(partitions=2, consumer=QUICK) as daemon:
+        uids = daemon.send([script("dead", "ok")] * total)
+        daemon.wait_for(lambda: len(daemon.letters()) == total, what="all are dead", every=0.1)
+        both = [start_dlq(daemon, "replay", TOPIC, "--all", "--yes") for _ in range(2)]
+        said = [json.loads(one.communicate(timeout=30.0)[0]) for one in both]
+        print("replayed:", [(one["replayed"], one["gone"]) for one in said])
+        assert sum(one["replayed"] for one in said) == total
+        daemon.wait_settled()
+
+        runs: dict[str, int] = defaultdict(int)
+        for each in daemon.ledger.records("start"):
+            runs[each.uid] += each.group == FAILING
+        assert {runs[uid] for uid in uids} == {2}
+        assert daemon.letters() == []

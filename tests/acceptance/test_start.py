@@ -1,0 +1,272 @@
+"""Starting: what is refused, with which answer and exit code; and an emptied server."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import Link
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+from tests.support.servers import ProcessServer, free_port
+
+NewDaemon = Callable[..., Daemon]
+
+CONFIG, REDIS, TWIN = 3, 4, 5
+
+
+def refusal(daemon: Daemon, expected: int) -> list[str]:
+    """Start a daemon that must refuse; return the problems that it names, one each line."""
+    before = len(daemon.plain)
+    daemon.start()
+    assert daemon.wait(15) == expected
+    assert [each["event"] for each in daemon.events() if each["level"] != "warning"] == []
+    said = [line for line in daemon.plain[before:] if line.strip()]
+    print(*said, sep="\n")
+    assert "Traceback" not in "".join(said)
+    return said
+
+
+def problem(said: list[str], *words: str) -> str:
+    """The one line that holds all words."""
+    (found,) = [line for line in said if all(word in line for word in words)]
+    return found
+
+
+# --- the configuration ----------------------------------------------------------------------------
+
+
+def test_every_mistake_in_the_configuration_is_named_at_once(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    daemon.write_config(
+        daemon=daemon.tables["daemon"] | {"lease_tll": "15s", "drain_timeout": "soon"},
+        http={"bind": 9464},
+        topics={TOPIC: {"partitions": "four"}},
+        consumers=[
+            {"topic": TOPIC, "group": GROUP, "handler": "work.obey", "max_attempts": -1},
+            {"topic": "a topic", "handler": "work:obey"},
+        ],
+        htpp={"bind": ""},
+    )
+
+    said = refusal(daemon, CONFIG)
+
+    assert "lease_ttl" in problem(said, "daemon.lease_tll")
+    assert "30s" in problem(said, "daemon.drain_timeout", "soon")
+    problem(said, "http.bind", "9464")
+    problem(said, f"topics.{TOPIC}.partitions", "four")
+    problem(said, "handler", "work.obey", "module:function")
+    problem(said, "max_attempts", "-1")
+    problem(said, "a topic")
+    problem(said, "group")
+    assert "http" in problem(said, "htpp")
+
+
+def test_mistakes_of_every_kind_are_named_in_one_answer(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    daemon.write_config(
+        redis={"url": "redis://127.0.0.1:1/0"},
+        daemon=daemon.tables["daemon"] | {"lease_tll": "15s", "drain_timeout": "soon"},
+        consumers=[{"topic": TOPIC, "group": GROUP, "handler": "work:absent"}],
+    )
+
+    said = refusal(daemon, CONFIG)
+
+    assert "lease_ttl" in problem(said, "daemon.lease_tll")
+    assert "30s" in problem(said, "daemon.drain_timeout", "soon")
+    problem(said, "handlers", "work has no function absent")
+    problem(said, "redis: no answer from 127.0.0.1:1")
+
+
+def test_a_file_that_is_missing_or_no_toml_is_named(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    daemon.config_path.write_text("[daemon]\ninstance = one\n")
+    problem(refusal(daemon, CONFIG), "one.toml:2")
+    daemon.config_path.unlink()
+    problem(refusal(daemon, CONFIG), "one.toml")
+
+
+@pytest.mark.parametrize(
+    ("code", "handler", "words"),
+    [
+        ("", "absent:obey", ["no module named absent"]),
+        ("", "work:absent", ["work", "no function absent"]),
+        ("obey = 3\n", "work:obey", ["work:obey", "not a function"]),
+        ("def obey(one, two): ...\n", "work:obey", ["work:obey", "one argument"]),
+        ("import absent_library\n", "work:obey", ["No module named 'absent_library'", "work.py:1"]),
+        ("\n1 / 0\n", "work:obey", ["ZeroDivisionError", "work.py:2"]),
+        ("raise SystemExit('no licence')\n", "work:obey", ["SystemExit: no licence", "work.py:1"]),
+        ("import os\nos.kill(os.getpid(), 9)\n", "work:obey", ["signal SIGKILL"]),
+    ],
+)
+def test_a_handler_that_cannot_be_used_is_named(
+    new_daemon: NewDaemon, code: str, handler: str, words: list[str]
+):
+    daemon = new_daemon(consumer={"handler": handler})
+    if code:
+        daemon.write_code(code)
+    problem(refusal(daemon, CONFIG), *words)
+
+
+def test_without_any_consumer_there_is_nothing_to_do(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    daemon.write_config(consumers=[])
+    problem(refusal(daemon, CONFIG), "nothing to do", "daemon.handlers", "[[consumers]]")
+
+
+def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon):
+    daemon = new_daemon(partitions=3)
+    with daemon:
+        assert daemon.stop() == 0
+        daemon.write_config(topics={TOPIC: {"partitions": 2}})
+        daemon.start()
+        assert daemon.wait() == CONFIG
+        assert "cannot shrink, write 3" in daemon.tail(3)
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+def test_redis_that_does_not_answer_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
+    daemon = new_daemon()
+    daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
+    problem(refusal(daemon, REDIS), "redis", "no answer", f"{tmp_path}/absent.sock")
+
+
+def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDaemon):
+    daemon = new_daemon(consumer={"handler": "absent:obey"})
+    port = free_port()
+    daemon.write_config(redis={"url": f"redis://127.0.0.1:{port}"})
+    said = refusal(daemon, CONFIG)
+    problem(said, "no module named absent")
+    problem(said, "redis", "no answer", f"127.0.0.1:{port}")
+
+
+def test_a_server_that_may_evict_is_refused_unless_that_is_wanted(
+    new_daemon: NewDaemon, new_server: Callable[..., ProcessServer]
+):
+    server = new_server()
+    link = Link(server.settings, timeout=5.0, name="test")
+    link.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    link.close()
+    daemon = new_daemon(consumer={"handler": "absent:obey"})
+    daemon.write_config(redis={"url": server.url})
+
+    said = refusal(daemon, CONFIG)
+
+    problem(said, "maxmemory-policy is allkeys-lru", "noeviction", "allow_eviction")
+    problem(said, "no module named absent")
+
+    daemon.write_config(
+        redis={"url": server.url, "allow_eviction": True},
+        consumers=[daemon.tables["consumers"][0] | {"handler": "work:obey"}],
+    )
+    daemon.start()
+    daemon.wait_event("ready")
+    warned = [each["about"] for each in daemon.events("config.warning")]
+    assert any("maxmemory-policy is allkeys-lru" in about for about in warned)
+    assert daemon.stop() == 0
+
+
+# --- another one ----------------------------------------------------------------------------------
+
+
+def test_a_second_instance_under_the_same_id_is_exit_code_5(new_daemon: NewDaemon):
+    first = new_daemon()
+    with first:
+        second = new_daemon(name="two", daemon={"instance": "one"})
+        said = refusal(second, TWIN)
+        problem(said, "one is already running", f"process {first.pid}", "daemon.instance")
+        first.send(["ok"] * 10)
+        first.wait_settled()
+        assert first.ledger.audit(GROUP) == Audit()
+        assert first.events("worker.crashed") == []
+        assert first.stop() == 0
+
+
+def test_a_second_instance_on_an_embedded_server_in_use_is_exit_code_5(
+    new_daemon: NewDaemon, tmp_path: Path
+):
+    first = new_daemon()
+    first.write_config(redis={"url": "embedded:"})
+    with first:
+        second = new_daemon(name="two")
+        second.write_config(redis={"url": "embedded:"})
+        second.start()
+        assert second.wait() == TWIN
+        assert first.running
+        assert first.stop() == 0
+
+
+# --- a backlog ----------------------------------------------------------------------------------
+
+
+SLOW_BIRTH = """
+def on_start(context):
+    while not Path("born").exists():
+        time.sleep(0.005)
+"""
+
+
+def test_a_worker_that_is_busy_whenever_it_is_looked_at_is_ready(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    daemon.write_code(daemon.module_path.read_text() + SLOW_BIRTH)
+    daemon.start()
+    daemon.wait_event("worker.started")
+    (uid,) = daemon.send(["await go"])
+
+    daemon.signal(signal.SIGSTOP)  # it must not see the moment between birth and first message
+    (daemon.folder / "born").touch()
+    daemon.wait_run(uid)
+    daemon.signal(signal.SIGCONT)
+
+    assert daemon.wait_event("worker.ready")["child"] == daemon.pids()[0]
+    daemon.wait_event("ready")
+    (daemon.folder / "go").touch()
+    daemon.wait_settled()
+    assert daemon.ledger.audit(GROUP) == Audit()
+    assert daemon.stop() == 0
+
+
+# --- an emptied server ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_it_recovers_by_itself_when_the_server_is_emptied_under_load(
+    new_daemon: NewDaemon, chance: random.Random, start: str
+):
+    daemon = new_daemon(
+        partitions=4,
+        groups=["bill", "ship"],
+        consumer={"start": start},
+        daemon={"lease_ttl": "2s"},
+    )
+    with daemon:
+        before = daemon.epochs()
+        daemon.send(f"sleep {chance.uniform(0, 0.01):.4f}" for _ in range(2000))
+        daemon.wait_for(lambda: daemon.ledger.count("end") >= 200, what="200 have ended")
+
+        daemon.link.execute("FLUSHALL")
+        new = daemon.send(["ok"] * 400)  # before the daemon has noticed anything
+
+        for group in daemon.groups:
+            daemon.wait_for(
+                lambda group=group: set(new) <= daemon.ledger.ended(group),
+                what=f"{group} has handled what was sent after the loss",
+            )
+        daemon.wait_settled()
+        runs = daemon.ledger.records("start")
+        assert len({(each.uid, each.group) for each in runs if each.uid in set(new)}) == 800
+        assert len([each for each in runs if each.uid in set(new)]) == 800
+        registry = daemon.link.execute("SMEMBERS", daemon.keys.registry())
+        assert registry == [TOPIC.encode()]
+        meta = daemon.link.execute("HGET", daemon.keys.meta(TOPIC), "partitionCount")
+        assert meta == b"4"
+        assert all(epoch > before[number] for number, epoch in daemon.epochs().items())
+        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.letters() == []
+        assert daemon.stop() == 0

@@ -1,0 +1,115 @@
+"""Fixtures for every test: a real server, a connection to it, the key names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support import servers
+
+SPARK = Path(__file__).parent / "spark"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server",
+        default=os.environ.get("STREAMQD_TEST_SERVER", "valkey"),
+        help="valkey | redis7 | redis62 | redis:PATH | testcontainers | URL (default: valkey)",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # A Spark session leaves threads behind for good, and a process with threads must not fork as
+    # the supervisor does, which most other tests are about.
+    items.sort(key=lambda item: SPARK in Path(item.path).parents)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"server: {config.getoption('--server')}"
+
+
+def _start(word: str, **options: bool) -> servers.Server:
+    try:
+        return servers.start(word, **options)
+    except servers.NoServerError as error:
+        # A test that is not run is noticed at home; in CI nobody reads the list of skipped tests.
+        if os.environ.get("CI"):
+            pytest.fail(f"server {word}: {error}", pytrace=False)
+        pytest.skip(f"server {word}: {error}")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
+    """The server shared by the tests of this process. Never stop it: see `fresh_server`."""
+    started = _start(request.config.getoption("--server"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers.ProcessServer]]:
+    """Start servers of this test's own: `new_server(aof=True, tcp=True)`."""
+    word = request.config.getoption("--server")
+    started: list[servers.Server] = []
+
+    def start(*, aof: bool = False, tcp: bool = False) -> servers.ProcessServer:
+        if "://" in word or word == "testcontainers":
+            pytest.skip("needs a server process of its own")
+        server = _start(word, aof=aof, tcp=tcp)
+        assert isinstance(server, servers.ProcessServer)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def fresh_server(new_server: Callable[..., servers.ProcessServer]) -> servers.ProcessServer:
+    """A server of this test's own, with an append-only file: to pause, kill and restart."""
+    return new_server(aof=True)
+
+
+@pytest.fixture
+def link(server: servers.Server) -> Iterator[Link]:
+    """A connection to the shared server, which is emptied first."""
+    opened = Link(server.settings, timeout=10.0, name="test")
+    opened.execute("FLUSHALL")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def new_link(server: servers.Server) -> Iterator[Callable[..., Link]]:
+    """Make more connections to the shared server: `new_link(name="other", timeout=1.0)`."""
+    made: list[Link] = []
+
+    def make(*, name: str = "test:more", timeout: float = 10.0) -> Link:
+        made.append(Link(server.settings, timeout=timeout, name=name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    """The key names with their default prefixes."""
+    return Keys()
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """A folder with a path short enough for a socket in it, which `tmp_path` need not have."""
+    folder = Path(tempfile.mkdtemp(prefix="sqe-"))
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,125 @@
+"""Each call made twice, on the server and in the model: both must answer alike."""
+
+from __future__ import annotations
+
+from streamqd.store import dead, leases, messages
+from streamqd.store.messages import Recovered, Settled
+from streamqd.store.scripts import Reply
+from tests.contract.desk import TTL, Desk
+from tests.contract.model import Model
+from tests.contract.picture import Fields, paired
+
+
+class Both:
+    """A server and the model of it. Each method is a script; it returns the word answered."""
+
+    def __init__(self, desks: dict[str, Desk], model: Model) -> None:
+        self.desks = desks
+        self.model = model
+        self.link = next(iter(desks.values())).link
+        self.keys = next(iter(desks.values())).keys
+
+    def acquire(self, name: str, token: str, seen: int, gone: str) -> str:
+        unit = self.desks[name].unit
+        reply = self.link.run(leases.acquire(self.keys, unit, token, seen, TTL, "x", gone))
+        epoch = int(reply.rest[0]) if reply.word == "OK" else 0
+        return _agree(reply, self.model.acquire(name, token, seen, gone, epoch))
+
+    def renew(self, name: str, token: str) -> str:
+        reply = self.link.run(leases.renew(self.keys, self.desks[name].unit, token, TTL))
+        return _agree(reply, self.model.renew(name, token))
+
+    def refence(self, name: str, old: str, new: str, charged: str, done: tuple[str, ...]) -> str:
+        unit, places = self.desks[name].unit, [place.encode() for place in done]
+        blamed = charged.encode() or None
+        call = leases.refence(self.keys, unit, old, new, TTL, blamed, b"signal 9", places)
+        reply = self.link.run(call)
+        epoch = int(reply.rest[0])
+        _agree(reply, self.model.refence(name, old, new, charged, done, epoch))
+        if reply.word == "OK" and charged:
+            known = self.model.now.groups[name].attempts.get(f"{charged}:c", b"0")
+            assert reply.rest[1] == int(known)
+        return reply.word
+
+    def release(self, name: str, token: str) -> str:
+        reply = self.link.run(leases.release(self.keys, self.desks[name].unit, token))
+        return _agree(reply, self.model.release(name, token))
+
+    def recover(self, name: str, token: str, session: str) -> str:
+        unit = self.desks[name].unit
+        reply = self.link.run(messages.recover(self.keys, unit, token, session, True, "", "", 256))
+        _agree(reply, self.model.recover(name, token, session))
+        if reply.word == "OK":
+            group, page = self.model.now.groups[name], Recovered.parse(reply)
+            listed = {f"m:{e.id.decode()}": e for e in page.main}
+            listed |= {f"r:{e.id.decode()}": e for e in page.retry}
+            assert set(listed) == {p for p, consumer in group.pending.items() if consumer == "w"}
+            for place, entry in listed.items():
+                assert entry.fields is not None
+                assert paired(entry.fields) == self.model.body(name, place)
+                assert entry.crashes == int(group.attempts.get(f"{place}:c", 0))
+            assert page.solo == group.solo
+            assert page.last_main.decode() == group.last_main
+            assert page.last_retry.decode() == group.last_retry
+        return reply.word
+
+    def reclaim(self, name: str, token: str, letter: str) -> str:
+        unit = self.desks[name].unit
+        reply = self.link.run(messages.reclaim(self.keys, unit, token, letter, 0.0, 256))
+        return _agree(reply, self.model.reclaim(name, token, letter))
+
+    def ack(self, name: str, token: str, charged: tuple[str, ...], others: tuple[str, ...]) -> str:
+        unit = self.desks[name].unit
+        before = len(self.model.now.groups[name].pending)
+        reply = self.link.run(
+            messages.ack(self.keys, unit, token, _bytes(others), charged=_bytes(charged))
+        )
+        word = _agree(reply, self.model.ack(name, token, charged, others))
+        if word == "OK":
+            assert reply.rest == [before - len(self.model.now.groups[name].pending)]
+        return word
+
+    def retry(self, name: str, token: str, items: tuple[tuple[str, bool, Fields], ...]) -> str:
+        sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
+        reply = self.link.run(messages.retry(self.keys, self.desks[name].unit, token, sent))
+        word, words = self.model.retry(name, token, items)
+        if reply.word == "OK":
+            assert Settled.parse(reply).words == words
+        return _agree(reply, word)
+
+    def dead(self, name: str, token: str, items: tuple[tuple[str, Fields], ...]) -> str:
+        sent = [(place.encode(), _raw(fields)) for place, fields in items]
+        reply = self.link.run(messages.dead(self.keys, self.desks[name].unit, token, sent))
+        settled = Settled.parse(reply) if reply.word == "OK" else Settled([], None, [])
+        letters = [letter.decode() for letter in settled.letters]
+        word, words = self.model.dead(name, token, items, letters)
+        assert settled.words == words
+        return _agree(reply, word)
+
+    def solo_mark(
+        self, name: str, token: str, session: str, place: str, acked: tuple[str, ...]
+    ) -> str:
+        unit = self.desks[name].unit
+        reply = self.link.run(
+            messages.solo_mark(self.keys, unit, token, session, place.encode(), _bytes(acked))
+        )
+        return _agree(reply, self.model.solo_mark(name, token, session, place, acked))
+
+    def replay(self, name: str, letter: str) -> str:
+        call = dead.replay(self.keys, "access", 0, letter, name, {b"crashCount": b"0"})
+        reply = self.link.run(call)
+        new_id = reply.rest[0].decode() if reply.word == "OK" else ""
+        return _agree(reply, self.model.replay(name, letter, new_id))
+
+
+def _agree(reply: Reply, word: str) -> str:
+    assert reply.word == word
+    return word
+
+
+def _raw(fields: Fields) -> dict[bytes, bytes]:
+    return {name.encode(): value for name, value in fields.items()}
+
+
+def _bytes(places: tuple[str, ...]) -> list[bytes]:
+    return [place.encode() for place in places]

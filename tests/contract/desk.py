@@ -1,0 +1,250 @@
+"""What contract tests work at: one unit on an empty server, seeded by hand, compared as a whole.
+
+`expect` runs a call, demands its word, and after a refusal demands that every key is byte for byte
+what it was. `state` reads the whole keyspace in a form that a test can write down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from streamqd.errors import RedisRefused
+from streamqd.model import Unit
+from streamqd.store import leases, messages
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+# Whoever answers one of these has written nothing.
+REFUSALS = frozenset(
+    (
+        *(
+            "BEHIND",
+            "DUP",
+            "EXISTS",
+            "FENCED",
+            "FULL",
+            "GONE",
+            "HELD",
+            "LOST",
+            "MISMATCH",
+            "MISSING_GROUP",
+        ),
+        *("MOVED", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "TWIN"),
+    )
+)
+UNIT = Unit("access", 0, "hits")
+OWNER = "west-1"
+TTL = 15.0
+
+
+class Stream(NamedTuple):
+    """A stream as a test writes it: entries by id, and of each group position and pending."""
+
+    entries: dict[str, dict[str, bytes]]
+    groups: dict[str, tuple[str, dict[str, str]]]  # name -> (last delivered, id -> consumer)
+
+
+class Desk:
+    """One unit on one server."""
+
+    def __init__(self, link: Link, keys: Keys, unit: Unit = UNIT) -> None:
+        self.link = link
+        self.keys = keys
+        self.unit = unit
+        self.do = link.execute
+        topic, partition, group = unit
+        self.stream = keys.stream(topic, partition)
+        self.retry = keys.retry_stream(topic, partition, group)
+        self.dlq = keys.dlq(topic, partition)
+        self.lease = keys.lease(topic, partition, group)
+        self.fence = keys.fence(topic, partition, group)
+        self.delayed = keys.retry(topic, partition, group)
+        self.items = keys.retry_items(topic, partition, group)
+        self.attempts = keys.attempts(topic, partition, group)
+        self.scheduled = keys.scheduled(topic, partition)
+        self.scheduled_items = keys.scheduled_items(topic, partition)
+        self.trim = keys.trim(topic, partition)
+        self._short = {
+            getattr(self, name): name
+            for name in (
+                *("stream", "retry", "dlq", "lease", "fence", "delayed", "items", "attempts"),
+                *("scheduled", "scheduled_items", "trim"),
+            )
+        }
+
+    # --- running ---
+
+    def expect(self, script: str, word: str, call: Call) -> list[Any]:
+        """Run a call of that script, which must answer that word; return what came with it."""
+        assert call.script.name == script
+        before = self.dump()
+        reply = self.link.run(call)
+        assert reply.word == word, f"{script} answered {reply}"
+        if word in REFUSALS:
+            assert self.dump() == before, f"{script} wrote something and answered {word}"
+        return reply.rest
+
+    def expect_entries(self, script: str, words: list[str], call: Call) -> messages.Settled:
+        """Run a call to settle that must answer these words for its entries."""
+        before = self.dump()
+        rest = self.expect(script, "OK", call)
+        settled = messages.Settled.parse(Reply("OK", rest))
+        assert settled.words == words
+        if "MOVED" not in words:
+            assert self.dump() == before, f"{script} wrote something and moved nothing"
+        return settled
+
+    def expect_error(self, code: str, call: Call) -> RedisRefused:
+        """Run a call that must fail with this error and write nothing."""
+        before = self.dump()
+        with pytest.raises(RedisRefused) as caught:
+            self.link.run(call)
+        assert caught.value.code == code, str(caught.value)
+        assert self.dump() == before, f"{call.script.name} wrote something and failed with {code}"
+        return caught.value
+
+    def now_unix_ms(self) -> int:
+        seconds, micros = self.do("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    @contextmanager
+    def instant(self) -> Iterator[Instant]:
+        """Bound a time that the server writes inside the block."""
+        taken = Instant(self.now_unix_ms(), 0)
+        yield taken
+        taken.last = self.now_unix_ms()
+
+    @contextmanager
+    def full_memory(self) -> Iterator[None]:
+        """Let the server refuse every command that may need memory."""
+        self.do("CONFIG", "SET", "maxmemory", "1")
+        try:
+            yield
+        finally:
+            self.do("CONFIG", "SET", "maxmemory", "0")
+
+    # --- seeding ---
+
+    def groups(self) -> None:
+        """Make the unit's group, from the first message."""
+        self.link.run(messages.ensure_group(self.keys, self.unit, "0"))
+
+    def own(self, token: str = "t1", *, seen_epoch: int = 0, owner: str = OWNER) -> int:
+        """Make the token the unit's owner; return the epoch."""
+        call = leases.acquire(self.keys, self.unit, token, seen_epoch, TTL, owner)
+        reply = self.link.run(call)
+        assert reply.word == "OK", reply
+        return int(reply.rest[0])
+
+    def add(self, entry_id: str, *fields: str | bytes, stream: str = "") -> bytes:
+        """Write an entry under an id; return its place."""
+        key = stream or self.stream
+        self.do("XADD", key, entry_id, *(fields or ("payload", f"body of {entry_id}")))
+        return (b"r:" if key == self.retry else b"m:") + entry_id.encode()
+
+    def fetch(self, count: int = 10, consumer: str = "w", stream: str = "") -> list[bytes]:
+        """Read as the unit's group; return the ids."""
+        key = stream or self.stream
+        group = self.unit.group
+        got = self.do("XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", key, ">")
+        return [entry[0] for entry in got[0][1]] if got else []
+
+    def pending(self, *ids: str) -> list[bytes]:
+        """Make the group, write entries 1-0, 2-0 … to the partition and read them."""
+        self.groups()
+        places = [self.add(entry_id) for entry_id in ids]
+        assert len(self.fetch(len(ids) or 1)) == len(ids)
+        return places
+
+    def pending_retry(self, *ids: str) -> list[bytes]:
+        """The same in the retry stream; the group must exist."""
+        places = [self.add(entry_id, stream=self.retry) for entry_id in ids]
+        assert len(self.fetch(len(ids), stream=self.retry)) == len(ids)
+        return places
+
+    # --- looking ---
+
+    def dump(self) -> dict[bytes, tuple[bytes, bool]]:
+        """Every key, byte for byte, and whether it expires."""
+        return {
+            key: (self.do("DUMP", key), self.do("PTTL", key) >= 0)
+            for key in sorted(self.do("KEYS", "*"))
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Every key by its short name, as plain values."""
+        found = {}
+        for raw in sorted(self.do("KEYS", "*")):
+            key = raw.decode()
+            found[self._short.get(key, key)] = self._value(key)
+        return found
+
+    def changes(self, before: dict[str, Any]) -> dict[str, Any]:
+        """What differs from a state read before: the new values, None for keys that went."""
+        after = self.state()
+        return {
+            name: after.get(name)
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        }
+
+    def unpacked(self, key: str, member: str | bytes) -> dict[str, bytes]:
+        """A packed field list of one of the item hashes."""
+        script = "return cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1]))"
+        return _paired(self.do("EVAL", script, 1, key, member))
+
+    def _value(self, key: str) -> Any:
+        kind = self.do("TYPE", key)
+        if kind == b"string":
+            return self.do("GET", key)
+        if kind == b"hash" and key in (self.items, self.scheduled_items):
+            return {member.decode(): self.unpacked(key, member) for member in self.do("HKEYS", key)}
+        if kind == b"hash":
+            return _paired(self.do("HGETALL", key))
+        if kind == b"zset":
+            scored = self.do("ZRANGE", key, 0, -1, "WITHSCORES")
+            return {
+                m.decode(): int(float(s)) for m, s in zip(scored[::2], scored[1::2], strict=True)
+            }
+        if kind == b"set":
+            return set(self.do("SMEMBERS", key))
+        assert kind == b"stream", kind
+        return self.read_stream(key)
+
+    def read_stream(self, key: str) -> Stream:
+        entries = {i.decode(): _paired(fields) for i, fields in self.do("XRANGE", key, "-", "+")}
+        groups = {}
+        for flat in self.do("XINFO", "GROUPS", key):
+            info = _paired(flat)
+            name = info["name"].decode()
+            rows = self.do("XPENDING", key, name, "-", "+", 100_000)
+            waiting = {row[0].decode(): row[1].decode() for row in rows}
+            groups[name] = (info["last-delivered-id"].decode(), waiting)
+        return Stream(entries, groups)
+
+
+class Instant:
+    """A span of the server's clock, in unix ms. Equal to any time inside it."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+
+    def __add__(self, wait_ms: int) -> Instant:
+        return Instant(self.first + wait_ms, self.last + wait_ms)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | bytes) and self.first <= int(other) <= self.last
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.first} to {self.last}>"
+
+
+def _paired(flat: list[Any]) -> dict[str, Any]:
+    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}

@@ -1,0 +1,360 @@
+"""For each script a state in which it does all that it can, with every key of it in use.
+
+`test_every_script` breaks each in turn: a key of a wrong type, a server whose memory is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamqd.config import Topic
+from streamqd.store import archives, dead, leases, members, messages, publishing, spark, topics
+from streamqd.store.scripts import Call
+from tests.contract.desk import OWNER, TTL, Desk
+
+Scenario = Callable[[Desk], Call]
+CHANGED = {b"originalId": b"1-0", b"retryCount": b"1"}
+
+
+def lease_acquire(desk: Desk) -> Call:
+    """An owner was lost while it handled an entry: the next one charges it."""
+    place = desk.pending("1-0")[0]
+    epoch = desk.own("old")
+    desk.do("HSET", desk.fence, "mark", place)
+    desk.do("HSET", desk.attempts, b"m:9-0:c", "1")
+    return leases.acquire(desk.keys, desk.unit, "new", epoch, TTL, OWNER, "old")
+
+
+def lease_acquire_retried(desk: Desk) -> Call:
+    """The same, the entry is in the retry stream."""
+    desk.pending("1-0")
+    place = desk.pending_retry("1-0")[0]
+    epoch = desk.own("old")
+    desk.do("HSET", desk.fence, "mark", place)
+    desk.do("HSET", desk.attempts, b"m:9-0:c", "1")
+    return leases.acquire(desk.keys, desk.unit, "new", epoch, TTL, OWNER, "old")
+
+
+def lease_acquire_mine(desk: Desk) -> Call:
+    """The reply was lost and the lease has expired."""
+    epoch = desk.own("new")
+    desk.do("DEL", desk.lease)
+    return leases.acquire(desk.keys, desk.unit, "new", epoch - 1, TTL, OWNER)
+
+
+def lease_renew(desk: Desk) -> Call:
+    desk.own("t1")
+    return leases.renew(desk.keys, desk.unit, "t1", TTL)
+
+
+def lease_renew_late(desk: Desk) -> Call:
+    desk.own("t1")
+    desk.do("DEL", desk.lease)
+    return leases.renew(desk.keys, desk.unit, "t1", TTL)
+
+
+def lease_refence(desk: Desk) -> Call:
+    main = desk.pending("1-0", "2-0")
+    retried = desk.pending_retry("1-0")
+    desk.own("old")
+    desk.do("HSET", desk.attempts, b"m:1-0:c", "1", b"m:2-0:c", "1")
+    done = [main[1], *retried]
+    return leases.refence(desk.keys, desk.unit, "old", "new", TTL, main[0], b"signal 9", done)
+
+
+def lease_refence_uncharged(desk: Desk) -> Call:
+    """A child was retired, nobody is to blame."""
+    main = desk.pending("1-0")
+    retried = desk.pending_retry("1-0")
+    desk.own("old")
+    desk.do("HSET", desk.attempts, b"m:1-0:c", "1")
+    done = [*main, *retried]
+    return leases.refence(desk.keys, desk.unit, "old", "new", TTL, None, b"", done)
+
+
+def lease_release(desk: Desk) -> Call:
+    desk.own("t1")
+    return leases.release(desk.keys, desk.unit, "t1")
+
+
+def group_ensure(desk: Desk) -> Call:
+    desk.add("1-0")
+    desk.add("1-0", stream=desk.retry)
+    desk.do("HSET", desk.trim, "floor:hits", "1-0")
+    return messages.ensure_group(desk.keys, desk.unit, "0")
+
+
+def group_ensure_there(desk: Desk) -> Call:
+    desk.groups()
+    return messages.ensure_group(desk.keys, desk.unit, "0")
+
+
+def message_recover(desk: Desk) -> Call:
+    place = desk.pending("1-0")[0]
+    desk.pending_retry("1-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, place + b":c", "1")
+    return messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", 10)
+
+
+def message_fetch(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("1-0")
+    desk.add("1-0", stream=desk.retry)
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "session", "s1")
+    return messages.fetch(desk.keys, desk.unit, "t1", "s1", 10)
+
+
+def message_reclaim(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("1-0")
+    desk.fetch(consumer="foreign")
+    desk.own("t1")
+    return messages.reclaim(desk.keys, desk.unit, "t1", "m", 0.0, 10)
+
+
+def settle_ack(desk: Desk) -> Call:
+    main = desk.pending("1-0", "2-0")
+    retried = desk.pending_retry("1-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, b"m:1-0:c", "1")
+    return messages.ack(desk.keys, desk.unit, "t1", [main[1], *retried], charged=[main[0]])
+
+
+def settle_retry(desk: Desk) -> Call:
+    main, retried = _failing(desk)
+    desk.do("ZADD", desk.delayed, 1, "m:0-1")
+    desk.do("HSET", desk.items, "m:0-1", b"\x92\xa7payload\xa1x")
+    items = [(main, 5.0, CHANGED), (retried, 5.0, CHANGED)]
+    return messages.retry(desk.keys, desk.unit, "t1", items)
+
+
+def settle_dead(desk: Desk) -> Call:
+    main, retried = _failing(desk)
+    desk.add("1-0", "payload", "old letter", stream=desk.dlq)
+    return messages.dead(desk.keys, desk.unit, "t1", [(main, CHANGED), (retried, CHANGED)])
+
+
+def solo_mark(desk: Desk) -> Call:
+    main = desk.pending("1-0", "2-0")
+    retried = desk.pending_retry("1-0")
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
+    return messages.solo_mark(desk.keys, desk.unit, "t1", "s1", main[1], [main[0], *retried])
+
+
+def solo_mark_first(desk: Desk) -> Call:
+    """Nothing to acknowledge yet."""
+    place = desk.pending("1-0")[0]
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
+    return messages.solo_mark(desk.keys, desk.unit, "t1", "s1", place, [])
+
+
+def message_promote(desk: Desk) -> Call:
+    desk.groups()
+    desk.do("HSET", desk.items, "m:9-0", b"\x92\xa7payload\xa1x")
+    desk.do("ZADD", desk.delayed, 1, "m:1-0")
+    desk.do("HSET", desk.items, "m:1-0", b"\x92\xa7payload\xa1x")
+    return messages.promote_retries(desk.keys, desk.unit, 10)
+
+
+def message_promote_orphan(desk: Desk) -> Call:
+    """The first that is due has lost its item: it is removed before anything is written."""
+    call = message_promote(desk)
+    desk.do("ZADD", desk.delayed, 0, "m:0-1")
+    return call
+
+
+def message_promote_scheduled(desk: Desk) -> Call:
+    desk.add("1-0")
+    desk.do("ZADD", desk.scheduled, 1, "send")
+    desk.do("HSET", desk.scheduled_items, "send", b"\x92\xa7payload\xa1x")
+    return messages.promote_scheduled(desk.keys, desk.unit.topic, desk.unit.partition, 10)
+
+
+def stream_trim(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("1-0")
+    desk.fetch()
+    desk.do("XACK", desk.stream, desk.unit.group, "1-0")
+    desk.do("HSET", desk.trim, "first", "1-0")
+    return trim_all(desk)
+
+
+def stream_trim_retry(desk: Desk) -> Call:
+    desk.groups()
+    desk.pending_retry("1-0")
+    desk.do("XACK", desk.retry, desk.unit.group, "1-0")
+    return messages.trim_retry(desk.keys, desk.unit, 1000)
+
+
+def dead_replay(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("7-0", "payload", "x", "group", "hits", "reason", "attempts", stream=desk.dlq)
+    topic, partition, group = desk.unit
+    return dead.replay(desk.keys, topic, partition, "7-0", group, {b"retryCount": b"0"})
+
+
+def dead_replay_everyone(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("7-0", "payload", "x", "group", "hits", stream=desk.dlq)
+    return dead.replay(desk.keys, desk.unit.topic, desk.unit.partition, "7-0", None, {})
+
+
+def dead_purge(desk: Desk) -> Call:
+    desk.add("7-0", stream=desk.dlq)
+    return dead.purge_before(desk.keys, desk.unit.topic, desk.unit.partition, "8", 10)
+
+
+def message_publish(desk: Desk) -> Call:
+    desk.add("1-0")
+    desk.do("HSET", desk.trim, "backlog", "3")
+    topic, partition, _ = desk.unit
+    return publishing.publish(
+        desk.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, max_backlog=10
+    )
+
+
+def message_schedule(desk: Desk) -> Call:
+    desk.do("ZADD", desk.scheduled, 9e12, "other")
+    desk.do("HSET", desk.scheduled_items, "other", b"\x92\xa7payload\xa1x")
+    topic, partition, _ = desk.unit
+    fields = [b"payload", b"x"]
+    return publishing.schedule(desk.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0)
+
+
+def topic_create(desk: Desk) -> Call:
+    return topics.creation(desk.keys, "access", Topic(partitions=3))
+
+
+def member_beat(desk: Desk) -> Call:
+    desk.do("ZADD", desk.keys.members("default"), 1, "silent")
+    desk.do("HSET", desk.keys.info("default"), "silent", '{"nonce":"n0"}')
+    return members.beat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0)
+
+
+def member_leave(desk: Desk) -> Call:
+    desk.link.run(member_beat(desk))
+    return members.leave(desk.keys, "default", "west-1", "n1")
+
+
+def partition_snapshot(desk: Desk) -> Call:
+    settle_retry(desk)
+    desk.add("1-0", stream=desk.dlq)
+    desk.do("ZADD", desk.scheduled, 1, "send")
+    return messages.snapshot(desk.keys, desk.unit)
+
+
+def archive_advance(desk: Desk) -> Call:
+    desk.do("HSET", desk.trim, "archived", "1-0")
+    return archives.advance(desk.keys, *desk.unit[:2], "2-0")
+
+
+def pipeline_lease_take(desk: Desk) -> Call:
+    """Also what gives it a new life, but without a lease there is nothing to break."""
+    desk.link.run(archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL))
+    desk.do("PERSIST", desk.keys.pipeline(desk.unit.topic, "archive"))
+    return archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
+
+
+def pipeline_lease_take_free(desk: Desk) -> Call:
+    return archives.take_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
+
+
+def pipeline_lease_keep(desk: Desk) -> Call:
+    pipeline_lease_take(desk)
+    return archives.keep_lease(desk.keys, desk.unit.topic, "archive", "t1", TTL)
+
+
+def pipeline_lease_drop(desk: Desk) -> Call:
+    pipeline_lease_take(desk)
+    return archives.drop_lease(desk.keys, desk.unit.topic, "archive", "t1")
+
+
+def trim_all(desk: Desk, **changed: object) -> Call:
+    """Trim all that every group has acknowledged."""
+    arguments = {
+        "keep_from": "",
+        "max_length": None,
+        "archive": False,
+        "limit": 1000,
+        "expected": [desk.unit.group],
+    }
+    topic, partition, _ = desk.unit
+    return messages.trim(desk.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
+
+
+def stream_step(desk: Desk) -> Call:
+    desk.add("1-0")
+    return spark.step(desk.stream, "0-0", "9-0", 10)
+
+
+def sink_append(desk: Desk) -> Call:
+    """Of two rows the first was written at the first try."""
+    rows = [spark.SinkRow("aa", [b"payload", b"1"]), spark.SinkRow("bb", [b"payload", b"2"])]
+    topic, partition, _ = desk.unit
+    desk.link.run(spark.append(desk.keys, topic, partition, "q:0", 4, 0, rows[:1]))
+    return spark.append(desk.keys, topic, partition, "q:0", 4, 0, rows)
+
+
+def _failing(desk: Desk) -> tuple[bytes, bytes]:
+    main = desk.pending("1-0")[0]
+    retried = desk.pending_retry("1-0")[0]
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, main + b":c", "1")
+    return main, retried
+
+
+# What happens to each when memory is full: those that must not wait for memory are accepted.
+WHEN_FULL: dict[Scenario, str] = {
+    message_fetch: "OK",
+    lease_acquire: "OK",
+    lease_acquire_retried: "OK",
+    lease_acquire_mine: "MINE",
+    lease_renew: "OK",
+    lease_renew_late: "LATE",
+    lease_refence: "OK",
+    lease_refence_uncharged: "OK",
+    lease_release: "OK",
+    group_ensure: "OOM",
+    group_ensure_there: "OK",
+    message_recover: "OK",
+    message_reclaim: "OK",
+    settle_ack: "OK",
+    settle_retry: "OOM",
+    settle_dead: "OOM",
+    solo_mark: "OK",
+    solo_mark_first: "OK",
+    message_promote: "OOM",
+    message_promote_orphan: "OK",
+    message_promote_scheduled: "OOM",
+    stream_trim: "OK",
+    stream_trim_retry: "OK",
+    dead_replay: "OOM",
+    dead_replay_everyone: "OOM",
+    dead_purge: "OK",
+    message_publish: "OOM",
+    message_schedule: "OOM",
+    topic_create: "OOM",
+    member_beat: "OK",
+    member_leave: "OK",
+    partition_snapshot: "OK",
+    stream_step: "OK",
+    sink_append: "OOM",
+    archive_advance: "OK",
+    pipeline_lease_take: "OK",
+    pipeline_lease_take_free: "OK",
+    pipeline_lease_keep: "OK",
+    pipeline_lease_drop: "OK",
+}
+# Keys that a scenario names and leaves alone, or does without.
+UNTOUCHED: set[tuple[Scenario, str]] = {
+    (stream_trim_retry, "trim"),
+    (lease_acquire, "retry"),
+    (lease_acquire_retried, "stream"),
+    (lease_acquire_mine, "attempts"),
+    (lease_acquire_mine, "stream"),
+    (lease_acquire_mine, "retry"),
+}

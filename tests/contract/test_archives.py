@@ -1,0 +1,123 @@
+"""archive_advance: stored -> free to be trimmed; pipeline_lease_*: one run at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.store import archives
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, Desk
+from tests.contract.scenarios import trim_all
+
+
+def advance(desk: Desk, entry_id: str) -> Call:
+    return archives.advance(desk.keys, *desk.unit[:2], entry_id)
+
+
+@pytest.mark.parametrize("entry_id", ["1-0", "1753185905123-7", "18446744073709551615-0"])
+def test_notes_the_first_id(desk: Desk, entry_id: str) -> None:
+    assert desk.expect("archive_advance", "OK", advance(desk, entry_id)) == []
+    assert desk.state() == {"trim": {"archived": entry_id.encode()}}
+
+
+@pytest.mark.parametrize(
+    ("noted", "further"), [("9-0", "10-0"), ("5-9", "5-10"), ("5-18446744073709551615", "6-0")]
+)
+def test_goes_forward_only(desk: Desk, noted: str, further: str) -> None:
+    desk.expect("archive_advance", "OK", advance(desk, noted))
+    desk.expect("archive_advance", "OK", advance(desk, further))
+    assert desk.expect("archive_advance", "BEHIND", advance(desk, further)) == [further.encode()]
+    assert desk.expect("archive_advance", "BEHIND", advance(desk, noted)) == [further.encode()]
+
+
+def test_leaves_the_rest_of_the_record(desk: Desk) -> None:
+    desk.do("HSET", desk.trim, "first", "3-0", "archived", "3-0")
+    desk.expect("archive_advance", "OK", advance(desk, "4-0"))
+    assert desk.state() == {"trim": {"first": b"3-0", "archived": b"4-0"}}
+
+
+def test_frees_exactly_what_is_archived(desk: Desk) -> None:
+    desk.do("CONFIG", "SET", "stream-node-max-entries", 1)
+    try:
+        places = desk.pending("1-0", "2-0", "3-0")
+    finally:
+        desk.do("CONFIG", "SET", "stream-node-max-entries", 100)
+    desk.do("XACK", desk.stream, desk.unit.group, *(place[2:] for place in places))
+    rest = desk.expect("stream_trim", "OK", trim_all(desk, archive=True))
+    assert rest == [0, b"0-0", b"archive"]
+    desk.expect("archive_advance", "OK", advance(desk, "2-0"))
+    rest = desk.expect("stream_trim", "OK", trim_all(desk, archive=True))
+    assert rest == [2, b"2-1", b"archive"]
+    assert list(desk.read_stream(desk.stream).entries) == ["3-0"]
+
+
+# --- the lease of a pipeline ----------------------------------------------------------------------
+
+
+def take(desk: Desk, token: str = "t1", name: str = "archive") -> Call:
+    return archives.take_lease(desk.keys, desk.unit.topic, name, token, TTL)
+
+
+def keep(desk: Desk, token: str = "t1") -> Call:
+    return archives.keep_lease(desk.keys, desk.unit.topic, "archive", token, TTL)
+
+
+def drop(desk: Desk, token: str = "t1") -> Call:
+    return archives.drop_lease(desk.keys, desk.unit.topic, "archive", token)
+
+
+def lease_of(desk: Desk) -> str:
+    return desk.keys.pipeline(desk.unit.topic, "archive")
+
+
+def life(desk: Desk) -> int:
+    return int(desk.do("PTTL", lease_of(desk)))
+
+
+def test_one_run_holds_it(desk: Desk) -> None:
+    desk.expect("pipeline_lease_take", "OK", take(desk))
+    assert desk.state() == {lease_of(desk): b"t1"}
+    assert 0 < life(desk) <= TTL * 1000
+    holder, left = desk.expect("pipeline_lease_take", "HELD", take(desk, "t2"))
+    assert holder == b"t1"
+    assert 0 < left <= TTL * 1000
+    desk.expect("pipeline_lease_take", "OK", take(desk, "t2", name="other"))
+
+
+def test_the_lease_of_a_dead_run_is_free(desk: Desk) -> None:
+    desk.expect("pipeline_lease_take", "OK", take(desk, "t1"))
+    call = archives.take_lease(desk.keys, desk.unit.topic, "archive", "t2", TTL, "t0")
+    desk.expect("pipeline_lease_take", "HELD", call)
+    call = archives.take_lease(desk.keys, desk.unit.topic, "archive", "t2", TTL, "t1")
+    desk.expect("pipeline_lease_take", "OK", call)
+    assert desk.state() == {lease_of(desk): b"t2"}
+
+
+def test_taking_again_and_keeping_give_it_a_new_life(desk: Desk) -> None:
+    desk.expect("pipeline_lease_take", "OK", take(desk))
+    desk.do("PEXPIRE", lease_of(desk), 1_000)
+    desk.expect("pipeline_lease_take", "OK", take(desk))
+    assert life(desk) > 1_000
+    desk.do("PEXPIRE", lease_of(desk), 1_000)
+    desk.expect("pipeline_lease_keep", "OK", keep(desk))
+    assert life(desk) > 1_000
+
+
+def test_what_has_expired_is_lost(desk: Desk) -> None:
+    desk.expect("pipeline_lease_take", "OK", take(desk))
+    desk.do("DEL", lease_of(desk))
+    desk.expect("pipeline_lease_keep", "LOST", keep(desk))
+    desk.expect("pipeline_lease_drop", "LOST", drop(desk))
+
+
+def test_a_run_touches_its_own_lease_only(desk: Desk) -> None:
+    desk.expect("pipeline_lease_take", "OK", take(desk, "t2"))
+    desk.expect("pipeline_lease_keep", "LOST", keep(desk))
+    desk.expect("pipeline_lease_drop", "LOST", drop(desk))
+
+
+def test_is_given_back(desk: Desk) -> None:
+    desk.expect("pipeline_lease_take", "OK", take(desk))
+    desk.expect("pipeline_lease_drop", "OK", drop(desk))
+    assert desk.state() == {}
+    desk.expect("pipeline_lease_take", "OK", take(desk, "t2"))

@@ -1,0 +1,106 @@
+"""What holds for every script: its header, wrong types, full memory, a test of every word."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from streamqd.errors import RedisRefused
+from streamqd.store import scripts
+from tests.contract import scenarios
+from tests.contract.desk import Desk
+from tests.contract.scenarios import UNTOUCHED, WHEN_FULL, Scenario
+
+HERE = Path(__file__).parent
+CASES = [pytest.param(scenario, id=scenario.__name__) for scenario in WHEN_FULL]
+BROKEN = [
+    pytest.param(scenario, key.name, id=f"{scenario.__name__}-{key.name}")
+    for scenario in WHEN_FULL
+    for name in [max((n for n in scripts.load() if scenario.__name__.startswith(n)), key=len)]
+    for key in scripts.get(name).keys
+    if (scenario, key.name) not in UNTOUCHED
+]
+
+
+READ_ONLY = (
+    scenarios.partition_snapshot,
+    scenarios.group_ensure_there,
+    scenarios.stream_step,
+)
+
+
+def test_every_script_has_a_scenario() -> None:
+    names = {name for name in scripts.load() if not name.endswith("_measure")}
+    assert names <= {scenario.__name__ for scenario in WHEN_FULL}
+
+
+@pytest.mark.parametrize("name", sorted(scripts.load()))
+def test_script_keeps_the_rules_of_the_house(name: str) -> None:
+    assert scripts.lint(scripts.get(name)) == []
+
+
+@pytest.mark.parametrize("name", sorted(scripts.load()))
+def test_script_compiles_and_its_name_is_the_hash_of_its_source(desk: Desk, name: str) -> None:
+    script = scripts.get(name)
+    assert desk.do("SCRIPT", "LOAD", script.source).decode() == script.sha
+
+
+@pytest.mark.parametrize("scenario", CASES)
+def test_scenario_succeeds(desk: Desk, scenario: Scenario) -> None:
+    call = scenario(desk)
+    before = desk.dump()
+    assert desk.link.run(call).word in ("OK", "MINE", "LATE", "CREATED")
+    reads_only = scenario in READ_ONLY
+    assert reads_only or scenario is scenarios.lease_renew or desk.dump() != before
+
+
+@pytest.mark.parametrize(("scenario", "key"), BROKEN)
+def test_wrong_type_is_found_before_the_first_write(
+    desk: Desk, scenario: Scenario, key: str
+) -> None:
+    call = scenario(desk)
+    name = call.argv[[spec.name for spec in call.script.keys].index(key)]
+    desk.do("DEL", name)
+    desk.do("RPUSH", name, "a list is what no script expects")
+    desk.expect_error("WRONGTYPE", call)
+
+
+@pytest.mark.parametrize("scenario", CASES)
+def test_full_memory(desk: Desk, scenario: Scenario) -> None:
+    """T14: a child can be replaced, read, acknowledge and trim; T18: what cannot waits, whole."""
+    call = scenario(desk)
+    before = desk.dump()
+    with desk.full_memory():
+        try:
+            word = desk.link.run(call).word
+        except RedisRefused as error:
+            word = error.code
+    assert word == WHEN_FULL[scenario]
+    if word == "OOM":
+        assert desk.dump() == before
+
+
+def test_every_word_has_a_test() -> None:
+    """Each word of each header is demanded somewhere by `expect("script", "WORD", …)`."""
+    demanded: set[tuple[str, str]] = set()
+    in_entries: set[tuple[str, str]] = set()
+    for path in HERE.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr == "expect":
+                script, word = (ast.literal_eval(argument) for argument in node.args[:2])
+                demanded.add((script, word))
+            if node.func.attr == "expect_entries":
+                script, words = (ast.literal_eval(argument) for argument in node.args[:2])
+                in_entries |= {(script, word) for word in words}
+                demanded.add((script, "OK"))
+    for script in scripts.load().values():
+        if script.name.endswith("_measure"):
+            continue  # read models, tested where their figures are
+        for word in script.words:
+            assert (script.name, word) in demanded
+        for word in script.entry_returns:
+            assert (script.name, word) in in_entries

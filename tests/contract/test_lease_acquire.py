@@ -1,0 +1,160 @@
+"""lease_acquire: free -> held."""
+
+from __future__ import annotations
+
+from streamqd.model import Unit
+from streamqd.store import leases, messages
+from streamqd.store.scripts import Call, Reply
+from tests.contract.desk import OWNER, TTL, Desk
+
+
+def take(desk: Desk, token: str, seen_epoch: int, owner: str = OWNER, dead: str = "") -> Call:
+    return leases.acquire(desk.keys, desk.unit, token, seen_epoch, TTL, owner, dead)
+
+
+def lose(desk: Desk, mark: bytes = b"") -> int:
+    """An owner that is gone without a release, its lease expired."""
+    epoch = desk.own("old")
+    if mark:
+        desk.do("HSET", desk.fence, "mark", mark, "session", "s1")
+    desk.do("DEL", desk.lease)
+    return epoch
+
+
+def test_takes_a_unit_that_nobody_ever_had(desk: Desk) -> None:
+    before = desk.state()
+    with desk.instant() as now:
+        rest = desk.expect("lease_acquire", "OK", take(desk, "t1", 0))
+    epoch = rest[0]
+    assert leases.Acquired.parse(Reply("OK", rest)) == (int(epoch), False, b"")
+    assert epoch == now or now == epoch
+    fence = {"token": b"t1", "epoch": epoch, "owner": OWNER.encode(), "since": epoch}
+    assert desk.changes(before) == {"fence": fence, "lease": b"t1"}
+    assert TTL * 1000 - 1000 < desk.do("PTTL", desk.lease) <= TTL * 1000
+
+
+def test_takes_a_released_unit_with_a_greater_epoch(desk: Desk) -> None:
+    epoch = desk.own("t1")
+    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    ahead = epoch + 10**9  # a fence from before the server's clock was set back
+    desk.do("HSET", desk.fence, "epoch", ahead)
+    rest = desk.expect("lease_acquire", "OK", take(desk, "t2", ahead))
+    assert leases.Acquired.parse(Reply("OK", rest)) == (ahead + 1, False, b"")
+    assert desk.state()["fence"]["epoch"] == str(ahead + 1).encode()
+    assert "solo" not in desk.state()["fence"]
+
+
+def test_refuses_while_the_lease_of_another_lives(desk: Desk) -> None:
+    epoch = desk.own("t1", owner="east-1")
+    rest = desk.expect("lease_acquire", "HELD", take(desk, "t2", epoch))
+    assert 0 < int(rest[0]) <= TTL * 1000
+    assert leases.Holder.parse(Reply("HELD", rest)) == (epoch, "east-1")
+
+
+def test_refuses_when_someone_has_owned_it_since_the_caller_looked(desk: Desk) -> None:
+    epoch = desk.own("t1")
+    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    rest = desk.expect("lease_acquire", "MOVED", take(desk, "t2", 0))
+    assert leases.Holder.parse(Reply("MOVED", rest)) == (epoch, "")
+
+
+def test_the_same_call_again_keeps_the_epoch(desk: Desk) -> None:
+    call = take(desk, "t1", 0)
+    epoch = desk.expect("lease_acquire", "OK", call)[0]
+    desk.do("PEXPIRE", desk.lease, 100_000)
+    before = desk.state()
+    assert desk.expect("lease_acquire", "MINE", call) == [epoch, 0]
+    assert desk.changes(before) == {}
+    assert desk.do("PTTL", desk.lease) <= TTL * 1000
+
+
+def test_the_same_call_again_sets_an_expired_lease(desk: Desk) -> None:
+    call = take(desk, "t1", 0)
+    epoch = desk.expect("lease_acquire", "OK", call)[0]
+    desk.do("DEL", desk.lease)
+    before = desk.state()
+    assert desk.expect("lease_acquire", "MINE", call) == [epoch, 0]
+    assert desk.changes(before) == {"lease": b"t1"}
+    assert 0 < desk.do("PTTL", desk.lease) <= TTL * 1000
+
+
+def test_an_unclean_takeover_charges_the_marked_entry_once(desk: Desk) -> None:
+    places = desk.pending("1-0", "2-0")
+    seen = lose(desk, mark=places[1])
+    before = desk.state()
+    call = take(desk, "t2", seen, "east-1")
+    rest = desk.expect("lease_acquire", "OK", call)
+    acquired = leases.Acquired.parse(Reply("OK", rest))
+    assert acquired == (acquired.epoch, True, places[1])
+    assert acquired.epoch > seen
+    number = str(acquired.epoch).encode()
+    fence = {"token": b"t2", "epoch": number, "owner": b"east-1", "since": number, "solo": b"1"}
+    # The clock may stand still between two epochs; since is the time, the epoch is one more.
+    fence["since"] = desk.state()["fence"]["since"]
+    assert desk.changes(before) == {
+        "fence": fence,
+        "lease": b"t2",
+        "attempts": {"m:2-0:c": b"1"},
+    }
+    assert desk.expect("lease_acquire", "MINE", call) == [number, 1]
+    assert desk.state()["attempts"] == {"m:2-0:c": b"1"}
+
+
+def test_a_mark_in_the_retry_stream_is_another_entry(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.pending_retry("1-0")
+    seen = lose(desk, mark=b"r:1-0")
+    desk.expect("lease_acquire", "OK", take(desk, "t2", seen))
+    assert desk.state()["attempts"] == {"r:1-0:c": b"1"}
+
+
+def test_a_mark_that_was_settled_charges_nobody(desk: Desk) -> None:
+    places = desk.pending("1-0")
+    seen = lose(desk, mark=places[0])
+    desk.do("XACK", desk.stream, desk.unit.group, "1-0")
+    rest = desk.expect("lease_acquire", "OK", take(desk, "t2", seen))
+    assert rest[1:] == [1, b""]
+    state = desk.state()
+    assert "attempts" not in state
+    assert "mark" not in state["fence"]
+
+
+def test_a_mark_without_its_group_charges_nobody(desk: Desk) -> None:
+    seen = lose(desk, mark=b"m:1-0")
+    assert desk.expect("lease_acquire", "OK", take(desk, "t2", seen))[1:] == [1, b""]
+    assert sorted(desk.state()) == ["fence", "lease"]
+
+
+def test_the_lease_of_a_proven_dead_predecessor_is_free(desk: Desk) -> None:
+    places = desk.pending("1-0")
+    seen = desk.own("old")
+    desk.do("HSET", desk.fence, "mark", places[0])
+    desk.expect("lease_acquire", "HELD", take(desk, "new", seen))
+    desk.expect("lease_acquire", "HELD", take(desk, "new", seen, dead="another"))
+    desk.expect("lease_acquire", "MOVED", take(desk, "new", seen - 1, dead="old"))
+    call = take(desk, "new", seen, dead="old")
+    rest = desk.expect("lease_acquire", "OK", call)
+    assert rest[1:] == [1, b"m:1-0"]
+    state = desk.state()
+    assert state["lease"] == b"new"
+    assert state["fence"]["solo"] == b"1"
+    desk.expect("lease_acquire", "MINE", call)
+
+
+def test_other_groups_are_left_alone(desk: Desk) -> None:
+    other = Desk(desk.link, desk.keys, Unit("access", 0, "audit"))
+    other.groups()
+    other.own("theirs")
+    before = desk.state()
+    desk.expect("lease_acquire", "OK", take(desk, "t1", 0))
+    assert sorted(desk.changes(before)) == ["fence", "lease"]
+    desk.link.run(messages.ensure_group(desk.keys, desk.unit, "0"))
+
+
+def test_takes_what_fleets_of_an_empty_server_left_nothing_of(desk: Desk) -> None:
+    """FLUSHALL: no fence, so the epoch seen is 0, and the next is the time."""
+    epoch = desk.own("t1")
+    desk.do("FLUSHALL")
+    desk.expect("lease_acquire", "MOVED", take(desk, "t2", epoch))
+    again = int(desk.expect("lease_acquire", "OK", take(desk, "t2", 0))[0])
+    assert again >= epoch

@@ -1,0 +1,119 @@
+"""lease_refence: held -> held by the successor of a child that has ended."""
+
+from __future__ import annotations
+
+from streamqd.store import leases
+from streamqd.store.scripts import Call, Reply
+from tests.contract.desk import OWNER, TTL, Desk, Stream
+
+
+def refence(
+    desk: Desk,
+    old: str = "t1",
+    new: str = "t2",
+    charged: bytes | None = None,
+    context: bytes = b"",
+    done: list[bytes] | None = None,
+) -> Call:
+    return leases.refence(desk.keys, desk.unit, old, new, TTL, charged, context, done or [])
+
+
+def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
+    epoch = desk.own("t1")
+    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "solo", "1")
+    before = desk.state()
+    with desk.instant() as now:
+        rest = desk.expect("lease_refence", "OK", refence(desk))
+    refenced = leases.Refenced.parse(Reply("OK", rest))
+    assert refenced.epoch > epoch
+    assert refenced.crashes == 0
+    number = rest[0]
+    changed = desk.changes(before)
+    assert now == changed["fence"].pop("since")
+    assert changed == {
+        "fence": {"token": b"t2", "epoch": number, "owner": OWNER.encode(), "solo": b"1"},
+        "lease": b"t2",
+    }
+
+
+def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
+    """T3, T4: what is done is done, who was running is charged, once."""
+    main = desk.pending("1-0", "2-0", "3-0")
+    retried = desk.pending_retry("1-0", "2-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, "m:1-0:c", "1", "m:1-0:f", "2", "m:1-0:last", "x")
+    desk.do("HSET", desk.attempts, "m:2-0:c", "1")
+    before = desk.state()
+    context = b"signal 9 \x00\xff"
+    call = refence(desk, charged=main[1], context=context, done=[main[0], retried[1]])
+    rest = desk.expect("lease_refence", "OK", call)
+    assert leases.Refenced.parse(Reply("OK", rest)).crashes == 2
+    changed = desk.changes(before)
+    assert sorted(changed) == ["attempts", "fence", "lease", "retry", "stream"]
+    assert changed["attempts"] == {"m:2-0:c": b"2", "m:2-0:last": context}
+    waiting = {"2-0": "w", "3-0": "w"}
+    assert changed["stream"] == Stream(before["stream"].entries, {"hits": ("3-0", waiting)})
+    assert changed["retry"] == Stream(before["retry"].entries, {"hits": ("2-0", {"1-0": "w"})})
+
+
+def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
+    main = desk.pending("1-0", "2-0")
+    desk.own("t1")
+    call = refence(desk, charged=main[1], context=b"signal 9", done=[main[0]])
+    rest = desk.expect("lease_refence", "OK", call)
+    before = desk.dump()
+    assert desk.expect("lease_refence", "OK", call) == rest
+    assert desk.dump() == before
+
+
+def test_does_not_charge_what_is_no_longer_pending(desk: Desk) -> None:
+    main = desk.pending("1-0")
+    desk.own("t1")
+    desk.do("XACK", desk.stream, desk.unit.group, "1-0")
+    call = refence(desk, charged=main[0], context=b"signal 9")
+    assert desk.expect("lease_refence", "OK", call)[1] == 0
+    assert "attempts" not in desk.state()
+
+
+def test_a_child_is_replaced_although_the_group_is_gone(desk: Desk) -> None:
+    """FLUSHALL of a stream or a destroyed group must not leave a unit without a worker."""
+    desk.own("t1")
+    call = refence(desk, charged=b"m:1-0", context=b"signal 9", done=[b"m:2-0", b"r:2-0"])
+    assert desk.expect("lease_refence", "OK", call)[1] == 0
+    assert sorted(desk.state()) == ["fence", "lease"]
+
+
+def test_sets_an_expired_lease(desk: Desk) -> None:
+    desk.own("t1")
+    desk.do("DEL", desk.lease)
+    desk.expect("lease_refence", "OK", refence(desk))
+    assert desk.state()["lease"] == b"t2"
+    assert 0 < desk.do("PTTL", desk.lease) <= TTL * 1000
+
+
+def test_a_third_token_is_refused(desk: Desk) -> None:
+    main = desk.pending("1-0")
+    epoch = desk.own("t9", owner="east-1")
+    call = refence(desk, charged=main[0], context=b"signal 9", done=main)
+    rest = desk.expect("lease_refence", "FENCED", call)
+    assert leases.Holder.parse(Reply("FENCED", rest)) == (epoch, "east-1")
+
+
+def test_a_released_unit_is_refused(desk: Desk) -> None:
+    epoch = desk.own("t1")
+    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    assert desk.expect("lease_refence", "FENCED", refence(desk)) == [str(epoch).encode(), b""]
+
+
+def test_many_places(desk: Desk) -> None:
+    main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
+    desk.own("t1")
+    desk.expect("lease_refence", "OK", refence(desk, done=main))
+    assert desk.state()["stream"].groups == {"hits": ("512-0", {})}
+
+
+def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    assert "not a place" in str(desk.expect_error("ERR", refence(desk, done=[b"m:1-0", b"1-0"])))
+    assert "not a place" in str(desk.expect_error("ERR", refence(desk, charged=b"x:1-0")))

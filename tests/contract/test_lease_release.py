@@ -1,0 +1,63 @@
+"""lease_release: held -> free; and the view of fence and lease."""
+
+from __future__ import annotations
+
+from streamqd.store import leases
+from streamqd.store.scripts import Call, Reply
+from tests.contract.desk import OWNER, TTL, Desk
+
+
+def release(desk: Desk, token: str = "t1") -> Call:
+    return leases.release(desk.keys, desk.unit, token)
+
+
+def view(desk: Desk) -> leases.LeaseView:
+    return leases.LeaseView.parse(*desk.link.pipeline(leases.view(desk.keys, desk.unit)))
+
+
+def test_frees_the_unit_and_keeps_the_epoch(desk: Desk) -> None:
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "mark", "m:1-0", "session", "s1", "solo", "1")
+    before = desk.state()
+    desk.expect("lease_release", "OK", release(desk))
+    kept = {name: before["fence"][name] for name in ("epoch", "since")}
+    assert desk.changes(before) == {"fence": kept, "lease": None}
+
+
+def test_the_second_is_refused(desk: Desk) -> None:
+    epoch = desk.own("t1")
+    desk.expect("lease_release", "OK", release(desk))
+    rest = desk.expect("lease_release", "FENCED", release(desk))
+    assert leases.Holder.parse(Reply("FENCED", rest)) == (epoch, "")
+
+
+def test_frees_a_unit_whose_lease_has_expired(desk: Desk) -> None:
+    desk.own("t1")
+    desk.do("DEL", desk.lease)
+    desk.expect("lease_release", "OK", release(desk))
+    assert "token" not in desk.state()["fence"]
+
+
+def test_does_not_delete_the_lease_of_another(desk: Desk) -> None:
+    desk.own("t1")
+    desk.do("SET", desk.lease, "t2")
+    desk.expect("lease_release", "OK", release(desk))
+    assert desk.state()["lease"] == b"t2"
+
+
+def test_another_owner_is_left_alone(desk: Desk) -> None:
+    desk.own("t2")
+    desk.expect("lease_release", "FENCED", release(desk))
+
+
+def test_view(desk: Desk) -> None:
+    assert view(desk) == ("", 0, "", 0, False, None)
+    epoch = desk.own("t1")
+    seen = view(desk)
+    assert seen[:5] == ("t1", epoch, OWNER, epoch, False)
+    assert seen.ttl is not None
+    assert 0 < seen.ttl <= TTL
+    desk.do("DEL", desk.lease)
+    desk.own("t2", seen_epoch=epoch, owner="east-1")
+    again = view(desk)
+    assert (again.token, again.owner, again.solo) == ("t2", "east-1", True)

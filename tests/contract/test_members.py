@@ -1,0 +1,117 @@
+"""member_beat and member_leave: who lives in a fleet."""
+
+from __future__ import annotations
+
+from streamqd.store import members
+from streamqd.store.members import Present
+from streamqd.store.scripts import Call, Reply
+from tests.contract.desk import Desk
+
+STALE = 9.0
+
+
+def beat(desk: Desk, instance: str = "west-1", nonce: str = "n1", weight: int = 1) -> Call:
+    return members.beat(desk.keys, "default", instance, nonce, {"weight": weight}, STALE)
+
+
+def leave(desk: Desk, instance: str = "west-1", nonce: str = "n1") -> Call:
+    return members.leave(desk.keys, "default", instance, nonce)
+
+
+def present(desk: Desk, call: Call) -> Present:
+    return Present.parse(Reply("OK", desk.expect("member_beat", "OK", call)))
+
+
+def silent_for(desk: Desk, instance: str, seconds: float) -> int:
+    """Set back the last beat of an instance; return it."""
+    at = desk.now_unix_ms() - round(seconds * 1000)
+    desk.do("ZADD", desk.keys.members("default"), at, instance)
+    return at
+
+
+def test_says_that_it_lives_and_learns_who_else_does(desk: Desk) -> None:
+    with desk.instant() as now:
+        found = present(desk, beat(desk))
+    assert now == found.now_unix_ms
+    assert found.members == [("west-1", found.now_unix_ms, {"nonce": "n1", "weight": 1})]
+    assert desk.state() == {
+        desk.keys.members("default"): {"west-1": found.now_unix_ms},
+        desk.keys.info("default"): {"west-1": b'{"nonce":"n1","weight":1}'},
+    }
+    again = present(desk, beat(desk, "east-1", "n2"))
+    assert sorted(member.instance for member in again.members) == ["east-1", "west-1"]
+
+
+def test_a_new_description_replaces_the_old(desk: Desk) -> None:
+    present(desk, beat(desk))
+    assert present(desk, beat(desk, weight=7)).members[0].info["weight"] == 7
+
+
+def test_fleets_do_not_see_each_other(desk: Desk) -> None:
+    present(desk, beat(desk))
+    call = members.beat(desk.keys, "blue", "west-1", "n9", {}, STALE)
+    assert [member.info for member in present(desk, call).members] == [{"nonce": "n9"}]
+
+
+def test_another_run_under_the_same_id_is_a_twin(desk: Desk) -> None:
+    present(desk, beat(desk))
+    rest = desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
+    found = members.twin(Reply("TWIN", rest))
+    assert found.info == {"nonce": "n1", "weight": 1}
+    assert abs(found.beat_unix_ms - desk.now_unix_ms()) < 60_000
+
+
+def test_a_silent_predecessor_is_no_twin(desk: Desk) -> None:
+    present(desk, beat(desk))
+    silent_for(desk, "west-1", STALE + 1)
+    assert present(desk, beat(desk, nonce="n2")).members[0].info["nonce"] == "n2"
+
+
+def test_a_predecessor_that_is_proven_dead_is_taken_out_first(desk: Desk) -> None:
+    present(desk, beat(desk))
+    desk.expect("member_beat", "TWIN", beat(desk, nonce="n2"))
+    assert desk.expect("member_leave", "OK", leave(desk)) == []
+    assert len(present(desk, beat(desk, nonce="n2")).members) == 1
+
+
+def test_a_description_that_cannot_be_read_is_a_twin(desk: Desk) -> None:
+    for garbage in ("not json", "7", "[]", "{}"):
+        present(desk, beat(desk))
+        desk.do("HSET", desk.keys.info("default"), "west-1", garbage)
+        desk.expect("member_beat", "TWIN", beat(desk))
+        desk.expect("member_leave", "OTHER", leave(desk))
+        found = present(desk, beat(desk, "east-1"))
+        west = next(member for member in found.members if member.instance == "west-1")
+        assert west.info == {}
+        desk.do("FLUSHALL")
+
+
+def test_who_is_silent_for_long_is_forgotten(desk: Desk) -> None:
+    for number in range(150):
+        silent_for(desk, f"old-{number}", 20 * STALE + 1)
+        desk.do("HSET", desk.keys.info("default"), f"old-{number}", "{}")
+    found = present(desk, beat(desk))
+    assert len(found.members) == 51  # a hundred at a time
+    present(desk, beat(desk, "late"))
+    at = silent_for(desk, "late", 20 * STALE - 5)
+    found = present(desk, beat(desk))
+    assert [(member.instance, member.beat_unix_ms) for member in found.members] == [
+        ("late", at),
+        ("west-1", found.now_unix_ms),
+    ]
+    assert sorted(desk.state()[desk.keys.info("default")]) == ["late", "west-1"]
+
+
+def test_leaves(desk: Desk) -> None:
+    present(desk, beat(desk))
+    present(desk, beat(desk, "east-1"))
+    desk.expect("member_leave", "OK", leave(desk))
+    state = desk.state()
+    assert list(state[desk.keys.members("default")]) == ["east-1"]
+    assert list(state[desk.keys.info("default")]) == ["east-1"]
+    desk.expect("member_leave", "GONE", leave(desk))
+
+
+def test_does_not_take_out_another_run(desk: Desk) -> None:
+    present(desk, beat(desk, nonce="n2"))
+    desk.expect("member_leave", "OTHER", leave(desk))

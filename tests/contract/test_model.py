@@ -1,0 +1,112 @@
+"""Random sequences of scripts against the model. A run is told by its seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from streamqd.store import scripts
+from tests.contract.desk import Desk
+from tests.contract.play import Play
+
+SEEDS = range(12)
+STEPS = 600
+# What the sequences must lead to, each many times, or they show little.
+ANSWERS = {
+    *("acquire OK", "acquire MINE", "acquire HELD", "acquire MOVED"),
+    *("renew OK", "renew LATE", "renew FENCED"),
+    *("refence OK", "refence FENCED", "release OK", "release FENCED"),
+    *("recover OK", "recover FENCED", "reclaim OK", "reclaim FENCED"),
+    *("ack OK", "ack FENCED", "retry OK", "retry FENCED", "dead OK", "dead FENCED"),
+    *("solo_mark OK", "solo_mark SESSION", "solo_mark FENCED"),
+    *("replay OK", "replay GONE", "replay MISMATCH"),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_model(desk: Desk, seed: int) -> None:
+    Play(desk, seed).run(STEPS)
+
+
+def test_the_sequences_meet_every_answer(desk: Desk) -> None:
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        play = Play(desk, seed)
+        play.run(STEPS)
+        met += play.met
+    assert {answer for answer, times in met.items() if times >= 5} >= ANSWERS
+
+
+# One line of one script changed: what the model is there to find.
+MUTATIONS = {
+    "acquire without comparing epochs": (
+        "lease_acquire",
+        "not mine and epoch ~= tonumber(seen_epoch)",
+        "false",
+    ),
+    "acquire charges what is settled": (
+        "lease_acquire",
+        "source and pending(source, group, id)",
+        "source",
+    ),
+    "settling without the fence": ("settle_ack", "if refusal then", "if false then"),
+    "retrying without the fence": ("settle_retry", "if refusal then", "if false then"),
+    "marking without the session": ("solo_mark", "~= session", "== false"),
+    "a mark that survives the refence": ("lease_refence", "'mark', 'session'", "'session'"),
+    "settling what is not pending": (
+        "settle_retry",
+        "or not pending(source, group, id)",
+        "or false",
+    ),
+    "attempts that survive the entry": (
+        "settle_retry",
+        "forget_attempts(attempts, entry.place)",
+        "",
+    ),
+    "delayed entries named by id alone": (
+        "settle_retry",
+        "items, entry.place, cmsgpack",
+        "items, entry.id, cmsgpack",
+    ),
+    "a letter whose source stays": (
+        "settle_dead",
+        "redis.call('XACK', entry.source, group, entry.id)",
+        "",
+    ),
+    "a release that frees another's unit": (
+        "lease_release",
+        "if refusal then",
+        "if false then",
+    ),
+    "a floor without the pending entries": (
+        "stream_trim",
+        "if group['pending'] > 0 then",
+        "if false then",
+    ),
+    "a replay that keeps the letter": (
+        "dead_replay",
+        "redis.call('XDEL', dlq, letter_id)",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda text: text.replace(" ", "-"))
+def test_model_finds(desk: Desk, mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, old, new = MUTATIONS[mutation]
+    script = scripts.get(name)
+    assert script.source.decode().count(old) == 1
+    source = script.source.decode().replace(old, new).encode()
+    sha = hashlib.sha1(source).hexdigest()
+    changed = {**scripts.load(), name: replace(script, source=source, sha=sha)}
+    monkeypatch.setattr(scripts, "load", lambda: changed)
+
+    def hunt() -> None:
+        for seed in SEEDS:
+            Play(desk, seed).run(STEPS)
+
+    with pytest.raises((AssertionError, KeyError, StopIteration)):
+        hunt()

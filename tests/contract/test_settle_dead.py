@@ -1,0 +1,121 @@
+"""settle_dead: in-flight -> dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.errors import ContractError
+from streamqd.store import leases, messages
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, UNIT, Desk, Stream
+
+WHY = {b"originalId": b"1-0", b"group": b"hits", b"reason": b"attempts", b"errorClass": b"E"}
+WHY_TEXT = {name.decode(): value for name, value in WHY.items()}
+
+
+def dead(desk: Desk, *items: tuple[bytes, dict[bytes, bytes]]) -> Call:
+    return messages.dead(desk.keys, desk.unit, "t1", items)
+
+
+def test_writes_a_letter(desk: Desk) -> None:
+    desk.groups()
+    desk.add("1-0", "payload", b"\x00\xff\r\n", "key", "k", "reason", "forged", "failedAt", "0")
+    desk.fetch()
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, "m:1-0:c", 3, "m:1-0:last", "x")
+    before = desk.state()
+    with desk.instant() as now:
+        settled = desk.expect_entries("settle_dead", ["MOVED"], dead(desk, (b"m:1-0", WHY)))
+    changed = desk.changes(before)
+    letter_id = settled.letters[0].decode()
+    letter = changed["dlq"].entries[letter_id]
+    assert now == letter.pop("failedAt")
+    assert changed == {
+        "attempts": None,
+        "dlq": Stream({letter_id: {"payload": b"\x00\xff\r\n", "key": b"k", **WHY_TEXT}}, {}),
+        "stream": Stream(before["stream"].entries, {"hits": ("1-0", {})}),
+    }
+
+
+def test_many_at_once_from_both_streams(desk: Desk) -> None:
+    """T6: equal ids of the two streams are two letters."""
+    desk.pending("1-0", "2-0")
+    desk.pending_retry("1-0")
+    desk.own("t1")
+    items = [(b"m:1-0", WHY), (b"m:9-0", WHY), (b"r:1-0", WHY)]
+    settled = desk.expect_entries("settle_dead", ["MOVED", "GONE", "MOVED"], dead(desk, *items))
+    letters = desk.state()["dlq"].entries
+    assert [letters[letter.decode()]["payload"] for letter in settled.letters if letter] == [
+        b"body of 1-0",
+        b"body of 1-0",
+    ]
+    assert settled.letters[1] == b""
+    assert len(letters) == 2
+
+
+def test_the_second_finds_nothing_to_do(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    call = dead(desk, (b"m:1-0", WHY))
+    desk.expect_entries("settle_dead", ["MOVED"], call)
+    assert desk.expect_entries("settle_dead", ["GONE"], call).letters == [b""]
+
+
+def test_a_place_named_twice_makes_one_letter(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    item = (b"m:1-0", WHY)
+    desk.expect_entries("settle_dead", ["MOVED", "GONE"], dead(desk, item, item))
+    assert len(desk.state()["dlq"].entries) == 1
+
+
+@pytest.mark.parametrize("how", ["trimmed", "deleted"])
+def test_a_ghost_dies_with_the_fields_that_the_worker_has(desk: Desk, how: str) -> None:
+    desk.pending("1-0", "2-0")
+    if how == "trimmed":
+        desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    else:
+        desk.do("XDEL", desk.stream, "1-0")
+    desk.own("t1")
+    desk.expect_entries("settle_dead", ["GHOST"], dead(desk, (b"m:1-0", WHY)))
+    whole = dead(desk, (b"m:1-0", {b"payload": b"kept", **WHY}))
+    letter_id = desk.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
+    letter = desk.state()["dlq"].entries[letter_id]
+    del letter["failedAt"]
+    assert letter == {"payload": b"kept", **WHY_TEXT}
+
+
+def test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place(
+    desk: Desk,
+) -> None:
+    """A dead-letter stream at the last possible id takes one more letter, and not two."""
+    desk.pending("1-0", "2-0")
+    desk.own("t1")
+    desk.add("18446744073709551615-18446744073709551614", stream=desk.dlq)
+    call = dead(desk, (b"m:1-0", WHY), (b"m:2-0", WHY))
+    with pytest.raises(Exception, match="exhausted"):
+        desk.link.run(call)
+    state = desk.state()
+    assert len(state["dlq"].entries) == 2
+    assert state["stream"].groups["hits"] == ("2-0", {"2-0": "w"})
+
+
+def test_another_token_is_refused(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.expect("settle_dead", "FENCED", dead(desk, (b"m:1-0", WHY)))
+
+
+def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    assert "not a place" in str(
+        desk.expect_error("ERR", dead(desk, (b"m:1-0", WHY), (b"x:1-0", WHY)))
+    )
+
+
+def test_too_many_items_are_refused_here() -> None:
+    with pytest.raises(ContractError, match="257"):
+        messages.dead(Keys(), UNIT, "t1", [(b"m:1-0", WHY)] * 257)

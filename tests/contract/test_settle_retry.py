@@ -1,0 +1,193 @@
+"""settle_retry: in-flight -> delayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.errors import ContractError
+from streamqd.store import leases, messages
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, UNIT, Desk, Stream
+
+CHANGED = {b"originalId": b"1-0", b"retryCount": b"1", b"crashCount": b"0"}
+
+
+def retry(desk: Desk, *items: tuple[bytes, float, dict[bytes, bytes]]) -> Call:
+    return messages.retry(desk.keys, desk.unit, "t1", items)
+
+
+def test_moves_the_body_with_changed_fields(desk: Desk) -> None:
+    desk.groups()
+    desk.add("1-0", "payload", b"\x00\xff\r\n", "key", "k", "retryCount", "7", "own", "field")
+    desk.fetch()
+    desk.own("t1")
+    before = desk.state()
+    with desk.instant() as now:
+        settled = desk.expect_entries(
+            "settle_retry", ["MOVED"], retry(desk, (b"m:1-0", 30.0, CHANGED))
+        )
+    changed = desk.changes(before)
+    body = {"payload": b"\x00\xff\r\n", "key": b"k", "own": b"field"}
+    fields = {name.decode(): value for name, value in CHANGED.items()}
+    assert changed == {
+        "delayed": {"m:1-0": now + 30_000},
+        "items": {"m:1-0": {**body, **fields}},
+        "stream": Stream(before["stream"].entries, {"hits": ("1-0", {})}),
+    }
+    assert list(changed["items"]["m:1-0"]) == ["payload", "key", "own", *fields]
+    assert settled.next_due_unix_ms == changed["delayed"]["m:1-0"]
+
+
+def test_many_at_once_from_both_streams(desk: Desk) -> None:
+    """T6: equal ids of the two streams are two messages."""
+    desk.pending("1-0", "2-0")
+    desk.pending_retry("1-0")
+    desk.own("t1")
+    items = [(b"m:1-0", 9.0, CHANGED), (b"r:1-0", 5.0, CHANGED), (b"m:2-0", 0.0, CHANGED)]
+    settled = desk.expect_entries("settle_retry", ["MOVED", "MOVED", "MOVED"], retry(desk, *items))
+    state = desk.state()
+    assert {member: fields["payload"] for member, fields in state["items"].items()} == {
+        "m:1-0": b"body of 1-0",
+        "r:1-0": b"body of 1-0",
+        "m:2-0": b"body of 2-0",
+    }
+    assert list(state["delayed"]) == ["m:2-0", "r:1-0", "m:1-0"]
+    assert settled.next_due_unix_ms == state["delayed"]["m:2-0"]
+    assert state["stream"].groups["hits"] == ("2-0", {})
+    assert state["retry"].groups["hits"] == ("1-0", {})
+
+
+def test_the_earliest_due_time_may_be_of_an_earlier_call(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    desk.do("ZADD", desk.delayed, 1_700_000_000_123, "m:0-1")
+    settled = desk.expect_entries("settle_retry", ["MOVED"], retry(desk, (b"m:1-0", 5.0, CHANGED)))
+    assert settled.next_due_unix_ms == 1_700_000_000_123
+
+
+def test_the_counters_end_with_the_entry(desk: Desk) -> None:
+    """T8: the crash count travels on in the fields; what stays would be charged to nobody."""
+    desk.pending("1-0", "2-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, "m:1-0:c", 1, "m:1-0:f", 1, "m:1-0:last", "x", "m:2-0:c", 1)
+    call = retry(desk, (b"m:1-0", 5.0, {**CHANGED, b"crashCount": b"1"}))
+    desk.expect_entries("settle_retry", ["MOVED"], call)
+    state = desk.state()
+    assert state["attempts"] == {"m:2-0:c": b"1"}
+    assert state["items"]["m:1-0"]["crashCount"] == b"1"
+
+
+def test_the_second_finds_nothing_to_do(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    call = retry(desk, (b"m:1-0", 5.0, CHANGED))
+    desk.expect_entries("settle_retry", ["MOVED"], call)
+    settled = desk.expect_entries("settle_retry", ["GONE"], call)
+    assert settled.next_due_unix_ms == desk.state()["delayed"]["m:1-0"]
+
+
+def test_a_late_copy_after_the_promotion_finds_nothing_to_do(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    call = retry(desk, (b"m:1-0", 0.0, CHANGED))
+    desk.expect_entries("settle_retry", ["MOVED"], call)
+    desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10))
+    assert desk.expect_entries("settle_retry", ["GONE"], call).next_due_unix_ms is None
+
+
+def test_a_place_named_twice_moves_once(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    item = (b"m:1-0", 5.0, CHANGED)
+    desk.expect_entries("settle_retry", ["MOVED", "GONE"], retry(desk, item, item))
+
+
+def test_never_delivered_and_never_written_are_gone(desk: Desk) -> None:
+    desk.groups()
+    desk.own("t1")
+    desk.add("1-0")
+    items = [(b"m:1-0", 5.0, CHANGED), (b"m:7-0", 5.0, CHANGED), (b"r:7-0", 5.0, CHANGED)]
+    desk.expect_entries("settle_retry", ["GONE", "GONE", "GONE"], retry(desk, *items))
+
+
+def test_without_its_group_an_entry_is_gone(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    desk.do("XGROUP", "DESTROY", desk.stream, "hits")
+    desk.expect_entries("settle_retry", ["GONE"], retry(desk, (b"m:1-0", 5.0, CHANGED)))
+
+
+@pytest.mark.parametrize("how", ["trimmed", "deleted"])
+def test_a_ghost_is_moved_with_the_fields_that_the_worker_has(desk: Desk, how: str) -> None:
+    desk.pending("1-0", "2-0")
+    if how == "trimmed":
+        desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    else:
+        desk.do("XDEL", desk.stream, "1-0")
+    desk.own("t1")
+    item = (b"m:1-0", 5.0, CHANGED)
+    desk.expect_entries("settle_retry", ["GHOST"], retry(desk, item))
+    desk.expect_entries(
+        "settle_retry", ["GHOST", "MOVED"], retry(desk, item, (b"m:2-0", 5.0, CHANGED))
+    )
+    whole = (b"m:1-0", 5.0, {b"payload": b"kept", b"key": b"k", **CHANGED})
+    desk.expect_entries("settle_retry", ["MOVED"], retry(desk, whole))
+    fields = {name.decode(): value for name, value in CHANGED.items()}
+    assert desk.state()["items"]["m:1-0"] == {"payload": b"kept", "key": b"k", **fields}
+    assert desk.state()["stream"].groups["hits"] == ("2-0", {})
+
+
+def test_an_entry_with_thousands_of_fields_is_moved_as_a_ghost(desk: Desk) -> None:
+    """Somebody's XADD by hand must not hold up promotion, which cannot carry so many."""
+    desk.groups()
+    desk.add("1-0", "payload", "x", *(part for n in range(4000) for part in (f"f{n}", "v")))
+    desk.fetch()
+    desk.own("t1")
+    desk.expect_entries("settle_retry", ["GHOST"], retry(desk, (b"m:1-0", 0.0, CHANGED)))
+    whole = (b"m:1-0", 0.0, {b"payload": b"x", **CHANGED})
+    desk.expect_entries("settle_retry", ["MOVED"], retry(desk, whole))
+    assert desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10)).rest[0] == 1
+
+
+def test_nearly_as_many_fields_travel_all_the_way(desk: Desk) -> None:
+    desk.groups()
+    desk.add("1-0", "payload", "x", *(part for n in range(1900) for part in (f"f{n}", "v")))
+    desk.fetch()
+    desk.own("t1")
+    desk.expect_entries("settle_retry", ["MOVED"], retry(desk, (b"m:1-0", 0.0, CHANGED)))
+    assert desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10)).rest[0] == 1
+    desk.fetch(stream=desk.retry)
+    place = b"r:" + next(iter(desk.state()["retry"].entries)).encode()
+    desk.expect_entries(
+        "settle_dead", ["MOVED"], messages.dead(desk.keys, desk.unit, "t1", [(place, CHANGED)])
+    )
+    assert len(next(iter(desk.state()["dlq"].entries.values()))) == 1 + 1900 + len(CHANGED) + 1
+
+
+def test_another_token_is_refused(desk: Desk) -> None:
+    """Q24: a dead child's packet after the refence changes nothing."""
+    desk.pending("1-0")
+    desk.own("t1")
+    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.expect("settle_retry", "FENCED", retry(desk, (b"m:1-0", 5.0, CHANGED)))
+
+
+def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.own("t1")
+    items = [(b"m:1-0", 5.0, CHANGED), (b"1-0", 5.0, CHANGED)]
+    assert "not a place" in str(desk.expect_error("ERR", retry(desk, *items)))
+
+
+def test_nothing_at_all(desk: Desk) -> None:
+    desk.own("t1")
+    desk.expect_entries("settle_retry", [], retry(desk))
+
+
+def test_too_many_items_are_refused_here() -> None:
+    items = [(b"m:1-0", 5.0, CHANGED)] * 257
+    with pytest.raises(ContractError, match="257"):
+        messages.retry(Keys(), UNIT, "t1", items)
+    with pytest.raises(ContractError, match="-1"):
+        messages.retry(Keys(), UNIT, "t1", [(b"m:1-0", -1.0, CHANGED)])

@@ -1,0 +1,89 @@
+"""solo_mark: inherited entries, one at a time."""
+
+from __future__ import annotations
+
+from streamqd.store import leases, messages
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, Desk, Stream
+
+
+def mark(desk: Desk, place: bytes, *acked: bytes, session: str = "s1", token: str = "t1") -> Call:
+    return messages.solo_mark(desk.keys, desk.unit, token, session, place, acked)
+
+
+def inherit(desk: Desk) -> None:
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
+
+
+def test_marks_the_first(desk: Desk) -> None:
+    places = desk.pending("1-0")
+    inherit(desk)
+    before = desk.state()
+    assert desk.expect("solo_mark", "OK", mark(desk, places[0])) == []
+    assert desk.changes(before) == {"fence": {**before["fence"], "mark": b"m:1-0"}}
+
+
+def test_marks_the_next_and_acknowledges_the_one_before(desk: Desk) -> None:
+    main = desk.pending("1-0", "2-0")
+    retried = desk.pending_retry("1-0")
+    inherit(desk)
+    desk.do("HSET", desk.fence, "mark", main[0])
+    before = desk.state()
+    desk.expect("solo_mark", "OK", mark(desk, main[1], main[0], *retried))
+    assert desk.changes(before) == {
+        "fence": {**before["fence"], "mark": b"m:2-0"},
+        "stream": Stream(before["stream"].entries, {"hits": ("2-0", {"2-0": "w"})}),
+        "retry": Stream(before["retry"].entries, {"hits": ("1-0", {})}),
+    }
+
+
+def test_ends_solo_mode(desk: Desk) -> None:
+    main = desk.pending("1-0")
+    inherit(desk)
+    desk.do("HSET", desk.fence, "mark", main[0])
+    before = desk.state()
+    desk.expect("solo_mark", "OK", mark(desk, b"", *main))
+    changed = desk.changes(before)
+    assert changed["stream"].groups["hits"] == ("1-0", {})
+    assert changed["fence"] == {
+        name: before["fence"][name] for name in ("token", "epoch", "owner", "since", "session")
+    }
+
+
+def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
+    main = desk.pending("1-0", "2-0")
+    inherit(desk)
+    desk.expect("solo_mark", "OK", mark(desk, main[1], main[0]))
+    before = desk.dump()
+    desk.expect("solo_mark", "OK", mark(desk, main[1], main[0]))
+    assert desk.dump() == before
+
+
+def test_a_copy_of_an_earlier_connection_is_refused(desk: Desk) -> None:
+    """T15: a late mark would name an entry that nobody is running."""
+    main = desk.pending("1-0", "2-0")
+    inherit(desk)
+    desk.link.run(messages.recover(desk.keys, desk.unit, "t1", "s2", True, "", "", 10))
+    desk.expect("solo_mark", "SESSION", mark(desk, main[1], main[0]))
+    desk.expect("solo_mark", "OK", mark(desk, main[1], main[0], session="s2"))
+
+
+def test_without_a_session_nobody_marks(desk: Desk) -> None:
+    main = desk.pending("1-0")
+    desk.own("t1")
+    desk.expect("solo_mark", "SESSION", mark(desk, main[0]))
+
+
+def test_another_token_is_refused(desk: Desk) -> None:
+    main = desk.pending("1-0")
+    inherit(desk)
+    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.expect("solo_mark", "FENCED", mark(desk, main[0]))
+
+
+def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
+    main = desk.pending("1-0")
+    inherit(desk)
+    assert "not a place" in str(desk.expect_error("ERR", mark(desk, b"1-0", *main)))
+    assert "not a place" in str(desk.expect_error("ERR", mark(desk, main[0], b"1-0")))

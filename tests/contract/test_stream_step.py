@@ -1,0 +1,46 @@
+"""stream_step: how far so many entries reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.errors import ContractError
+from streamqd.store import spark
+from tests.contract.desk import Desk
+
+LAST = "18446744073709551615-18446744073709551615"
+
+
+def step(desk: Desk, after: str, upto: str, count: int) -> tuple[int, str]:
+    before = desk.dump()
+    rest = desk.expect("stream_step", "OK", spark.step(desk.stream, after, upto, count))
+    assert desk.dump() == before
+    return rest[0], rest[1].decode()
+
+
+def test_goes_so_many_entries_on(desk: Desk) -> None:
+    for each in ("1-0", "1-5", "2-0", "9-0"):
+        desk.add(each)
+    assert step(desk, "0-0", LAST, 3) == (3, "2-0")
+    assert step(desk, "1-0", LAST, 1) == (1, "1-5")
+    assert step(desk, "1-3", LAST, 9) == (3, "9-0")
+
+
+def test_does_not_go_beyond_the_bound(desk: Desk) -> None:
+    for each in ("1-0", "2-0", "3-0"):
+        desk.add(each)
+    assert step(desk, "0-0", "2-0", 9) == (2, "2-0")
+    assert step(desk, "0-0", "2-5", 9) == (2, "2-0")
+
+
+def test_stays_where_there_is_nothing(desk: Desk) -> None:
+    assert step(desk, "5-0", LAST, 9) == (0, "5-0")
+    desk.add("5-0")
+    assert step(desk, "5-0", LAST, 9) == (0, "5-0")
+    assert step(desk, "4-0", "3-0", 9) == (0, "4-0")
+
+
+def test_steps_are_short() -> None:
+    for count in (0, 1001):
+        with pytest.raises(ContractError):
+            spark.step("stream", "0-0", LAST, count)

@@ -1,0 +1,214 @@
+"""stream_trim: settled and no longer retained -> gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.store import messages
+from streamqd.store.messages import Trimmed
+from streamqd.store.scripts import Reply
+from tests.contract.desk import Desk
+from tests.contract.scenarios import trim_all
+
+NODE = 100  # entries of a whole node of a stream, by the servers' defaults
+
+
+def trimmed(desk: Desk, **changed: object) -> Trimmed:
+    return Trimmed.parse(Reply("OK", desk.expect("stream_trim", "OK", trim_all(desk, **changed))))
+
+
+def fill(desk: Desk, count: int, *, acked: int, stream: str = "") -> None:
+    """Write entries 1-0 to count-0, read all, acknowledge the first."""
+    key = stream or desk.stream
+    desk.groups()
+    desk.link.pipeline([("XADD", key, f"{n}-0", "payload", n) for n in range(1, count + 1)])
+    desk.fetch(count, stream=key)
+    if acked:
+        desk.do("XACK", key, "hits", *(f"{n}-0" for n in range(1, acked + 1)))
+
+
+def length(desk: Desk) -> int:
+    return int(desk.do("XLEN", desk.stream))
+
+
+def test_removes_what_every_group_has_acknowledged(desk: Desk) -> None:
+    fill(desk, 3, acked=3)
+    before = desk.state()
+    assert trimmed(desk) == (3, "3-1", "hits")
+    changed = desk.changes(before)
+    record = {"first": b"3-1", "size": b"0", "floor:hits": b"3-1", "removed": b"3"}
+    assert sorted(changed) == ["stream", "trim"]
+    assert changed["trim"] == record
+    assert changed["stream"].entries == {}
+    assert changed["stream"].groups == {"hits": ("3-0", {})}
+
+
+def test_the_floor_is_the_smallest_id_that_must_stay(desk: Desk) -> None:
+    """T16: not the last delivered one, which would keep an acknowledged entry for ever."""
+    fill(desk, 2, acked=2)
+    desk.add("3-0")
+    assert trimmed(desk).floor == "2-1"
+    desk.fetch()
+    assert trimmed(desk).floor == "3-0"
+    desk.do("XACK", desk.stream, "hits", "3-0")
+    assert trimmed(desk) == (3, "3-1", "hits")
+    assert length(desk) == 0
+
+
+def test_never_removes_what_is_pending(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
+    desk.fetch(350)
+    desk.do("XREADGROUP", "GROUP", "audit", "w", "COUNT", 350, "STREAMS", desk.stream, ">")
+    desk.do("XACK", desk.stream, "audit", *(f"{n}-0" for n in range(1, 351) if n != 250))
+    found = trimmed(desk)
+    assert found == (200, "250-0", "audit")
+    assert next(iter(desk.state()["stream"].entries)) == "201-0"
+    record = desk.state()["trim"]
+    assert record["first"] == b"201-0"
+    assert record["floor:audit"] == b"250-0"
+    assert record["floor:hits"] == b"350-1"
+    desk.do("XACK", desk.stream, "audit", "250-0")
+    assert trimmed(desk).removed == 150
+    assert desk.state()["trim"]["removed"] == b"350"
+    assert length(desk) == 0
+
+
+def test_never_removes_what_a_group_has_not_read(desk: Desk) -> None:
+    fill(desk, 250, acked=250)
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
+    assert trimmed(desk) == (0, "0-1", "audit")
+    assert length(desk) == 250
+
+
+def test_floors_are_compared_as_numbers(desk: Desk) -> None:
+    """As text, 10-0 would come before 9-0."""
+    fill(desk, 110, acked=110)
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "9-0")
+    assert trimmed(desk)[1:] == ("9-1", "audit")
+    desk.do("XGROUP", "SETID", desk.stream, "audit", "109-0")
+    assert trimmed(desk) == (100, "109-1", "audit")
+
+
+def test_age_keeps_entries_from_an_id_on(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    assert trimmed(desk, keep_from="0-0") == (0, "350-1", "hits")
+    assert trimmed(desk, keep_from="250-0").removed == 200
+    assert trimmed(desk, keep_from="999999999999-0").removed == 150
+    assert length(desk) == 0
+
+
+def test_length_keeps_so_many(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    assert trimmed(desk, keep_from="0-0", max_length=1000).removed == 0
+    found = trimmed(desk, keep_from="0-0", max_length=150)
+    assert found.removed == 2 * NODE  # whole nodes only: never below the bound
+    assert length(desk) == 150
+    assert trimmed(desk, keep_from="0-0", max_length=0).removed == 150
+    assert length(desk) == 0
+
+
+def test_length_obeys_the_floor(desk: Desk) -> None:
+    fill(desk, 350, acked=120)
+    assert trimmed(desk, keep_from="0-0", max_length=10) == (100, "121-0", "hits")
+    assert length(desk) == 250
+
+
+def test_removes_so_many_at_a_time(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    assert trimmed(desk, limit=NODE).removed == NODE
+    assert trimmed(desk, limit=2 * NODE).removed == 2 * NODE
+    assert trimmed(desk, limit=NODE // 4).removed == 0
+    assert trimmed(desk, limit=NODE).removed == 50
+
+
+def test_removes_so_many_at_a_time_by_length(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    assert trimmed(desk, keep_from="150-0", max_length=0, limit=NODE).removed == NODE
+    assert trimmed(desk, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
+    assert trimmed(desk, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 50
+
+
+def test_part_of_a_node_is_not_trimmed(desk: Desk) -> None:
+    """It would free nothing."""
+    fill(desk, 50, acked=49)
+    assert trimmed(desk).removed == 0
+    desk.do("XACK", desk.stream, "hits", "50-0")
+    assert trimmed(desk).removed == 50
+
+
+def test_the_archive_holds_the_floor(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    assert trimmed(desk, archive=True) == (0, "0-0", "archive")
+    desk.do("HSET", desk.trim, "archived", "120-0")
+    assert trimmed(desk, archive=True) == (100, "120-1", "archive")
+    assert desk.state()["trim"]["archived"] == b"120-0"
+    assert trimmed(desk, archive=False).removed == 250
+
+
+def test_the_archive_does_not_overtake_the_groups(desk: Desk) -> None:
+    fill(desk, 350, acked=120)
+    desk.do("HSET", desk.trim, "archived", "300-0")
+    assert trimmed(desk, archive=True) == (100, "121-0", "hits")
+
+
+def test_an_idle_partition_is_not_written_to(desk: Desk) -> None:
+    fill(desk, 3, acked=3)
+    trimmed(desk)
+    before = desk.dump()
+    assert trimmed(desk).removed == 0
+    assert desk.dump() == before
+
+
+def test_without_groups_it_refuses(desk: Desk) -> None:
+    desk.expect("stream_trim", "NO_GROUPS", trim_all(desk))
+    desk.add("1-0")
+    desk.expect("stream_trim", "NO_GROUPS", trim_all(desk))
+
+
+def test_an_expected_group_must_be_there(desk: Desk) -> None:
+    """T12: before every group is made, nothing may go."""
+    fill(desk, 3, acked=3)
+    call = trim_all(desk, expected=["hits", "audit"])
+    assert desk.expect("stream_trim", "MISSING_GROUP", call) == [b"audit"]
+
+
+def test_a_group_that_went_keeps_its_last_floor(desk: Desk) -> None:
+    fill(desk, 5, acked=3)
+    trimmed(desk)
+    desk.do("XGROUP", "DESTROY", desk.stream, "hits")
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "$")
+    trimmed(desk, expected=[], keep_from="0-0")
+    assert desk.state()["trim"]["floor:hits"] == b"4-0"
+    desk.groups()
+    assert desk.fetch() == [b"4-0", b"5-0"]
+
+
+@pytest.mark.parametrize("expected", [["hits"], []])
+def test_an_empty_partition(desk: Desk, expected: list[str]) -> None:
+    desk.groups()
+    assert trimmed(desk, expected=expected) == (0, "0-1", "hits")
+    assert desk.state()["trim"] == {"first": b"0-1", "size": b"0", "floor:hits": b"0-1"}
+
+
+def test_a_retry_stream_keeps_no_record(desk: Desk) -> None:
+    """Its ids in the partition's record would make a lost group skip messages."""
+    desk.groups()
+    fill(desk, 3, acked=2, stream=desk.retry)
+    before = desk.state()
+    call = messages.trim_retry(desk.keys, desk.unit, 1000)
+    assert desk.expect("stream_trim", "OK", call) == [0, b"3-0", b"hits"]
+    assert desk.changes(before) == {}
+    desk.do("XACK", desk.retry, "hits", "3-0")
+    assert desk.expect("stream_trim", "OK", call) == [3, b"3-1", b"hits"]
+    assert list(desk.changes(before)) == ["retry"]
+    desk.do("XGROUP", "DESTROY", desk.retry, "hits")
+    desk.expect("stream_trim", "NO_GROUPS", call)
+
+
+def test_full_memory_is_freed(desk: Desk) -> None:
+    """T14: the trim is accepted when memory is full, its record too."""
+    fill(desk, 350, acked=350)
+    with desk.full_memory():
+        assert trimmed(desk).removed == 350
+    assert desk.state()["trim"]["removed"] == b"350"

@@ -1,0 +1,607 @@
+"""What operators see and do, on a real server that was filled by the scripts of the daemon."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from streamqd import config
+from streamqd.admin import dead, fleet, letters, partitions, pending, rights, tail
+from streamqd.admin import topics as admin_topics
+from streamqd.admin.dead import Choice
+from streamqd.admin.document import as_json
+from streamqd.errors import RedisRefused, Refused, TopicMissing
+from streamqd.model import Unit
+from streamqd.store import leases, members, messages, scripts, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.servers import Server
+
+At = Callable[..., Desk]
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access, which has three, for a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=3))
+    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+
+
+def bury(desk: Desk, entry_id: str, **context: str) -> str:
+    """Let a message die; return the letter's name."""
+    desk.groups()
+    if not desk.do("EXISTS", desk.lease):
+        desk.own("t1")
+    desk.add(entry_id, "payload", f"body of {entry_id}", "key", "k1")
+    desk.fetch()
+    fields = {
+        b"originalId": entry_id.encode(),
+        b"originalTopic": desk.unit.topic.encode(),
+        b"originalPartition": b"%d" % desk.unit.partition,
+        b"timestamp": entry_id.split("-")[0].encode(),
+        b"group": desk.unit.group.encode(),
+        b"instance": b"west-1",
+        b"attempts": b"5",
+        b"crashes": b"0",
+        b"retryCount": b"4",
+        b"crashCount": b"0",
+        b"reason": b"attempts",
+        b"errorClass": b"ValueError",
+        b"errorMessage": b"no \x1b[31mcolour",
+        b"traceback": b"Traceback:\n  somewhere",
+        **{name.encode(): value.encode() for name, value in context.items()},
+    }
+    call = messages.dead(desk.keys, desk.unit, "t1", [(f"m:{entry_id}".encode(), fields)])
+    [letter] = messages.Settled.parse(desk.link.run(call)).letters
+    assert letter
+    return f"{desk.unit.partition}:{letter.decode()}"
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def test_creating_a_topic_twice(link: Link, keys: Keys) -> None:
+    made = admin_topics.create(link, keys, "orders", config.Topic(partitions=2))
+    again = admin_topics.create(link, keys, "orders", config.Topic(partitions=2))
+
+    assert made == admin_topics.Created("orders", 2, created=True)
+    assert again == admin_topics.Created("orders", 2, created=False)
+    with pytest.raises(Refused, match="already, with 2 partitions"):
+        admin_topics.create(link, keys, "orders", config.Topic(partitions=3))
+    assert topics.partition_count(link, keys, "orders") == 2
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a{b", "x" * 65])
+def test_a_topic_needs_a_proper_name(link: Link, keys: Keys, name: str) -> None:
+    with pytest.raises(Refused, match="A-Z"):
+        admin_topics.create(link, keys, name, config.Topic())
+
+    assert topics.registered(link, keys) == []
+
+
+def test_a_missing_topic_names_its_neighbour(link: Link, keys: Keys, at: At) -> None:
+    with pytest.raises(TopicMissing, match="did you mean access"):
+        admin_topics.partition_count(link, keys, "acces")
+    with pytest.raises(TopicMissing, match="topic list"):
+        admin_topics.partition_count(link, keys, "zzz")
+
+
+def test_listing_and_describing_topics(link: Link, keys: Keys, at: At) -> None:
+    for group in ("hits", "agents"):
+        at(0, group).groups()
+    at(1).add("5-0")
+    at(1).add("6-0")
+    at(1).do("ZADD", keys.scheduled("access", 1), 1, "send")
+    letter = bury(at(2), "7-0")
+
+    [row] = admin_topics.listed(link, keys)
+    detail = admin_topics.describe(link, keys, "access")
+
+    assert row.topic == "access"
+    assert (row.partitions, row.messages, row.scheduled, row.dead) == (3, 3, 1, 1)
+    assert row.groups == ["agents", "hits"]
+    assert row.created_unix_ms == detail.created_unix_ms is not None
+    assert [each.messages for each in detail.partitions] == [0, 2, 1]
+    assert detail.partitions[1].first_id == "5-0"
+    assert detail.partitions[1].last_id == "6-0"
+    assert [each.dead for each in detail.partitions] == [0, 0, 1]
+    assert letter.startswith("2:")
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+
+def test_partitions_show_owner_lag_and_pending(link: Link, keys: Keys, at: At) -> None:
+    for number in range(3):
+        at(number).groups()
+    epoch = at(0).own("t1", owner="west-1")
+    at(1).own("t2", owner="east-1")
+    at(1).do("DEL", at(1).lease)  # as if it had not been renewed
+    for number in (1, 2, 3):
+        at(0).add(f"{number}000-0")
+    at(0).fetch(1)
+    at(0).do("ZADD", at(0).delayed, 1, "m:1-0")
+
+    seen = partitions.view(link, keys)
+
+    first, second, third = seen.units
+    assert (first.state, first.owner, first.epoch) == ("owned", "west-1", epoch)
+    assert first.since_unix_ms == epoch
+    assert (first.lag, first.pending, first.delayed) == (2, 1, 1)
+    assert first.oldest_unix_ms == 1000
+    assert (second.state, second.owner) == ("expired", "east-1")
+    assert (third.state, third.owner, third.epoch) == ("free", "", 0)
+    assert (third.lag, third.oldest_unix_ms) == (0, None)
+    assert seen.idle_topics == []
+
+
+def test_partitions_can_be_narrowed(link: Link, keys: Keys, at: At) -> None:
+    topics.create(link, keys, "other", config.Topic())
+    for group in ("hits", "agents"):
+        at(0, group).groups()
+
+    assert len(partitions.view(link, keys).units) == 6
+    assert partitions.view(link, keys).idle_topics == ["other"]
+    assert {u.group for u in partitions.view(link, keys, "access", "agents").units} == {"agents"}
+    with pytest.raises(TopicMissing):
+        partitions.view(link, keys, "nope")
+
+
+# --- pending --------------------------------------------------------------------------------------
+
+
+def all_pages(link: Link, keys: Keys, order: str, limit: int) -> list[str]:
+    places: list[str] = []
+    cursor = ""
+    while True:
+        page = pending.view(link, keys, "access", "hits", order=order, limit=limit, cursor=cursor)
+        places += [f"{row.partition}/{row.place}" for row in page.rows]
+        cursor = page.cursor
+        if not cursor:
+            return places
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pending_pages_are_merged_by_id_and_fit_together(
+    link: Link, keys: Keys, at: At, limit: int
+) -> None:
+    at(0).pending("1-0", "4-0", "4-1")
+    at(1).pending("2-0", "4-0")
+    at(2).pending("3-0")
+    at(2).pending_retry("1-0", "9-0")
+
+    assert all_pages(link, keys, "id", limit) == [
+        *("0/m:1-0", "2/r:1-0", "1/m:2-0", "2/m:3-0"),
+        *("0/m:4-0", "1/m:4-0", "0/m:4-1", "2/r:9-0"),
+    ]
+
+
+def test_pending_is_ranked_by_deliveries_and_by_idle_time(link: Link, keys: Keys, at: At) -> None:
+    at(0).pending("1-0", "2-0")
+    at(1).pending("3-0")
+    claims = (("1-0", at(0), 5_000, 2), ("2-0", at(0), 90_000, 9), ("3-0", at(1), 30_000, 4))
+    for entry_id, desk, idle, count in claims:
+        desk.do(
+            *("XCLAIM", desk.stream, "hits", "other", 0, entry_id),
+            *("IDLE", idle, "RETRYCOUNT", count, "JUSTID"),
+        )
+    at(0).do("HSET", at(0).attempts, "m:2-0:c", 2)
+
+    for limit in (1, 2, 10):
+        assert all_pages(link, keys, "deliveries", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
+        assert all_pages(link, keys, "idle", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
+    [worst] = pending.view(link, keys, "access", "hits", order="idle", limit=1).rows
+    assert worst.idle_ms >= 90_000
+    assert (worst.deliveries, worst.crashes, worst.consumer) == (9, 2, "other")
+    assert pending.view(link, keys, "access", "hits", limit=1).total == 3
+
+
+def test_pending_of_many_is_complete(link: Link, keys: Keys, at: At, monkeypatch) -> None:
+    monkeypatch.setattr(pending, "PAGE", 7)
+    ids = [f"{number}-0" for number in range(1, 51)]
+    at(0).pending(*ids)
+
+    assert all_pages(link, keys, "id", 9) == [f"0/m:{each}" for each in ids]
+    assert sorted(all_pages(link, keys, "idle", 9)) == sorted(f"0/m:{each}" for each in ids)
+
+
+def test_a_bounded_ranking_says_so(link: Link, keys: Keys, at: At, monkeypatch) -> None:
+    at(0).pending(*[f"{number}-0" for number in range(1, 31)])
+    monkeypatch.setattr(pending, "PAGE", 5)
+    monkeypatch.setattr(pending, "SCAN_MAX", 10)
+
+    seen = pending.view(link, keys, "access", "hits", order="idle", limit=100)
+
+    assert not seen.complete
+    assert (len(seen.rows), seen.total) == (10, 30)
+    assert pending.view(link, keys, "access", "hits", order="id", limit=100).complete
+
+
+def test_pending_of_nobody_is_refused(link: Link, keys: Keys, at: At) -> None:
+    at(0).groups()
+    with pytest.raises(Refused, match="no group other"):
+        pending.view(link, keys, "access", "other")
+    with pytest.raises(Refused, match="not a cursor"):
+        pending.view(link, keys, "access", "hits", cursor="1:2")
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def test_letters_are_listed_newest_first_over_all_partitions(
+    link: Link, keys: Keys, at: At
+) -> None:
+    names = [bury(at(number % 3), f"{number + 1}-0") for number in range(7)]
+
+    whole = letters.listed(link, keys, "access")
+    pages: list[str] = []
+    cursor = ""
+    while True:
+        page = letters.listed(link, keys, "access", limit=2, cursor=cursor)
+        pages += [row.id for row in page.rows]
+        cursor = page.cursor
+        if not cursor:
+            break
+
+    assert [row.id for row in whole.rows] == pages
+    assert sorted(pages) == sorted(names)
+    moments = [tuple(map(int, name.partition(":")[2].split("-"))) for name in pages]
+    assert moments == sorted(moments, reverse=True)
+    assert whole.total == 7
+
+
+def test_letters_of_one_group(link: Link, keys: Keys, at: At) -> None:
+    bury(at(0, "hits"), "1-0")
+    mine = bury(at(1, "agents"), "1-0")
+
+    seen = letters.listed(link, keys, "access", group="agents")
+
+    assert [row.id for row in seen.rows] == [mine]
+    assert letters.listed(link, keys, "access", group="nobody").rows == []
+
+
+def test_a_letter_tells_everything(link: Link, keys: Keys, at: At) -> None:
+    name = bury(
+        at(1),
+        "1700000000000-3",
+        headers='{"traceparent":"00-1"}',
+        replayCount="2",
+        signal="SIGSEGV",
+        rss="1048576",
+        handler="weblog:count_hit",
+        extra="kept",
+    )
+
+    letter = letters.show(link, keys, "access", name)
+
+    assert letter.uid == "access/1/1700000000000-3"
+    assert letter.original_unix_ms == 1700000000000
+    assert (letter.group, letter.reason) == ("hits", "attempts")
+    assert (letter.attempts, letter.crashes, letter.replays) == (5, 0, 2)
+    assert letter.key == b"k1"
+    assert letter.payload == b"body of 1700000000000-3"
+    assert letter.headers == {"traceparent": "00-1"}
+    assert (letter.signal, letter.rss, letter.exit_code) == ("SIGSEGV", 1048576, None)
+    assert (letter.instance, letter.handler) == ("west-1", "weblog:count_hit")
+    assert letter.other == {"extra": "kept"}
+    assert letter.failed_unix_ms is not None
+    assert as_json(letter)["key"] == "k1"
+
+
+@pytest.mark.parametrize("name", ["1:9-9", "7:1-0"])
+def test_a_letter_that_is_not_there(link: Link, keys: Keys, at: At, name: str) -> None:
+    bury(at(1), "1-0")
+    with pytest.raises(Refused, match="there is no"):
+        letters.show(link, keys, "access", name)
+
+
+@pytest.mark.parametrize("name", ["", "1", "x:1-0", "1:1", "1:a-b", "-1:1-0", f"1:{2**64}-0"])
+def test_what_is_no_name_of_a_letter(link: Link, keys: Keys, at: At, name: str) -> None:
+    with pytest.raises(Refused, match="is not an id"):
+        letters.show(link, keys, "access", name)
+
+
+def test_counting_letters_by_cause(link: Link, keys: Keys, at: At) -> None:
+    for number in range(3):
+        bury(at(number), "1-0")
+    last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
+
+    found = letters.causes(link, keys, "access")
+    [topic] = letters.overview(link, keys)
+
+    assert [(each.count, each.group, each.reason, each.error_class) for each in found.causes] == [
+        (3, "hits", "attempts", "ValueError"),
+        (1, "agents", "crashes", ""),
+    ]
+    assert found.causes[1].newest == last
+    assert (found.total, found.looked_at, found.complete) == (4, 4, True)
+    assert (topic.topic, topic.total) == ("access", 4)
+    assert topic.oldest_unix_ms is not None
+    assert topic.newest_unix_ms is not None
+    assert topic.oldest_unix_ms <= topic.newest_unix_ms
+
+
+def test_replaying_gives_letters_back_to_their_own_group(link: Link, keys: Keys, at: At) -> None:
+    for number in range(3):
+        bury(at(number), "1-0")
+    other = bury(at(1, "agents"), "2-0")
+
+    done = dead.replay(link, keys, "access", Choice(group="hits"))
+
+    assert done == dead.Replayed("access", replayed=3, gone=0, refused={})
+    for number in range(3):
+        [fields] = at(number).read_stream(at(number).retry).entries.values()
+        assert fields["payload"] == b"body of 1-0"
+        assert fields["originalId"] == b"1-0"
+        assert (fields["retryCount"], fields["crashCount"]) == (b"0", b"0")
+        assert fields["replayCount"] == b"1"
+        assert "reason" not in fields
+    assert [row.id for row in letters.listed(link, keys, "access").rows] == [other]
+    assert link.execute("XLEN", at(1, "agents").retry) == 0
+
+
+def test_replaying_one_by_name(link: Link, keys: Keys, at: At) -> None:
+    names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
+
+    done = dead.replay(link, keys, "access", Choice((names[0], names[0])))
+
+    assert done.replayed == 1
+    [fields] = at(0).read_stream(at(0).retry).entries.values()
+    assert fields["replayCount"] == b"5"
+    assert [row.id for row in letters.listed(link, keys, "access").rows] == [names[1]]
+
+
+def test_a_name_that_is_wrong_keeps_all_from_being_replayed(link: Link, keys: Keys, at: At) -> None:
+    name = bury(at(0), "1-0")
+    before = at(0).dump()
+
+    with pytest.raises(Refused, match="no dead letter"):
+        dead.replay(link, keys, "access", Choice((name, "0:9-9")))
+    with pytest.raises(Refused, match="one of the group hits, not agents"):
+        dead.replay(link, keys, "access", Choice((name,), group="agents"))
+
+    assert at(0).dump() == before
+
+
+def test_letters_that_cannot_go_back_stay_and_are_told(link: Link, keys: Keys, at: At) -> None:
+    bury(at(0), "1-0")
+    bury(at(1, "old"), "1-0")
+    link.execute("XGROUP", "DESTROY", at(1, "old").retry, "old")
+    link.execute("XADD", keys.dlq("access", 2), "*", "payload", "by hand")
+
+    done = dead.replay(link, keys, "access", Choice())
+
+    assert done.replayed == 1
+    assert done.refused == {
+        "its group does not exist any more": 1,
+        "the letter names no group": 1,
+    }
+    assert letters.total(link, keys, "access") == 2
+
+
+def test_many_letters_are_replayed_in_bounded_batches(link: Link, keys: Keys, at: At) -> None:
+    desk = at(0)
+    desk.groups()
+    for number in range(250):
+        desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
+    steps: list[int] = []
+
+    done = dead.replay(link, keys, "access", Choice(), steps.append)
+
+    assert done.replayed == 250
+    assert steps == [100, 100, 50]
+    assert link.execute("XLEN", desk.retry) == 250
+
+
+def test_purging(link: Link, keys: Keys, at: At) -> None:
+    desk = at(0)
+    for entry_id, group in (
+        *(("1000-0", "hits"), ("2000-0", "hits")),
+        *(("2000-1", "agents"), ("3000-0", "hits")),
+    ):
+        desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
+    at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
+
+    assert dead.count(link, keys, "access", Choice(before_unix_ms=2_000)) == 2
+    assert dead.purge(link, keys, "access", Choice(before_unix_ms=2_000)).purged == 2
+    assert dead.purge(link, keys, "access", Choice(("0:3000-0",))).purged == 1
+    assert dead.purge(link, keys, "access", Choice(group="agents")).purged == 1
+    assert [row.id for row in letters.listed(link, keys, "access").rows] == ["0:2000-0"]
+    assert dead.purge(link, keys, "access", Choice()).purged == 1
+    assert letters.overview(link, keys) == []
+
+
+# --- tail -----------------------------------------------------------------------------------------
+
+
+def test_the_last_messages_of_all_partitions_in_order(link: Link, keys: Keys, at: At) -> None:
+    for number in range(1, 31):
+        at(number % 3).add(f"{number}-0", "payload", f"{number}", "key", "k")
+
+    seen = tail.Tail(link, keys, "access").last(10)
+
+    assert [each.payload for each in seen] == [b"%d" % n for n in range(21, 31)]
+    assert seen[-1].key == b"k"
+    assert tail.Tail(link, keys, "access").last(0) == []
+    one = tail.Tail(link, keys, "access", 1).last(2)
+    assert [(each.partition, each.id) for each in one] == [(1, "25-0"), (1, "28-0")]
+
+
+def test_following_misses_nothing_between_two_reads(link: Link, keys: Keys, at: At) -> None:
+    at(0).add("1-0")
+    watched = tail.Tail(link, keys, "access")
+    at(0).add("2-0")
+    at(1).add("3-0")
+    coming = watched.follow()
+
+    assert [each.id for each in next(coming)] == ["2-0", "3-0"]
+    at(2).add("4-0")
+    at(0).add("5-0")
+    assert [each.id for each in next(coming)] == ["4-0", "5-0"]
+
+
+def test_the_last_messages_are_not_repeated_when_following(link: Link, keys: Keys, at: At) -> None:
+    watched = tail.Tail(link, keys, "access")
+    at(0).add("1-0")
+    shown = watched.last(5)
+    at(0).add("2-0")
+
+    assert [each.id for each in shown] == ["1-0"]
+    assert [each.id for each in next(watched.follow())] == ["2-0"]
+
+
+def test_tailing_a_partition_that_is_not_there(link: Link, keys: Keys, at: At) -> None:
+    with pytest.raises(Refused, match="no partition 3"):
+        tail.Tail(link, keys, "access", 3)
+
+
+# --- the fleet ------------------------------------------------------------------------------------
+
+
+def beat(link: Link, keys: Keys, instance: str, **info: object) -> None:
+    link.run(members.beat(keys, "default", instance, "n1", {"host": "h1", "pid": 42, **info}, 15.0))
+
+
+def test_an_empty_fleet(link: Link, keys: Keys) -> None:
+    seen = fleet.status(link, keys, "default", stale=15)
+
+    assert seen.instances == []
+    assert seen.units == []
+    assert seen.problems == ["no instance of the fleet default is alive"]
+
+
+def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
+    for number in range(3):
+        at(number).groups()
+    at(0).own("t1", owner="west-1")
+    at(1).own("t2", owner="west-1")
+    beat(link, keys, "west-1", version="1.2", weight=2, offers=[["access", "hits"]])
+    beat(link, keys, "east-1")
+    link.execute("ZADD", keys.members("default"), 1000, "east-1")
+    units = [
+        {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"},
+        {"topic": "access", "partition": 1, "group": "hits", "owned": True, "state": "broken"},
+    ]
+    units[0] |= {"in_hand": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
+    summary = {"instance": "west-1", "state": "working", "redis_up": True, "units": units}
+    link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
+    bury(at(2), "1-0")
+    link.run(leases.release(keys, at(2).unit, "t1"))
+
+    seen = fleet.status(link, keys, "default", stale=15)
+
+    by_name = {each.instance: each for each in seen.instances}
+    west = by_name["west-1"]
+    assert (west.state, west.host, west.pid, west.version) == ("working", "h1", 42, "1.2")
+    assert (west.owned, west.rate, west.offers, west.weight) == (2, 12.5, ["access/hits"], 2)
+    assert by_name["east-1"].state == "silent"
+    first, second, third = seen.units
+    assert (first.worker, first.in_hand, first.rate) == ("ready", 7, 12.5)
+    assert first.longest_run_seconds == 1.5
+    assert (second.worker, third.worker, third.state) == ("broken", "", "free")
+    assert seen.dead_letters == {"access": 1}
+    problems = "\n".join(seen.problems)
+    for sentence in (
+        "the instance east-1 has been silent",
+        "the worker of access/1/hits on west-1 crashes in a loop",
+        "nobody owns access/2/hits",
+        "access has a dead letter",
+    ):
+        assert sentence in problems
+    assert len(seen.problems) == 4
+
+
+@pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
+def test_a_summary_of_another_version_is_no_reason_to_fail(
+    link: Link, keys: Keys, raw: str
+) -> None:
+    beat(link, keys, "west-1")
+    link.execute("SET", keys.instance("default", "west-1"), raw)
+
+    assert [each.instance for each in fleet.status(link, keys, "default", stale=15).instances] == [
+        "west-1"
+    ]
+
+
+# --- looking writes nothing -----------------------------------------------------------------------
+
+
+def test_whoever_looks_writes_nothing(link: Link, keys: Keys, at: At) -> None:
+    name = bury(at(0), "1-0")
+    at(1).pending("2-0")
+    at(2).own("t3")
+    beat(link, keys, "west-1")
+    before = at(0).dump()
+
+    admin_topics.listed(link, keys)
+    admin_topics.describe(link, keys, "access")
+    partitions.view(link, keys)
+    for order in pending.ORDERS:
+        pending.view(link, keys, "access", "hits", order=order)
+    letters.overview(link, keys)
+    letters.listed(link, keys, "access")
+    letters.show(link, keys, "access", name)
+    letters.causes(link, keys, "access")
+    dead.count(link, keys, "access", Choice())
+    watched = tail.Tail(link, keys, "access")
+    watched.last(5)
+    fleet.status(link, keys, "default", stale=15)
+    rights.missing(link, keys, "default")
+
+    assert at(0).dump() == before
+
+
+# --- rights ---------------------------------------------------------------------------------------
+
+
+def test_whoever_may_do_all_lacks_nothing(link: Link, keys: Keys) -> None:
+    assert rights.missing(link, keys, "default") == []
+
+
+def test_every_command_of_the_scripts_is_checked(
+    server: Server, link: Link, new_link: Callable[..., Link], keys: Keys
+) -> None:
+    link.execute("ACL", "SETUSER", "limited", "reset", "on", ">secret", "+multi", "+discard")
+    other = new_link(name="test:limited")
+    try:
+        other.execute("AUTH", "limited", "secret")
+        checked = {each.command for each in rights.missing(other, keys, "default")}
+    finally:
+        link.execute("ACL", "DELUSER", "limited")
+
+    used = {
+        command
+        for script in scripts.load().values()
+        for command in re.findall(rb"redis\.p?call\(\s*'(\w+)'", script.source)
+    }
+    assert used
+    assert {command.decode() for command in used} - checked == set()
+
+
+def test_missing_rights_are_named(
+    server: Server, link: Link, new_link: Callable[..., Link], keys: Keys
+) -> None:
+    rules = ["+@all", "-xack", "-hset", "~streaming:*", "~stream:topic:*", "&*"]
+    if server.version < (6, 2):
+        rules.remove("&*")
+    link.execute("ACL", "SETUSER", "limited", "reset", "on", ">secret", *rules)
+    other = new_link(name="test:limited")
+    try:
+        other.execute("AUTH", "limited", "secret")
+        found = rights.missing(other, keys, "default")
+        link.execute("ACL", "SETUSER", "limited", "resetkeys", "~streaming:*")
+        without_streams = rights.missing(other, keys, "default")
+        link.execute("ACL", "SETUSER", "limited", "-multi")
+        with pytest.raises(RedisRefused, match="NOPERM"):
+            rights.missing(other, keys, "default")
+    finally:
+        link.execute("ACL", "DELUSER", "limited")
+
+    assert {each.command for each in found} == {"XACK", "HSET"}
+    assert ("HSET", keys.info("default")) in found
+    assert ("XADD", keys.stream("streamqd-check", 0)) in without_streams
+    assert link.execute("KEYS", "*") == []

@@ -1,0 +1,596 @@
+"""The verbs against a real server: what they print, their JSON, their exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.admin import tail
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.integration.test_admin import bury
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+Run = Callable[..., Result]
+At = Callable[..., Desk]
+
+
+@pytest.fixture
+def file(tmp_path: Path, server: Server) -> Path:
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n[topics.orders]\npartitions = 3\n')
+    return path
+
+
+@pytest.fixture
+def run(file: Path, link: Link) -> Run:
+    """Run a verb with the configuration of the shared server; it must end with `code`."""
+
+    def invoke(*args: str, code: int = 0, typed: bytes | str | None = None) -> Result:
+        result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.stderr
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access, which has three, for a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=3))
+    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def entries(link: Link, keys: Keys, topic: str, count: int) -> list[tuple[int, dict[str, bytes]]]:
+    found = []
+    for number in range(count):
+        for _, raw in link.execute("XRANGE", keys.stream(topic, number), "-", "+"):
+            names = [name.decode() for name in raw[::2]]
+            found.append((number, dict(zip(names, raw[1::2], strict=True))))
+    return found
+
+
+def command(file: Path, *args: str) -> list[str]:
+    return [sys.executable, "-m", "streamqd", "--config", str(file), *args]
+
+
+@contextlib.contextmanager
+def process(file: Path, *args: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    with subprocess.Popen(command(file, *args), **pipes) as started:
+        try:
+            yield started
+        finally:
+            if started.poll() is None:
+                started.kill()
+
+
+# --- empty states ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("topic", "list"), "no topics\n"),
+        (("partitions",), "no topics\n"),
+        (("dlq", "list"), "no dead letters\n"),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_server_says_so(run: Run, args: tuple[str, ...], text: str) -> None:
+    assert run(*args).stdout == text
+
+
+def test_an_empty_topic_says_so(run: Run, at: At) -> None:
+    assert run("partitions").stdout == "no group reads access\n"
+    at(0).groups()
+    assert run("dlq", "list", "access").stdout == "no dead letters in access\n"
+    assert run("dlq", "list", "access", "-g", "x").stdout == "no dead letters in access for x\n"
+    assert run("dlq", "stats", "access").stdout == "no dead letters in access\n"
+    assert run("pending", "access").stdout == "no pending messages in access for hits\n"
+    assert run("tail", "access").stderr == "no messages in access\n"
+    assert run("partitions", "-g", "x").stdout == "no group x reads any topic\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(("partitions", "acces"), ("pending", "acces"), ("tail", "acces")),
+        *(("topic", "describe", "acces"), ("dlq", "list", "acces"), ("dlq", "stats", "acces")),
+        *(("dlq", "show", "acces", "0:1-0"), ("dlq", "replay", "acces", "--all", "--yes")),
+        ("dlq", "purge", "acces", "--all", "--yes"),
+    ],
+    ids=" ".join,
+)
+def test_a_topic_that_is_not_there(run: Run, at: At, args: tuple[str, ...]) -> None:
+    result = run(*args, code=8)
+
+    assert result.stderr == "Error: the topic acces does not exist; did you mean access?\n"
+    assert result.stdout == ""
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def test_creating_topics(run: Run, link: Link, keys: Keys) -> None:
+    assert run("topic", "create", "a").stdout == "a created with 1 partition\n"
+    assert run("topic", "create", "b", "-p", "4").stdout == "b created with 4 partitions\n"
+    assert run("topic", "create", "orders").stdout == "orders created with 3 partitions\n"
+    again = run("topic", "create", "b", "--partitions", "4", "--json")
+    assert document(again) == {"topic": "b", "partitions": 4, "created": False}
+    refused = run("topic", "create", "b", "-p", "5", code=8)
+    assert "already, with 4 partitions" in refused.stderr
+    assert topics.partition_count(link, keys, "b") == 4
+    assert [row["topic"] for row in document(run("topic", "list", "--json"))] == [
+        "a",
+        "b",
+        "orders",
+    ]
+
+
+def test_describing_a_topic(run: Run, at: At) -> None:
+    at(1).groups()
+    at(1).add("5-0")
+
+    detail = document(run("topic", "describe", "access", "--json"))
+    shown = run("topic", "describe", "access").stdout
+
+    assert list(detail) == ["topic", "created_unix_ms", "settings", "groups", "partitions"]
+    assert detail["partitions"][1] == {
+        "partition": 1,
+        "messages": 1,
+        "added": 1,
+        "first_id": "5-0",
+        "last_id": "5-0",
+        "scheduled": 0,
+        "dead": 0,
+    }
+    assert shown.startswith("topic access: 3 partitions\ncreated 20")
+    assert "groups: hits\n" in shown
+
+
+# --- partitions, pending, status ------------------------------------------------------------------
+
+
+def test_partitions_in_a_table_and_in_json(run: Run, at: At) -> None:
+    epoch = at(0).own("t1", owner="west-1")
+    for number in range(3):
+        at(number).groups()
+    at(0).pending("1-0")
+
+    [heading, first, second, _] = run("partitions", "access").stdout.splitlines()
+    seen = document(run("partitions", "access", "--json"))
+
+    assert heading.split() == [
+        *("PARTITION", "OWNER", "EPOCH", "SINCE", "LAG", "PENDING", "DELAYED", "OLDEST")
+    ]
+    assert first.split()[:3] == ["access/0/hits", "west-1", str(epoch)]
+    assert first.split()[4:7] == ["0", "1", "0"]
+    assert second.split() == ["access/1/hits", "-", "-", "-", "0", "0", "0", "-"]
+    assert list(seen["units"][0]) == [
+        *("topic", "partition", "group", "state", "owner", "epoch", "since_unix_ms", "lag"),
+        *("pending", "delayed", "oldest_unix_ms"),
+    ]
+
+
+def test_tables_fit_into_80_columns(run: Run, at: At) -> None:
+    at(0).own("t1", owner="west-1.local")
+    for number in range(3):
+        at(number).groups()
+    bury(at(1), "1700000000000-0")
+    at(0).pending("1700000000000-0")
+
+    for args in (
+        *(("partitions",), ("status",), ("topic", "list"), ("topic", "describe", "access")),
+        *(("pending", "access"), ("dlq", "list"), ("dlq", "stats", "access")),
+    ):
+        widths = [len(line) for line in run(*args).stdout.splitlines()]
+        assert max(widths) <= 80, args
+
+
+def test_pending_goes_on_at_the_cursor(run: Run, at: At) -> None:
+    at(0).pending("1-0", "3-0")
+    at(1).pending("2-0")
+
+    page = run("pending", "access", "-n", "2")
+    found = re.search(r"--cursor (\S+)", page.stderr)
+    assert found
+    rest = run("pending", "access", "-n", "2", "--cursor", found[1])
+
+    assert [line.split()[1] for line in page.stdout.splitlines()] == ["PLACE", "m:1-0", "m:2-0"]
+    assert [line.split()[1] for line in rest.stdout.splitlines()] == ["PLACE", "m:3-0"]
+    assert "3 pending messages in access for hits" in page.stderr
+    assert "--cursor" not in rest.stderr
+    assert document(run("pending", "access", "--json", "-s", "idle"))["rows"][0].keys() == {
+        *("partition", "place", "written_unix_ms", "idle_ms", "deliveries", "crashes"),
+        "consumer",
+    }
+
+
+def test_pending_asks_for_the_group_when_there_are_several(run: Run, at: At) -> None:
+    refused = run("pending", "access", code=8)
+    assert "no group reads" in refused.stderr
+    at(0, "hits").groups()
+    at(0, "agents").groups()
+    assert "one of agents, hits" in run("pending", "access", code=8).stderr
+    run("pending", "access", "--group", "hits")
+
+
+def test_status_of_nobody(run: Run, at: At) -> None:
+    shown = run("status").stdout
+
+    assert shown.startswith("fleet default: no instances, no groups\n")
+    assert "! no instance of the fleet default is alive" in shown
+    assert list(document(run("status", "--json"))) == [
+        *("fleet", "now_unix_ms", "problems", "instances", "units", "dead_letters")
+    ]
+
+
+# --- produce --------------------------------------------------------------------------------------
+
+
+def test_lines_become_messages(run: Run, link: Link, keys: Keys, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"one\ntwo\r\n\nthr\xffee")
+
+    result = run("produce", "orders", "--from", str(tmp_path / "log"), "-H", "a=b=c")
+
+    assert re.fullmatch(r"3 messages sent to orders in \d\.\d\d s\n", result.stdout)
+    assert result.stderr == "1 empty line skipped\n"
+    found = entries(link, keys, "orders", 3)
+    assert {fields["payload"] for _, fields in found} == {b"one", b"two", b"thr\xffee"}
+    assert {fields["headers"] for _, fields in found} == {b'{"a":"b=c"}'}
+    assert sorted(number for number, _ in found) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_may_be_gzipped(run: Run, pack: Any) -> None:
+    result = run("produce", "orders", "--from", "-", "--json", typed=pack(b"one\ntwo\n"))
+
+    sent = document(result)
+    assert sent.pop("seconds") >= 0
+    assert sent == {
+        "topic": "orders",
+        "sent": 2,
+        "unknown": 0,
+        "lines": 2,
+        "empty": 0,
+        "without_key": 0,
+        "error": None,
+    }
+
+
+def test_keys_by_expression(run: Run, link: Link, keys: Keys) -> None:
+    text = "GET /a 1\nnonsense\nGET /b 2\nGET /a 3\n"
+    result = run("produce", "orders", "--from", "-", "--key-regex", r"GET (\S+)", typed=text)
+
+    assert "1 message without a key" in result.stderr
+    for number, fields in entries(link, keys, "orders", 3):
+        if b"GET" in fields["payload"]:
+            assert fields["key"] == fields["payload"].split()[1]
+            assert number == zlib.crc32(fields["key"]) % 3
+        else:
+            assert "key" not in fields
+
+
+def test_keys_by_field(run: Run, link: Link, keys: Keys) -> None:
+    text = '{"u": "a", "x":  1}\n{"u": 7}\n{"u": null}\n[1]\n{"u": {"b": 1}}\n'
+    result = run(
+        *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"), typed=text
+    )
+
+    assert "2 messages without a key" in result.stderr
+    found = {fields["payload"]: fields.get("key") for _, fields in entries(link, keys, "orders", 3)}
+    assert found == {
+        b'{"u": "a", "x":  1}': b"a",
+        b'{"u": 7}': b"7",
+        b'{"u": null}': None,
+        b"[1]": None,
+        b'{"u": {"b": 1}}': b'{"b":1}',
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{nope}", "is not JSON: Expecting property name"),
+        (b"{} {}", "is not JSON: Extra data"),
+        (b'{"a": NaN}', "is not JSON: NaN"),
+        (b"\xff", "is not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+    ids=["broken", "two", "nan", "bytes", "deep"],
+)
+def test_a_bad_line_stops_behind_those_before_it(
+    run: Run, link: Link, keys: Keys, line: bytes, words: str
+) -> None:
+    text = b"".join(b'{"n": %d}\n' % n for n in range(700)) + line + b"\n{}\n"
+
+    result = run("produce", "orders", "--from", "-", "--format", "jsonl", typed=text, code=2)
+
+    assert result.stdout.startswith("700 messages sent")
+    assert result.stderr.startswith("Error: line 701 of standard input ")
+    assert words in result.stderr
+    assert len(entries(link, keys, "orders", 3)) == 700
+
+
+def test_a_line_that_is_too_long(run: Run, file: Path, link: Link, keys: Keys) -> None:
+    file.write_text(file.read_text() + "[daemon]\nmax_message_bytes = 10\n")
+
+    result = run("produce", "orders", "--from", "-", typed="1234567890\n12345678901\n", code=2)
+
+    assert "line 2 of standard input is longer than max_message_bytes (10)" in result.stderr
+    assert len(entries(link, keys, "orders", 3)) == 1
+
+
+def test_a_partition_and_a_delay(run: Run, link: Link, keys: Keys) -> None:
+    run("produce", "orders", "--from", "-", "--partition", "2", "--delay", "1h", typed="a\nb\n")
+    assert link.execute("ZCARD", keys.scheduled("orders", 2)) == 2
+    refused = run("produce", "orders", "--from", "-", "--partition", "3", typed="a\n", code=8)
+    assert "there is no partition 3" in refused.stderr
+
+
+def test_a_topic_is_not_created_when_told_so(run: Run, link: Link, keys: Keys) -> None:
+    refused = run("produce", "orders", "--from", "-", "--no-create", typed="a\n", code=8)
+
+    assert "streamqd topic create orders" in refused.stderr
+    assert topics.registered(link, keys) == []
+
+
+def test_a_lost_connection_is_told_with_numbers(
+    run: Run, server: Server, file: Path, link: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    monkeypatch.setattr("streamqd.producer.sender.CHUNK_COUNT", 10)
+    with FaultProxy(server.socket_path) as proxy:
+        file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
+        proxy.arm(Fault.DROP_REPLY, command="XADD", nth=25)
+        text = "".join(f"{n}\n" for n in range(100))
+        result = run("produce", "orders", "--from", "-", "--json", typed=text, code=4)
+
+    sent = document(result)
+    assert 20 <= sent["sent"] <= 24
+    assert sent["unknown"] == 30 - sent["sent"]
+    assert "may or may not have been written" in sent["error"]
+    assert "may or may not have been written" in result.stderr
+    assert sent["sent"] <= len(entries(link, keys, "orders", 1)) <= 30
+
+
+def test_ten_thousand_lines_are_cheap(run: Run, link: Link, keys: Keys, tmp_path: Path) -> None:
+    line = '1.2.3.4 - - [10/Oct/2000:13:55:36 +0000] "GET /i HTTP/1.1" 200 2326 "-" "Mozilla"\n'
+    (tmp_path / "log").write_text(line * 10_000)
+
+    before = time.process_time()
+    run("produce", "orders", "--from", str(tmp_path / "log"), "--key-regex", r"^(\S+)")
+    used = time.process_time() - before
+
+    assert sum(link.execute("XLEN", keys.stream("orders", n)) for n in range(3)) == 10_000
+    # 0.1 s here; a round trip for each line would take a multiple of the bound.
+    assert used < 0.5
+
+
+# --- tail -----------------------------------------------------------------------------------------
+
+
+def test_tail_shows_the_last_lines(run: Run, at: At) -> None:
+    for number in range(1, 16):
+        at(number % 3).add(f"{number}-0", "payload", f"body\n{number}\x1b", "key", "k")
+
+    shown = run("tail", "access", "-n", "2").stdout
+    seen = [json.loads(line) for line in run("tail", "access", "--json").stdout.splitlines()]
+
+    assert shown == "2:14-0  k  body\\n14\\x1b\n0:15-0  k  body\\n15\\x1b\n"
+    assert [each["id"] for each in seen] == [f"{n}-0" for n in range(6, 16)]
+    assert list(seen[0]) == [
+        *("topic", "partition", "id", "written_unix_ms", "key", "headers", "payload")
+    ]
+    assert run("tail", "access", "-n", "1", "-p", "1").stdout.startswith("1:13-0  ")
+    assert "no partition 9" in run("tail", "access", "-p", "9", code=8).stderr
+
+
+def test_following_until_interrupted(file: Path, link: Link, keys: Keys, at: At) -> None:
+    at(0).add("1-0", "payload", "before")
+    with process(file, "tail", "access", "-f", "-n", "1") as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"0:1-0  -  before\n"
+        at(1).add("2-0", "payload", "after")
+        assert started.stdout.readline() == b"1:2-0  -  after\n"
+        started.send_signal(signal.SIGINT)
+        assert started.wait(10) == 130
+        assert started.stderr is not None
+        assert started.stderr.read().strip() == b""
+
+
+def test_a_reader_that_leaves_ends_it_quietly(file: Path, link: Link, at: At) -> None:
+    for number in range(1, 2001):
+        at(0).add(f"{number}-0", "payload", "x" * 100)
+    with process(file, "tail", "access", "-n", "2000") as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        started.stdout.close()
+        assert started.wait(20) == 128 + signal.SIGPIPE
+        assert started.stderr is not None
+        assert started.stderr.read() == b""
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def test_dead_letters_from_list_to_replay(run: Run, at: At) -> None:
+    names = [bury(at(number), "1700000000000-0") for number in range(3)]
+
+    overview = run("dlq", "list").stdout
+    listed = run("dlq", "list", "access", "-n", "2")
+    newest = sorted(names, key=lambda name: (name.partition(":")[2], name), reverse=True)
+    shown = run("dlq", "show", "access", names[0]).stdout
+    one = run("dlq", "replay", "access", "--id", names[0])
+    rest = run("dlq", "replay", "access", "--all", "--yes", "--json")
+
+    assert overview.splitlines()[1].split()[:2] == ["access", "3"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["ID", *newest[:2]]
+    assert "3 dead letters in access" in listed.stderr
+    assert f"more: --cursor {newest[1]}" in listed.stderr
+    assert "no \\x1b[31mcolour" in shown
+    assert "body of 1700000000000-0" in shown
+    assert "Traceback:\n  somewhere\n" in shown
+    assert one.stdout == "1 dead letter of access replayed\n"
+    assert document(rest) == {"topic": "access", "replayed": 2, "gone": 0, "refused": {}}
+    assert run("dlq", "list").stdout == "no dead letters\n"
+    assert [at(n).do("XLEN", at(n).retry) for n in range(3)] == [1, 1, 1]
+
+
+def test_a_letter_in_json_is_flat(run: Run, at: At) -> None:
+    name = bury(at(1), "1700000000000-0")
+
+    row = document(run("dlq", "list", "access", "--json"))["rows"][0]
+    letter = document(run("dlq", "show", "access", name, "--json"))
+
+    assert list(row) == [
+        *("id", "group", "reason", "error_class", "error_message", "attempts", "crashes"),
+        *("replays", "uid", "key", "failed_unix_ms", "original_unix_ms"),
+    ]
+    assert row.items() <= letter.items()
+    assert set(letter) - set(row) == {
+        *("topic", "partition", "instance", "handler", "traceback", "fingerprint", "signal"),
+        *("exit_code", "pid", "rss", "headers", "payload", "other"),
+    }
+
+
+def test_letters_that_stay_are_a_refusal(run: Run, at: At) -> None:
+    bury(at(0, "old"), "1-0")
+    at(0).do("XGROUP", "DESTROY", at(0, "old").retry, "old")
+
+    result = run("dlq", "replay", "access", "--all", "--yes", code=8)
+
+    assert result.stdout == "no dead letters of access replayed\n"
+    assert "1 letter: its group does not exist any more" in result.stderr
+
+
+def test_what_cannot_be_undone_is_not_done_without_yes(run: Run, at: At) -> None:
+    name = bury(at(0), "1-0")
+    before = at(0).dump()
+
+    for args in (
+        ("dlq", "replay", "access", "--all"),
+        ("dlq", "purge", "access", "--all"),
+        ("dlq", "purge", "access", "--id", name),
+        ("dlq", "purge", "access", "--older-than", "0s"),
+    ):
+        assert "say --yes" in run(*args, code=8, typed="y\n").stderr
+    run("dlq", "purge", "access", "--id", "0:9-9", "--yes", code=8)
+
+    assert at(0).dump() == before
+
+
+def test_purging_by_age_and_by_name(run: Run, at: At) -> None:
+    names = [bury(at(number), "1-0") for number in range(3)]
+
+    assert run("dlq", "purge", "access", "--older-than", "1h").stdout == (
+        "no dead letters in access, nothing purged\n"
+    )
+    by_name = run("dlq", "purge", "access", "--id", names[0], "--yes")
+    assert by_name.stdout == "1 dead letter of access purged\n"
+    by_age = run("dlq", "purge", "access", "--older-than", "0s", "--group", "hits", "--yes")
+    assert by_age.stdout == "2 dead letters of access purged for hits\n"
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 8, 1)])
+def test_on_a_terminal_it_asks(
+    file: Path, link: Link, at: At, answer: bytes, code: int, left: int
+) -> None:
+    bury(at(0), "1-0")
+    ours, theirs = pty.openpty()
+    try:
+        with process(file, "dlq", "purge", "access", "--all", stdin=theirs) as started:
+            os.write(ours, answer)
+            assert started.wait(20) == code
+            assert started.stderr is not None
+            assert b"Delete 1 dead letter of access for good? [y/N]" in started.stderr.read()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert at(0).do("XLEN", at(0).dlq) == left
+
+
+def test_purging_while_nothing_is_there(run: Run, at: At) -> None:
+    assert document(run("dlq", "purge", "access", "--all", "--json")) == {
+        "topic": "access",
+        "purged": 0,
+    }
+
+
+# --- check ----------------------------------------------------------------------------------------
+
+
+def test_check_judges_the_server(file: Path, server: Server, link: Link, keys: Keys) -> None:
+    topics.create(link, keys, "orders", config.Topic(partitions=5))
+    link.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        with process(file, "check", "--json") as started:
+            raw, _ = started.communicate(timeout=60)
+    finally:
+        link.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    report = json.loads(raw)
+    assert started.returncode == 1
+    texts = {(each["about"], each["level"]): each["text"] for each in report["findings"]}
+    assert server.product in texts["redis", "ok"]
+    assert "allkeys-lru" in texts["redis", "problem"]
+    assert "append-only" in texts["redis", "warning"]
+    assert "write 5" in texts["topics", "problem"]
+    assert ("rights", "ok") in texts
+
+
+# --- the daemon's own server ----------------------------------------------------------------------
+
+
+def test_a_tail_waits_shorter_than_its_connection() -> None:
+    from streamqd.cli.session import TIMEOUT
+
+    assert tail.BLOCK_MS / 1000 < TIMEOUT
+
+
+def test_the_progress_bar_is_for_terminals(file: Path, link: Link, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x\n" * 5000)
+    ours, theirs = pty.openpty()
+    try:
+        args = ("produce", "orders", "--from", str(tmp_path / "log"))
+        with process(file, *args, stderr=theirs) as started:
+            assert started.wait(20) == 0
+            assert started.stdout is not None
+            assert started.stdout.read().startswith(b"5,000 messages sent")
+        seen = wait_until(lambda: os.read(ours, 65536), what="the bar")
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert b"orders" in seen
+    assert b"100%" in seen

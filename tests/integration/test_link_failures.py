@@ -1,0 +1,313 @@
+"""The connection when things go wrong: what is known, what is never done, forking."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import redis
+
+from streamqd import config
+from streamqd.errors import RedisUnavailable
+from streamqd.store.client import Link
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+from tests.support.writer import writer
+
+NewLink = Callable[..., Link]
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    """A proxy in front of the shared server."""
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs a server on a unix socket")
+    with FaultProxy(server.socket_path) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied(proxy: FaultProxy, link: Link) -> Iterator[Link]:
+    """A connection through the proxy; the server has been emptied."""
+    made = Link(proxy.settings, timeout=5.0, name="test:proxied")
+    yield made
+    made.close()
+
+
+class InterruptedInTheMiddleError(Exception):
+    """Raised by a signal handler in the middle of an exchange."""
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_nothing_listens(tmp_path: Path) -> None:
+    link = Link(config.Redis(url=f"unix://{tmp_path}/none.sock"), timeout=1.0, name="test")
+    with pytest.raises(RedisUnavailable, match=r"none\.sock") as caught:
+        link.execute("PING")
+    assert not caught.value.sent
+    assert link.opened == 0
+    link = Link(config.Redis(url="redis://no-such-host.invalid"), timeout=1.0, name="test")
+    with pytest.raises(RedisUnavailable, match="no-such-host") as caught:
+        link.execute("PING")
+    assert not caught.value.sent
+
+
+def test_connecting_is_tried_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        link = Link(config.Redis(url=f"redis://ann:secret@127.0.0.1:{port}"), timeout=0.2, name="t")
+        with pytest.raises(RedisUnavailable) as caught:
+            link.execute("PING")
+        assert not caught.value.sent
+        listener.setblocking(False)
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_lost_reply_is_reported_and_nothing_is_repeated(
+    proxy: FaultProxy, proxied: Link, link: Link
+) -> None:
+    for count, fault in enumerate((Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.DROP_REPLY), 1):
+        trigger = proxy.arm(fault, command="INCR")
+        with pytest.raises(RedisUnavailable) as caught:
+            proxied.execute("INCR", "n")
+        assert trigger.hit
+        assert caught.value.sent
+        assert not proxied.connected
+        assert link.execute("GET", "n") == str(count).encode()
+    assert proxied.execute("INCR", "n") == 4
+    assert proxied.opened == 4
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_lost_reply_anywhere_in_a_pipeline(
+    proxy: FaultProxy, proxied: Link, link: Link, nth: int
+) -> None:
+    trigger = proxy.arm(Fault.DROP_REPLY, command="INCR", nth=nth)
+    with pytest.raises(RedisUnavailable) as caught:
+        proxied.pipeline([("INCR", "n")] * 3)
+    assert trigger.hit
+    assert caught.value.sent
+    assert int(link.execute("GET", "n")) <= 3
+    assert proxied.execute("ECHO", "right") == b"right"
+
+
+def test_reset_before_the_server_saw_it_is_unknown_to_us(
+    proxy: FaultProxy, proxied: Link, link: Link
+) -> None:
+    proxied.open()
+    proxy.arm(Fault.CUT_BEFORE, command="INCR")
+    with pytest.raises(RedisUnavailable) as caught:
+        proxied.execute("INCR", "n")
+    assert caught.value.sent
+    assert link.execute("GET", "n") is None
+
+
+def test_silence_ends_with_the_timeout(proxy: FaultProxy, link: Link) -> None:
+    hasty = Link(proxy.settings, timeout=0.3, name="test:hasty")
+    proxy.arm(Fault.SWALLOW_REPLY, command="INCR", nth=2)
+    started = time.monotonic()
+    with pytest.raises(RedisUnavailable) as caught:
+        hasty.pipeline([("INCR", "n")] * 4)
+    assert 0.2 < time.monotonic() - started < 2.0
+    assert caught.value.sent
+    assert hasty.execute("ECHO", "right") == b"right"
+    hasty.close()
+
+
+def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Link) -> None:
+    """Replies that come one by one, each in time, must not add up."""
+    hasty = Link(proxy.settings, timeout=0.5, name="test:hasty")
+    started = time.monotonic()
+    with pytest.raises(RedisUnavailable):
+        hasty.pipeline([("BLPOP", f"none{n}", "0.4") for n in range(6)])
+    assert time.monotonic() - started < 0.9
+    hasty.close()
+
+
+def test_paused_server(new_server: Callable[..., ProcessServer]) -> None:
+    server = new_server()
+    link = Link(server.settings, timeout=0.3, name="test")
+    link.execute("SET", "n", 0)
+    server.pause()
+    with pytest.raises(RedisUnavailable) as caught:
+        link.execute("INCR", "n")
+    assert caught.value.sent
+    # The kernel accepts for the stopped server; our name is never answered.
+    started = time.monotonic()
+    with pytest.raises(RedisUnavailable, match="cannot connect") as caught:
+        link.execute("INCR", "n")
+    assert time.monotonic() - started < 0.55, "connecting was tried more than once"
+    assert not caught.value.sent
+    server.resume()
+    assert link.execute("ECHO", "right") == b"right"
+    assert link.execute("GET", "n") == b"1"
+    link.close()
+
+
+def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -> None:
+    server = new_server()
+    link = Link(server.settings, timeout=0.3, name="test")
+    large = b"x" * (16 << 20)  # more than the socket's buffers hold
+    for commands, sent in (
+        ([("SET", "large", large)], False),
+        ([("SET", "small", "1"), ("SET", "large", large)], True),
+    ):
+        link.open()
+        server.pause()
+        with pytest.raises(RedisUnavailable) as caught:
+            link.pipeline(commands)
+        assert caught.value.sent is sent
+        server.resume()
+        assert link.execute("EXISTS", "large") == 0
+    assert link.execute("EXISTS", "small") == 1
+    # All of it goes through when the server reads.
+    assert link.execute("SET", "large", large) == b"OK"
+    assert link.execute("STRLEN", "large") == len(large)
+    link.close()
+
+
+def test_killed_server(fresh_server: ProcessServer) -> None:
+    link = Link(fresh_server.settings, timeout=2.0, name="test")
+    link.execute("SET", "a", "1")
+    fresh_server.kill()
+    with pytest.raises(RedisUnavailable) as caught:
+        link.execute("SET", "a", "2")
+    assert not caught.value.sent
+    fresh_server.restart()
+    assert link.execute("GET", "a") == b"1"
+    link.close()
+
+
+def test_connection_that_died_while_idle_is_replaced_silently(
+    link: Link, new_link: NewLink
+) -> None:
+    idle = new_link(name="test:idle")
+    number = idle.execute("CLIENT", "ID")
+    link.execute("CLIENT", "KILL", "ID", number)
+    assert idle.execute("INCR", "n") == 1
+    assert idle.opened == 2
+
+
+def test_unread_reply_is_never_taken_for_an_answer(link: Link) -> None:
+    link.socket().sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
+    wait_until(lambda: link.connection.can_read(0), what="the reply has come")
+    with pytest.raises(RedisUnavailable, match="unread") as caught:
+        link.execute("ECHO", "right")
+    assert not caught.value.sent
+    assert link.execute("ECHO", "right") == b"right"
+
+
+def test_exception_from_a_signal_handler_drops_the_connection(link: Link) -> None:
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise InterruptedInTheMiddleError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(InterruptedInTheMiddleError):
+            link.pipeline([("ECHO", "old"), ("BLPOP", "none", "5")])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not link.connected
+    assert link.execute("ECHO", "new") == b"new"
+
+
+def test_closed_link_opens_again(link: Link) -> None:
+    link.close()
+    assert not link.connected
+    assert link.fileno() is None
+    link.open()
+    assert link.fileno() == link.socket().fileno()
+    assert link.opened == 2
+
+
+def test_connection_below_never_connects_by_itself(link: Link) -> None:
+    link.close()
+    with pytest.raises(redis.ConnectionError, match="not open"):
+        link.connection.send_command("PING")
+    assert link.opened == 1
+
+
+# --- forking --------------------------------------------------------------------------------------
+
+
+def _in_child(run: Callable[[], None]) -> None:
+    """Run in a forked child, and fail when it fails there."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_detached_child_leaves_the_parents_connection_alone(link: Link) -> None:
+    number = link.execute("CLIENT", "ID")
+
+    def child() -> None:
+        descriptor = link.fileno()
+        assert descriptor is not None
+        link.detach()
+        # Whatever takes the number next must not be closed by a late clean-up.
+        os.close(descriptor)
+        assert os.open(os.devnull, os.O_RDONLY) == descriptor
+        assert link.execute("CLIENT", "ID") != number
+        link.close()
+        gc.collect()
+        os.fstat(descriptor)
+
+    _in_child(child)
+    assert link.execute("CLIENT", "ID") == number
+    assert link.opened == 1
+
+
+def test_child_that_forgot_to_detach_is_told(link: Link) -> None:
+    number = link.execute("CLIENT", "ID")
+
+    def child() -> None:
+        with pytest.raises(RuntimeError, match="detach"):
+            link.execute("PING")
+        link.close()
+
+    _in_child(child)
+    assert link.execute("CLIENT", "ID") == number
+
+
+def test_second_half_of_many_scripts_lost_counts_as_sent(
+    proxy: FaultProxy, proxied: Link, link: Link
+) -> None:
+    link.execute("SCRIPT", "FLUSH")
+    link.run(writer("a", "0"))
+    known, unknown = writer("a", "1"), writer("b", "2", name="other")
+    # The server has answered what it knows, and is gone before it can be taught the other.
+    proxied.open()
+    proxy.refusing = True
+    trigger = proxy.arm(Fault.CUT_AFTER, command="EVALSHA", nth=2)
+    with pytest.raises(RedisUnavailable) as caught:
+        proxied.run_many([known, unknown])
+    assert trigger.hit
+    assert caught.value.sent
+    assert link.execute("MGET", "a", "b") == [b"1", None]
+    # With nothing but unknown scripts, nothing has been done.
+    proxy.refusing = False
+    proxied.open()
+    proxy.refusing = True
+    proxy.arm(Fault.CUT_AFTER, command="EVALSHA")
+    with pytest.raises(RedisUnavailable):
+        proxied.run_many([unknown])
+    assert link.execute("EXISTS", "b") == 0

@@ -1,0 +1,161 @@
+"""The connection over TLS: who is trusted, and that a forked child does not end the session."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import RedisUnavailable
+from streamqd.store.client import Link
+from tests.support.servers import NoServerError, ProcessServer, find_binary, free_port
+
+Open = Callable[[config.Redis], Link]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, and a certificate for 127.0.0.1 that it has signed."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl on PATH")
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
+    for command in (
+        f"req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority",
+        f"req -x509 {key} -keyout other.key -out other.pem -days 2 -subj /CN=stranger",
+        f"req {key} -keyout server.key -out server.csr -subj /CN=server",
+        f"x509 -req -in server.csr {signed_by_ca} -out server.pem",
+    ):
+        subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(certificates: Path) -> Iterator[ProcessServer]:
+    """A server that speaks TLS on a port; the bundled Valkey cannot, the system's Redis can."""
+    port = free_port()
+    try:
+        made = ProcessServer(
+            "redis7",
+            find_binary("redis7"),
+            tls_port=str(port),
+            tls_cert_file=str(certificates / "server.pem"),
+            tls_key_file=str(certificates / "server.key"),
+            tls_ca_cert_file=str(certificates / "ca.pem"),
+        )
+    except NoServerError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    made.port = port
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def settings(server: ProcessServer, certificates: Path) -> config.Redis:
+    """The right settings; the server asks for a client certificate too."""
+    return config.Redis(
+        url=f"rediss://127.0.0.1:{server.port}",
+        ca_file=certificates / "ca.pem",
+        cert_file=certificates / "server.pem",
+        key_file=certificates / "server.key",
+    )
+
+
+@pytest.fixture
+def open_link() -> Iterator[Open]:
+    """Make connections that are closed afterwards."""
+    made: list[Link] = []
+
+    def make(settings: config.Redis) -> Link:
+        made.append(Link(settings, timeout=5.0, name="test"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_large_values_go_both_ways(settings: config.Redis, open_link: Open) -> None:
+    link = open_link(settings)
+    large = os.urandom(8 << 20)
+    link.execute("SET", "large", large)
+    assert link.execute("GET", "large") == large
+    assert link.opened == 1
+
+
+def test_unknown_authority_is_refused(
+    settings: config.Redis, open_link: Open, certificates: Path
+) -> None:
+    for ca_file in (certificates / "other.pem", None):
+        with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            open_link(replace(settings, ca_file=ca_file)).execute("PING")
+        assert not caught.value.sent
+
+
+def test_certificate_for_another_name_is_refused(settings: config.Redis, open_link: Open) -> None:
+    url = settings.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        open_link(replace(settings, url=url)).execute("PING")
+
+
+def test_missing_client_certificate_is_refused(settings: config.Redis, open_link: Open) -> None:
+    link = open_link(replace(settings, cert_file=None, key_file=None))
+    with pytest.raises(RedisUnavailable) as caught:
+        link.execute("PING")
+    assert not caught.value.sent
+
+
+def test_session_ended_while_idle_is_replaced_silently(
+    settings: config.Redis, open_link: Open
+) -> None:
+    idle, other = open_link(settings), open_link(settings)
+    other.execute("CLIENT", "KILL", "ID", idle.execute("CLIENT", "ID"))
+    assert idle.execute("ECHO", "again") == b"again"
+    assert idle.opened == 2
+
+
+def test_paused_server_leaves_the_outcome_unknown(
+    settings: config.Redis, server: ProcessServer
+) -> None:
+    link = Link(settings, timeout=0.3, name="test")
+    link.open()
+    server.pause()
+    try:
+        with pytest.raises(RedisUnavailable) as caught:
+            link.execute("SET", "large", b"x" * (16 << 20))
+        assert caught.value.sent
+    finally:
+        server.resume()
+    assert link.execute("ECHO", "right") == b"right"
+    link.close()
+
+
+def test_detached_child_does_not_end_the_session(settings: config.Redis, open_link: Open) -> None:
+    link = open_link(settings)
+    number = link.execute("CLIENT", "ID")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            link.detach()
+            gc.collect()
+            code = 0 if link.execute("CLIENT", "ID") != number else 2
+            link.close()
+            gc.collect()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert link.execute("CLIENT", "ID") == number
+    assert link.opened == 1

@@ -1,0 +1,330 @@
+"""Promises of the worker, the fetch and the start that only a real server can judge.
+
+Workers run here in the test's own process: see tests/support/life.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import startup
+from streamqd.config import Consumer, Settings, Topic
+from streamqd.handlers import Retry, SoftTimeout
+from streamqd.message import Message
+from streamqd.scoreboard import FAILED, SETTLED, Slot
+from streamqd.store import leases, messages
+from streamqd.store.client import Link
+from streamqd.store.fetch import Fetcher
+from streamqd.store.keys import Keys
+from streamqd.worker import ExitCode
+from streamqd.worker.settler import Item, Settler
+from tests.contract.desk import TTL, UNIT, Desk
+from tests.support import daemon as support
+from tests.support.life import Life
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+# --- the fetch ------------------------------------------------------------------------------------
+
+
+def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing(
+    desk: Desk, new_link: Callable[..., Link]
+):
+    desk.pending("1-0")
+    desk.add("2-0")
+    desk.own("t1")
+    fetcher = Fetcher(new_link(), desk.keys, desk.unit, "t1")
+    assert fetcher.watch()
+
+    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    fetcher.send_round([b"1-0"], [], 10)
+    answer = fetcher.receive_round(rang=False)
+
+    assert (answer.executed, answer.mine) == (False, False)
+    assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
+
+
+def test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so(
+    desk: Desk, life: Life, slot: Slot
+):
+    desk.groups()
+    desk.own("t1")
+    desk.add("1-0")
+    handled = []
+
+    def work(message: Message) -> None:
+        handled.append(message.id)
+        desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+        desk.add("2-0")
+
+    assert life.run(life.worker("t1"), work) == ExitCode.FENCED
+    assert handled == ["1-0"]
+    assert slot.counter("fenced") == 1
+    assert desk.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
+
+
+def test_what_a_lost_read_has_moved_is_handled_over_the_next_connection(
+    desk: Desk, new_life: Callable[[str], Life], server: Server
+):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    desk.groups()
+    desk.own("t1")
+    desk.add("1-0")
+    desk.add("2-0")
+    handled = []
+    with FaultProxy(server.socket_path) as proxy:
+        life = new_life(proxy.url)
+        lost = proxy.arm(Fault.DROP_REPLY, command="EXEC")
+        code = life.run(
+            life.worker("t1", max_messages=2), lambda message: handled.append(message.id)
+        )
+    assert lost.hit
+    assert handled == ["1-0", "2-0"]
+    assert code == ExitCode.RECYCLE
+    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+
+
+# --- what is in hand when a worker leaves ---------------------------------------------------------
+
+
+def test_what_a_stop_releases_runs_later_as_its_first_attempt(desk: Desk, life: Life):
+    desk.groups()
+    epoch = desk.own("t1")
+    for number in range(1, 4):
+        desk.add(f"{number}-0")
+    runs = []
+
+    def last(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        life.stop()
+
+    assert life.run(life.worker("t1"), last) == ExitCode.STOPPED
+    assert runs == [("1-0", 1)], "the current message was finished and no other begun"
+    assert desk.state()["stream"].groups == {"hits": ("3-0", {"2-0": "w", "3-0": "w"})}
+
+    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.unit, "t1"))
+    desk.own("t2", seen_epoch=epoch)
+
+    def fail(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        raise ValueError
+
+    assert life.run(life.worker("t2", max_messages=2), fail) == ExitCode.RECYCLE
+    assert runs[1:] == [("2-0", 1), ("3-0", 1)]
+    items = desk.state()["items"]
+    assert {(item["retryCount"], item["crashCount"]) for item in items.values()} == {(b"1", b"0")}
+
+
+def test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters(desk: Desk, life: Life):
+    desk.pending("1-0", "2-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, "m:1-0:c", "1", "m:1-0:last", "{}")
+    life.run(life.worker("t1", max_messages=2), lambda _message: None)
+    state = desk.state()
+    assert state["stream"].groups == {"hits": ("2-0", {})}
+    assert "attempts" not in state
+
+
+def test_crashes_before_and_after_a_retry_are_counted_together(desk: Desk, life: Life):
+    desk.pending("1-0")
+    desk.own("t1")
+    context = '{"what": "signal SIGKILL", "signal": "SIGKILL"}'
+    runs = []
+
+    def fail(message: Message) -> None:
+        runs.append(message.id)
+        raise Retry(after=0)
+
+    desk.do("HSET", desk.attempts, "m:1-0:c", "1", "m:1-0:last", context)
+    life.run(life.worker("t1", max_messages=1, max_crashes=2), fail)
+    assert runs == ["1-0"]
+
+    desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, desk.unit, 10))
+    (again,) = desk.fetch(stream=desk.retry)
+    assert desk.state()["retry"].entries[again.decode()]["crashCount"] == b"1"
+    desk.do("HSET", desk.attempts, b"r:%s:c" % again, "1", b"r:%s:last" % again, context)
+    desk.add("2-0")
+    life.run(life.worker("t1", max_messages=1, max_crashes=2), fail)
+    assert runs == ["1-0", "2-0"], "it was buried before it could run again"
+    (letter,) = desk.state()["dlq"].entries.values()
+    assert (letter["reason"], letter["crashes"]) == (b"crashes", b"2")
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else(
+    desk: Desk, life: Life, slot: Slot
+):
+    desk.groups()
+    desk.own("t1")
+    for number in range(1, 4):
+        desk.add(f"{number}-0")
+    interrupted = []
+
+    def work(message: Message) -> None:
+        # The supervisor has decided: this run is over its limit; of the last one it is too late.
+        slot.soft_kill_seq = slot.run_seq - (message.id == "3-0")
+        if message.id != "2-0":
+            try:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            except SoftTimeout:
+                interrupted.append(message.id)
+                raise
+
+    worker = life.worker("t1", max_messages=3, timeout=1.0)
+    ack = worker.settler.ack
+
+    def interrupted_ack(*arguments: Any, **named: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)  # the signal comes when the handler has returned
+        ack(*arguments, **named)
+
+    worker.settler.ack = interrupted_ack  # type: ignore[method-assign]
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert interrupted == ["1-0"]
+    assert slot.counter("timeouts") == 1
+    assert list(desk.state()["items"]) == ["m:1-0"]
+    assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+
+
+# --- full memory ----------------------------------------------------------------------------------
+
+
+def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged(
+    desk: Desk, slot: Slot
+):
+    """T18: who waits for memory here would never free any."""
+    failed, done = desk.pending("1-0", "2-0")
+    desk.own("t1")
+    settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
+    slot.post_batch([failed, done])
+    settler.set_aside(Item(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.ack(b"2-0", retried=False, index=1, charged=False, now=1)
+
+    with desk.full_memory():
+        settler.flush()
+
+    assert settler.parked_places == [failed]
+    assert slot.counter("parked") == 1
+    assert desk.state()["stream"].groups == {"hits": ("2-0", {"1-0": "w"})}
+    settler.renumber_parked(0)
+    assert slot.states[0] == FAILED
+
+    settler._parked_until_ns = 1  # its time has come
+    settler.flush()
+    assert settler.owed == 0
+    assert slot.states[0] == SETTLED
+    assert list(desk.state()["delayed"]) == ["m:1-0"]
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+LATEST = Settings(
+    topics={UNIT.topic: Topic(partitions=1)},
+    consumers=(Consumer(topic=UNIT.topic, group=UNIT.group, handler="h:go", start="latest"),),
+)
+
+
+def test_a_group_that_began_at_the_latest_comes_back_at_the_oldest(desk: Desk):
+    """T12: at its first start it skips what is there; lost later, it must skip nothing."""
+    desk.add("1-0")
+    startup.ensure_topics(desk.link, LATEST)
+    desk.add("2-0")
+    assert desk.fetch() == [b"2-0"]
+
+    desk.do("XGROUP", "DESTROY", desk.stream, UNIT.group)
+    startup.ensure_topics(desk.link, LATEST)
+    assert desk.fetch() == [b"1-0", b"2-0"]
+
+
+def test_a_group_of_an_emptied_server_comes_back_at_the_oldest(desk: Desk):
+    """T12: nothing is left that says that the group was there, but whoever consumes it knows."""
+    startup.ensure_topics(desk.link, LATEST)
+    desk.do("FLUSHALL")
+    desk.add("1-0")
+    startup.ensure_topics(desk.link, LATEST, emptied=True)
+    assert desk.fetch() == [b"1-0"]
+
+
+# --- the daemon -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
+    """Start daemons, and leave none behind."""
+    made: list[support.Daemon] = []
+
+    def start(daemon: support.Daemon) -> support.Daemon:
+        made.append(daemon)
+        daemon.start()
+        daemon.wait_event("ready")
+        return daemon
+
+    yield start
+    for daemon in made:
+        daemon.close()
+
+
+def test_the_embedded_server_outlives_the_drain(
+    state_dir: Path, started: Callable[[support.Daemon], support.Daemon]
+):
+    daemon = support.Daemon(
+        state_dir,
+        f"unix://{state_dir}/redis.sock",
+        daemon={"state_dir": str(state_dir), "drain_timeout": "3s"},
+    )
+    daemon.write_config(redis={"url": "embedded:"})
+    started(daemon)
+    (uid,) = daemon.send(["await go"])
+    daemon.wait_run(uid)
+
+    daemon.signal(signal.SIGTERM)
+    daemon.wait_event("drain.begun")
+    (state_dir / "go").touch()
+
+    assert daemon.wait() == 0
+    assert daemon.ledger.ended(support.GROUP) == {uid}
+    names = [event["event"] for event in daemon.events()]
+    assert not {"redis.lost", "embedded.exited"} & {*names}
+    assert names.index("lease.released") < names.index("embedded.stopped")
+
+
+def test_a_reload_hands_over_when_the_old_worker_is_quiet(
+    server: Server,
+    link: Link,
+    tmp_path: Path,
+    started: Callable[[support.Daemon], support.Daemon],
+):
+    daemon = started(support.Daemon(tmp_path, server.url))
+    slow, other = daemon.send(["await go", "ok"])
+    daemon.wait_run(slow)
+    old, epochs, mark = daemon.pids()[0], daemon.epochs(), daemon.mark()
+
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_event("reload.rolling")
+    for _ in range(4):  # each answer is one more tick in which it could hand over too early
+        ticks = daemon.mark()
+        daemon.signal(signal.SIGUSR1)
+        daemon.wait_event("state", after=ticks)
+    assert daemon.events("worker.started", after=mark) == []
+    assert daemon.epochs() == epochs
+
+    (tmp_path / "go").touch()
+    daemon.wait_event("reload.done")
+    daemon.wait_run(other, "end")
+    assert daemon.pids()[0] != old
+    assert [len(daemon.ledger.of(uid, "start")) for uid in (slow, other)] == [1, 1]

@@ -1,0 +1,544 @@
+"""The producer against a real server: what is written, where, and what a lost answer means."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import (
+    MessageTooLarge,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    TopicMissing,
+    UnknownOutcome,
+)
+from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+
+Make = Callable[..., Producer]
+
+
+@pytest.fixture
+def producer(server: Server, link: Link) -> Iterator[Producer]:
+    with Producer(server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied(server: Server, link: Link) -> Iterator[FaultProxy]:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    with FaultProxy(server.socket_path) as proxy:
+        yield proxy
+
+
+def create(link: Link, keys: Keys, topic: str, partitions: int) -> None:
+    assert topics.create(link, keys, topic, config.Topic(partitions=partitions)) == partitions
+
+
+def entries(link: Link, keys: Keys, topic: str, partition: int = 0) -> list[dict[str, bytes]]:
+    found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
+    return [
+        {name.decode(): value for name, value in zip(raw[::2], raw[1::2], strict=True)}
+        for _, raw in found
+    ]
+
+
+def with_topic(url: str, topic: str, partitions: int) -> config.Settings:
+    stated = config.Topic(partitions=partitions, stated=frozenset({"partitions"}))
+    settings = config.Settings(topics={topic: stated})
+    return dataclasses.replace(settings, redis=dataclasses.replace(settings.redis, url=url))
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "payload"),
+    [
+        (b"\xff\x00raw", b"\xff\x00raw"),
+        (bytearray(b"ab"), b"ab"),
+        ("h\u00e9llo", "h\u00e9llo".encode()),
+        ({"a": [1, None, "\u00e9"]}, '{"a":[1,null,"\u00e9"]}'.encode()),
+        (7, b"7"),
+        (b"", b""),
+    ],
+)
+def test_values_are_written_as_bytes_text_or_json(producer, link, keys, value, payload):
+    producer.send("access", value)
+
+    assert entries(link, keys, "access") == [{"payload": payload}]
+
+
+def test_an_entry_holds_payload_key_and_headers_and_nothing_else(producer, link, keys):
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    entry_id = producer.send("access", b"x", key="user-1", headers={"traceparent": trace})
+
+    [entry] = entries(link, keys, "access")
+    assert list(entry) == ["payload", "key", "headers"]
+    assert entry["key"] == b"user-1"
+    assert json.loads(entry["headers"]) == {"traceparent": trace}
+    assert link.execute("XRANGE", keys.stream("access", 0), entry_id, entry_id)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan")])
+def test_what_is_no_json_is_refused(producer, link, keys, value):
+    with pytest.raises((TypeError, ValueError)):
+        producer.send("access", value)
+
+    assert entries(link, keys, "access") == []
+
+
+def test_a_header_that_is_no_text_is_refused(producer):
+    with pytest.raises(TypeError, match="headers"):
+        producer.send("access", b"x", headers={"retries": 3})
+
+
+def test_the_size_limit_is_exact(server, link, keys):
+    settings = config.Settings(redis=server.settings, daemon=config.Daemon(max_message_bytes=100))
+    with Producer(settings=settings) as producer:
+        producer.send("access", b"x" * 100, key=b"k" * 100)
+        with pytest.raises(MessageTooLarge, match=r"101 bytes.*100"):
+            producer.send("access", b"x" * 101)
+        with pytest.raises(MessageTooLarge, match="key and headers"):
+            producer.send("access", b"", key=b"k" * 101)
+
+    assert len(entries(link, keys, "access")) == 1
+
+
+# --- where it goes --------------------------------------------------------------------------------
+
+
+def test_a_key_chooses_its_partition_by_crc32(producer, link, keys):
+    create(link, keys, "access", 4)
+    for number in range(40):
+        producer.send("access", b"x", key=f"k{number}")
+
+    for partition in range(4):
+        found = {entry["key"] for entry in entries(link, keys, "access", partition)}
+        assert found == {b"k%d" % n for n in range(40) if zlib.crc32(b"k%d" % n) % 4 == partition}
+
+
+def test_an_empty_key_is_a_key(producer, link, keys):
+    create(link, keys, "access", 4)
+    for _ in range(3):
+        producer.send("access", b"x", key="")
+
+    assert [entry["key"] for entry in entries(link, keys, "access", zlib.crc32(b"") % 4)] == [
+        b"",
+        b"",
+        b"",
+    ]
+
+
+def test_without_a_key_partitions_take_turns(producer, link, keys):
+    create(link, keys, "access", 4)
+
+    producer.send_many("access", [b"%d" % n for n in range(10)])
+    producer.send("access", b"10")
+    producer.send("access", b"11")
+
+    lengths = [len(entries(link, keys, "access", partition)) for partition in range(4)]
+    assert lengths == [3, 3, 3, 3]
+
+
+def test_a_named_partition_is_used_or_refused(producer, link, keys):
+    create(link, keys, "access", 2)
+    producer.send("access", b"x", partition=1)
+
+    assert len(entries(link, keys, "access", 1)) == 1
+    with pytest.raises(Refused, match="2 partitions"):
+        producer.send("access", b"x", partition=2)
+
+
+def test_equal_dedup_ids_without_a_key_meet_in_one_partition(producer, link, keys):
+    create(link, keys, "access", 8)
+
+    ids = {producer.send("access", b"x", dedup_id="order-7") for _ in range(5)}
+
+    assert len(ids) == 1
+    assert sum(len(entries(link, keys, "access", n)) for n in range(8)) == 1
+
+
+def test_dedup_ids_spread_over_the_partitions(producer, link, keys):
+    create(link, keys, "access", 4)
+    for number in range(20):
+        producer.send("access", b"%d" % number, dedup_id=f"d{number}")
+
+    for partition in range(4):
+        found = {int(entry["payload"]) for entry in entries(link, keys, "access", partition)}
+        assert found == {n for n in range(20) if zlib.crc32(b"d%d" % n) % 4 == partition}
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def test_the_first_send_registers_the_topic_with_the_configured_count(server, link, keys):
+    with Producer(settings=with_topic(server.url, "access", 3)) as producer:
+        producer.send("access", b"x")
+
+    assert topics.partition_count(link, keys, "access") == 3
+    assert topics.registered(link, keys) == ["access"]
+
+
+def test_without_create_an_unknown_topic_is_missing(server, link, keys):
+    with (
+        Producer(server.url, create=False) as producer,
+        pytest.raises(TopicMissing, match="create"),
+    ):
+        producer.send("access", b"x")
+
+    assert topics.partition_count(link, keys, "access") is None
+
+
+def test_a_registered_count_wins_and_the_other_is_warned_of(server, link, keys, caplog):
+    create(link, keys, "access", 4)
+
+    with (
+        caplog.at_level(logging.WARNING, logger="streamqd.producer"),
+        Producer(settings=with_topic(server.url, "access", 2)) as producer,
+    ):
+        for number in range(8):
+            producer.send("access", b"%d" % number)
+
+    assert [len(entries(link, keys, "access", n)) for n in range(4)] == [2, 2, 2, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the topic access has 4 partitions; the configured 2 do not change that"
+    ]
+
+
+def test_a_producer_repairs_a_registration_that_stopped_half_way(producer, link, keys):
+    create(link, keys, "access", 2)
+    link.execute("DEL", keys.registry())
+
+    producer.send("access", b"x")
+
+    assert topics.registered(link, keys) == ["access"]
+
+
+def test_an_unreadable_count_is_never_taken_for_one(proxied, link, keys):
+    create(link, keys, "access", 4)
+    proxied.arm(Fault.DROP_REPLY, command="HGET")
+    with Producer(proxied.url) as producer:
+        with pytest.raises(RedisUnavailable, match="nothing was sent") as caught:
+            producer.send("access", b"x")
+        assert not caught.value.sent
+        producer.send("access", b"y", partition=3)
+
+    assert [len(entries(link, keys, "access", n)) for n in range(4)] == [0, 0, 0, 1]
+
+
+def test_plain_sends_need_no_right_to_run_scripts(server, link, keys):
+    create(link, keys, "access", 2)
+    rights = ["+xadd", "+hget", "+client|setname", "~stream:*", "~streaming:*"]
+    if server.version[0] < 7:
+        rights[2] = "+client"
+    link.execute("ACL", "SETUSER", "sender", "reset", "on", "nopass", *rights)
+    try:
+        settings = config.Settings(
+            redis=dataclasses.replace(server.settings, username="sender", password_file=None)
+        )
+        with Producer(settings=settings) as producer:
+            producer.send("access", b"x")
+            producer.send_many("access", [b"y", b"z"])
+            with pytest.raises(RedisRefused, match="NOPERM"):
+                producer.send("access", b"w", dedup_id="1")
+            with pytest.raises(RedisRefused, match="streamqd topic create other"):
+                producer.send("other", b"w")
+    finally:
+        link.execute("ACL", "DELUSER", "sender")
+
+    assert sum(len(entries(link, keys, "access", n)) for n in range(2)) == 3
+
+
+# --- delayed --------------------------------------------------------------------------------------
+
+
+def test_a_delayed_message_waits_outside_of_the_stream(producer, link, keys):
+    send_id = producer.send("access", b"x", key="k", delay=60)
+
+    assert entries(link, keys, "access") == []
+    [(member, due)] = pairs(
+        link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1, "WITHSCORES")
+    )
+    seconds, _ = link.execute("TIME")
+    assert member.decode() == send_id
+    assert 55 <= float(due) / 1000 - int(seconds) <= 61
+
+
+def test_delay_and_dedup_go_together(producer, link, keys):
+    first = producer.send("access", b"x", delay=60, dedup_id="a")
+    second = producer.send("access", b"y", delay=60, dedup_id="a")
+
+    assert first == second
+    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 1
+
+
+def pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+# --- what a lost answer means ---------------------------------------------------------------------
+
+
+def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxied, link, keys):
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"first")
+        proxied.arm(Fault.DROP_REPLY, command="XADD")
+        with pytest.raises(UnknownOutcome, match="may or may not"):
+            producer.send("access", b"second")
+        producer.send("access", b"third")
+
+    assert [entry["payload"] for entry in entries(link, keys, "access")] == [
+        b"first",
+        b"second",
+        b"third",
+    ]
+
+
+def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxied, link, keys):
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"first")
+        trigger = proxied.arm(
+            Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA")
+        )
+        # The first answer is NOSCRIPT on a fresh server: what counts is that it is lost.
+        entry_id = producer.send("access", b"second", dedup_id="2")
+        assert trigger.hit
+        assert producer.send("access", b"second", dedup_id="2") == entry_id
+
+    assert [entry["payload"] for entry in entries(link, keys, "access")] == [b"first", b"second"]
+
+
+def test_with_a_dedup_id_the_executed_script_is_not_executed_twice(proxied, link, keys):
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"warm", dedup_id="1")
+        trigger = proxied.arm(Fault.DROP_REPLY, command="EVALSHA")
+        entry_id = producer.send("access", b"second", dedup_id="2")
+        assert trigger.hit
+
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    assert [raw_id.decode() for raw_id, _ in found][1:] == [entry_id]
+
+
+def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxied, link, keys, monkeypatch):
+    monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0, 0.0))
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"warm", dedup_id="1")
+        for nth in (1, 2, 3):
+            proxied.arm(Fault.DROP_REPLY, command="EVALSHA", nth=nth)
+        with pytest.raises(UnknownOutcome):
+            producer.send("access", b"second", dedup_id="2")
+
+    assert len(entries(link, keys, "access")) == 2
+
+
+def test_an_outcome_stays_unknown_when_redis_is_gone_afterwards(proxied, link, keys, monkeypatch):
+    monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"warm", dedup_id="1")
+        proxied.arm(Fault.DROP_REPLY, command="EVALSHA")
+        proxied.refusing = True
+        with pytest.raises(UnknownOutcome):
+            producer.send("access", b"second", dedup_id="2")
+
+    assert len(entries(link, keys, "access")) == 2
+
+
+@pytest.mark.parametrize("delay", [5, 3600])
+def test_a_long_delay_makes_repeating_safe(proxied, link, keys, delay):
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"warm", delay=delay)
+        trigger = proxied.arm(Fault.DROP_REPLY, command="EVALSHA")
+        if delay < 30:
+            with pytest.raises(UnknownOutcome):
+                producer.send("access", b"second", delay=delay)
+        else:
+            producer.send("access", b"second", delay=delay)
+        assert trigger.hit
+
+    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 2
+
+
+def test_a_command_that_never_left_is_sent_again(proxied, link, keys):
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"first")
+        proxied.cut()
+        producer.send("access", b"second")
+
+    assert len(entries(link, keys, "access")) == 2
+
+
+def test_while_nobody_listens_nothing_was_written(proxied, link, keys, monkeypatch):
+    monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"first")
+        proxied.refusing = True
+        proxied.cut()
+        with pytest.raises(RedisUnavailable) as caught:
+            producer.send("access", b"second")
+        assert not isinstance(caught.value, UnknownOutcome)
+        assert not caught.value.sent
+        with pytest.raises(RedisUnavailable) as caught:
+            producer.send_many("access", [b"third"])
+        assert not caught.value.sent
+
+    assert len(entries(link, keys, "access")) == 1
+
+
+# --- many -----------------------------------------------------------------------------------------
+
+
+def test_many_messages_keep_their_order_and_get_their_ids(producer, link, keys):
+    ids = producer.send_many("access", (b"%d" % n for n in range(1300)))
+
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    assert [raw_id.decode() for raw_id, _ in found] == ids
+    assert [fields[1] for _, fields in found] == [b"%d" % n for n in range(1300)]
+
+
+def test_many_messages_travel_in_bounded_chunks(proxied, link, keys):
+    with Producer(proxied.url) as producer:
+        chunks = list(producer.send_chunks("access", (b"x" for _ in range(1100))))
+        large = list(producer.send_chunks("access", (b"y" * 400_000 for _ in range(6))))
+
+    assert [len(chunk) for chunk in chunks] == [512, 512, 76]
+    assert [len(chunk) for chunk in large] == [3, 3]
+
+
+def test_items_may_have_keys_headers_and_partitions(producer, link, keys):
+    create(link, keys, "access", 2)
+
+    producer.send_many(
+        "access",
+        [
+            Outgoing({"n": 1}, partition=1),
+            Outgoing("two", "k", {"h": "v"}, 1),
+            Outgoing(b"3", None, None, 1),
+        ],
+    )
+
+    assert entries(link, keys, "access", 1) == [
+        {"payload": b'{"n":1}'},
+        {"payload": b"two", "key": b"k", "headers": b'{"h":"v"}'},
+        {"payload": b"3"},
+    ]
+
+
+def test_a_lost_connection_tells_how_many_are_confirmed(proxied, link, keys):
+    with Producer(proxied.url) as producer:
+        producer.send("access", b"warm")
+        proxied.arm(Fault.CUT_AFTER, command="XADD", nth=512 + 100)
+        with pytest.raises(ChunkUnknown) as caught:
+            producer.send_many("access", (b"%d" % n for n in range(2000)))
+
+    error = caught.value
+    assert isinstance(error, UnknownOutcome)
+    # The reset may overtake the last replies; what is confirmed is confirmed.
+    assert 512 <= len(error.ids) <= 512 + 100
+    assert error.unknown == 1024 - len(error.ids)
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")[1:]
+    assert [raw_id.decode() for raw_id, _ in found][: len(error.ids)] == error.ids
+    assert len(found) <= 1024
+
+
+def test_a_full_memory_tells_which_were_written(producer, link, keys):
+    producer.send("access", b"warm")
+    link.execute("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(RedisRefused) as single:
+            producer.send("access", b"x")
+        with pytest.raises(ChunkRefused) as many:
+            producer.send_many("access", [b"x", b"y"])
+    finally:
+        link.execute("CONFIG", "SET", "maxmemory", "0")
+
+    assert single.value.code == many.value.code == "OOM"
+    assert many.value.ids == [None, None]
+    assert len(entries(link, keys, "access")) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "tries", "ids"),
+    [
+        ([RedisRefused("TRYAGAIN", "x"), RedisRefused("TRYAGAIN", "x")], 2, ["3-0", "4-0"]),
+        ([b"1-0", RedisRefused("TRYAGAIN", "x")], 1, ["1-0", None]),
+        ([RedisRefused("OOM", "x"), RedisRefused("OOM", "x")], 1, [None, None]),
+    ],
+)
+def test_a_chunk_is_repeated_only_when_all_of_it_must_wait(
+    producer, link, monkeypatch, first, tries, ids
+):
+    """A server that refuses a part of a pipeline for the moment is a cluster that moves slots."""
+    answers = [first, [b"3-0", b"4-0"]]
+    monkeypatch.setattr(producer, "_pipeline", lambda _commands: (answers.pop(0), None))
+    try:
+        got: list[str | None] = list(producer.send_many("access", [b"x", b"y"]))
+    except ChunkRefused as error:
+        got = error.ids
+
+    assert (got, 2 - len(answers)) == (ids, tries)
+
+
+def test_a_bad_item_stops_behind_those_before_it(producer, link, keys):
+    def items() -> Iterator[object]:
+        yield from (b"0", b"1", object(), b"3")
+
+    with pytest.raises(TypeError) as caught:
+        producer.send_many("access", items())
+
+    assert [entry["payload"] for entry in entries(link, keys, "access")] == [b"0", b"1"]
+    assert caught.value.__notes__ == ["2 messages of this call were written before it"]
+
+
+def test_scheduling_many(producer, link, keys):
+    [ids] = producer.send_chunks("access", [b"x", b"y"], delay=60)
+
+    members = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)
+    assert {each.decode() for each in members} == set(ids)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_sends_over_a_connection_of_its_own(producer, link, keys):
+    producer.send("access", b"parent")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            producer.send("access", b"child")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    producer.send("access", b"parent again")
+
+    assert {entry["payload"] for entry in entries(link, keys, "access")} == {
+        b"parent",
+        b"child",
+        b"parent again",
+    }
+
+
+def test_without_arguments_the_environment_decides(server, link, keys, monkeypatch, tmp_path):
+    file = tmp_path / "streamq.toml"
+    file.write_text(f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 2\n')
+    monkeypatch.setenv("STREAMQ_CONFIG", str(file))
+
+    with Producer() as producer:
+        producer.send("access", b"x")
+
+    assert topics.partition_count(link, keys, "access") == 2

@@ -1,0 +1,287 @@
+"""The Redis side of the Spark source on a real server, without Spark: what a task would see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import Refused, TopicMissing
+from streamqd.model import Unit
+from streamqd.spark import offsets
+from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Place, Position, Span
+from streamqd.spark.options import ReadOptions, read_options
+from streamqd.spark.reader import Reader
+from streamqd.spark.streams import Catalog, DataLossError
+from streamqd.store import messages, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.servers import Server
+
+PLACE: Place = ("access", 0)
+
+
+class Shop:
+    """A topic of two partitions, and readers of it."""
+
+    def __init__(self, server: Server, link: Link, keys: Keys) -> None:
+        self.server, self.link, self.keys = server, link, keys
+        topics.create(link, keys, "access", config.Topic(partitions=2))
+
+    def options(self, **given: object) -> ReadOptions:
+        every = {"url": self.server.url, "subscribe": "access"} | given
+        return read_options({n.lower(): str(v) for n, v in every.items() if v is not None}, {})
+
+    def catalog(self, **given: object) -> Catalog:
+        return Catalog(self.options(**given))
+
+    def add(self, *ids: str, partition: int = 0, size: int = 3) -> None:
+        key = self.keys.stream("access", partition)
+        self.link.pipeline([("XADD", key, each, "payload", b"x" * size) for each in ids])
+
+    def trim(self, keep_from: str) -> None:
+        """Trim as the housekeeper does, to the entry: a foreign XTRIM would leave no record."""
+        self.link.execute("XTRIM", self.keys.stream("access", 0), "MINID", "=", keep_from)
+
+    def span(self, catalog: Catalog) -> Span:
+        facts = catalog.facts([PLACE])
+        ends = {PLACE: facts[PLACE].latest}
+        return catalog.spans(catalog.starts(facts, EARLIEST), ends, facts)[PLACE]
+
+
+@pytest.fixture
+def shop(server: Server, link: Link, keys: Keys) -> Shop:
+    return Shop(server, link, keys)
+
+
+def ids_of(options: ReadOptions, span: Span) -> list[str]:
+    return [entry[0].decode() for batch in Reader(options, span).batches() for entry in batch]
+
+
+# --- what there is --------------------------------------------------------------------------------
+
+
+def test_places(shop: Shop, link: Link, keys: Keys) -> None:
+    topics.create(link, keys, "web-1", config.Topic(partitions=1))
+    assert shop.catalog().places() == [("access", 0), ("access", 1)]
+    assert shop.catalog(subscribe="access:dlq").places() == [("access:dlq", 0), ("access:dlq", 1)]
+    found = shop.catalog(subscribe=None, subscribePattern="web-.*:dlq").places()
+    assert found == [("web-1:dlq", 0)]
+    assert shop.catalog(subscribe=None, subscribePattern="web").places() == []
+    assert shop.catalog(subscribe=None, assign='{"access": [1]}').places() == [("access", 1)]
+    with pytest.raises(Refused, match="access has 2 partitions: there is no 2"):
+        shop.catalog(subscribe=None, assign='{"access": [2]}').places()
+    with pytest.raises(TopicMissing, match="streamqd topic create orders"):
+        shop.catalog(subscribe="orders").places()
+
+
+def test_facts(shop: Shop, link: Link, keys: Keys) -> None:
+    assert shop.catalog().facts([PLACE])[PLACE] == offsets.Facts()
+    shop.add("1-0", "2-0", "3-0")
+    shop.trim("2-0")
+    facts = shop.catalog().facts([PLACE, ("access:dlq", 0)])
+    if shop.server.version >= (7,):
+        assert facts[PLACE] == offsets.Facts(length=2, added=3, first=(2, 0), last=(3, 0))
+    assert facts["access:dlq", 0] == offsets.Facts(exact=False)
+    link.execute("XADD", keys.dlq("access", 0), "7-0", "payload", "x")
+    letters = shop.catalog(subscribe="access:dlq").facts([("access:dlq", 0)])
+    assert letters["access:dlq", 0] == offsets.Facts(1, 1, (7, 0), (7, 0), exact=False)
+
+
+def test_a_group_is_done_before_what_it_has_pending(shop: Shop, link: Link, keys: Keys) -> None:
+    shop.add("1-0", "2-0", "3-0")
+    catalog = shop.catalog(startingOffsets="group:hits")
+    with pytest.raises(Refused, match="no group hits on access 0"):
+        catalog.starts(catalog.facts([PLACE]), LATEST)
+    link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
+    stream = keys.stream("access", 0)
+    read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 2, "STREAMS", stream, ">")
+    link.execute(*read)
+    facts = catalog.facts([PLACE])
+    assert catalog.starts(facts, LATEST)[PLACE].id == (0, offsets.PART_MAX)
+    link.execute("XACK", stream, "hits", "1-0")
+    assert catalog.starts(facts, LATEST)[PLACE].id == (1, offsets.PART_MAX)
+    link.execute("XACK", stream, "hits", "2-0")
+    assert catalog.starts(facts, LATEST)[PLACE].id == (2, 0)
+
+
+def test_starts_must_name_all(shop: Shop) -> None:
+    catalog = shop.catalog(startingOffsets='{"access": {"0": "1-0"}}')
+    with pytest.raises(Refused, match="leaves 1 partitions out, as access 1"):
+        catalog.starts(catalog.facts(catalog.places()), LATEST)
+
+
+def test_walks_count_in_short_steps(shop: Shop) -> None:
+    shop.add(*(f"{n}-0" for n in range(1, 2501)))
+    shop.add("1-0", "2-0", partition=1)
+    catalog = shop.catalog()
+    last = (2500, 0)
+    walked = catalog.walk({PLACE: ((0, 0), last, 2100), ("access", 1): ((0, 0), last, 2100)})
+    assert walked == {PLACE: Position((2100, 0), 2100), ("access", 1): Position((2, 0), 2)}
+    facts = catalog.facts([PLACE])
+    counted = catalog.counted({PLACE: Position((400, 5))}, facts)
+    assert counted == {PLACE: Position((400, 5), 400)}
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 32, 33, 1000])
+def test_reads_all_in_order_whatever_the_fetch(shop: Shop, size: int) -> None:
+    wanted = [f"{n}-{n % 3}" for n in range(1, 201)]
+    shop.add(*wanted)
+    catalog = shop.catalog()
+    span = shop.span(catalog)
+    assert span.rows == 200
+    assert ids_of(shop.options(fetchSize=size), span) == wanted
+    inner = Span(PLACE, (5, 2), (9, 0))
+    assert ids_of(shop.options(fetchSize=size), inner) == ["6-0", "7-1", "8-2", "9-0"]
+
+
+def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first, small fetch none asks for more than fits."""
+    shop.add(*(f"{n}-0" for n in range(1, 301)), size=1000)
+    asked: list[int] = []
+    fetch = Reader._fetch
+
+    def spied(self: Reader, cursor: str, end: str, count: int) -> list[object]:
+        asked.append(count)
+        return fetch(self, cursor, end, count)
+
+    monkeypatch.setattr(Reader, "_fetch", spied)
+    options = shop.options(fetchBytes=10_000)
+    sizes = [len(batch) for batch in Reader(options, shop.span(Catalog(options))).batches()]
+    assert sum(sizes) == 300
+    assert max(asked[1:]) <= 11
+    assert max(sizes[1:]) <= 20
+
+
+def test_progress_is_added_up(shop: Shop, link: Link) -> None:
+    shop.add(*(f"{n}-0" for n in range(1, 51)))
+    ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
+    ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
+    assert link.execute("HGETALL", "p") == [b"access/0", b"100"]
+    assert link.execute("TTL", "p") > 0
+
+
+def test_a_lost_connection_is_opened_again(shop: Shop, link: Link) -> None:
+    shop.add(*(f"{n}-0" for n in range(1, 101)))
+    options = shop.options(fetchSize=10, retryIntervalMs=1)
+    found = Reader(options, shop.span(Catalog(options)))._pages()
+    first = next(found)
+    link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert len(first) + sum(map(len, found)) == 100
+
+
+# --- trimmed under us -----------------------------------------------------------------------------
+
+
+def test_what_is_gone_before_the_batch_is_planned(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    if shop.server.version < (7,):
+        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+    shop.add(*(f"{n}-0" for n in range(1, 11)))
+    start = {PLACE: Position((3, 0), 3)}
+    shop.trim("4-0")
+    catalog, lenient = shop.catalog(), shop.catalog(failOnDataLoss="false")
+    facts = catalog.facts([PLACE])
+    ends = {PLACE: facts[PLACE].latest}
+    assert catalog.spans(start, ends, facts)[PLACE].rows == 7
+    shop.trim("6-0")
+    facts = catalog.facts([PLACE])
+    with pytest.raises(DataLossError, match="2 entries of access partition 0 behind 3-0"):
+        catalog.spans(start, ends, facts)
+    with caplog.at_level(logging.WARNING, "streamqd.spark"):
+        left = lenient.spans(start, ends, facts)[PLACE]
+    assert "2 entries" in caplog.text
+    assert (left.rows, ids_of(shop.options(), left)) == (5, [f"{n}-0" for n in range(6, 11)])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_goes_while_it_is_read(
+    shop: Shop, caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    """Noticed by the count of rows, and where that is not known, because the thread is cut."""
+    if shop.server.version < (7,):
+        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+
+    def read(options: ReadOptions, cut: Callable[[], None]) -> int:
+        reader = Reader(options, span)
+        rows = 0
+        for number, page in enumerate(reader._pages()):
+            rows += len(page)
+            if number == 2:
+                cut()
+        reader._settle()
+        return rows
+
+    shop.add(*(f"{n}-0" for n in range(1, 101)))
+    whole = shop.span(shop.catalog())
+    span = whole if known else whole._replace(rows=None)
+    assert read(shop.options(fetchSize=10), lambda: shop.trim("30-0")) == 100
+    span = span._replace(removed=29, start=(29, 0), rows=71 if known else None)
+    with pytest.raises(DataLossError, match="5 entries" if known else "an unknown number"):
+        read(shop.options(fetchSize=10), lambda: shop.trim("65-0"))
+    span = span._replace(removed=64, start=(64, 0), rows=36 if known else None)
+    lenient = shop.options(fetchSize=10, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "streamqd.spark"):
+        assert read(lenient, lambda: shop.trim("98-0")) == 33
+    assert "going on with what is left" in caplog.text
+
+
+def test_what_goes_before_the_first_fetch(shop: Shop) -> None:
+    if shop.server.version < (7,):
+        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+    shop.add(*(f"{n}-0" for n in range(1, 101)))
+    options = shop.options()
+    pieces = offsets.split(shop.span(Catalog(options)), 2)
+    shop.trim("60-0")
+    for piece in pieces:
+        with pytest.raises(DataLossError):
+            ids_of(options, piece)
+
+
+def test_the_record_of_the_one_trimmer_counts_on_every_server(
+    shop: Shop, link: Link, keys: Keys
+) -> None:
+    link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
+    shop.add(*(f"{n}-0" for n in range(1, 251)))
+    stream = keys.stream("access", 0)
+    link.execute("XREADGROUP", "GROUP", "hits", "w", "COUNT", 250, "STREAMS", stream, ">")
+    link.execute("XACK", stream, "hits", *(f"{n}-0" for n in range(1, 251)))
+    link.run(
+        messages.trim(
+            *(keys, "access", 0),
+            keep_from="",
+            max_length=0,
+            archive=False,
+            limit=200,
+            expected=[],
+        )
+    )
+    catalog = shop.catalog()
+    facts = catalog.facts([PLACE])[PLACE]
+    assert facts.added == 250
+    assert facts.removed > 0
+    gone = facts.removed
+    assert offsets.lost(Position((gone, 0), gone), facts) is None
+    assert offsets.lost(Position((gone - 1, 0), gone - 1), facts) == Loss("trimmed", 1)
+
+
+def test_dead_letters_may_go_at_any_time(shop: Shop, link: Link, keys: Keys) -> None:
+    place = ("access:dlq", 0)
+    dlq = keys.dlq("access", 0)
+    link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x") for n in range(1, 101)])
+    options = shop.options(subscribe="access:dlq", fetchSize=10)
+    catalog = Catalog(options)
+    facts = catalog.facts([place])
+    starts = catalog.starts(facts, EARLIEST)
+    span = catalog.spans(starts, {place: facts[place].latest}, facts)[place]
+    pages = Reader(options, span)._pages()
+    read = len(next(pages))
+    link.execute("XDEL", dlq, *(f"{n}-0" for n in range(1, 51)))
+    assert read + sum(map(len, pages)) == read + 50
+    assert ids_of(options, span) == [f"{n}-0" for n in range(51, 101)]

@@ -1,0 +1,136 @@
+"""The figures of partitions and units, read from a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.errors import RedisRefused
+from streamqd.store import messages
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.statistics import (
+    Backlog,
+    PartitionFigures,
+    UnitFigures,
+    measure_partition,
+    measure_unit,
+    partition_figures,
+    unit_figures,
+)
+from tests.contract.desk import UNIT, Desk
+from tests.support.servers import Server
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+def of_partition(desk: Desk) -> PartitionFigures:
+    return partition_figures(desk.link.run(measure_partition(desk.keys, "access", 0)))
+
+
+def of_unit(desk: Desk) -> UnitFigures:
+    figures = unit_figures(desk.link.run(measure_unit(desk.keys, desk.unit)))
+    assert figures is not None
+    return figures
+
+
+def test_nothing_is_there(desk: Desk) -> None:
+    assert of_partition(desk) == PartitionFigures(0, 0, "", "", 0, 0, "")
+    assert unit_figures(desk.link.run(measure_unit(desk.keys, desk.unit))) is None
+    desk.groups()
+    empty = Backlog(0, "", 0, "", 0)
+    assert of_unit(desk) == UnitFigures(empty, empty, 0, None)
+
+
+def test_a_partition_in_full(desk: Desk) -> None:
+    desk.groups()
+    for number in range(1, 6):
+        desk.add(f"{number}-0")
+    desk.add("1-0", stream=desk.dlq)
+    desk.do("ZADD", desk.scheduled, 9, "send")
+    desk.fetch(2)
+    desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0")
+    assert of_partition(desk) == PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "")
+
+
+def test_added_counts_what_was_trimmed(desk: Desk, server: Server) -> None:
+    """Redis 7 counts by itself; before that the record of trimming has to say it."""
+    desk.groups()
+    for number in range(1, 6):
+        desk.add(f"{number}-0")
+    desk.fetch(3)
+    desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0", "3-0")
+    trim = messages.trim(
+        desk.keys,
+        "access",
+        0,
+        keep_from="",
+        max_length=None,
+        archive=False,
+        limit=100,
+        expected=[UNIT.group],
+    )
+    desk.link.run(trim)
+    desk.do("XTRIM", desk.stream, "MINID", "=", "4-0")
+    desk.do("HSET", desk.trim, "removed", 3)
+    figures = of_partition(desk)
+    assert (figures.length, figures.added, figures.first_id) == (2, 5, "4-0")
+    assert figures.trimmed_to
+
+
+def test_a_unit_in_full(desk: Desk) -> None:
+    desk.pending("1-0", "2-0")
+    desk.add("3-0")
+    desk.add("4-0")
+    desk.pending_retry("7-0")
+    desk.add("8-0", stream=desk.retry)
+    desk.do("ZADD", desk.delayed, 1_700_000_000_123, "m:1-0", 1_700_000_000_999, "m:2-0")
+    figures = of_unit(desk)
+    assert figures.main._replace(unread=None) == Backlog(2, "1-0", None, "3-0", 4)
+    assert figures.retry._replace(unread=None) == Backlog(1, "7-0", None, "8-0", 2)
+    assert (figures.delayed, figures.next_due_unix_ms) == (2, 1_700_000_000_123)
+    assert figures.pending == 3
+    assert figures.oldest_unread_unix_ms() == 3
+    assert figures.oldest_unix_ms() == 1
+
+
+def test_lag_is_the_servers_or_unknown(desk: Desk, server: Server) -> None:
+    desk.pending("1-0", "2-0")
+    assert of_unit(desk).lag == 0
+    desk.add("3-0")
+    assert of_unit(desk).lag == (1 if server.version >= (7, 0) else None)
+
+
+def test_lag_is_certain_while_nothing_has_been_delivered(desk: Desk) -> None:
+    desk.groups()
+    for number in range(1, 4):
+        desk.add(f"{number}-0")
+    assert of_unit(desk).lag == 3
+
+
+def test_a_group_created_in_the_middle_has_no_lag_until_it_caught_up(desk: Desk) -> None:
+    for number in range(1, 5):
+        desk.add(f"{number}-0")
+    desk.do("XGROUP", "CREATE", desk.stream, UNIT.group, "2-0")
+    assert of_unit(desk).lag is None
+    desk.fetch(10)
+    assert of_unit(desk).lag == 0
+
+
+def test_a_wrong_type_is_refused(desk: Desk) -> None:
+    desk.do("SET", desk.stream, "no stream")
+    for call in (measure_partition(desk.keys, "access", 0), measure_unit(desk.keys, desk.unit)):
+        with pytest.raises(RedisRefused) as caught:
+            desk.link.run(call)
+        assert caught.value.code == "WRONGTYPE"
+
+
+def test_measuring_changes_nothing_even_when_memory_is_full(desk: Desk) -> None:
+    desk.pending("1-0")
+    before = desk.dump()
+    with desk.full_memory():
+        of_partition(desk)
+        of_unit(desk)
+    assert desk.dump() == before

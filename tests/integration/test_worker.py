@@ -1,0 +1,523 @@
+"""One worker by itself on a real server: the supervisor's part is played by hand."""
+
+from __future__ import annotations
+
+import json
+import signal
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config, process
+from streamqd.process import Child, Exit
+from streamqd.scoreboard import Command, Scoreboard, WorkerState, now_ns
+from streamqd.store import leases, messages
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.worker import ExitCode, Orders, Worker
+from tests.contract.desk import UNIT, Desk
+from tests.support.daemon import toml
+from tests.support.servers import Server
+from tests.support.waiting import wait_until
+
+TTL = 60.0
+
+# What a payload says is done; what happened is written into a list in Redis.
+HANDLER = """
+import os, threading, time
+from pathlib import Path
+import redis
+from streamqd import Dead, Retry
+
+HERE = Path(__file__).parent
+told = None
+
+def on_start(context):
+    global told
+    told = redis.Redis.from_url((HERE / "url").read_text())
+    if (HERE / "refuse").exists():
+        raise RuntimeError("no database today")
+    told.rpush("told", f"on_start {context.unit} {context.instance}")
+
+def on_stop():
+    told.rpush("told", "on_stop")
+    if (HERE / "refuse-stop").exists():
+        raise RuntimeError("cannot say goodbye")
+
+def go(message):
+    word = message.text()
+    told.rpush("told", f"{word} {message.id} {message.attempt}")
+    if word == "gate":
+        while not (HERE / "open").exists():
+            time.sleep(0.001)
+    elif word == "fail":
+        raise ValueError("no")
+    elif word == "dead":
+        raise Dead("never")
+    elif word == "exit":
+        os._exit(0)
+    elif word == "crawl":
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            time.sleep(0.001)
+    told.rpush("told", f"done {message.id}")
+"""
+
+
+class Bench:
+    """A unit with its group, a lease, a slot, and at most one worker."""
+
+    def __init__(self, desk: Desk, server: Server, folder: Path) -> None:
+        self.desk = desk
+        self.server = server
+        self.folder = folder
+        self.board = Scoreboard(slots=2)
+        self.slot = self.board.allot(UNIT)
+        self.link = Link(server.settings, timeout=10.0, name="test:bench")
+        self.child: Child | None = None
+        self.token = "t1"
+        self.epoch = 0
+        (folder / "work.py").write_text(textwrap.dedent(HANDLER))
+        (folder / "url").write_text(server.url)
+
+    def own(self, token: str = "t1") -> None:
+        self.token = token
+        seen = int(self.desk.do("HGET", self.desk.fence, "epoch") or 0)
+        self.epoch = self.desk.own(token, seen_epoch=seen)
+
+    def start(self, *, cautious: bool = False, trusted: bool = True, **consumer: Any) -> None:
+        """Fork a worker, as the supervisor does."""
+        path = self.folder / "streamq.toml"
+        tables = {
+            "redis": {"url": self.server.url},
+            "daemon": {"instance": "west-1", "state_dir": str(self.folder)},
+            "topics": {UNIT.topic: {"partitions": 1}},
+            "consumers": [
+                {"topic": UNIT.topic, "group": UNIT.group, "handler": "work:go", **consumer}
+            ],
+        }
+        path.write_text(toml(tables))
+        settings = config.load(path)
+        orders = Orders(UNIT, self.token, self.epoch, cautious)
+        self.trust(TTL if trusted else -1.0)
+
+        def run(control: Any) -> int:
+            return Worker(orders, settings, settings.consumers[0], self.slot, control).run()
+
+        forget = [self.link.detach, self.desk.link.detach]
+        self.child = process.spawn(run, title="test: worker", forget=forget)
+        self.slot.pid = self.child.pid
+
+    def trust(self, seconds: float) -> None:
+        self.slot.trusted_until_ns = now_ns() + int(seconds * 1e9)
+
+    def tell(self, command: Command) -> None:
+        assert self.child is not None
+        self.slot.command = command
+        self.child.tell(b"look")
+
+    def ended(self, timeout: float = 10.0) -> Exit:
+        assert self.child is not None
+        assert process.wait_readable([self.child.pidfd], timeout), "it does not end"
+        exit_ = self.child.reap()
+        assert exit_ is not None
+        self.child = None
+        return exit_
+
+    def stop(self) -> Exit:
+        self.tell(Command.STOP)
+        return self.ended()
+
+    def told(self) -> list[str]:
+        return [line.decode() for line in self.desk.do("LRANGE", "told", 0, -1)]
+
+    def runs(self, *words: str) -> list[str]:
+        """Ids of the runs that began, in order."""
+        known = ("ok", "gate", "fail", "dead", "exit", "crawl")
+        return [line.split()[1] for line in self.told() if line.split()[0] in (words or known)]
+
+    def wait_told(self, start: str) -> None:
+        wait_until(
+            lambda: any(line.startswith(start) for line in self.told()),
+            what=f"the handler says {start!r} in {self.told()}",
+        )
+
+    def wait_idle(self) -> None:
+        """Wait until everything is read and acknowledged."""
+
+        def idle() -> bool:
+            call = messages.snapshot(self.desk.keys, UNIT)
+            found = messages.Snapshot.parse(self.link.run(call))
+            assert found is not None
+            return not (found.unread or found.pending or found.retry_unread or found.retry_pending)
+
+        wait_until(idle, what="everything is read and settled")
+
+    def pending(self) -> list[str]:
+        rows = [
+            row
+            for stream in (self.desk.stream, self.desk.retry)
+            for row in self.desk.do("XPENDING", stream, UNIT.group, "-", "+", 1000)
+        ]
+        return [row[0].decode() for row in rows]
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.kill_group()
+            self.ended()
+        self.link.close()
+
+
+@pytest.fixture
+def bench(link: Link, keys: Keys, server: Server, tmp_path: Path) -> Iterator[Bench]:
+    desk = Desk(link, keys)
+    desk.groups()
+    made = Bench(desk, server, tmp_path)
+    made.own()
+    yield made
+    made.close()
+
+
+def add(bench: Bench, *words: str, first: int = 1, stream: str = "") -> list[str]:
+    """Write messages with the ids 1-1, 2-1 …; return the ids."""
+    ids = [f"{number}-1" for number in range(first, first + len(words))]
+    for entry_id, word in zip(ids, words, strict=True):
+        bench.desk.add(entry_id, "payload", word, stream=stream)
+    return ids
+
+
+# --- the ordinary life ----------------------------------------------------------------------------
+
+
+def test_it_handles_what_comes_and_leaves_when_told(bench: Bench):
+    ids = add(bench, *["ok"] * 40)
+    bench.start()
+    bench.wait_idle()
+    more = add(bench, *["ok"] * 3, first=50)
+    bench.wait_idle()
+    assert bench.slot.state == WorkerState.READY
+    assert bench.stop() == Exit(ExitCode.STOPPED, None)
+    assert bench.runs() == ids + more
+    assert bench.told()[0] == f"on_start {UNIT} west-1"
+    assert bench.told()[-1] == "on_stop"
+    counts = {name: bench.slot.counter(name) for name in ("fetched", "acked", "failed", "fenced")}
+    assert counts == {"fetched": 43, "acked": 43, "failed": 0, "fenced": 0}
+    assert sum(bench.slot.histogram("handle")[0]) == 43
+    assert sum(bench.slot.histogram("ack")[0]) == 43
+    assert bench.slot.state == WorkerState.QUIET
+
+
+def test_a_stop_ends_the_current_message_and_releases_the_rest(bench: Bench):
+    ids = add(bench, "gate", *["ok"] * 20)
+    # Fetched together: the group has read them before.
+    bench.desk.fetch(30)
+    bench.start()
+    bench.wait_told("gate")
+    in_hand = bench.slot.in_hand
+    bench.tell(Command.STOP)
+    (bench.folder / "open").touch()
+    assert bench.ended() == Exit(ExitCode.STOPPED, None)
+    assert bench.runs() == ids[:1]
+    assert bench.pending() == ids[1:], "and its acknowledgement is out"
+    assert bench.slot.counter("released") == in_hand - 1 > 0
+
+
+def test_a_pause_settles_what_is_done_and_begins_nothing(bench: Bench):
+    ids = add(bench, "ok", "gate", "ok", "ok")
+    bench.desk.fetch(10)
+    bench.start()
+    bench.wait_told("gate")
+    bench.tell(Command.PAUSE)
+    (bench.folder / "open").touch()
+    wait_until(lambda: bench.slot.state == WorkerState.PAUSED, what="it is paused")
+    assert bench.pending() == ids[2:]
+    add(bench, "ok", first=9)
+    bench.tell(Command.NONE)
+    bench.wait_idle()
+    assert bench.runs() == [*ids, "9-1"]
+
+
+def test_nothing_begins_while_the_lease_is_not_trusted(bench: Bench):
+    (entry,) = add(bench, "ok")
+    bench.start(trusted=False)
+    wait_until(lambda: bench.pending() == [entry], what="it is fetched")
+    # It looks at the time every 50 ms; it must see some moments of distrust.
+    seen = now_ns()
+    wait_until(lambda: now_ns() - seen > 200e6, what="some looks")
+    assert bench.runs() == []
+    bench.trust(TTL)
+    bench.wait_idle()
+    assert bench.runs() == [entry]
+
+
+def test_a_worker_without_trust_obeys_a_stop(bench: Bench):
+    (entry,) = add(bench, "ok")
+    bench.start(trusted=False)
+    wait_until(lambda: bench.pending() == [entry], what="it is fetched")
+    assert bench.stop() == Exit(ExitCode.STOPPED, None)
+    assert bench.runs() == []
+
+
+def test_it_ends_at_once_when_its_supervisor_is_gone(bench: Bench):
+    bench.start()
+    wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
+    assert bench.child is not None
+    bench.child.control.shutdown(2)
+    assert bench.ended() == Exit(1, None)
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_it_is_replaced_after_so_many_messages(bench: Bench, limit: int):
+    ids = add(bench, *["ok"] * 20)
+    bench.start(max_messages=limit)
+    assert bench.ended() == Exit(ExitCode.RECYCLE, None)
+    assert bench.runs() == ids[:limit]
+    left = bench.desk.do("XPENDING", bench.desk.stream, UNIT.group)[0]
+    assert bench.slot.counter("acked") == limit
+    assert bench.slot.counter("fetched") == limit + left
+
+
+# --- pending entries come first -------------------------------------------------------------------
+
+
+def test_inherited_entries_of_both_streams_run_first_and_in_order(bench: Bench):
+    for entry_id in ("1-1", "3-1", "5-1"):
+        bench.desk.add(entry_id, "payload", "ok")
+    for entry_id in ("2-1", "4-1"):
+        bench.desk.add(entry_id, "payload", "ok", stream=bench.desk.retry)
+    bench.desk.fetch(10)
+    bench.desk.fetch(10, stream=bench.desk.retry)
+    bench.desk.add("6-1", "payload", "ok")
+    bench.start()
+    bench.wait_idle()
+    assert bench.runs() == ["1-1", "2-1", "3-1", "4-1", "5-1", "6-1"]
+
+
+def test_more_inherited_entries_than_one_page(bench: Bench):
+    ids = add(bench, *["ok"] * 300)
+    assert len(bench.desk.fetch(300)) == 300
+    bench.start()
+    bench.wait_idle()
+    assert bench.runs() == ids
+    assert bench.slot.counter("acked") == 300
+
+
+def test_after_an_unclean_end_each_inherited_entry_is_marked_before_it_runs(bench: Bench):
+    ids = add(bench, "gate", "ok")
+    bench.desk.fetch(10)
+    bench.desk.do("DEL", bench.desk.lease)
+    bench.own("t2")  # without a release of t1
+    bench.start()
+    bench.wait_told("gate")
+    fence = dict(zip(*[iter(bench.desk.do("HGETALL", bench.desk.fence))] * 2, strict=True))
+    assert fence[b"mark"] == b"m:" + ids[0].encode()
+    assert fence[b"solo"] == b"1"
+    (bench.folder / "open").touch()
+    bench.wait_idle()
+    wait_until(lambda: not bench.desk.do("HEXISTS", bench.desk.fence, "solo"), what="solo is over")
+    assert not bench.desk.do("HEXISTS", bench.desk.fence, "mark")
+    assert bench.runs() == ids
+
+
+def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
+    ids = add(bench, "exit", "ok")
+    bench.desk.fetch(10)
+    context = {"what": "signal SIGKILL", "signal": "SIGKILL", "pid": 4711}
+    for number in range(2):
+        call = leases.refence(
+            bench.desk.keys,
+            UNIT,
+            bench.token,
+            f"next-{number}",
+            TTL,
+            b"m:" + ids[0].encode(),
+            json.dumps(context).encode(),
+            [],
+        )
+        assert bench.link.run(call).word == "OK"
+        bench.token = f"next-{number}"
+    bench.start(max_crashes=2)
+    bench.wait_idle()
+    assert bench.runs() == ids[1:]
+    ((_, flat),) = bench.desk.do("XRANGE", bench.desk.dlq, "-", "+")
+    letter = {n.decode(): v.decode() for n, v in zip(flat[::2], flat[1::2], strict=True)}
+    assert (letter["reason"], letter["crashes"], letter["attempts"]) == ("crashes", "2", "0")
+    assert (letter["signal"], letter["pid"]) == ("SIGKILL", "4711")
+    assert letter["payload"] == "exit"
+    assert not bench.desk.do("EXISTS", bench.desk.attempts), "its counters went with it"
+
+
+def test_a_charged_entry_that_ends_well_leaves_no_counters(bench: Bench):
+    ids = add(bench, "ok")
+    bench.desk.fetch(10)
+    call = leases.refence(
+        bench.desk.keys, UNIT, "t1", "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
+    )
+    bench.link.run(call)
+    bench.token = "t2"
+    assert bench.desk.do("EXISTS", bench.desk.attempts)
+    bench.start()
+    bench.wait_idle()
+    assert not bench.desk.do("EXISTS", bench.desk.attempts)
+
+
+def test_ghosts_are_settled_and_counted(bench: Bench):
+    add(bench, *["ok"] * 4)
+    bench.desk.fetch(10)
+    bench.desk.do("XTRIM", bench.desk.stream, "MAXLEN", 1)
+    bench.start()
+    bench.wait_idle()
+    assert bench.runs() == ["4-1"]
+    assert bench.slot.counter("ghosts") == 3
+
+
+def test_a_foreign_acknowledgement_while_it_runs_harms_nobody(bench: Bench):
+    """Q35: it is run all the same, and acknowledges nothing."""
+    (entry,) = add(bench, "gate")
+    bench.start()
+    bench.wait_told("gate")
+    assert bench.desk.do("XACK", bench.desk.stream, UNIT.group, entry) == 1
+    (bench.folder / "open").touch()
+    bench.wait_told("done")
+    add(bench, "ok", first=5)
+    bench.wait_idle()
+    assert bench.runs() == [entry, "5-1"]
+
+
+def test_a_flag_of_the_housekeeper_has_foreign_entries_claimed(bench: Bench):
+    ids = add(bench, *["ok"] * 3)
+    bench.desk.fetch(10, consumer="legacy")
+    bench.slot.reclaim_requested = 1
+    bench.start(reclaim_idle="1s")
+    wait_until(lambda: bench.slot.reclaim_done == 1, what="it has looked")
+    assert bench.runs() == [], "not idle for long enough"
+
+    def idle() -> bool:
+        rows = bench.desk.do("XPENDING", bench.desk.stream, UNIT.group, "-", "+", 10)
+        return min(row[2] for row in rows) >= 1000
+
+    wait_until(idle, what="they are idle")
+    bench.slot.reclaim_requested = 2
+    add(bench, "ok", first=9)  # wakes it
+    bench.wait_idle()
+    assert sorted(bench.runs()) == sorted([*ids, "9-1"])
+    wait_until(lambda: bench.slot.reclaim_done == 2, what="the flag is down")
+    assert bench.slot.counter("reclaimed") == 3
+
+
+# --- losing the unit ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["gate", "fail", "dead"])
+def test_a_superseded_worker_changes_nothing_and_ends(bench: Bench, word: str):
+    ids = add(bench, word, *["ok"] * 3)
+    bench.desk.fetch(10)
+    bench.start(trusted=False)
+    wait_until(lambda: bench.slot.in_hand == 4, what="it has listed them")
+    # It has them in hand and waits; by the time it may go on, somebody else owns them.
+    call = leases.refence(bench.desk.keys, UNIT, "t1", "t2", TTL, None, b"", [])
+    assert bench.link.run(call).word == "OK"
+    before = {key: value for key, value in bench.desk.dump().items() if key != b"told"}
+    (bench.folder / "open").touch()
+    bench.trust(TTL)
+    assert bench.ended() == Exit(ExitCode.FENCED, None)
+    assert bench.slot.counter("fenced") == 1
+    assert bench.runs()[:1] == ids[:1]
+    after = {key: value for key, value in bench.desk.dump().items() if key != b"told"}
+    assert after == before
+
+
+def test_an_idle_worker_notices_a_new_owner_with_the_next_message(bench: Bench):
+    bench.start()
+    wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
+    assert (
+        bench.link.run(leases.refence(bench.desk.keys, UNIT, "t1", "t2", TTL, None, b"", [])).word
+        == "OK"
+    )
+    (entry,) = add(bench, "ok")
+    assert bench.ended() == Exit(ExitCode.FENCED, None)
+    assert bench.runs() == []
+    assert bench.pending() == [], f"{entry} is unread"
+
+
+@pytest.mark.parametrize("which", ["stream", "retry"])
+def test_a_missing_group_ends_it_with_a_code_of_its_own(bench: Bench, which: str):
+    bench.desk.do("XGROUP", "DESTROY", getattr(bench.desk, which), UNIT.group)
+    bench.start()
+    assert bench.ended() == Exit(ExitCode.NO_GROUP, None)
+
+
+# --- boot, hooks, limits --------------------------------------------------------------------------
+
+
+def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
+    (bench.folder / "refuse").touch()
+    add(bench, "ok")
+    bench.start()
+    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None)
+    assert bench.pending() == []
+    assert bench.slot.state == WorkerState.BOOTING
+
+
+def test_a_hook_that_fails_at_the_end_changes_nothing(bench: Bench):
+    (bench.folder / "refuse-stop").touch()
+    ids = add(bench, "ok")
+    bench.start()
+    bench.wait_idle()
+    assert bench.stop() == Exit(ExitCode.STOPPED, None)
+    assert bench.runs() == ids
+
+
+def test_a_module_that_does_not_import_is_a_failed_boot(bench: Bench):
+    (bench.folder / "work.py").write_text("1/0")
+    bench.start()
+    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None)
+
+
+def test_a_soft_limit_is_an_exception_in_the_run_that_it_is_meant_for(bench: Bench):
+    ids = add(bench, "crawl", "ok")
+    bench.start(timeout="1s", max_attempts=1)
+    bench.wait_told("crawl")
+    assert bench.child is not None
+    # The supervisor names the run; a signal for another one is ignored.
+    bench.slot.soft_kill_seq = bench.slot.run_seq + 1
+    bench.child.signal(signal.SIGUSR1)
+    assert [entry.place for entry in bench.slot.running] == [b"m:" + ids[0].encode()]
+    bench.slot.soft_kill_seq = bench.slot.run_seq
+    bench.child.signal(signal.SIGUSR1)
+    bench.wait_idle()
+    assert bench.runs() == ids
+    assert bench.slot.counter("timeouts") == 1
+    ((_, flat),) = bench.desk.do("XRANGE", bench.desk.dlq, "-", "+")
+    letter = dict(zip(flat[::2], flat[1::2], strict=True))
+    assert letter[b"errorClass"] == b"streamqd.handlers.SoftTimeout"
+    assert bench.stop() == Exit(ExitCode.STOPPED, None)
+
+
+def test_a_cautious_worker_has_one_entry_in_hand_at_a_time(bench: Bench):
+    ids = add(bench, *["ok"] * 6, "gate", "ok")
+    bench.desk.fetch(3)
+    bench.start(cautious=True)
+    bench.wait_told("gate")
+    assert bench.slot.in_hand == 1
+    assert bench.pending() == [ids[6]]
+    (bench.folder / "open").touch()
+    bench.wait_idle()
+    assert bench.runs() == ids
+
+
+def test_the_batch_grows_with_quick_work_and_never_over_its_bound(bench: Bench):
+    add(bench, *["ok"] * 600)
+    bench.start(prefetch_max=20)
+    most = 0
+
+    def all_done() -> bool:
+        nonlocal most
+        most = max(most, bench.slot.in_hand)
+        return bench.slot.counter("acked") == 600
+
+    wait_until(all_done, timeout=20.0, every=0.0005, what="600 are done")
+    assert most == 20

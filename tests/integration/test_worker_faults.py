@@ -1,0 +1,539 @@
+"""What handlers, servers and strangers do to a worker, and what must not come of it.
+
+Workers run here in the test's own process: see tests/support/life.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamqd import handlers, logs
+from streamqd.errors import RedisRefused
+from streamqd.handlers import Retry, SoftTimeout
+from streamqd.message import Message
+from streamqd.scoreboard import Command, Slot, WorkerState
+from streamqd.store import messages
+from streamqd.store.client import Link
+from streamqd.worker import ExitCode
+from streamqd.worker.runs import Runner
+from streamqd.worker.settler import Item, Settler
+from tests.contract.desk import UNIT, Desk
+from tests.support.life import Life
+from tests.support.proxy import FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+WIDE = 4500  # fields; with as many values more than a script can pass to one command
+
+
+@pytest.fixture
+def desk(link: Link, keys: Any) -> Desk:
+    """A unit that t1 owns, with its group."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The events that are logged, in order."""
+    names: list[str] = []
+    monkeypatch.setattr(logs, "_log", lambda name, *_rest: names.append(name))
+    return names
+
+
+def add_wide(desk: Desk, entry_id: str) -> None:
+    fields = [part for n in range(WIDE) for part in (f"f{n}", "v")]
+    desk.add(entry_id, *fields, "payload", "wide", "key", "k", "headers", "{}")
+
+
+def letters(desk: Desk) -> dict[bytes, dict[str, bytes]]:
+    """Dead letters by the id of what died."""
+    found = desk.state().get("dlq")
+    return {letter["originalId"]: letter for letter in found.entries.values()} if found else {}
+
+
+def fail(_message: Message) -> None:
+    raise ValueError("no")
+
+
+def fail_bad(message: Message) -> None:
+    if message.payload in (b"bad", b"wide"):
+        raise ValueError("no")
+
+
+# --- entries that are too wide --------------------------------------------------------------------
+
+
+def test_an_entry_that_is_too_wide_dies_with_what_is_known_of_it(desk: Desk, life: Life):
+    add_wide(desk, "1-0")
+    desk.add("2-0", "payload", "bad")
+    desk.add("3-0")
+    life.run(life.worker("t1", max_messages=3, max_attempts=1), fail_bad)
+
+    found = letters(desk)
+    assert set(found) == {b"1-0", b"2-0"}
+    wide = found[b"1-0"]
+    assert (wide["payload"], wide["key"], wide["headers"]) == (b"wide", b"k", b"{}")
+    assert wide["reason"] == b"attempts"
+    assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+
+
+def test_an_entry_that_is_too_wide_is_retried_and_holds_nobody(desk: Desk, life: Life):
+    add_wide(desk, "1-0")
+    desk.add("2-0", "payload", "bad")
+
+    def again(_message: Message) -> None:
+        raise Retry(after=0)
+
+    life.run(life.worker("t1", max_messages=2), again)
+    desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, desk.unit, 10))
+    entries = desk.state()["retry"].entries.values()
+    assert sorted((e["payload"], e["originalId"], e["retryCount"]) for e in entries) == [
+        (b"bad", b"2-0", b"1"),
+        (b"wide", b"1-0", b"1"),
+    ]
+    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+
+
+def test_a_body_that_a_script_can_take_keeps_all_its_fields(desk: Desk, life: Life):
+    fields = [part for n in range(3000) for part in (f"f{n}", "v")]
+    desk.add("1-0", *fields, "payload", "bad")
+    life.run(life.worker("t1", max_messages=1, max_attempts=1), fail_bad)
+    assert letters(desk)[b"1-0"].keys() >= {"payload", "f0", "f2999"}
+
+
+# --- exceptions that cannot be described ----------------------------------------------------------
+
+
+class Unspeakable(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Quits(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Hurried(Retry):
+    def __init__(self) -> None:
+        """Forget what `Retry` needs."""
+
+
+class Vague(Retry):
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = "soon"  # type: ignore[assignment]
+
+
+class Hidden(Retry):
+    def __init__(self) -> None:
+        """Have an attribute that cannot be read."""
+
+    @property
+    def after(self) -> float:  # type: ignore[override]
+        raise OSError
+
+
+class Unwritable(Exception):  # noqa: N818
+    pass
+
+
+Unwritable.__qualname__ = "Caf\udce9"
+
+
+@pytest.mark.parametrize("kind", [Unspeakable, Quits, Hurried, Vague, Hidden, Unwritable])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_an_exception_that_cannot_be_described_is_a_failure_like_any_other(
+    desk: Desk, life: Life, slot: Slot, kind: type[Exception], attempts: int
+):
+    desk.add("1-0")
+    desk.add("2-0")
+    desk.add("3-0")
+
+    def work(message: Message) -> None:
+        if message.id == "1-0":
+            raise kind
+
+    code = life.run(life.worker("t1", max_messages=3, max_attempts=attempts), work)
+    assert code == ExitCode.RECYCLE
+    assert slot.counter("recycled") == 1
+    assert slot.counter("failed") == 1
+    state = desk.state()
+    assert state["stream"].groups == {"hits": ("3-0", {})}
+    if attempts == 1:
+        (letter,) = letters(desk).values()
+        assert letter["errorClass"]
+        assert len(letter["fingerprint"]) == 12
+    else:
+        assert list(state["items"]) == ["m:1-0"]
+
+
+def test_a_text_that_cannot_be_had_leaves_class_and_traceback():
+    outcome = handlers.failure_of(Unspeakable(), "traceback")
+    assert outcome.error_class.endswith("Unspeakable")
+    assert "RuntimeError" in outcome.message
+    assert "Unspeakable" in outcome.traceback
+
+
+@pytest.mark.parametrize("context", [b"\xff", b"{", b"[1]", b"7"])
+def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
+    desk: Desk, life: Life, context: bytes
+):
+    desk.add("1-0")
+    desk.add("2-0")
+    desk.fetch()
+    desk.do("HSET", desk.attempts, "m:1-0:c", "3", "m:1-0:last", context)
+    assert life.run(life.worker("t1", max_messages=1), lambda _message: None) == ExitCode.RECYCLE
+    assert letters(desk)[b"1-0"]["reason"] == b"crashes"
+
+
+# --- what the server refuses ----------------------------------------------------------------------
+
+
+def test_dead_letters_that_are_refused_hold_nobody(
+    desk: Desk, life: Life, slot: Slot, said: list[str]
+):
+    desk.do("SET", desk.dlq, "not a stream")
+    desk.add("1-0", "payload", "bad")
+    for number in range(2, 5):
+        desk.add(f"{number}-0")
+    worker = life.worker("t1", max_messages=4, max_attempts=1)
+    assert life.run(worker, fail_bad) == ExitCode.RECYCLE
+    assert desk.state()["stream"].groups == {"hits": ("4-0", {"1-0": "w"})}
+    assert slot.counter("parked") == 1
+    assert said.count("message.parked") == 1
+    assert "worker.stalled" not in said
+
+
+def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, slot: Slot):
+    desk.add("1-0")
+    desk.add("2-0")
+    desk.fetch()
+    settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
+    slot.post_batch([b"m:1-0", b"m:2-0", b"x:3-0"])
+    for at, place in enumerate((b"m:1-0", b"x:3-0", b"m:2-0")):
+        settler.set_aside(Item(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.flush()
+    assert settler.parked_places == [b"x:3-0"]
+    assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
+
+
+def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
+    desk: Desk, life: Life, slot: Slot, said: list[str]
+):
+    worker = life.worker("t1")
+    waits: list[float] = []
+
+    def refuse(**_named: Any) -> Any:
+        raise RedisRefused("NOPERM", "this user has no permissions")
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 6:
+            del worker._round  # type: ignore[attr-defined]  # from now on it can read
+            desk.add("1-0")
+
+    worker._round = refuse  # type: ignore[assignment, method-assign]
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    life.run(worker, lambda _message: life.stop())
+
+    assert waits[0] == 0
+    assert all(later >= 0.05 * 2**n for n, later in enumerate(waits[1:]))
+    assert waits[5] > 0.5
+    assert slot.counter("redis_errors") == 5
+    assert said.count("worker.stalled") == 1
+    assert said.count("worker.resumed") == 1
+    assert worker.reconnect_wait == 0
+
+
+# --- a pause without Redis ------------------------------------------------------------------------
+
+
+def test_a_pause_while_redis_is_away_is_a_pause(
+    desk: Desk, new_life: Callable[[str], Life], slot: Slot, server: Server
+):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    desk.add("1-0")
+    desk.add("2-0")
+    with FaultProxy(server.socket_path) as proxy:
+        life = new_life(proxy.url)
+
+        def come_back() -> None:
+            wait_until(lambda: slot.state == WorkerState.PAUSED, what="it pauses")
+            proxy.refusing = False
+            life.tell(Command.NONE)
+
+        helper = threading.Thread(target=come_back)
+
+        def work(message: Message) -> None:
+            if message.id == "1-0":
+                proxy.refusing = True
+                proxy.cut()
+                life.tell(Command.PAUSE)
+                helper.start()
+
+        code = life.run(life.worker("t1", max_messages=2), work)
+        helper.join()
+    assert code == ExitCode.RECYCLE
+    assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
+
+
+# --- as much in hand as there is room for ---------------------------------------------------------
+
+
+def test_foreign_entries_come_into_hand_only_as_far_as_there_is_room(
+    desk: Desk, life: Life, slot: Slot
+):
+    desk.link.pipeline([("XADD", desk.stream, "*", "payload", "x")] * 1500)
+    assert len(desk.fetch(1500, consumer="legacy")) == 1500
+    slot.reclaim_requested = 1
+    worker = life.worker("t1", reclaim_idle=0.0)
+    most = 0
+
+    def sleep(seconds: float) -> None:
+        if seconds:  # it waits for room
+            life.stop()
+            worker.gate.check()
+
+    def work(message: Message) -> None:
+        nonlocal most
+        most = max(most, slot.in_hand)
+        fail(message)
+
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    with desk.full_memory():
+        assert life.run(worker, work) == ExitCode.STOPPED
+    assert most <= 512
+    assert 256 <= slot.counter("reclaimed") <= 512
+    assert slot.counter("parked") == slot.counter("reclaimed")
+
+
+def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life, slot: Slot):
+    for number in range(1, 9):
+        desk.add(f"{number}-0", "payload", "bad")
+    desk.fetch()
+    worker = life.worker("t1", prefetch_max=2)
+    runs: list[str] = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        fail(message)
+
+    def sleep(seconds: float) -> None:
+        if seconds:
+            life.stop()
+            worker.gate.check()
+
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    with desk.full_memory():
+        assert life.run(worker, work) == ExitCode.STOPPED
+    assert runs == ["1-0", "2-0"]
+
+
+def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Life):
+    """T18: nothing else can free the memory that is waited for."""
+    desk.add("1-0", "payload", "bad", stream=desk.retry)
+    desk.add("1-0")
+    worker = life.worker("t1", prefetch_max=1)
+    pending: list[int] = []
+
+    def work(message: Message) -> None:
+        desk.do("CONFIG", "SET", "maxmemory", "1")
+        fail_bad(message)
+
+    def sleep(seconds: float) -> None:
+        if seconds:
+            pending.append(desk.do("XPENDING", desk.stream, UNIT.group)[0])
+            life.stop()
+            worker.gate.check()
+
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    with desk.full_memory():
+        desk.do("CONFIG", "SET", "maxmemory", "0")
+        assert life.run(worker, work) == ExitCode.STOPPED
+    assert pending == [0]
+
+
+# --- sessions, clocks, ghosts ---------------------------------------------------------------------
+
+
+def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
+    desk: Desk, life: Life, slot: Slot
+):
+    for number in range(1, 4):
+        desk.add(f"{number}-0")
+    desk.fetch()
+    desk.do("HSET", desk.fence, "solo", "1")
+    runs: list[str] = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        if message.id == "1-0":
+            # A copy of an earlier recover arrives late.
+            desk.do("HSET", desk.fence, "session", "late")
+
+    assert life.run(life.worker("t1", max_messages=3), work) == ExitCode.RECYCLE
+    assert runs == ["1-0", "2-0", "3-0"]
+    assert slot.counter("fenced") == 0
+    assert desk.state()["stream"].groups == {"hits": ("3-0", {})}
+
+
+def test_the_age_of_a_message_is_told_by_the_servers_clock(
+    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
+):
+    desk.add("1-0")
+    desk.do("XADD", desk.stream, "*", "payload", "young")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 7200)
+    life.run(life.worker("t1", max_messages=2, retry_max_age=3600.0), fail)
+    found = letters(desk)
+    assert {uid: letter["reason"] for uid, letter in found.items()} == {b"1-0": b"too-old"}
+    assert len(desk.state()["items"]) == 1
+
+
+def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, life: Life):
+    worker = life.worker("t1", retry_max_age=60.0)
+    runner = worker.runner
+    assert not runner.clock_is_old(1 << 60)
+    runner.read_clock(desk.link)
+    read = runner._clock_read_ns
+    assert not runner.clock_is_old(read + 59_000_000_000)
+    assert runner.clock_is_old(read + 61_000_000_000)
+    indifferent = life.worker("t1").runner
+    indifferent.read_clock(desk.link)
+    assert not indifferent.clock_is_old(1 << 60)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_ends(
+    desk: Desk, life: Life, attempts: int
+):
+    """Its body is in this process only: whoever comes next would find a ghost."""
+    desk.add("1-0", "payload", "precious")
+
+    def work(message: Message) -> None:
+        desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+        fail(message)
+
+    life.run(life.worker("t1", max_messages=1, max_attempts=attempts), work)
+    state = desk.state()
+    assert state["stream"].groups == {"hits": ("1-0", {})}
+    kept = state["items"]["m:1-0"] if attempts == 2 else letters(desk)[b"1-0"]
+    assert kept["payload"] == b"precious"
+
+
+def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, slot: Slot):
+    desk.add("1-0")
+    desk.fetch()
+    settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
+    slot.post_batch([b"m:1-0"])
+    settler.set_aside(Item(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    with desk.full_memory():
+        settler.flush()
+    settler.flush()
+    assert settler.owed == 1
+    settler.flush(last=True)
+    assert settler.owed == 0
+    assert list(desk.state()["items"]) == ["m:1-0"]
+
+
+# --- order and size of what is read ---------------------------------------------------------------
+
+
+def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
+    """Q26: both streams merged by id, however many there are."""
+    main = [f"{2 * number}-0" for number in range(1, 201)]
+    retried = [f"{number}-0" for number in (3, 5, 301, 303, 399, 900)]
+    for entry_id in main:
+        desk.add(entry_id)
+    for entry_id in retried:
+        desk.add(entry_id, stream=desk.retry)
+    desk.fetch(500)
+    desk.fetch(500, stream=desk.retry)
+    runs: list[str] = []
+    life.run(life.worker("t1", max_messages=206), lambda message: runs.append(message.id))
+    assert runs == sorted(main + retried, key=lambda entry_id: int(entry_id[:-2]))
+
+
+@pytest.mark.parametrize("how", ["inherited", "reclaimed", "unread"])
+def test_bytes_in_hand_are_bounded(desk: Desk, life: Life, slot: Slot, how: str):
+    for number in range(1, 41):
+        desk.add(f"{number}-0", "payload", b"x" * 10_000)
+    if how != "unread":
+        desk.fetch(100, consumer="w" if how == "inherited" else "legacy")
+    slot.reclaim_requested = 1
+    most = 0
+
+    def work(_message: Message) -> None:
+        nonlocal most
+        most = max(most, slot.in_hand)
+
+    worker = life.worker("t1", max_messages=40, prefetch_bytes=64_000, reclaim_idle=0.0)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert 2 <= most <= 6
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: Slot):
+    desk.add("1-0")
+
+    def work(_message: Message) -> None:
+        slot.soft_kill_seq = slot.run_seq
+        with pytest.raises(SoftTimeout):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    life.run(life.worker("t1", max_messages=1, timeout=1.0), work)
+    assert slot.counter("failed") == 0
+
+
+def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
+    desk: Desk, life: Life, slot: Slot
+):
+    """The first instruction of `finally` may be where it is raised."""
+    desk.add("1-0", "payload", "bad")
+    worker = life.worker("t1", max_messages=1, timeout=1.0)
+    flags = [True]
+
+    class Late(Runner):
+        @property
+        def _in_handler(self) -> bool:
+            return flags[-1]
+
+        @_in_handler.setter
+        def _in_handler(self, value: bool) -> None:
+            if not value and len(flags) == 2:
+                flags.append(True)
+                os.kill(os.getpid(), signal.SIGUSR1)
+            flags.append(value)
+
+    flags.clear()
+    flags.append(False)
+    worker.runner.__class__ = Late
+
+    def work(_message: Message) -> None:
+        slot.soft_kill_seq = slot.run_seq
+
+    flush = worker.settler.flush
+
+    def interrupted_flush(**named: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        flush(**named)
+
+    worker.settler.flush = interrupted_flush  # type: ignore[method-assign]
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert slot.counter("timeouts") == 1
+    assert flags[-1] is False

@@ -1,0 +1,650 @@
+"""The mistakes, and the tests that must notice them.
+
+T and Q numbers are the traps and questions of the protocol. A mistake that nobody notices means
+that the tests promise more than they check: mend the tests, not this list.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, mutant
+
+_FENCE = ("if refusal then", "if false then")
+
+# --- the fence: who has lost the unit changes nothing ---------------------------------------------
+
+FENCE = (
+    mutant(
+        "an acknowledgement without the fence",
+        "a superseded token changes nothing",
+        "lua/settle_ack.lua",
+        _FENCE,
+        tests={"contract/test_settle_ack.py": "test_another_token_is_refused"},
+    ),
+    mutant(
+        "a retry without the fence",
+        "a superseded token changes nothing",
+        "lua/settle_retry.lua",
+        _FENCE,
+        tests={"contract/test_settle_retry.py": "test_another_token_is_refused"},
+    ),
+    mutant(
+        "a dead letter without the fence",
+        "a superseded token changes nothing",
+        "lua/settle_dead.lua",
+        _FENCE,
+        tests={"contract/test_settle_dead.py": "test_another_token_is_refused"},
+    ),
+    mutant(
+        "a recovery without the fence",
+        "a superseded token learns nothing and opens no session",
+        "lua/message_recover.lua",
+        _FENCE,
+        tests={"contract/test_message_recover.py": "test_a_superseded_token_is_refused"},
+    ),
+    mutant(
+        "a reclaim without the fence",
+        "a superseded token takes over nothing",
+        "lua/message_reclaim.lua",
+        _FENCE,
+        tests={"contract/test_message_reclaim.py": "test_another_token_is_refused"},
+    ),
+    mutant(
+        "a read that does not watch the fence",
+        "no entry moves into the hands of a worker that has lost the unit",
+        "streamqd/store/fetch.py",
+        ('_pack("WATCH", fence)', '_pack("TYPE", fence)'),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing"
+            )
+        },
+    ),
+    mutant(
+        "a worker that goes on although the fence carries another token",
+        "no entry moves into the hands of a worker that has lost the unit",
+        "streamqd/worker/worker.py",
+        ("if not fetched.mine:", "if fetched.mine is None:"),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so"
+            )
+        },
+    ),
+)
+
+# --- lost replies and late packets ----------------------------------------------------------------
+
+LOST_AND_LATE = (
+    mutant(
+        "a new connection that does not list what is pending",
+        "what a lost read has moved is handled (T1)",
+        "streamqd/worker/worker.py",
+        (
+            "                self._attach()\n                self._serve()",
+            (
+                "                if self.link.opened:\n"
+                "                    self.fetcher.watch()\n"
+                "                else:\n"
+                "                    self._attach()\n"
+                "                self._serve()"
+            ),
+        ),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_what_a_lost_read_has_moved_is_handled_over_the_next_connection"
+            )
+        },
+    ),
+    mutant(
+        "a recovery that opens no session",
+        "a read that executes late, after the list was made, moves nothing (T1)",
+        "lua/message_recover.lua",
+        ("if open == '1' then", "if open == 'never' then"),
+        tests={
+            "contract/test_message_recover.py": [
+                "test_opens_a_session_and_lists_nothing",
+                "test_a_fetch_of_an_earlier_connection_is_refused_or_listed",
+            ]
+        },
+    ),
+    mutant(
+        "an acquire that does not compare epochs",
+        "a late acquire does not put an old token back (T2)",
+        "lua/lease_acquire.lua",
+        ("if not mine and epoch ~= tonumber(seen_epoch) then", "if false then"),
+        tests={
+            "contract/test_traps.py": "test_t2_a_late_acquire_does_not_put_an_old_token_back",
+            "contract/test_lease_acquire.py": (
+                "test_refuses_when_someone_has_owned_it_since_the_caller_looked"
+            ),
+        },
+    ),
+    mutant(
+        "a renewal that gives an expired lease up",
+        "a pause of the server that is longer than the lease costs no ownership",
+        "lua/lease_renew.lua",
+        (
+            "redis.call('SET', lease, token, 'PX', ttl_ms)\nreturn {'LATE'}",
+            "return {'LOST'}",
+        ),
+        tests={
+            "contract/test_lease_renew.py": (
+                "test_sets_an_expired_lease_again_under_the_same_epoch"
+            )
+        },
+    ),
+    mutant(
+        "a token that is used again after its release",
+        "a late release does not free the unit under its next owner (T13)",
+        "streamqd/supervisor/holding.py",
+        (
+            "self.token = secrets.token_hex(16)\n        self._seen_epoch",
+            "self.token = self.token or secrets.token_hex(16)\n        self._seen_epoch",
+        ),
+        (
+            'self.phase = Phase.FREE\n        self.token = ""\n        self.release_after',
+            "self.phase = Phase.FREE\n        self.release_after",
+        ),
+        tests={"unit/test_holding.py": "test_every_taking_has_a_token_of_its_own"},
+    ),
+    mutant(
+        "a release without the fence",
+        "a late release does not free the unit under its next owner (T13)",
+        "lua/lease_release.lua",
+        _FENCE,
+        tests={
+            "contract/test_traps.py": (
+                "test_t13_a_late_release_does_not_free_the_next_owners_unit"
+            ),
+            "contract/test_lease_release.py": "test_another_owner_is_left_alone",
+        },
+    ),
+)
+
+# --- a process dies -------------------------------------------------------------------------------
+
+DEATH = (
+    mutant(
+        "a death after which only the running entry counts",
+        "what had finished is acknowledged, not run again (T3)",
+        "streamqd/supervisor/holding.py",
+        ("self._done = batch.done", "self._done = []"),
+        tests={
+            "unit/test_holding.py": [
+                "test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left",
+                "test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released",
+            ]
+        },
+    ),
+    mutant(
+        "a death that is charged as often as it is told",
+        "charges <= true crashes, whatever replies are lost (T4)",
+        "lua/lease_refence.lua",
+        (
+            "if held[1] == new then\n",
+            (
+                "if held[1] == new then\n"
+                "  if charged ~= '' then\n"
+                "    crashes = redis.call('HINCRBY', attempts, charged .. ':c', 1)\n"
+                "  end\n"
+            ),
+        ),
+        tests={
+            "contract/test_traps.py": "test_t4_a_death_is_charged_once_however_often_it_is_told"
+        },
+    ),
+    mutant(
+        "a refence that is repeated with another token",
+        "a wish is repeated with equal arguments until it is answered (T4)",
+        "streamqd/supervisor/holding.py",
+        ("                self._new_token,\n", "                secrets.token_hex(16),\n"),
+        tests={
+            "unit/test_holding.py": (
+                "test_a_refence_is_repeated_with_equal_arguments_so_nobody_is_charged_twice"
+            )
+        },
+    ),
+    mutant(
+        "a successor with the token of its predecessor",
+        "packets of a dead child bounce, and its death is charged once",
+        "streamqd/supervisor/holding.py",
+        (
+            (
+                "        self.phase = Phase.REFENCING\n"
+                "        self._new_token = secrets.token_hex(16)\n"
+                "        self.release_after = leaving"
+            ),
+            "        self.phase = Phase.RELEASING if leaving else Phase.HELD",
+        ),
+        tests={
+            "unit/test_mutant_gaps.py": (
+                "test_a_successor_gets_a_token_that_its_predecessor_never_had[dies]"
+            )
+        },
+    ),
+    mutant(
+        "a mark that survives the refence",
+        "a death in solo mode is charged once (T15)",
+        "lua/lease_refence.lua",
+        ("redis.call('HDEL', fence, 'mark', 'session')", "redis.call('HDEL', fence, 'session')"),
+        tests={"contract/test_traps.py": "test_t15_a_mark_is_charged_once"},
+    ),
+    mutant(
+        "a crash that charges all that was in hand",
+        "the running message is charged, its neighbours are not",
+        "lua/lease_refence.lua",
+        (
+            "  redis.call('HSET', attempts, charged .. ':last', context)\n",
+            (
+                "  redis.call('HSET', attempts, charged .. ':last', context)\n"
+                "  for _, row in ipairs(redis.call('XPENDING', stream, group, '-', '+', 999)) do\n"
+                "    if 'm:' .. row[1] ~= charged then\n"
+                "      redis.call('HINCRBY', attempts, 'm:' .. row[1] .. ':c', 1)\n"
+                "    end\n"
+                "  end\n"
+            ),
+        ),
+        tests={
+            "contract/test_mutant_gaps.py": (
+                "test_a_death_charges_one_message_of_the_many_that_were_in_hand"
+            )
+        },
+    ),
+    mutant(
+        "a crash that charges the first of several running",
+        "nobody is charged on suspicion",
+        "streamqd/supervisor/holding.py",
+        ("blamed_kill) and len(batch.running) == 1:", "blamed_kill) and batch.running:"),
+        tests={"unit/test_holding.py": "test_several_running_entries_charge_nobody"},
+    ),
+    mutant(
+        "an acknowledgement of a charged entry that rides on a read",
+        "the counters of a message go with it",
+        "streamqd/worker/settler.py",
+        ("        if charged:\n", "        if charged is None:\n"),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_message_that_was_charged_and_then_succeeds_leaves_no_counters"
+            )
+        },
+    ),
+)
+
+# --- limits, drain, reload ------------------------------------------------------------------------
+
+LIMITS = (
+    mutant(
+        "a hard limit that kills at the first look",
+        "a handler that is about to finish is not killed (T11)",
+        "streamqd/supervisor/limits.py",
+        (
+            "if self._suspected.get(holding.slot.index) == sequence == holding.slot.run_seq:",
+            "if sequence == holding.slot.run_seq:",
+        ),
+        tests={
+            "unit/test_mutant_gaps.py": [
+                "test_a_run_over_its_hard_limit_is_killed_at_the_second_look",
+                "test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before",
+            ]
+        },
+    ),
+    mutant(
+        "a hard limit that charges whatever runs when the signal arrives",
+        "only the run for which the kill was decided is charged (T11)",
+        "streamqd/supervisor/holding.py",
+        ("in_time = kill is None or kill.run_seq == self.slot.run_seq", "in_time = True"),
+        tests={"unit/test_holding.py": "test_a_hard_limit_that_comes_too_late_charges_nobody"},
+    ),
+    mutant(
+        "a soft limit that fires between two messages",
+        "between messages the signal does nothing (Q23)",
+        "streamqd/worker/runs.py",
+        (
+            "if self._in_handler and self.slot.soft_kill_seq",
+            "if self.slot.soft_kill_seq",
+        ),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else"
+            )
+        },
+    ),
+    mutant(
+        "a soft limit that hits whatever runs",
+        "the run after the one that was over its limit is left alone (Q23)",
+        "streamqd/worker/runs.py",
+        (
+            "self._in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
+            "self._in_handler:",
+        ),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else"
+            )
+        },
+    ),
+    mutant(
+        "a drain that kills",
+        "a drain waits for the messages that run",
+        "streamqd/supervisor/drain.py",
+        ('self.crew.stop(holding, "drain")', 'self.crew.kill(holding, "deadline")'),
+        tests={
+            "unit/test_mutant_gaps.py": [
+                "test_a_drain_lets_the_running_message_finish_and_releases",
+                "test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody",
+            ]
+        },
+    ),
+    mutant(
+        "a drain that counts as a crash",
+        "who is killed because the daemon stops is not charged",
+        "streamqd/supervisor/holding.py",
+        ("unordered = kill is None and not (", "unordered = not ("),
+        tests={
+            "unit/test_holding.py": "test_a_kill_that_was_ordered_charges_nobody",
+            "unit/test_mutant_gaps.py": (
+                "test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody"
+            ),
+        },
+    ),
+    mutant(
+        "a release that spends an attempt",
+        "attempts count failed runs, nothing else",
+        "streamqd/worker/worker.py",
+        (
+            "message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)",
+            (
+                'fields = [*entry.fields, b"retryCount", b"1"]\n'
+                "            message = Message(self.delivery, entry.id, fields, retried=True)"
+            ),
+        ),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_what_a_stop_releases_runs_later_as_its_first_attempt"
+            )
+        },
+    ),
+    mutant(
+        "a reload that fences the old worker out while it works",
+        "a reload repeats no message",
+        "streamqd/supervisor/reload.py",
+        (
+            'supervisor.crew.stop(supervisor.holdings[unit], "reload")',
+            "supervisor.holdings[unit].abandon()",
+        ),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_reload_hands_over_when_the_old_worker_is_quiet"
+            )
+        },
+    ),
+    mutant(
+        "an embedded server that is stopped first",
+        "the embedded server outlives everything that is still to be settled",
+        "streamqd/supervisor/supervisor.py",
+        (
+            "            self.drain.signalled(number, timeout)\n",
+            (
+                "            if self.embedded is not None:\n"
+                "                self.embedded.stop(5.0)\n"
+                "            self.drain.signalled(number, timeout)\n"
+            ),
+        ),
+        tests={"integration/test_mutant_gaps.py": "test_the_embedded_server_outlives_the_drain"},
+    ),
+    mutant(
+        "an embedded server that a terminal's Ctrl-C ends",
+        "the embedded server outlives everything that is still to be settled",
+        "streamqd/embedded.py",
+        ("                    start_new_session=True,\n", ""),
+        tests={"integration/test_embedded.py": "test_ctrl_c_does_not_reach_it"},
+    ),
+)
+
+# --- settling: in exactly one place ---------------------------------------------------------------
+
+SETTLING = (
+    mutant(
+        "a dead letter whose source goes first",
+        "each message is in exactly one place, also when the insertion is refused",
+        "lua/settle_dead.lua",
+        ("    redis.call('XACK', entry.source, group, entry.id)\n", ""),
+        (
+            "    letters[at] =",
+            "    redis.call('XACK', entry.source, group, entry.id)\n    letters[at] =",
+        ),
+        tests={
+            "contract/test_settle_dead.py": (
+                "test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place"
+            )
+        },
+    ),
+    mutant(
+        "settling what is not pending",
+        "each message is in exactly one place, also when the call is repeated",
+        "lua/_items.lua",
+        ("if seen[item.place] or not pending(source, group, id) then", "if seen[item.place] then"),
+        tests={
+            "contract/test_settle_retry.py": [
+                "test_the_second_finds_nothing_to_do",
+                "test_a_late_copy_after_the_promotion_finds_nothing_to_do",
+            ],
+            "contract/test_settle_dead.py": "test_the_second_finds_nothing_to_do",
+        },
+    ),
+    mutant(
+        "retries named by their id alone",
+        "equal ids of the two streams are two messages (T6)",
+        "lua/settle_retry.lua",
+        ("redis.call('HSET', items, entry.place,", "redis.call('HSET', items, entry.id,"),
+        ("text(now + entry.delay_ms), entry.place)", "text(now + entry.delay_ms), entry.id)"),
+        tests={
+            "contract/test_traps.py": (
+                "test_t6_equal_ids_in_the_two_streams_are_two_messages_to_the_end"
+            )
+        },
+    ),
+    mutant(
+        "a failed message that stops the worker while memory is full",
+        "who cannot settle one message goes on with the others (T18)",
+        "streamqd/worker/settler.py",
+        ("                    parked += items\n", "                    raise reply\n"),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged"
+            )
+        },
+    ),
+    mutant(
+        "a recovery that waits for memory",
+        "a dead child is replaced although memory is full: consuming is what frees it (T14)",
+        "lua/message_recover.lua",
+        ("  redis.call('HDEL', fence, 'session')\n", ""),
+        tests={"contract/test_every_script.py": "test_full_memory[message_recover]"},
+    ),
+    mutant(
+        "a retry that forgets the crashes",
+        "a message is buried after max_crashes, retries in between or not (T8)",
+        "streamqd/worker/runs.py",
+        (
+            "self._failed(index, message, retried, crashes + message.crash_count, error)",
+            "self._failed(index, message, retried, message.crash_count, error)",
+        ),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_crashes_before_and_after_a_retry_are_counted_together"
+            )
+        },
+    ),
+    mutant(
+        "one attempt too many",
+        "with max_attempts 5 the fifth failure is the last",
+        "streamqd/policy/settlement.py",
+        ("attempt >= policy.max_attempts:", "attempt > policy.max_attempts:"),
+        tests={
+            "unit/test_settlement.py": [
+                "test_the_fifth_failure_is_the_last",
+                "test_one_attempt_means_no_retry",
+            ]
+        },
+    ),
+    mutant(
+        "retries that go to every group",
+        "only the group that failed sees a message again",
+        "streamqd/store/messages.py",
+        (
+            '"target": keys.retry_stream(*unit),',
+            '"target": keys.stream(unit.topic, unit.partition),',
+        ),
+        tests={"contract/test_message_promote.py": "test_reaches_only_the_group_that_failed"},
+    ),
+    mutant(
+        "retries that do not wait",
+        "nothing runs before it is due",
+        "lua/message_promote.lua",
+        ("'-inf', text(now), 'LIMIT'", "'-inf', '+inf', 'LIMIT'"),
+        tests={"contract/test_message_promote.py": "test_moves_what_is_due"},
+    ),
+    mutant(
+        "a replay that keeps the letter",
+        "a dead letter is replayed once",
+        "lua/dead_replay.lua",
+        ("redis.call('XDEL', dlq, letter_id)\n", ""),
+        tests={
+            "contract/test_dead.py": [
+                "test_the_second_finds_no_letter",
+                "test_replays_into_the_groups_retry_stream",
+            ]
+        },
+    ),
+    mutant(
+        "a dead-letter stream that is trimmed",
+        "no dead letter goes unless somebody purges or replays it (T9)",
+        "lua/settle_dead.lua",
+        ("'XADD', dlq, '*', 'failedAt'", "'XADD', dlq, 'MAXLEN', '~', 1000, '*', 'failedAt'"),
+        tests={"contract/test_mutant_gaps.py": "test_dead_letters_stay_however_many_there_are"},
+    ),
+)
+
+# --- groups, trimming, the fleet, producers -------------------------------------------------------
+
+AROUND = (
+    mutant(
+        "a trim floor at the last delivered entry",
+        "a partition is empty when all is acknowledged (T16)",
+        "lua/stream_trim.lua",
+        (
+            "local own = successor(group['last-delivered-id'])",
+            "local own = group['last-delivered-id']",
+        ),
+        tests={
+            "contract/test_traps.py": ("test_t16_a_partition_is_empty_when_all_is_acknowledged"),
+            "contract/test_stream_trim.py": ("test_the_floor_is_the_smallest_id_that_must_stay"),
+        },
+    ),
+    mutant(
+        "a trim floor behind the first pending entry",
+        "what is pending is never trimmed (T16)",
+        "lua/stream_trim.lua",
+        (
+            "own = redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]",
+            "own = successor(redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1])",
+        ),
+        tests={
+            "contract/test_stream_trim.py": [
+                "test_the_floor_is_the_smallest_id_that_must_stay",
+                "test_never_removes_what_is_pending",
+            ]
+        },
+    ),
+    mutant(
+        "a lost group that comes back at the latest",
+        "a lost group skips nothing (T12)",
+        "streamqd/registration.py",
+        ('consumer.start == "latest" and new else', 'consumer.start == "latest" else'),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_group_that_began_at_the_latest_comes_back_at_the_oldest"
+            )
+        },
+    ),
+    mutant(
+        "a group that comes back at the latest after the server was emptied",
+        "an emptied server is no reason to skip what was sent since (T12)",
+        "streamqd/registration.py",
+        ("new = not seen_before and not emptied", "new = not seen_before"),
+        tests={
+            "integration/test_mutant_gaps.py": (
+                "test_a_group_of_an_emptied_server_comes_back_at_the_oldest"
+            )
+        },
+    ),
+    mutant(
+        "a lost group that comes back at its floor",
+        "a lost group skips nothing: positions are exclusive (T12)",
+        "lua/group_ensure.lua",
+        ("floor and predecessor(floor) or start", "floor or start"),
+        tests={
+            "contract/test_group_ensure.py": [
+                "test_a_lost_group_comes_back_before_its_floor",
+                "test_a_lost_group_loses_nothing",
+            ]
+        },
+    ),
+    mutant(
+        "a housekeeper that claims",
+        "nothing comes into a worker's hands behind its back (T5)",
+        "streamqd/housekeeper/reclaimer.py",
+        (
+            "for (slot, unit, _, name), entries in zip(",
+            "for (slot, unit, key, name), entries in zip(",
+        ),
+        (
+            "                slot.reclaim_requested = slot.reclaim_done + 1\n",
+            (
+                "                slot.reclaim_requested = slot.reclaim_done + 1\n"
+                "                first = entries[0][0]\n"
+                '                self._link.execute("XCLAIM", key, unit.group, "w", 0, first)\n'
+            ),
+        ),
+        tests={
+            "integration/test_housekeeper.py": (
+                "test_idle_entries_of_a_foreign_consumer_raise_the_flag_once"
+            )
+        },
+    ),
+    mutant(
+        "members that are dead by age alone",
+        "a pause of the server moves no partition (T10)",
+        "streamqd/policy/rebalance.py",
+        ("not (old and count >= SILENT_BEATS):", "not old:"),
+        tests={
+            "unit/test_rebalance.py": (
+                "test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone"
+            )
+        },
+    ),
+    mutant(
+        "another partition for the same key",
+        "the partition of a key never changes",
+        "streamqd/policy/partitioning.py",
+        ("zlib.crc32(key) % count", "zlib.adler32(key) % count"),
+        tests={"unit/test_partitioning.py": ["test_fixed_vectors", "test_agrees_with_librdkafka"]},
+    ),
+    mutant(
+        "a dedup id that nobody looks at",
+        "a message with a dedup id is written once",
+        "lua/message_publish.lua",
+        ("  if earlier then\n", "  if false then\n"),
+        tests={"contract/test_publishing.py": "test_the_same_dedup_id_is_written_once"},
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *FENCE,
+    *LOST_AND_LATE,
+    *DEATH,
+    *LIMITS,
+    *SETTLING,
+    *AROUND,
+)

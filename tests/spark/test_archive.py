@@ -1,0 +1,223 @@
+"""The archive on a real Spark: everything once, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Topic
+from streamqd.errors import Refused
+from streamqd.spark.pipelines.archive import Archiver, Done, PipelineError, lease_name
+from streamqd.spark.pipelines.lease import Lease
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.killed_archive import POINTS, strike
+from tests.support.servers import Server
+
+dataset = pytest.importorskip("pyarrow.dataset")
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+START = 1_763_683_195_000  # five seconds before a midnight, UTC
+Entry = tuple[str, int, str, bytes]  # topic, partition, id, value
+
+
+class KilledError(Exception):
+    """Stands in for SIGKILL where the process must live on."""
+
+
+class Desk:
+    """Topics, their ledger, and an archive of them."""
+
+    def __init__(self, link: Link, keys: Keys, server: Server, spark: Any, folder: Path) -> None:
+        self.link, self.keys, self.folder, self.spark = link, keys, folder, spark
+        self.settings = replace(config.Settings(), redis=server.settings)
+        self.ledger: Counter[Entry] = Counter()
+        self.asked = 0
+        self._next = START
+
+    def topic(self, name: str, partitions: int = 2) -> None:
+        topics.create(self.link, self.keys, name, Topic(partitions=partitions))
+
+    def add(self, topic: str, partition: int, count: int) -> None:
+        for _ in range(count):
+            self._next += 10
+            entry, value = f"{self._next}-{self._next % 3}", f"body {self._next}".encode()
+            fields = ("payload", value, "key", "k", "headers", '{"a":"1"}', "sentAt", "7")
+            self.link.execute("XADD", self.keys.stream(topic, partition), entry, *fields)
+            self.ledger[topic, partition, entry, value] += 1
+
+    def archiver(self, **changes: Any) -> Archiver:
+        return Archiver(self.settings, self.folder, self._ask, lambda _: None, **changes)
+
+    def run(self, *wanted: str, **changes: Any) -> dict[str, Done]:
+        archiver = self.archiver(**changes)
+        try:
+            return {each.topic: each for each in archiver.run(wanted)}
+        finally:
+            archiver.close()
+
+    def _ask(self) -> Any:
+        self.asked += 1
+        return self.spark
+
+    def plain(self) -> Counter[Entry]:
+        """What a reader of Parquet sees that knows nothing of us."""
+        found = dataset.dataset(self.folder, format="parquet", partitioning="hive").to_table()
+        names = ("topic", "partition", "id", "value")
+        return Counter(zip(*(found[name].to_pylist() for name in names), strict=True))
+
+    def by_spark(self) -> Counter[Entry]:
+        rows = self.spark.read.parquet(str(self.folder)).select("topic", "partition", "id", "value")
+        return Counter((row[0], row[1], row[2], bytes(row[3])) for row in rows.collect())
+
+    def archived(self, topic: str, partition: int) -> str | None:
+        raw = self.link.execute("HGET", self.keys.trim(topic, partition), "archived")
+        return None if raw is None else raw.decode()
+
+    def last(self, topic: str, partition: int) -> str:
+        return max(
+            (
+                entry
+                for name, number, entry, _ in self.ledger
+                if (name, number) == (topic, partition)
+            ),
+            key=lambda entry: tuple(map(int, entry.split("-"))),
+        )
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys, server: Server, spark: Any, tmp_path: Path) -> Desk:
+    made = Desk(link, keys, server, spark, tmp_path / "archive")
+    made.topic("access")
+    return made
+
+
+def test_everything_once_over_several_runs(desk: Desk) -> None:
+    desk.topic("orders", 1)
+    desk.add("access", 0, 700)  # over midnight
+    desk.add("access", 1, 5)
+    desk.add("orders", 0, 3)
+    done = desk.run()
+    assert {name: each.rows for name, each in done.items()} == {"access": 705, "orders": 3}
+    assert desk.plain() == desk.by_spark() == desk.ledger
+    assert len({path.parent.parent.name for path in desk.folder.rglob("*.parquet")}) == 2
+    assert desk.archived("access", 1) == done["access"].archived["1"] == desk.last("access", 1)
+
+    desk.run()
+    assert desk.asked == 2, "without anything new Spark is not even started"
+
+    desk.link.execute("HSET", desk.keys.meta("access"), "partitionCount", 3)
+    desk.add("access", 0, 4)
+    desk.add("access", 2, 6)
+    assert desk.run("access", batch_rows=4)["access"].batches == 3
+    assert desk.plain() == desk.by_spark() == desk.ledger
+    assert desk.archived("access", 2) == desk.last("access", 2)
+    left = desk.link.execute("KEYS", "*:p[ir][po]*")
+    assert left == [], "leases and progress are gone"
+
+
+def test_a_row_is_all_of_an_entry(desk: Desk) -> None:
+    desk.add("access", 1, 1)
+    desk.run()
+    row = (
+        dataset.dataset(desk.folder, format="parquet", partitioning="hive")
+        .to_table()
+        .to_pylist()[0]
+    )
+    ms, seq = map(int, desk.last("access", 1).split("-"))
+    assert (row["id_ms"], row["id_seq"], row["key"]) == (ms, seq, b"k")
+    assert row["timestamp"].timestamp() * 1000 == ms
+    assert row["headers"] == [{"key": "a", "value": b"1"}]
+    assert row["fields"] == [("sentAt", b"7")]
+    assert (row["batch"], row["partition"], row["topic"]) == (0, 1, "access")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_broken_off_at(desk: Desk, point: str) -> None:
+    desk.add("access", 0, 6)
+    desk.add("access", 1, 6)
+
+    def blow() -> None:
+        raise KilledError
+
+    undo = strike(point, 2, blow)
+    try:
+        with pytest.raises(PipelineError):
+            desk.run(batch_rows=4)
+    finally:
+        undo()
+    seen = desk.plain()
+    assert max(seen.values()) == 1
+    assert seen <= desk.ledger
+    desk.add("access", 0, 3)
+    desk.run(batch_rows=4)
+    assert desk.plain() == desk.by_spark() == desk.ledger
+    assert desk.archived("access", 0) == desk.last("access", 0)
+
+
+def test_without_its_checkpoint_it_goes_on_behind_the_manifests(desk: Desk) -> None:
+    desk.add("access", 0, 5)
+    desk.run()
+    shutil.rmtree(desk.folder / "_checkpoint")
+    desk.link.execute("XTRIM", desk.keys.stream("access", 0), "MAXLEN", 0)
+    desk.add("access", 0, 2)
+    desk.add("access", 1, 2)
+    assert desk.run()["access"].rows == 4
+    assert desk.plain() == desk.ledger
+
+
+def test_what_was_trimmed_before_it_was_archived_is_told(desk: Desk) -> None:
+    desk.add("access", 0, 4)
+    desk.run()
+    desk.add("access", 0, 6)
+    stream = desk.keys.stream("access", 0)
+    kept = [entry.decode() for entry, _ in desk.link.execute("XRANGE", stream, "-", "+")][-2:]
+    desk.link.execute("XTRIM", stream, "MINID", kept[0])
+    with pytest.raises(PipelineError, match=r"4 entries of access partition 0 .* were trimmed"):
+        desk.run()
+    assert desk.run(allow_loss=True)["access"].missing == 4
+    assert sum(desk.plain().values()) == 6
+    desk.add("access", 0, 1)
+    assert desk.run()["access"].rows == 1
+
+
+def test_two_runs_do_not_meet(desk: Desk) -> None:
+    desk.add("access", 0, 1)
+    archiver = desk.archiver()
+    other = Lease(
+        lambda: Link(desk.settings.redis, timeout=10.0, name="test:other"),
+        desk.keys,
+        "access",
+        lease_name(archiver.archive),
+    )
+    with other, pytest.raises(Refused, match=f"being run by process {os.getpid()} on"):
+        archiver.run()
+    assert archiver.run()[0].rows == 1
+    archiver.close()
+
+
+@pytest.mark.slow
+def test_killed_and_run_again(desk: Desk, server: Server, tmp_path: Path) -> None:
+    """Real kills, each run going on where the one before was killed."""
+    (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
+    for number, point in enumerate(("staged", "renamed")):
+        desk.add("access", number, 5)
+        command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]
+        command += ["--config", str(tmp_path / "streamq.toml"), "pipeline", "archive"]
+        command += ["--archive", str(desk.folder), "--batch-rows", "3", "--master", "local[1]"]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+    desk.run()
+    assert desk.plain() == desk.by_spark() == desk.ledger

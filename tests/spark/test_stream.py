@@ -1,0 +1,138 @@
+"""Streaming reads of topics by a real Spark: each entry in one batch, and none left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from streamqd.model import Unit
+from streamqd.store import messages
+from tests.spark.conftest import Shop
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def places(batches: list[list[tuple[Any, ...]]]) -> list[str]:
+    return sorted(f"{partition}:{entry_id}" for rows in batches for partition, entry_id in rows)
+
+
+def numbered(partition: int, first: int, last: int) -> list[str]:
+    return [f"{partition}:{number}-0" for number in range(first, last + 1)]
+
+
+def where(frame: DataFrame) -> DataFrame:
+    return frame.select("partition", "id")
+
+
+def test_a_query_goes_on_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None:
+    """Over restarts, over new partitions, in batches that are shared by backlog."""
+    shop.topic("access", 2)
+    shop.fill("access", 0, 1, 300)
+    shop.fill("access", 1, 1, 100)
+    frame = where(shop.stream("access", maxOffsetsPerTrigger=200))
+
+    first = shop.take(frame, tmp_path)
+    assert [len(rows) for rows in first] == [200, 200]
+    shares = [sum(partition == 0 for partition, _ in rows) for rows in first]
+    assert shares == [150, 150]
+    assert places(first) == sorted(numbered(0, 1, 300) + numbered(1, 1, 100))
+
+    shop.grow("access", 3)
+    shop.fill("access", 2, 1, 50)
+    shop.fill("access", 0, 301, 320)
+    again = shop.take(frame, tmp_path)
+    assert places(again) == sorted(numbered(2, 1, 50) + numbered(0, 301, 320))
+
+    assert shop.take(frame, tmp_path) == []
+    offsets = sorted(int(path.name) for path in (tmp_path / "offsets").glob("[0-9]*"))
+    last = json.loads((tmp_path / "offsets" / str(offsets[-1])).read_text().splitlines()[2])
+    assert last == {
+        "access": {"0": "320-0", "1": "100-0", "2": "50-0"},
+        "#": {"access": {"0": 320, "1": 100, "2": 50}},
+    }
+
+
+def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
+    """What the one trimmer removed unread fails the query; with failOnDataLoss=false it goes on."""
+    shop.topic("access", 1)
+    unit = Unit("access", 0, "hits")
+    stream = shop.keys.stream("access", 0)
+    shop.link.run(messages.ensure_group(shop.keys, unit, "0"))
+
+    def settle_and_trim() -> int:
+        read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 10_000, "STREAMS", stream, ">")
+        entries = shop.link.execute(*read)[0][1]
+        shop.link.execute("XACK", stream, "hits", *(entry[0] for entry in entries))
+        call = messages.trim(
+            *(shop.keys, "access", 0),
+            keep_from="",
+            max_length=None,
+            archive=False,
+            limit=10_000,
+            expected=["hits"],
+        )
+        return messages.Trimmed.parse(shop.link.run(call)).removed
+
+    shop.fill("access", 0, 1, 300)
+    strict = where(shop.stream("access"))
+    assert len(places(shop.take(strict, tmp_path))) == 300
+    assert settle_and_trim() == 300
+    shop.fill("access", 0, 301, 400)
+    # All that was read is gone and nothing else: that is no loss.
+    assert places(shop.take(strict, tmp_path)) == sorted(numbered(0, 301, 400))
+
+    shop.fill("access", 0, 401, 650)
+    assert settle_and_trim() == 350
+    shop.fill("access", 0, 651, 660)
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="250 entries of access partition 0"):
+            shop.take(strict, tmp_path)
+    lenient = where(shop.stream("access", failOnDataLoss="false"))
+    assert places(shop.take(lenient, tmp_path)) == sorted(numbered(0, 651, 660))
+    assert shop.take(strict, tmp_path) == []
+
+
+def test_a_query_that_runs(shop: Shop, tmp_path: Path) -> None:
+    """It begins with what comes next, sees a new partition, and tells how far behind it is."""
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 10)
+    seen: list[str] = []
+    frame = where(shop.stream("access", startingOffsets="latest"))
+    writer = frame.writeStream.option("checkpointLocation", str(tmp_path))
+    query = writer.foreachBatch(
+        lambda batch, _: seen.extend(places([[tuple(row) for row in batch.collect()]]))
+    ).trigger(processingTime="200 milliseconds")
+    running = query.start()
+    try:
+        wait_until(lambda: running.recentProgress, timeout=60, what="the first look")
+        shop.fill("access", 0, 11, 15)
+        wait_until(lambda: len(seen) == 5, timeout=60, what="five entries")
+        shop.grow("access", 2)
+        shop.fill("access", 1, 1, 3)
+        wait_until(lambda: len(seen) == 8, timeout=60, what="entries of the new partition")
+        wait_until(
+            lambda: '"1": "3-0"' in str(running.lastProgress["sources"][0]["latestOffset"]),
+            timeout=60,
+            what="the reported position",
+        )
+    finally:
+        running.stop()
+    assert sorted(seen) == sorted(numbered(0, 11, 15) + numbered(1, 1, 3))
+
+
+def test_dead_letters_stream_too(shop: Shop, tmp_path: Path) -> None:
+    shop.topic("access", 1)
+    dlq = shop.keys.dlq("access", 0)
+    shop.link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x", "reason", "dead") for n in (1, 2)])
+    frame = shop.stream("access:dlq").select("id", "reason")
+    assert shop.take(frame, tmp_path) == [[("1-0", "dead"), ("2-0", "dead")]]
+    # A letter that is brought back is no loss.
+    shop.link.execute("XDEL", dlq, "1-0", "2-0")
+    shop.link.execute("XADD", dlq, "3-0", "payload", "x", "reason", "attempts")
+    assert shop.take(frame, tmp_path) == [[("3-0", "attempts")]]

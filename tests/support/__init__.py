@@ -1,0 +1,1 @@
+"""What tests stand on: servers, a proxy that misbehaves on demand, waiting."""

@@ -1,0 +1,424 @@
+"""The daemon as a process: configured, started, watched by its log, and never left behind.
+
+`Daemon` writes a configuration and a handler module into a folder and runs the real command there.
+Tests wait for events of its log, for records of the ledger, or for facts in Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from streamqd import config, process
+from streamqd.model import Unit
+from streamqd.producer import Outgoing, Producer
+from streamqd.scoreboard import WorkerState
+from streamqd.store import messages
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.ledger import VARIABLE, Ledger
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+OBEDIENT = Path(__file__).with_name("obedient.py")
+TOPIC, GROUP = "orders", "bill"
+KILL_SECONDS = 10.0
+
+Event = dict[str, Any]
+
+
+class Daemon:
+    """One configured daemon; `start` may be called again after it has ended.
+
+    Settings of `[daemon]`, of the topic and of its consumer are given as in TOML. The handler
+    module `work` is a copy of tests/support/obedient.py unless `code` says otherwise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        *,
+        partitions: int = 1,
+        daemon: Mapping[str, Any] | None = None,
+        consumer: Mapping[str, Any] | None = None,
+        groups: Iterable[str] = (GROUP,),
+        http: str = "",
+        code: str = "",
+        name: str = "one",
+    ) -> None:
+        self.folder = folder
+        self.partitions = partitions
+        self.groups = list(groups)
+        self.config_path = folder / f"{name}.toml"
+        self.module_path = folder / "work.py"
+        self.log_path = folder / f"{name}.log"
+        self.ledger = Ledger(folder / "ledger")
+        self.keys = Keys()
+        one = {"topic": TOPIC, "handler": "work:obey", **(consumer or {})}
+        self.tables: dict[str, Any] = {
+            "redis": {"url": redis_url},
+            "daemon": {"instance": name, "lease_ttl": "60s", **(daemon or {})},
+            "http": {"bind": http},
+            "log": {"format": "json"},
+            "topics": {TOPIC: {"partitions": partitions}},
+            "consumers": [{**one, "group": group} for group in self.groups],
+        }
+        self.write_config()
+        self.write_code(code or OBEDIENT.read_text())
+        redis = config.resolved(config.load(self.config_path)).redis
+        self.link = Link(redis, timeout=10.0, name="test:daemon")
+        self._producer: Producer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sessions: list[int] = []
+        self._read_to = 0
+        self._events: list[Event] = []
+        self.plain: list[str] = []  # lines that are no events: stacks, tracebacks
+
+    # --- files ---
+
+    def write_config(self, **changed: Any) -> None:
+        """Write the configuration; `changed` replaces whole tables, for now and later."""
+        self.tables |= changed
+        self.config_path.write_text(toml(self.tables))
+
+    def write_code(self, code: str) -> None:
+        """Write the handler module."""
+        self.module_path.write_text(code)
+
+    # --- life ---
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.wait_event("ready")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self, *arguments: str) -> None:
+        """Start the command. It dies with the test process."""
+        assert not self.running
+        parent = os.getpid()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "streamqd", "--config", self.config_path.name, *arguments],
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: process.die_with_parent(parent),
+            )
+        self._sessions.append(self._process.pid)
+
+    def _environment(self) -> dict[str, str]:
+        clean = {name: text for name, text in os.environ.items() if not name.startswith("STREAMQ_")}
+        return clean | {
+            VARIABLE: str(self.ledger.path),
+            "PYTHONPATH": str(ROOT),
+            # A module that is rewritten within one second must not be found as it was.
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    @property
+    def pid(self) -> int:
+        """Process id of the supervisor."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the supervisor lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the supervisor a signal."""
+        assert self.running, f"it has ended with {self.wait(0)}\n{self.tail()}"
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        """Wait for its end and return the exit code. Fails when a process of it stays behind."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {timeout:g} s\n{self.tail()}") from None
+        self.wait_gone(2.0)
+        return code
+
+    def stop(self, timeout: float = 20.0) -> int:
+        """Drain it by SIGTERM and return the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout)
+
+    def kill(self) -> None:
+        """Kill the supervisor, and nothing else."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(KILL_SECONDS)
+
+    def wait_gone(self, timeout: float) -> None:
+        """Wait until no process of its session is left."""
+        try:
+            wait_until(lambda: not self.session(), timeout=timeout)
+        except AssertionError:
+            left = [f"{each.pid} {each.as_dict(['name', 'cmdline'])}" for each in self.session()]
+            raise AssertionError(f"left after {timeout:g} s: {left}\n{self.tail()}") from None
+
+    def close(self) -> None:
+        """Kill whatever is left of it, and nothing else."""
+        if self.running:
+            self.kill()
+
+        def gone() -> bool:
+            left = self.session()
+            for each in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            return not left
+
+        wait_until(gone, timeout=KILL_SECONDS, what="every process of the daemon is dead")
+        self.link.close()
+        if self._producer is not None:
+            self._producer.close()
+        self.ledger.close()
+
+    # --- processes ---
+
+    def session(self) -> list[psutil.Process]:
+        """All living processes that it has started, whoever their parent is now.
+
+        A session of its own, which it was given at its start, marks them.
+        """
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(pid) in self._sessions:
+                    one = psutil.Process(pid)
+                    if one.status() != psutil.STATUS_ZOMBIE:
+                        found.append(one)
+        return found
+
+    def titles(self) -> dict[str, int]:
+        """Title -> pid of the supervisor and its children."""
+        supervisor = psutil.Process(self.pid)
+        found = {}
+        for one in (supervisor, *supervisor.children()):
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                found[one.cmdline()[0]] = one.pid
+        return found
+
+    def pids(self, group: str = GROUP) -> dict[int, int]:
+        """Partition -> pid of the worker that handles it for a group."""
+        titles = self.titles()
+        found = {
+            number: titles.get(f"streamqd: worker {TOPIC}/{number} {group}")
+            for number in range(self.partitions)
+        }
+        return {number: pid for number, pid in found.items() if pid is not None}
+
+    def worker_states(self) -> set[object]:
+        """What the workers are doing, asked for by a dump."""
+        mark = self.mark()
+        self.signal(signal.SIGUSR1)
+        count = len(self.units())
+        self.wait_for(lambda: len(self.events("state", mark)) >= count, what="the state")
+        return {each["worker"] for each in self.events("state", mark)}
+
+    def pause(self) -> None:
+        """Pause all workers by SIGTSTP, and wait until they do."""
+        self.signal(signal.SIGTSTP)
+        self.wait_for(lambda: self.worker_states() == {WorkerState.PAUSED}, what="it pauses")
+
+    # --- the log ---
+
+    def events(self, name: str = "", after: int = 0, **fields: Any) -> list[Event]:
+        """Events so far, of one name and with these fields. Each has its place in `number`."""
+        self._read_log()
+        return [
+            event
+            for event in self._events[after:]
+            if (not name or event["event"] == name)
+            and all(event.get(key) == value for key, value in fields.items())
+        ]
+
+    def mark(self) -> int:
+        """The number of events so far, for `after`."""
+        return len(self.events())
+
+    def wait_event(
+        self, name: str, *, after: int = 0, timeout: float = 15.0, **fields: Any
+    ) -> Event:
+        """Wait for an event and return the first one."""
+        self.wait_for(
+            lambda: self.events(name, after, **fields) or not self.running,
+            timeout=timeout,
+            what=f"the event {name} {fields}",
+        )
+        found = self.events(name, after, **fields)
+        assert found, f"it ended without the event {name} {fields}\n{self.tail()}"
+        return found[0]
+
+    def wait_for(
+        self, condition: Callable[[], object], *, timeout: float = 15.0, what: str, every=0.01
+    ) -> Any:
+        """`wait_until` that shows the log when it fails."""
+        try:
+            return wait_until(condition, timeout=timeout, what=what, every=every)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from None
+
+    def tail(self, lines: int = 40) -> str:
+        """The last lines of the log, for the text of a failure."""
+        if not self.log_path.exists():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def _read_log(self) -> None:
+        if not self.log_path.exists():
+            return
+        with self.log_path.open("rb") as file:
+            file.seek(self._read_to)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            event = json.loads(line) if line.startswith("{") else {}
+            if "event" in event:
+                self._events.append({**event, "number": len(self._events)})
+            else:
+                self.plain.append(line)
+
+    # --- messages ---
+
+    def send(self, payloads: Iterable[str], partition: int | None = None) -> list[str]:
+        """Send messages, round robin or to one partition; note each; return the uids in order."""
+        if self._producer is None:
+            self._producer = Producer(settings=config.load(self.config_path))
+        payloads = list(payloads)
+        places = [
+            number % self.partitions if partition is None else partition
+            for number in range(len(payloads))
+        ]
+        ids = self._producer.send_many(
+            TOPIC,
+            [
+                Outgoing(payload, partition=place)
+                for payload, place in zip(payloads, places, strict=True)
+            ],
+        )
+        uids = [f"{TOPIC}/{place}/{found}" for place, found in zip(places, ids, strict=True)]
+        for uid, payload in zip(uids, payloads, strict=True):
+            self.ledger.sent(uid, payload)
+        return uids
+
+    def wait_run(
+        self, uid: str, kind: str = "start", timeout: float = 15.0, count: int = 1
+    ) -> None:
+        """Wait until the ledger has records of a kind of one message."""
+        self.wait_for(
+            lambda: len(self.ledger.of(uid, kind)) >= count,
+            timeout=timeout,
+            what=f"{kind} of {uid} is in the ledger {count} times",
+            every=0.002,
+        )
+
+    def wait_settled(self, timeout: float = 30.0) -> None:
+        """Wait until nothing is unread, in flight or waiting for a retry."""
+        self.wait_for(
+            lambda: self.unsettled() == 0, timeout=timeout, what="everything is settled", every=0.03
+        )
+
+    def unsettled(self) -> int:
+        """How many messages are not settled yet, over all groups."""
+        calls = [messages.snapshot(self.keys, unit) for unit in self.units()]
+        found = [messages.Snapshot.parse(reply) for reply in self.link.run_many(calls)]
+        assert all(found), "a group is missing"
+        return sum(
+            one.unread + one.pending + one.delayed + one.retry_unread + one.retry_pending
+            for one in found
+            if one is not None
+        )
+
+    def pending(self, partition: int | None = None, group: str = GROUP) -> int:
+        """How many messages were fetched and are not acknowledged."""
+        wanted = range(self.partitions) if partition is None else (partition,)
+        found = self.link.pipeline(
+            [("XPENDING", self.keys.stream(TOPIC, number), group) for number in wanted]
+        )
+        return sum(one[0] for one in found)
+
+    def pending_uids(self, group: str = GROUP) -> set[str]:
+        """The messages that were fetched and are not acknowledged."""
+        found = set()
+        for number in range(self.partitions):
+            stream = self.keys.stream(TOPIC, number)
+            rows = self.link.execute("XPENDING", stream, group, "-", "+", 10_000)
+            found |= {f"{TOPIC}/{number}/{row[0].decode()}" for row in rows}
+        return found
+
+    def letters(self) -> list[dict[str, str]]:
+        """All dead letters, with `uid`."""
+        found = []
+        for number in range(self.partitions):
+            for _, flat in self.link.execute("XRANGE", self.keys.dlq(TOPIC, number), "-", "+"):
+                text = [part.decode() for part in flat]
+                letter = dict(zip(text[::2], text[1::2], strict=True))
+                found.append(letter | {"uid": f"{TOPIC}/{number}/{letter['originalId']}"})
+        return found
+
+    def epochs(self) -> dict[int, int]:
+        """Partition -> epoch of its fence."""
+        return {
+            unit.partition: int(self.link.execute("HGET", self.keys.fence(*unit), "epoch") or 0)
+            for unit in self.units()
+        }
+
+    def traces(self) -> list[str]:
+        """Keys that say that a message has failed, crashed or been retried."""
+        wanted = []
+        for unit in self.units():
+            wanted += [self.keys.attempts(*unit), self.keys.retry(*unit)]
+            if self.link.execute("XLEN", self.keys.retry_stream(*unit)):
+                wanted.append(self.keys.retry_stream(*unit))
+        return [key for key in wanted if self.link.execute("EXISTS", key)]
+
+    def units(self) -> list[Unit]:
+        """Every (topic, partition, group) that it offers."""
+        return [
+            Unit(TOPIC, number, group) for group in self.groups for number in range(self.partitions)
+        ]
+
+
+def toml(tables: Mapping[str, Any]) -> str:
+    """Render tables of plain values as TOML; nested tables become inline ones."""
+    lines = []
+    for name, table in tables.items():
+        several = isinstance(table, list)
+        for one in table if several else [table]:
+            lines.append(f"[[{name}]]" if several else f"[{name}]")
+            lines += [f"{key} = {_value(value)}" for key, value in one.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
+    return json.dumps(value)

@@ -1,0 +1,59 @@
+"""Run `streamqd` and be killed, by SIGKILL, at a named point of publishing a batch.
+
+    python -m tests.support.killed_archive POINT BATCH CONFIG pipeline archive …
+
+POINT is staged, renamed, declared or told; BATCH counts the batches of the run, from 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from streamqd.spark.pipelines.archive import Archiver
+from streamqd.spark.pipelines.storage import Archive
+
+# Point -> what is done, and whether the kill comes before or after it.
+POINTS: dict[str, tuple[type, str, bool]] = {
+    "staged": (Archive, "gather", False),
+    "renamed": (Archive, "_declare", True),
+    "declared": (Archive, "_declare", False),
+    "told": (Archiver, "advance", False),
+}
+
+
+def strike(point: str, batch: int, blow: Callable[[], None]) -> Callable[[], None]:
+    """Let `blow` fall at that point of the batch; return what undoes it."""
+    kind, name, before = POINTS[point]
+    done: Any = getattr(kind, name)
+    # A run begins with telling Redis what was archived before.
+    left = batch + (point == "told")
+
+    def struck(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 and before:
+            blow()
+        returned = done(*args)
+        if left == 0:
+            blow()
+        return returned
+
+    setattr(kind, name, struck)
+    return lambda: setattr(kind, name, done)
+
+
+def main() -> None:
+    """Run the command of the arguments."""
+    from streamqd.cli import cli
+
+    point, batch = sys.argv[1], int(sys.argv[2])
+    strike(point, batch, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    cli.main(args=sys.argv[3:], prog_name="streamqd")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Workers that live in the test's own process, one after the other.
+
+A life takes milliseconds, and the test decides at which instruction something happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from streamqd.config import Consumer, Daemon, Settings
+from streamqd.message import Message
+from streamqd.model import Backoff
+from streamqd.scoreboard import Command, Slot
+from streamqd.worker import Orders, Worker
+from tests.contract.desk import UNIT
+
+Work = Callable[[Message], object]
+
+PATIENCE = 5.0  # seconds that a worker's life may take; a healthy one takes milliseconds
+NEVER = (1 << 63) - 1
+_work: list[Work] = []
+
+
+def handle(message: Message) -> object:
+    """The handler of every worker here: what the test has given it."""
+    return _work[-1](message)
+
+
+class Life:
+    """Lets workers live in this process."""
+
+    def __init__(self, settings: Settings, slot: Slot, peer: socket.socket, own: socket.socket):
+        self.settings = settings
+        self.slot = slot
+        self._peer = peer
+        self._own = own
+
+    def worker(self, token: str, *, cautious: bool = False, **changed: Any) -> Worker:
+        """A worker that has not begun; `changed` are settings of its consumer."""
+        consumer = replace(self.settings.consumers[0], **changed)
+        orders = Orders(UNIT, token, 7, cautious)
+        return Worker(orders, self.settings, consumer, self.slot, self._own)
+
+    def run(self, worker: Worker, work: Work) -> int:
+        """Let it live until it ends or its time is over; return its exit code."""
+        self.slot.command = Command.NONE
+        timer = threading.Timer(PATIENCE, self.stop)
+        timer.start()
+        _work.append(work)
+        try:
+            return worker.run()
+        finally:
+            _work.pop()
+            timer.cancel()
+            timer.join()
+            worker.link.close()
+
+    def stop(self) -> None:
+        """Tell it to finish its message and end, as the supervisor does."""
+        self.tell(Command.STOP)
+
+    def tell(self, command: Command) -> None:
+        """Say what the supervisor wants, and wake it."""
+        self.slot.command = command
+        self._peer.send(b"look")
+
+
+@contextmanager
+def lives(slot: Slot) -> Iterator[Callable[[str], Life]]:
+    """Make a life on the server at a URL. What a worker does to its process is undone."""
+    peer, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    factory, limit = logging.getLogRecordFactory(), signal.getsignal(signal.SIGUSR1)
+    slot.trusted_until_ns = NEVER
+
+    def make(url: str) -> Life:
+        consumer = Consumer(
+            topic=UNIT.topic,
+            group=UNIT.group,
+            handler=f"{__name__}:handle",
+            backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
+        )
+        settings = Settings(daemon=Daemon(instance="west-1"), consumers=(consumer,))
+        return Life(replace(settings, redis=replace(settings.redis, url=url)), slot, peer, own)
+
+    yield make
+    logging.setLogRecordFactory(factory)
+    signal.signal(signal.SIGUSR1, limit)
+    peer.close()
+    own.close()

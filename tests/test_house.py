@@ -1,0 +1,209 @@
+"""The rules of the house that a machine can check. Each one says how to mend what it finds."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+
+PYTHON_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+LUA_LINES_MAX = 80
+TEXT = {".py", ".lua", ".toml", ".md", ".service", ".yml", ".yaml", ".conf", ""}
+
+
+def repository() -> list[Path]:
+    """All files of the repository, as git sees them; of an unpacked sdist, all files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
+    if listed.returncode == 0 and listed.stdout:
+        paths = [ROOT / line for line in listed.stdout.splitlines()]
+    else:
+        paths = [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
+    return sorted(path for path in paths if path.is_file())
+
+
+FILES = repository()
+PACKAGE = [path for path in FILES if path.suffix == ".py" and ROOT / "streamqd" in path.parents]
+PAGES = [path for path in FILES if path.suffix == ".md"]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_search_for_files_finds_the_house():
+    assert len(PACKAGE) > 20
+    assert {"README.md", "docs/index.md"} <= {name(path) for path in PAGES}
+
+
+def test_imports_go_downwards_only():
+    run(BIN / "lint-imports", "--no-cache")
+
+
+def test_style():
+    run(BIN / "ruff", "check")
+
+
+def test_format():
+    run(BIN / "ruff", "format", "--check")
+
+
+def test_generated_files_are_current():
+    """Mend it with `make docs`."""
+    run(sys.executable, "docs/generate.py", "--check")
+
+
+def _below_header(path: Path) -> list[str]:
+    """The lines of a file; of a script without its contract, which may be as long as it needs."""
+    lines = path.read_text().splitlines()
+    if path.suffix == ".lua":
+        return list(itertools.dropwhile(lambda line: line.startswith("--"), lines))
+    return lines
+
+
+def test_no_file_is_too_long_to_read():
+    limits = {".py": PYTHON_LINES_MAX, ".lua": LUA_LINES_MAX}
+    code = [*PACKAGE, *(path for path in FILES if path.suffix == ".lua")]
+    lengths = {path: len(_below_header(path)) for path in code}
+
+    assert {name(p): n for p, n in lengths.items() if n > limits[p.suffix]} == {}
+
+
+def test_no_function_is_too_long_to_read():
+    long = {
+        f"{name(path)}:{node.name}": length
+        for path in PACKAGE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+    }
+
+    assert long == {}
+
+
+def test_every_module_says_what_it_is():
+    silent = [name(path) for path in PACKAGE if not ast.get_docstring(ast.parse(path.read_text()))]
+
+    assert silent == []
+
+
+@pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "XX" + "X"])
+def test_nothing_is_left_for_later(word: str):
+    places = [
+        f"{name(path)}:{number}"
+        for path in FILES
+        if path.suffix in TEXT
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(rf"\b{word}\b", line)
+    ]
+
+    assert places == []
+
+
+def test_no_file_names_the_place_where_it_was_written():
+    local = {str(place) for place in (ROOT, Path.home()) if len(place.parts) > 2}
+    places = [
+        f"{name(path)}: {found}"
+        for path in FILES
+        if path.suffix in TEXT
+        for found in local
+        if re.search(rf"{re.escape(found)}(?![\w-])", path.read_text())
+    ]
+
+    assert places == []
+
+
+# --- the documentation ----------------------------------------------------------------------------
+
+
+def test_every_make_command_in_the_pages_exists():
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        (name(page), target)
+        for page in PAGES
+        for target in re.findall(r"(?:^|`)make ([a-z][a-z0-9-]*)", page.read_text(), re.MULTILINE)
+    }
+
+    assert {target for _, target in named} >= {"run", "serve", "test"}
+    assert {(page, target) for page, target in named if target not in targets} == set()
+
+
+def links(page: Path) -> Iterator[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that the headings of a page get on the usual forges."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in words}
+
+
+def test_every_link_between_the_pages_leads_somewhere():
+    broken = []
+    for page in PAGES:
+        for link in links(page):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{name(page)}: {link}")
+
+    assert broken == []
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or not page.is_file():
+            continue
+        reached.add(page)
+        for link in links(page):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md":
+                waiting.append(target)
+    docs = {page for page in PAGES if ROOT / "docs" in page.parents}
+
+    assert {name(page) for page in docs - reached} == set()
+
+
+def test_the_python_in_the_pages_compiles():
+    blocks = [
+        (name(page), block)
+        for page in PAGES
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+
+    assert blocks
+    for page, block in blocks:
+        compile(block, page, "exec")

@@ -1,0 +1,49 @@
+"""How many entries a worker asks for."""
+
+from __future__ import annotations
+
+from streamqd.config import Consumer
+from streamqd.worker.appetite import Appetite
+
+MIB = 1 << 20
+CONSUMER = Consumer(topic="t", group="g", handler="h:go", prefetch_bytes=4 * MIB)
+
+
+def settled(size: int, spent_ns: int = 1000) -> Appetite:
+    """After many reads of entries of that size and work."""
+    appetite = Appetite(CONSUMER, MIB, 256)
+    for _ in range(50):
+        appetite.fed(appetite.count, size * appetite.count, spent_ns * appetite.count)
+    return appetite
+
+
+def test_the_first_read_trusts_nobody():
+    assert Appetite(CONSUMER, MIB, 256).count == 4
+    assert Appetite(CONSUMER, 64 * MIB, 256).count == 1
+    assert Appetite(CONSUMER, 1024, 256).count == 16
+    assert Appetite(CONSUMER, 1024, 1).count == 1
+
+
+def test_it_doubles_up_to_its_bound():
+    appetite = Appetite(CONSUMER, MIB, 100)
+    counts = []
+    for _ in range(6):
+        appetite.fed(appetite.count, appetite.count, 0)
+        counts.append(appetite.count)
+    assert counts == [8, 16, 32, 64, 100, 100]
+
+
+def test_bytes_and_work_in_hand_are_bounded():
+    assert settled(64 * 1024).count == 64
+    assert settled(1, spent_ns=100_000_000).count == 10
+    assert settled(100 * MIB).count == 1
+
+
+def test_after_a_read_that_was_too_large_it_trusts_nobody():
+    """Q40: the mean still says that entries are small."""
+    appetite = settled(100)
+    assert appetite.count == 256
+    appetite.fed(256, 100 * 256, 0, received=5 * MIB)
+    assert appetite.count == 4
+    appetite.fed(4, 400, 0, received=500)
+    assert appetite.count == 8

@@ -1,0 +1,435 @@
+"""The command line without any server: what is accepted, what is refused and with which words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config, supervisor
+from streamqd.cli import cli
+from streamqd.errors import ConfigError, ContractError, RedisUnavailable, StartRefused
+from streamqd.version import __version__
+
+Invoke = Callable[..., Result]
+
+GOOD = """
+[redis]
+url = "redis://127.0.0.1:1"
+[topics.access]
+partitions = 2
+[[consumers]]
+topic = "access"
+group = "hits"
+handler = "weblog:count_hit"
+"""
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run the command in an empty folder, without settings from outside."""
+    for name in ("STREAMQ_CONFIG", "STREAMQ_REDIS__URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return lambda *args, **options: CliRunner().invoke(cli, args, **options)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Calls of the supervisor, which is not started; it would have ended with 6."""
+    calls: list[dict[str, Any]] = []
+
+    def run(settings: config.Settings, **options: Any) -> int:
+        calls.append({"settings": settings, **options})
+        return 6
+
+    monkeypatch.setattr(supervisor, "run", run)
+    return calls
+
+
+def process(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process of its own: handlers are imported in a fork of it."""
+    command = [sys.executable, "-m", "streamqd", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def verbs(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from verbs(command, (*path, name))
+
+
+def command_at(path: tuple[str, ...]) -> click.Command:
+    found: click.Command = cli
+    for name in path:
+        assert isinstance(found, click.Group)
+        found = found.commands[name]
+    return found
+
+
+# --- the command and its options ------------------------------------------------------------------
+
+
+def test_there_are_these_verbs() -> None:
+    assert {" ".join(path) for path in verbs()} == {
+        *("check", "status", "partitions", "produce", "tail", "pending", "init"),
+        *("topic", "topic create", "topic list", "topic describe"),
+        *("dlq", "dlq list", "dlq stats", "dlq show", "dlq replay", "dlq purge"),
+        *("config", "config show", "config schema"),
+        *("pipeline", "pipeline archive", "pipeline compact", "pipeline replay"),
+        *("pipeline run", "pipeline sql"),
+    }
+
+
+@pytest.mark.parametrize("path", [(), *verbs()], ids=" ".join)
+def test_every_verb_has_help_that_fits(invoke: Invoke, path: tuple[str, ...]) -> None:
+    for option in ("-h", "--help"):
+        result = invoke(*path, option)
+        assert result.exit_code == 0
+        assert result.stdout.startswith("Usage: ")
+        assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
+def test_every_verb_takes_json(path: tuple[str, ...]) -> None:
+    command = command_at(path)
+    if not isinstance(command, click.Group):
+        assert "--json" in {name for option in command.params for name in option.opts}
+
+
+def test_the_version(invoke: Invoke) -> None:
+    assert invoke("--version").stdout.startswith(f"streamqd {__version__} (Python 3.")
+
+
+def test_completion_is_told(invoke: Invoke) -> None:
+    assert "_STREAMQD_COMPLETE=bash_source" in invoke("--help").stdout
+
+
+def test_a_mistyped_verb_gets_the_nearest(invoke: Invoke) -> None:
+    result = invoke("prodce")
+
+    assert result.exit_code == 2
+    assert "Did you mean 'produce'?" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--nonsense",),
+        ("-v", "-q", "status"),
+        ("--log-level", "loud", "status"),
+        ("--burst", "status"),
+        ("--only", "access/hits", "status"),
+        ("produce", "access"),
+        ("produce", "access", "--from", "missing.log"),
+        ("produce", "access", "--from", "-", "--format", "csv"),
+        ("produce", "access", "--from", "-", "--key-field", "k"),
+        ("produce", "access", "--from", "-", "--key-regex", "("),
+        ("produce", "access", "--from", "-", "--header", "nonsense"),
+        ("produce", "access", "--from", "-", "--delay", "soon"),
+        ("produce", "access", "--from", "-", "--partition", "-1"),
+        ("pending", "access", "--sort", "name"),
+        ("pending", "access", "--limit", "0"),
+        ("dlq", "show", "access"),
+        ("dlq", "replay", "access"),
+        ("dlq", "replay", "access", "--all", "--id", "0:1-0"),
+        ("dlq", "purge", "access"),
+        ("dlq", "purge", "access", "--id", "0:1-0", "--older-than", "1d"),
+        ("topic", "create", "access", "--partitions", "0"),
+        ("topic",),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2_and_a_sentence(invoke: Invoke, args: tuple[str, ...]) -> None:
+    Path("streamq.toml").write_text(GOOD)
+
+    result = invoke(*args)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert args == ("topic",) or "Error: " in result.stderr
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+def test_all_problems_of_the_configuration_are_told(invoke: Invoke) -> None:
+    Path("streamq.toml").write_text('[redis]\nurll = "x"\n[daemon]\nlease_ttl = "soon"\n')
+
+    result = invoke("status")
+
+    assert result.exit_code == 3
+    assert result.stderr.startswith("Error: the configuration has 2 problems:\n")
+    assert "redis.urll" in result.stderr
+    assert "daemon.lease_ttl" in result.stderr
+
+
+def test_a_configuration_that_is_not_there(invoke: Invoke) -> None:
+    result = invoke("--config", "missing.toml", "status")
+
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert "missing.toml" in result.stderr
+
+
+def test_the_configuration_is_named_or_from_the_environment_or_found(invoke: Invoke) -> None:
+    Path("one.toml").write_text('[daemon]\ninstance = "one"\n')
+    Path("two.toml").write_text('[daemon]\ninstance = "two"\n')
+    Path("streamq.toml").write_text('[daemon]\ninstance = "three"\n')
+
+    def instance(*args: str, **env: str) -> str:
+        shown = invoke(*args, "config", "show", "--json", env=env)
+        return str(json.loads(shown.stdout)["daemon"]["instance"])
+
+    assert instance("-c", "one.toml", STREAMQ_CONFIG="two.toml") == "one"
+    assert instance(STREAMQ_CONFIG="two.toml") == "two"
+    assert instance() == "three"
+    assert instance(STREAMQ_DAEMON__INSTANCE="four") == "four"
+
+
+def test_the_shown_configuration_is_toml_that_means_the_same(invoke: Invoke) -> None:
+    Path("streamq.toml").write_text(GOOD)
+    Path("shown.toml").write_text(invoke("config", "show").stdout)
+
+    first = config.shown(config.load("streamq.toml"))
+    second = config.shown(config.load("shown.toml"))
+
+    assert first == second
+    assert tomllib.loads(Path("shown.toml").read_text())["topics"]["access"]["partitions"] == 2
+
+
+def test_passwords_are_never_shown(invoke: Invoke) -> None:
+    Path("streamq.toml").write_text('[redis]\nurl = "redis://me:hunter2@h:1"\n')
+    Path("streamq.toml").chmod(0o600)
+
+    for args in (("config", "show"), ("config", "show", "--json"), ("-v", "status")):
+        result = invoke(*args)
+        assert "hunter2" not in result.output
+    assert "***" in invoke("config", "show").stdout
+
+
+def test_the_schema_is_json(invoke: Invoke) -> None:
+    schema = json.loads(invoke("config", "schema").stdout)
+
+    assert {"redis", "daemon", "topics", "consumers"} <= schema["properties"].keys()
+
+
+# --- the daemon -----------------------------------------------------------------------------------
+
+
+def test_without_a_verb_the_daemon_runs(invoke: Invoke, started: list[dict[str, Any]]) -> None:
+    Path("streamq.toml").write_text(GOOD)
+
+    result = invoke("-l", "warning", "--log-format", "json", "--only", "access/hits", "--burst")
+
+    assert result.exit_code == 6
+    [call] = started
+    assert (call["burst"], call["only"]) == (True, ("access/hits",))
+    assert (call["settings"].log.level, call["settings"].log.format) == ("warning", "json")
+    Path("streamq.toml").write_text(GOOD.replace("partitions = 2", "partitions = 5"))
+    again = call["load"]()
+    assert again.topics["access"].partitions == 5
+    assert again.log.level == "warning"
+
+
+@pytest.mark.parametrize(("option", "level"), [("-v", "debug"), ("-q", "warning"), ("", "info")])
+def test_verbosity_sets_the_level(
+    invoke: Invoke, started: list[dict[str, Any]], option: str, level: str
+) -> None:
+    Path("streamq.toml").write_text(GOOD)
+    invoke(*filter(None, [option]))
+
+    assert started[0]["settings"].log.level == level
+
+
+def test_without_a_configuration_the_daemon_does_not_run(
+    invoke: Invoke, started: list[dict[str, Any]]
+) -> None:
+    result = invoke()
+
+    assert (result.exit_code, started) == (2, [])
+    assert "streamqd init" in result.stderr
+
+
+@pytest.mark.parametrize("only", ["access", "/hits", "access/", "a/b/c"])
+def test_only_names_a_consumer(invoke: Invoke, started: list[dict[str, Any]], only: str) -> None:
+    Path("streamq.toml").write_text(GOOD)
+    result = invoke("--only", only)
+
+    assert (result.exit_code, started) == (2, [])
+    assert "TOPIC/GROUP" in result.stderr
+
+
+@pytest.mark.parametrize("args", [("status", "--config", "x"), ("produce", "access", "-q")])
+def test_a_global_option_behind_the_verb_is_told_where_it_belongs(
+    invoke: Invoke, args: tuple[str, ...]
+) -> None:
+    result = invoke(*args)
+
+    assert result.exit_code == 2
+    assert "stands before the verb: streamqd " in result.stderr
+
+
+def test_letters_are_named_in_one_way_only(invoke: Invoke) -> None:
+    both = invoke("dlq", "replay", "access", "--all", "--id", "0:1-1")
+    neither = invoke("dlq", "purge", "access")
+
+    assert "--id and --all exclude each other" in both.stderr
+    assert "--older-than DURATION" in neither.stderr
+
+
+def test_a_bad_name_of_a_topic_is_refused_before_anything_is_sent(invoke: Invoke) -> None:
+    result = invoke("produce", "no name!", "--from", "-", input="a")
+
+    assert result.exit_code == 8
+    assert result.stderr.startswith("Error: 'no name!' cannot be the name of a topic: use ")
+
+
+def test_check_sees_a_state_directory_that_cannot_be_written(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    Path("streamq.toml").write_text(GOOD)
+
+    result = invoke("check")
+
+    assert result.exit_code == 1
+    assert "problem  daemon.state_dir: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (StartRefused(5, ["it runs already"]), 5, "Error: it runs already\n"),
+        (ConfigError(["a.b: wrong"]), 3, "Error: a.b: wrong\n"),
+        (RedisUnavailable("no answer", sent=False), 4, "Error: no answer\n"),
+        (ContractError("odd"), 1, "Error: ContractError: odd (-v shows where)\n"),
+        (KeyError("k"), 1, "Error: KeyError: 'k' (-v shows where)\n"),
+        (KeyboardInterrupt(), 130, "\n"),
+    ],
+)
+def test_what_goes_wrong_is_a_sentence(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, text: str
+) -> None:
+    def fail(*_args: object, **_options: object) -> int:
+        raise error
+
+    monkeypatch.setattr(supervisor, "run", fail)
+    Path("streamq.toml").write_text(GOOD)
+
+    result = invoke()
+
+    assert (result.exit_code, result.stderr) == (code, text)
+
+
+def test_verbose_shows_where(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "run", lambda *_a, **_o: {}["k"])
+    Path("streamq.toml").write_text(GOOD)
+
+    result = invoke("-v")
+
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+
+
+# --- init -----------------------------------------------------------------------------------------
+
+
+def test_init_writes_what_works(invoke: Invoke) -> None:
+    result = invoke("init", "new/project")
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "wrote new/project/streamq.toml",
+        "wrote new/project/weblog.py",
+        "wrote new/project/streamqd.service",
+    ]
+    checked = process("-c", "new/project/streamq.toml", "check", "--json")
+    report = json.loads(checked.stdout)
+    assert (checked.returncode, report["ok"]) == (0, True)
+    assert [each["level"] for each in report["findings"]] == ["ok", "ok", "skipped"]
+    assert "no streamqd is running" in report["findings"][-1]["text"]
+    unit = Path("new/project/streamqd.service").read_text()
+    assert f"--config {Path('new/project/streamq.toml').absolute()}" in unit
+
+
+def test_init_quotes_paths_in_the_unit(invoke: Invoke) -> None:
+    invoke("init", "my 100% project")
+
+    unit = Path("my 100% project/streamqd.service").read_text()
+    whole = str(Path("my 100% project").absolute()).replace("%", "%%")
+    assert f'--config "{whole}/streamq.toml"' in unit
+    assert f"WorkingDirectory={whole}\n" in unit
+
+
+def test_init_never_overwrites(invoke: Invoke) -> None:
+    Path("weblog.py").write_text("mine")
+
+    result = invoke("init", ".")
+
+    assert result.exit_code == 8
+    assert "weblog.py already" in result.stderr
+    assert {path.name for path in Path().iterdir()} == {"weblog.py"}
+    assert Path("weblog.py").read_text() == "mine"
+
+
+# --- no server ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(("status",), ("partitions",), ("pending", "access"), ("tail", "access")),
+        *(("topic", "list"), ("dlq", "list"), ("topic", "create", "access")),
+        ("produce", "access", "--from", "-"),
+    ],
+    ids=" ".join,
+)
+def test_the_embedded_server_is_not_running(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("streamqd.producer.sender.PAUSES", ())
+    Path("streamq.toml").write_text('[redis]\nurl = "embedded:"\n')
+
+    result = invoke("-c", "streamq.toml", *args, input="x\n")
+
+    assert result.exit_code == 4
+    assert result.stderr == (
+        "Error: no streamqd is running with streamq.toml; start it with"
+        " `streamqd --config streamq.toml`\n"
+    )
+
+
+def test_redis_does_not_answer(invoke: Invoke) -> None:
+    Path("streamq.toml").write_text(GOOD)
+
+    result = invoke("status")
+
+    assert result.exit_code == 4
+    assert "127.0.0.1:1" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_check_tells_all_that_it_finds(invoke: Invoke) -> None:
+    Path("streamq.toml").write_text(GOOD)
+
+    result = process("check", "--json")
+
+    report = json.loads(result.stdout)
+    problems = [each["about"] for each in report["findings"] if each["level"] == "problem"]
+    assert (result.returncode, report["ok"]) == (1, False)
+    assert problems == ["handlers", "redis"]
+    shown = process("check")
+    assert "no module named weblog" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "2 problems, no warnings"

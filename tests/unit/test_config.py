@@ -1,0 +1,770 @@
+"""Every mistake in a configuration is found, all at once, by its TOML path and with what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.config.checks import check
+from streamqd.config.problems import Problems
+from streamqd.errors import ConfigError
+from streamqd.model import Backoff, RetryPolicy
+
+NOTHING: dict[str, str] = {}
+WORK = """
+[[consumers]]
+topic = "access"
+group = "hits"
+handler = "weblog:count_hit"
+"""
+
+
+class Place:
+    """A directory with a configuration file, and what goes with it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.file = directory / "streamq.toml"
+
+    def load(
+        self,
+        text: str = "",
+        overrides: dict[str, str] | None = None,
+        environ: dict[str, str] | None = None,
+        mode: int = 0o644,
+    ) -> config.Settings:
+        self.file.write_text(text)
+        self.file.chmod(mode)
+        return config.load(self.file, overrides or {}, environ or {})
+
+    def problems(self, text: str = "", *args: Any, **kwargs: Any) -> list[str]:
+        with pytest.raises(ConfigError) as raised:
+            self.load(text, *args, **kwargs)
+        return raised.value.problems
+
+    def problem(self, text: str = "", *args: Any, **kwargs: Any) -> str:
+        """The only problem."""
+        (found,) = self.problems(text, *args, **kwargs)
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def test_an_empty_file_is_the_defaults(place: Place) -> None:
+    settings = place.load()
+    assert settings.redis == config.Redis()
+    assert settings.daemon.instance == socket.gethostname()
+    assert settings.daemon.lease_ttl == 15.0
+    assert settings.daemon.crash_backoff == Backoff("exponential", 0.5, 60.0, "full")
+    assert settings.daemon.state_dir == place.directory / "var"
+    assert settings.base_dir == place.directory
+    assert settings.source == str(place.file)
+    assert settings.topics == {}
+    assert settings.consumers == ()
+
+
+def test_without_a_file_the_defaults_hold() -> None:
+    settings = config.load(None, {}, NOTHING)
+    assert settings.source == "defaults"
+    assert settings.base_dir == Path.cwd()
+    assert settings.daemon.state_dir == Path.cwd() / "var"
+
+
+def test_the_file_may_be_named_by_the_environment(place: Place) -> None:
+    place.load('[daemon]\nfleet = "blue"')
+    assert config.load(None, {}, {"STREAMQ_CONFIG": str(place.file)}).daemon.fleet == "blue"
+
+
+def test_a_whole_file(place: Place) -> None:
+    settings = place.load(
+        """
+        [redis]
+        url = "redis://cache.example:6380/2"
+        connect_timeout = "500ms"
+        allow_eviction = true
+
+        [daemon]
+        instance = "web-1"
+        state_dir = "/var/lib/streamq"
+        handlers = ["weblog", "shop.handlers"]
+        lease_ttl = 20
+        max_message_bytes = "4MB"
+        crash_backoff = { max = "10s" }
+
+        [http]
+        bind = "unix:./run/http.sock"
+
+        [log]
+        format = "json"
+
+        [keys]
+        control = "mq"
+        streams = "s"
+
+        [topics.access]
+        partitions = 4
+        retention = { max_age = "24h", max_length = 1000 }
+
+        [topics."shop.orders"]
+
+        [[consumers]]
+        topic = "access"
+        group = "hits"
+        handler = "weblog:count_hit"
+        timeout = "30s"
+        hard_timeout = "1m"
+        max_attempts = 0
+        backoff = { kind = "fixed", base = "2s", jitter = "none" }
+        retry_on = ["OSError", "requests.HTTPError", "OSError"]
+        retry_max_age = "1h"
+        max_rss = "256MiB"
+        dlq_error = "class"
+
+        [[consumers]]
+        topic = "mails"
+        group = "send"
+        """
+    )
+    assert settings.redis.url == "redis://cache.example:6380/2"
+    assert settings.redis.connect_timeout == 0.5
+    assert settings.redis.allow_eviction is True
+    assert settings.daemon.state_dir == Path("/var/lib/streamq")
+    assert settings.daemon.handlers == ("weblog", "shop.handlers")
+    assert settings.daemon.lease_ttl == 20.0
+    assert settings.daemon.max_message_bytes == 4_000_000
+    assert settings.daemon.crash_backoff == Backoff("exponential", 0.5, 10.0, "full")
+    assert settings.http.address == place.directory / "run/http.sock"
+    assert settings.topics["access"].retention == config.Retention(86_400.0, 1000)
+    assert settings.topics["access"].stated == {"partitions", "retention"}
+    assert settings.topics["shop.orders"] == config.Topic()
+    hits, send = settings.consumers
+    assert hits.policy == RetryPolicy(
+        max_attempts=0,
+        max_crashes=3,
+        backoff=Backoff("fixed", 2.0, 300.0, "none"),
+        max_age=3600.0,
+        retry_on=("OSError", "requests.HTTPError"),
+        dead_on=(),
+    )
+    assert (hits.timeout, hits.hard_timeout, hits.max_rss) == (30.0, 60.0, 256 << 20)
+    assert (send.topic, send.handler, send.timeout) == ("mails", "", None)
+    # A topic that only a consumer names has no partition count of its own.
+    assert settings.topics["mails"].stated == frozenset()
+
+
+def test_settings_cannot_be_changed(place: Place) -> None:
+    with pytest.raises(AttributeError):
+        place.load().daemon.fleet = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ('timeout = "none"', None),
+        ("timeout = 5", 5.0),
+    ],
+)
+def test_none_switches_an_optional_setting_off(place: Place, setting: str, value: object) -> None:
+    assert place.load(WORK + setting).consumers[0].timeout == value
+
+
+@pytest.mark.parametrize(
+    ("bind", "address"),
+    [
+        ("", None),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9464", ("::1", 9464)),
+        ("localhost:80", ("localhost", 80)),
+        ("unix:/run/s.sock", Path("/run/s.sock")),
+    ],
+)
+def test_addresses(place: Place, bind: str, address: object) -> None:
+    assert place.load(f'[http]\nbind = "{bind}"').http.address == address
+
+
+# --- the file itself -----------------------------------------------------------------------------
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config.load(tmp_path / "no.toml", {}, NOTHING)
+    assert raised.value.problems == [
+        f"{tmp_path}/no.toml: there is no such file; name another with --config"
+    ]
+
+
+def test_an_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r": it cannot be read \(Is a directory\)$"):
+        config.load(tmp_path, {}, NOTHING)
+
+
+def test_broken_toml_names_line_and_column(place: Place) -> None:
+    found = place.problem("[daemon]\nfleet = = 1\n")
+    assert found.startswith(f"{place.file}:2:9: this is not TOML: ")
+    assert "\n" not in found
+
+
+def test_a_file_that_is_not_utf8(place: Place) -> None:
+    place.file.write_bytes(b"[daemon]\n# caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"streamq\.toml:2: it is not UTF-8 text"):
+        config.load(place.file, {}, NOTHING)
+
+
+def test_a_file_of_absurd_size(place: Place) -> None:
+    assert "is it the right file?" in place.problem("#" * (5 << 20))
+
+
+def test_a_file_that_everybody_may_write(place: Place) -> None:
+    assert "everybody may write it" in place.problem(mode=0o666)
+
+
+# --- every single mistake ------------------------------------------------------------------------
+
+MISTAKES = [
+    ("[demon]", "demon: there is no such setting; did you mean daemon?"),
+    ('[daemon]\nlease_tll = "3s"', "did you mean daemon.lease_ttl?"),
+    ('[daemon]\nlease-ttl = "3s"', "did you mean daemon.lease_ttl?"),
+    ('lease_ttl = "3s"', "lease_ttl: there is no such setting here; lease_ttl belongs to [daemon]"),
+    ("[log]\nmax_attempts = 3", "max_attempts belongs to [[consumers]]"),
+    ("[log]\nx = 3", "log.x: there is no such setting; there are format, level"),
+    ("daemon = 3", "daemon: 3 is not a table: write [daemon]"),
+    ('[daemon]\nlease_ttl = "soon"', 'daemon.lease_ttl: "soon" is not a duration: write a number'),
+    ("[daemon]\nlease_ttl = true", "daemon.lease_ttl: true is not a duration"),
+    ('[daemon]\nlease_ttl = "10ms"', '"10ms" is too small: the least is "1s"'),
+    ('[daemon]\nlease_ttl = "2h"', '"2h" is too large: the most is "1h"'),
+    ("[daemon]\nlease_ttl = nan", "is not a possible duration"),
+    ('[daemon]\nmax_message_bytes = "1M"', '"1M" is not a size'),
+    ('[daemon]\nmax_message_bytes = "1GiB"', '"1GiB" is too large: the most is "512MiB"'),
+    ('[daemon]\nweight = "2"', 'daemon.weight: "2" is not a whole number'),
+    ("[daemon]\nweight = 2.0", "daemon.weight: 2.0 is not a whole number"),
+    ("[daemon]\nweight = 0", "daemon.weight: 0 is too small: the least is 1"),
+    ("[daemon]\nfleet = 3", "daemon.fleet: 3 is not a text: write it in quotes"),
+    ('[daemon]\nfleet = "a b"', 'daemon.fleet: "a b" cannot be used: use 1 to 64 of A-Z a-z 0-9'),
+    ('[daemon]\ninstance = "a/b"', 'daemon.instance: "a/b" cannot be used'),
+    ('[daemon]\nhandlers = "weblog"', 'daemon.handlers: "weblog" is not a list: write it in brack'),
+    ('[daemon]\nhandlers = ["web-log"]', 'holds "web-log": write the name of a Python module'),
+    ("[daemon]\nhandlers = [1]", "holds 1: write the name of a Python module"),
+    ("[daemon]\nstate_dir = 3", "daemon.state_dir: 3 is not a path"),
+    ('[daemon]\nstate_dir = ""', 'daemon.state_dir: "" is not a path'),
+    ('[daemon]\nstate_dir = "streamq.toml"', "streamq.toml is not a directory: name another"),
+    ('[daemon]\ncrash_backoff = "1s"', 'daemon.crash_backoff: "1s" is not a table'),
+    ('[daemon]\ncrash_backoff = { bas = "1s" }', "did you mean daemon.crash_backoff.base?"),
+    (
+        '[daemon]\ncrash_backoff = { max = "0.1s" }',
+        'daemon.crash_backoff.max: "100ms" is shorter than base ("500ms")',
+    ),
+    ('[redis]\nallow_eviction = "yes"', "is not a truth value: write true or false"),
+    ('[redis]\nusername = "a\\u0007"', "holds control characters"),
+    ('[log]\nformat = "jsn"', '"jsn" is not one of "auto", "text", "json"; did you mean "json"?'),
+    ('[log]\nlevel = "loud"', 'is not one of "debug", "info", "warning", "error"'),
+    ('[http]\nbind = "9464"', 'http.bind: "9464" is no address: write "HOST:PORT"'),
+    ('[http]\nbind = "127.0.0.1:70000"', "is no address"),
+    ('[http]\nbind = "unix:"', "is no path for a socket"),
+    (f'[http]\nbind = "unix:/{"x" * 107}"', "is no path for a socket"),
+    ('[keys]\ncontrol = "{mq}"', 'keys.control: "{mq}" cannot be used'),
+    ('[keys]\ncontrol = "x"\nstreams = "x:retry"', "lie in one another"),
+    ('[keys]\ncontrol = "same"\nstreams = "same"', "lie in one another"),
+    ("topics = 3", "topics: is not a table"),
+    ("topics.access = 3", "topics.access: 3 is not a table: write [topics.access]"),
+    ('[topics."a b"]', 'topics."a b": "a b" cannot be used'),
+    (f"[topics.{'x' * 65}]", "cannot be used: use 1 to 64"),
+    ("[topics.access]\npartitions = 0", "topics.access.partitions: 0 is too small"),
+    ("[topics.access]\npartitions = 5000", "5000 is too large: the most is 4096"),
+    ('[topics."a.b"]\npartition = 2', 'did you mean topics."a.b".partitions?'),
+    ("[topics.access]\nretention = { max_age = 0 }", "0 is too small: the least is"),
+    ("[topics.access]\nretention = { max_length = -1 }", "-1 is too small"),
+    (
+        "[topics.access]\nretention = { max_bites = 1 }",
+        "topics.access.retention.max_bites: there is",
+    ),
+    ('[topics.access]\narchive = "yes"', '"yes" is not one of'),
+    ("[topics.access]\nmax_length = 1", "max_length belongs to retention of a topic"),
+    ("consumers = 3", "consumers: is not a list: write [[consumers]]"),
+    ("[consumers]", "consumers: is not a list: write [[consumers]], with two brackets"),
+    ("consumers = [3]", "consumers[0]: 3 is not a table"),
+    (WORK + "prefetch_max = 0", "consumers[0].prefetch_max: 0 is too small: the least is 1"),
+    (WORK + "prefetch_max = 257", "consumers[0].prefetch_max: 257 is too large: the most is 256"),
+    (WORK + "prefetch_bytes = 0", 'the least is "1B"'),
+    (WORK + "max_attempts = -1", "consumers[0].max_attempts: -1 is too small: the least is 0"),
+    (WORK + 'max_attempts = "none"', '"none" is not a whole number'),
+    (WORK + 'start = "first"', '"first" is not one of "earliest", "latest"'),
+    (WORK + 'timeout = "0s"', "consumers[0].timeout"),
+    (
+        WORK + 'timeout = "30s"\nhard_timeout = "30s"',
+        'consumers[0].hard_timeout: "30s" is not longer than timeout ("30s")',
+    ),
+    (WORK + 'retry_on = ["Some Error"]', "write the names of exception classes"),
+    (WORK + 'retry_on = ["A", "B"]\ndead_on = ["B"]', "consumers[0].dead_on: B is in retry_on too"),
+    (WORK + 'backoff = { kind = "cubic" }', 'consumers[0].backoff.kind: "cubic" is not one of'),
+    (WORK + 'backoff = { base = "10m" }', 'consumers[0].backoff.max: "5m" is shorter than base'),
+    (WORK + 'dlq_error = "all"', 'is not one of "none", "class", "message", "traceback"'),
+    (WORK.replace("weblog:count_hit", "weblog.count_hit"), 'write "module:function"'),
+    (
+        WORK.replace("weblog:count_hit", ""),
+        'consumers[0].handler: is missing: write handler = "mod',
+    ),
+    (WORK.replace('"access"', '"a/b"'), 'consumers[0].topic: "a/b" cannot be used'),
+    (WORK.replace('"hits"', '"hits@dlq"'), 'consumers[0].group: "hits@dlq" cannot be used'),
+    (WORK.replace('topic = "access"', ""), "consumers[0].topic: is missing: every consumer names"),
+    (WORK.replace('group = "hits"', ""), "consumers[0].group: is missing"),
+    (WORK + WORK, "consumers[1]: consumers[0] reads access as hits already"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES, ids=[said[:50] for _, said in MISTAKES])
+def test_one_mistake_is_one_sentence(place: Place, text: str, said: str) -> None:
+    found = place.problem(text)
+    assert said in found
+    assert "\n" not in found
+
+
+def test_all_mistakes_are_reported_at_once(place: Place) -> None:
+    text = '[daemon]\nweight = 0\nfleat = "x"\n[log]\nlevel = "x"\n' + WORK + "max_crashes = -1"
+    found = place.problems(text, environ={"STREAMQ_HTTP__BIND": "x"})
+    assert [each.partition(":")[0] for each in found] == [
+        "daemon.weight",
+        "daemon.fleat",
+        "log.level",
+        "consumers[0].max_crashes",
+        "http.bind (STREAMQ_HTTP__BIND)",
+    ]
+
+
+def test_a_mistake_in_a_value_brings_no_second_one_about_its_relations(place: Place) -> None:
+    text = WORK + 'timeout = "soon"\nhard_timeout = "1ms"'
+    assert place.problem(text).startswith("consumers[0].timeout:")
+
+
+def test_later_consumers_keep_their_number_behind_a_bad_one(place: Place) -> None:
+    bad = '[[consumers]]\ntopic = "t"\n'
+    found = place.problems(bad + WORK + WORK + "max_age = -1")
+    assert any(each.startswith("consumers[2].max_age: ") for each in found)
+    assert any(each.startswith("consumers[2]: consumers[1] reads access") for each in found)
+
+
+def test_the_message_of_the_error_has_one_line_per_problem(place: Place) -> None:
+    place.file.write_text("[daemon]\nweight = 0\nmax_partitions = -1")
+    with pytest.raises(ConfigError) as raised:
+        config.load(place.file, {}, NOTHING)
+    assert len(str(raised.value).splitlines()) == 2
+
+
+def test_a_host_name_that_cannot_be_used_must_be_replaced() -> None:
+    problems = Problems()
+    check(config.Settings(daemon=config.Daemon(instance="bad host")), problems, NOTHING)
+    assert problems.sentences == [
+        'daemon.instance: the host name "bad host" cannot be used: name this instance here'
+    ]
+
+
+# --- precedence ----------------------------------------------------------------------------------
+
+
+def test_command_line_over_environment_over_file_over_default(place: Place) -> None:
+    text = '[daemon]\nfleet = "file"\nlease_ttl = "20s"\ndrain_timeout = "21s"\n'
+    environ = {"STREAMQ_DAEMON__FLEET": "env", "STREAMQ_DAEMON__LEASE_TTL": "30s"}
+    daemon = place.load(text, {"daemon.fleet": "line"}, environ).daemon
+    assert (daemon.fleet, daemon.lease_ttl, daemon.drain_timeout) == ("line", 30.0, 21.0)
+    assert daemon.boot_timeout == 60.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "section", "setting", "value"),
+    [
+        ("STREAMQ_REDIS__URL", "redis://h:1/0", "redis", "url", "redis://h:1/0"),
+        ("STREAMQ_REDIS__URL", '"redis://h:1/0"', "redis", "url", "redis://h:1/0"),
+        ("STREAMQ_REDIS__ALLOW_EVICTION", "true", "redis", "allow_eviction", True),
+        ("STREAMQ_DAEMON__LEASE_TTL", "20", "daemon", "lease_ttl", 20.0),
+        ("STREAMQ_DAEMON__LEASE_TTL", "1m", "daemon", "lease_ttl", 60.0),
+        ("STREAMQ_DAEMON__LEASE_TTL", '"1m"', "daemon", "lease_ttl", 60.0),
+        ("STREAMQ_DAEMON__INSTANCE", "42", "daemon", "instance", "42"),
+        ("STREAMQ_DAEMON__WEIGHT", "3", "daemon", "weight", 3),
+        ("STREAMQ_DAEMON__HANDLERS", "weblog, shop", "daemon", "handlers", ("weblog", "shop")),
+        ("STREAMQ_DAEMON__HANDLERS", '["weblog"]', "daemon", "handlers", ("weblog",)),
+        ("STREAMQ_DAEMON__HANDLERS", "", "daemon", "handlers", ()),
+        ("STREAMQ_HTTP__BIND", "", "http", "bind", ""),
+        ("STREAMQ_KEYS__CONTROL", "mq", "keys", "control", "mq"),
+    ],
+)
+def test_variables(
+    place: Place, name: str, text: str, section: str, setting: str, value: object
+) -> None:
+    assert getattr(getattr(place.load(environ={name: text}), section), setting) == value
+
+
+def test_variables_reach_into_tables(place: Place) -> None:
+    environ = {
+        "STREAMQ_DAEMON__CRASH_BACKOFF__BASE": "2s",
+        "STREAMQ_TOPICS__SHOP_ORDERS__PARTITIONS": "8",
+        "STREAMQ_TOPICS__SHOP_ORDERS__RETENTION__MAX_AGE": "1h",
+    }
+    settings = place.load('[topics."shop.orders"]\npartitions = 2', environ=environ)
+    assert settings.daemon.crash_backoff.base == 2.0
+    assert settings.topics["shop.orders"].partitions == 8
+    assert settings.topics["shop.orders"].retention.max_age == 3600.0
+    assert settings.topics["shop.orders"].stated == {"partitions", "retention"}
+
+
+def test_overrides_are_dotted_toml_keys(place: Place) -> None:
+    overrides = {'topics."a.b".partitions': "3", "log.level": "debug", "daemon.weight": "2"}
+    settings = place.load(overrides=overrides)
+    assert settings.topics["a.b"].partitions == 3
+    assert settings.log.level == "debug"
+    assert settings.daemon.weight == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("STREAMQ_DAEMON__LEASE_TLL", "did you mean STREAMQ_DAEMON__LEASE_TTL?"),
+        ("STREAMQ_URL", "did you mean STREAMQ_REDIS__URL?"),
+        ("STREAMQ_X", "names are STREAMQ_SECTION__SETTING"),
+        ("STREAMQ_DAEMON", "STREAMQ_DAEMON: there is no such setting"),
+        ("STREAMQ_", "STREAMQ_: there is no such setting"),
+        ("STREAMQ_TOPICS__ACCESS__PARTITIONS", "state the topic there"),
+        ("STREAMQ_CONSUMERS__0__TIMEOUT", "consumers are a list: state them in the file"),
+    ],
+)
+def test_unknown_variables(place: Place, name: str, said: str) -> None:
+    found = place.problem(environ={name: "1"})
+    assert found.startswith(f"{name}: ")
+    assert said in found
+
+
+def test_other_variables_are_nobody_s_business(place: Place) -> None:
+    place.load(environ={"STREAMQD": "1", "PATH": "/bin", "MY_STREAMQ_X": "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("weight", "write a setting as SECTION.NAME"),
+        ("daemon.", "write a setting as SECTION.NAME"),
+        ("daemon.weigth", "daemon.weigth (command line): there is no such setting; did you mean"),
+        ("daemon.weight", 'daemon.weight (command line): "x" is not a whole number'),
+        ("consumers.timeout", "consumers are a list"),
+    ],
+)
+def test_wrong_overrides(place: Place, key: str, said: str) -> None:
+    assert said in place.problem(overrides={key: "x"})
+
+
+def test_a_value_from_outside_cannot_smuggle_in_other_settings(place: Place) -> None:
+    found = place.problem(environ={"STREAMQ_DAEMON__WEIGHT": "1\nfleet = 2"})
+    assert found.startswith("daemon.weight (STREAMQ_DAEMON__WEIGHT): ")
+
+
+# --- Redis ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "embedded:",
+        "redis://localhost",
+        "redis://localhost:6379",
+        "redis://localhost:6379/",
+        "redis://user@10.0.0.1:6379/3",
+        "rediss://[::1]:6380/0",
+        "unix:///run/redis.sock",
+        "unix:///run/redis.sock?db=2",
+    ],
+)
+def test_urls(place: Place, url: str) -> None:
+    assert place.load(f'[redis]\nurl = "{url}"').redis.url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "this is not a URL of Redis: write"),
+        ("localhost:6379", "this is not a URL of Redis: write"),
+        ("http://localhost", "this is not a URL of Redis: write"),
+        ("embedded://x", "this is not a URL of Redis: write"),
+        ("redis+sentinel://h/mymaster", "(Sentinel) comes in a later release"),
+        ("redis+cluster://h:7000", "(Cluster) comes in a later release"),
+        ("redis://", "it names no host"),
+        ("redis://:6379/0", "it names no host"),
+        ("redis://h:x/0", "its host or port cannot be read"),
+        ("redis://h:0/0", "port 0"),
+        ("redis://[::1", "its host or port cannot be read"),
+        ("redis://h:1/first", "must be a database number"),
+        ("redis://h:1/0?ssl_cert_reqs=none", 'the parameter "ssl_cert_reqs" is not understood'),
+        ("redis://h:1/0?socket_timeout=1&db=1", 'the parameter "socket_timeout"'),
+        ("redis://h:1/0#x", "a fragment (#) is not understood"),
+        ("unix://run/redis.sock", "with three slashes"),
+        ("unix:redis.sock", "with three slashes"),
+        (f"unix:///{'x' * 107}", "the system allows 107"),
+    ],
+)
+def test_wrong_urls(place: Place, url: str, said: str) -> None:
+    found = place.problem(f'[redis]\nurl = "{url}"')
+    assert found.startswith("redis.url: ")
+    assert said in found
+
+
+SECRET_URL = "redis://me:s3cret@h:6379/0"
+
+
+def test_a_password_in_the_file_needs_a_private_file(place: Place) -> None:
+    text = f'[redis]\nurl = "{SECRET_URL}"'
+    assert "chmod 600" in place.problem(text, mode=0o640)
+    assert "mode 0604" in place.problem(text, mode=0o604)
+    assert place.load(text, mode=0o600).redis.url == SECRET_URL
+    assert place.load(text, mode=0o400).redis.url == SECRET_URL
+
+
+def test_a_password_in_the_environment_is_accepted_and_on_the_command_line_not(
+    place: Place,
+) -> None:
+    assert place.load(environ={"STREAMQ_REDIS__URL": SECRET_URL}).redis.url == SECRET_URL
+    found = place.problem(overrides={"redis.url": SECRET_URL})
+    assert "everybody can see a password in a command line" in found
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        SECRET_URL,
+        "redis://me:s3cret@h:bad/0",
+        "redis://me:s3cret@",
+        "redis://me:s3cret/@h",
+        "http://me:s3cret@h",
+        "redis://me:s3cret@h:1/0?password=s3cret",
+        "s3cret",
+    ],
+)
+def test_no_sentence_ever_holds_a_password(place: Place, url: str) -> None:
+    for overrides in ({"redis.url": url}, {}):
+        text = "" if overrides else f'[redis]\nurl = "{url}"'
+        assert "s3cret" not in "\n".join(place.problems(text, overrides))
+    assert "s3cret" not in "\n".join(place.problems('[redis]\nurl = ["s3cret"]'))
+
+
+def test_a_password_file_is_readable_by_its_owner_only(place: Place) -> None:
+    text = '[redis]\nurl = "redis://h"\npassword_file = "secret"'
+    secret = place.directory / "secret"
+    assert "cannot be read (No such file or directory)" in place.problem(text)
+    secret.touch(0o600)
+    assert "is empty" in place.problem(text)
+    secret.write_text("s3cret\n")
+    assert place.load(text).redis.password_file == secret
+    for mode in (0o640, 0o604, 0o610):
+        secret.chmod(mode)
+        assert f"others may read {secret}: chmod 600 {secret}" in place.problem(text)
+    # Credentials of systemd look as if their group might read them.
+    assert place.load(text, environ={"CREDENTIALS_DIRECTORY": str(place.directory)})
+
+
+def test_two_passwords_are_one_too_many(place: Place) -> None:
+    secret = place.directory / "secret"
+    secret.write_text("s3cret")
+    secret.chmod(0o600)
+    text = f'[redis]\nurl = "{SECRET_URL}"\npassword_file = "secret"'
+    assert "password_file names another: remove one" in place.problem(text, mode=0o600)
+
+
+def test_tls_files_go_with_tls_and_with_each_other(place: Place) -> None:
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (place.directory / name).write_text("PEM")
+    pair = 'cert_file = "cert.pem"\nkey_file = "key.pem"\nca_file = "ca.pem"\n'
+    redis = place.load('[redis]\nurl = "rediss://h"\n' + pair).redis
+    assert redis.ca_file == place.directory / "ca.pem"
+    assert "is for TLS only" in place.problem('[redis]\nurl = "redis://h"\nca_file = "ca.pem"')
+    found = place.problem('[redis]\nurl = "rediss://h"\ncert_file = "cert.pem"')
+    assert found == "redis.cert_file: needs redis.key_file too: state both, or none"
+    found = place.problem('[redis]\nurl = "rediss://h"\nkey_file = "key.pem"')
+    assert found == "redis.key_file: needs redis.cert_file too: state both, or none"
+
+
+def test_the_embedded_server_needs_no_credentials(place: Place) -> None:
+    found = place.problem('[redis]\nusername = "me"')
+    assert found.startswith('redis.username: does not go with url = "embedded:"')
+
+
+def test_the_embedded_url_is_a_socket_in_state_dir(place: Place) -> None:
+    settings = place.load()
+    assert config.redis_url(settings) == f"unix://{place.directory}/var/redis.sock"
+    assert config.resolved(settings).redis.url == config.redis_url(settings)
+    assert config.claim_socket_path(settings, NOTHING) == place.directory / "var/redis.sock"
+    other = place.load('[redis]\nurl = "redis://h:1/2"')
+    assert config.redis_url(other) == "redis://h:1/2"
+
+
+def test_the_embedded_url_is_quoted(place: Place) -> None:
+    settings = place.load('[daemon]\nstate_dir = "my var?"')
+    assert config.redis_url(settings).endswith("/my%20var%3F/redis.sock")
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A directory with a short path, whatever the one of pytest is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_deep_state_dir_has_its_socket_elsewhere_for_everybody(
+    place: Place, runtime: Path
+) -> None:
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
+    assert claimed.is_relative_to(runtime)
+    assert len(os.fsencode(claimed)) <= 107
+    assert claimed.parent.stat().st_mode & 0o777 == 0o700
+    # Another command, with another environment, finds the same place.
+    assert config.redis_url(settings) == f"unix://{claimed}"
+    assert config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)}) == claimed
+    other = place.load(f'[daemon]\nstate_dir = "{"deep/" * 31}"')
+    assert config.claim_socket_path(other, {"RUNTIME_DIRECTORY": str(runtime)}) != claimed
+
+
+def test_a_directory_that_others_may_write_is_no_place_for_the_socket(
+    place: Place, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    environ = {"XDG_RUNTIME_DIR": str(runtime)}
+    squatted = config.claim_socket_path(settings, environ).parent
+    squatted.chmod(0o777)
+    monkeypatch.setattr(config.endpoint, "_LAST_RESORT", Path("/nonexistent"))
+    with pytest.raises(ConfigError, match=r"^daemon\.state_dir: the path of a socket in .* 107"):
+        config.claim_socket_path(settings, environ)
+
+
+def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
+    settings = place.load('[daemon]\nstate_dir = "streamq.toml/x"')
+    with pytest.raises(ConfigError, match=r"cannot be made \(Not a directory\): name another"):
+        config.claim_socket_path(settings, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (SECRET_URL, "redis://me:***@h:6379/0"),
+        ("redis://:p@ss/w:rd@h", "redis://:***@h"),
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("unix:///a:b@c", "unix:///a:b@c"),
+        ("cannot reach redis://me:pw@h: no", "cannot reach redis://me:***@h: no"),
+    ],
+)
+def test_masking(url: str, shown: str) -> None:
+    assert config.masked(url) == shown
+
+
+# --- what code declares --------------------------------------------------------------------------
+
+DECLARED = {"topic": "access", "group": "hits", "handler": "weblog:count_hit"}
+
+
+def test_declared_consumers_are_added(place: Place) -> None:
+    class PaymentError(Exception):
+        pass
+
+    declared = {
+        **DECLARED,
+        "timeout": "30s",
+        "max_attempts": 2,
+        "backoff": Backoff("fixed", 3.0, 9.0, "none"),
+        "retry_on": (OSError, "KeyError"),
+        "max_rss": None,
+    }
+    settings = config.declare_consumers(place.load(), [declared])
+    (consumer,) = settings.consumers
+    assert consumer.handler == "weblog:count_hit"
+    assert (consumer.timeout, consumer.max_attempts, consumer.max_rss) == (30.0, 2, 0)
+    assert consumer.backoff == Backoff("fixed", 3.0, 9.0, "none")
+    assert consumer.retry_on == ("OSError", "KeyError")
+    assert settings.topics == {"access": config.Topic()}
+
+
+def test_the_file_overrides_what_code_declares(place: Place) -> None:
+    text = '[daemon]\nhandlers = ["weblog"]\n[topics.access]\npartitions = 4\n' + WORK.replace(
+        'handler = "weblog:count_hit"', 'timeout = "5s"\nmax_crashes = 3'
+    )
+    declared = {**DECLARED, "timeout": 30, "max_crashes": 9, "max_attempts": 2}
+    settings = config.declare_consumers(place.load(text), [declared])
+    (consumer,) = settings.consumers
+    assert consumer.handler == "weblog:count_hit"
+    # max_crashes is stated in the file, although as its default.
+    assert (consumer.timeout, consumer.max_crashes, consumer.max_attempts) == (5.0, 3, 2)
+    assert settings.topics["access"].partitions == 4
+
+
+def test_the_same_declaration_twice_is_one(place: Place) -> None:
+    settings = config.declare_consumers(place.load(), [DECLARED, dict(DECLARED)])
+    assert len(settings.consumers) == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (
+            [DECLARED, {**DECLARED, "handler": "weblog:other"}],
+            "@handler(access/hits): weblog:count_hit and weblog:other are both declared",
+        ),
+        (
+            [{**DECLARED, "max_attemps": 3}],
+            "@handler(access/hits).max_attemps: there is no such setting; did you mean",
+        ),
+        ([{**DECLARED, "timeout": "soon"}], '@handler(access/hits).timeout: "soon" is not a dur'),
+        (
+            [{**DECLARED, "timeout": 9, "hard_timeout": 8}],
+            '@handler(access/hits).hard_timeout: "8s" is not longer than timeout ("9s")',
+        ),
+        ([{**DECLARED, "topic": "a b"}], '@handler(a b/hits).topic: "a b" cannot be used'),
+        (
+            [{**DECLARED, "handler": "weblog:make.<locals>.count_hit"}],
+            '@handler(access/hits).handler: "weblog:make.<locals>.count_hit" cannot be used',
+        ),
+    ],
+)
+def test_wrong_declarations(place: Place, declared: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config.declare_consumers(place.load(), declared)
+    (found,) = raised.value.problems
+    assert said in found
+
+
+def test_relations_hold_after_merging_too(place: Place) -> None:
+    settings = place.load(WORK + 'hard_timeout = "5s"')
+    with pytest.raises(ConfigError, match=r'consumers\[0\]\.hard_timeout: "5s" is not longer'):
+        config.declare_consumers(settings, [{**DECLARED, "timeout": "30s"}])
+
+
+def test_a_consumer_that_no_module_declares_is_a_problem(place: Place) -> None:
+    text = '[daemon]\nhandlers = ["weblog"]\n' + WORK.replace('"weblog:count_hit"', '""')
+    with pytest.raises(ConfigError, match="is missing, and no module declares one for access/hits"):
+        config.declare_consumers(place.load(text), [{**DECLARED, "group": "other"}])
+
+
+# --- what is only worth a warning ----------------------------------------------------------------
+
+
+def test_the_defaults_warn_of_nothing(place: Place) -> None:
+    assert config.warnings(place.load(WORK)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (WORK + 'hard_timeout = "1m"', "a message of access/hits may run 1m, longer than a stop"),
+        (WORK + 'timeout = "31s"', "longer than a stop waits (30s)"),
+        ('[daemon]\nlease_ttl = "1s"', "redis.connect_timeout: it is longer than daemon.lease_ttl"),
+        ('[http]\nbind = "0.0.0.0:9464"', "http.bind: everybody who reaches this address"),
+    ],
+)
+def test_warnings(place: Place, text: str, said: str) -> None:
+    (found,) = config.warnings(place.load(text))
+    assert said in found

@@ -1,0 +1,167 @@
+"""The demonstration judges its own figures: here it is given wrong ones. No Redis, no daemon."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from streamqd.cli import cli as command
+from streamqd.examples import weblog
+from streamqd.examples.demo import summary
+from streamqd.examples.demo.board import Board, shorten, table
+from streamqd.examples.demo.stage import MARKER, Failed, Folder
+from streamqd.examples.demo.tally import GROUPS, PARTITIONS, Tally
+
+EACH = 5  # messages in each partition
+
+
+@pytest.fixture
+def tally(tmp_path: Path) -> Tally:
+    """A run that went well: in every partition each group has handled 4 and buried 1."""
+    folder = Folder(tmp_path)
+    for group in GROUPS:
+        for partition in PARTITIONS:
+            store(folder, group, partition, handled=EACH - 1)
+    made = Tally(folder, lines=EACH * len(PARTITIONS))
+    made.look()
+    made.unsettled = 0
+    for partition in PARTITIONS:
+        made.added[partition] = EACH
+        for group in GROUPS:
+            made.dead[group, partition] = 1
+    return made
+
+
+def store(folder: Folder, group: str, partition: int, *, handled: int) -> None:
+    path = folder.database(group, partition)
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    what = "'/a', 200" if group == "hits" else "'curl'"
+    database = sqlite3.connect(path)
+    database.executescript(weblog.TABLES)
+    with database:
+        database.executemany("INSERT INTO seen VALUES (?)", ((str(n),) for n in range(handled)))
+        database.execute(f"INSERT INTO {group} VALUES ({what}, {handled})")
+    database.close()
+
+
+def wrong(tally: Tally) -> list[str]:
+    return [sentence for ok, sentence in tally.checks() if not ok]
+
+
+def test_right_figures_agree(tally: Tally):
+    assert wrong(tally) == []
+    assert tally.top("hits") == [("/a", 200, 4 * (EACH - 1))]
+
+
+def test_a_lost_message_is_seen(tally: Tally):
+    store(tally.folder, "agents", 2, handled=EACH - 2)
+    tally.look()
+
+    assert wrong(tally) == ["agents: handled + dead = produced, in every partition"]
+
+
+def test_a_message_in_the_wrong_partition_is_seen(tally: Tally):
+    tally.added[0] += 1
+    tally.added[1] -= 1
+
+    assert wrong(tally) == [
+        "hits: handled + dead = produced, in every partition",
+        "agents: handled + dead = produced, in every partition",
+    ]
+
+
+def test_a_message_counted_twice_is_seen(tally: Tally):
+    database = sqlite3.connect(tally.folder.database("hits", 3))
+    with database:
+        database.execute("UPDATE hits SET count = count + 1")
+    database.close()
+
+    assert wrong(tally) == ["hits: each handled message is counted exactly once"]
+
+
+def test_a_line_that_was_not_sent_is_seen(tally: Tally):
+    tally.lines += 1
+
+    assert wrong(tally) == ["every line of the file is in Redis"]
+
+
+@pytest.mark.parametrize("unsettled", [1, None])
+def test_unfinished_work_is_seen(tally: Tally, unsettled: int | None):
+    tally.unsettled = unsettled
+
+    assert wrong(tally) == ["nothing is unread, pending or waiting any more"]
+
+
+def test_the_folder_is_made_anew_at_each_run(tmp_path: Path):
+    folder = Folder(tmp_path / "demo")
+    assert folder.prepare() == 10_000
+    left_over = folder.path / "left-over"
+    left_over.touch()
+
+    assert folder.prepare() == 10_000
+    assert not left_over.exists()
+    assert folder.lines.read_bytes().count(b"\n") == 10_000
+    assert f"127.0.0.1:{folder.port}" in folder.config.read_text()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
+    mine = tmp_path / "thesis.txt"
+    mine.touch()
+
+    with pytest.raises(Failed, match="holds something else"):
+        Folder(tmp_path).prepare()
+    assert mine.exists()
+
+
+def test_a_folder_in_which_a_daemon_runs_is_left_alone(tmp_path: Path):
+    (tmp_path / MARKER).touch()
+    lock_path = tmp_path / "demo.lock"
+    lock_path.write_text("4711")
+    with lock_path.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        with pytest.raises(Failed, match="process 4711"):
+            Folder(tmp_path).prepare()
+    assert lock_path.exists()
+
+
+def test_the_commands_that_it_prints_exist(tally: Tally, capsys: pytest.CaptureFixture[str]):
+    summary.where_to_look(tally.folder, tally, serving=True)
+
+    verbs = set(re.findall(r"streamqd -c \S+ (\w+)", capsys.readouterr().out))
+    assert verbs >= {"status", "partitions"}
+    assert verbs <= set(command.commands)
+
+
+def test_plain_progress_is_a_line_at_every_tenth_part(capsys: pytest.CaptureFixture[str]):
+    board = Board()
+    for done in (0, 3, 25, 29, 99):
+        board.show([("hits", done, 100, "handled")], 1.0)
+    board.show([("hits", 99, 100, "handled, 1 dead")], 1.0, last=True)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("s  ")[1] for line in lines] == [
+        "hits 0 handled",
+        "hits 25 handled",
+        "hits 99 handled",
+        "hits 99 handled, 1 dead",
+    ]
+
+
+def test_numbers_stand_to_the_right():
+    assert table(("n", "what"), [(1000, "a"), (5, "bc")], indent="").splitlines() == [
+        "    n  what",
+        "1,000  a",
+        "    5  bc",
+    ]
+    assert table(("n", "what"), [], indent="") == "n  what"
+
+
+def test_long_texts_are_cut():
+    assert shorten("abcdef", 4) == "abc…"
+    assert shorten("abcd", 4) == "abcd"

@@ -1,0 +1,48 @@
+"""Work in a forked child: its result comes back, its troubles come back as sentences."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import psutil
+
+from streamqd.errand import Errand, Outcome
+
+
+def ended(errand: Errand) -> Outcome:
+    while (found := errand.poll(5.0)) is None:
+        pass
+    return found
+
+
+def test_the_result_comes_back_whatever_its_size():
+    errand = Errand(lambda: {"list": list(range(100_000))}, title="errand", timeout=30.0)
+    assert ended(errand) == Outcome({"list": list(range(100_000))}, "")
+
+
+def test_polling_does_not_block_and_a_killed_child_is_told():
+    errand = Errand(lambda: threading.Event().wait(), title="errand", timeout=30.0)
+    assert errand.poll() is None
+    os.killpg(errand.pid, 9)
+    assert ended(errand) == Outcome(None, "its process ended by signal SIGKILL")
+
+
+def test_work_that_hangs_is_killed_after_its_time():
+    errand = Errand(lambda: threading.Event().wait(), title="errand", timeout=0.2)
+    assert ended(errand) == Outcome(None, "it took longer than 0.2 s")
+
+
+def test_the_work_soils_only_the_child():
+    def work() -> bool:
+        os.environ["LEFT_BEHIND"] = "1"
+        return True
+
+    assert ended(Errand(work, title="errand", timeout=30.0)) == Outcome(True, "")
+    assert "LEFT_BEHIND" not in os.environ
+
+
+def test_no_descriptor_is_left():
+    before = psutil.Process().num_fds()
+    ended(Errand(lambda: 1, title="errand", timeout=30.0))
+    assert psutil.Process().num_fds() == before

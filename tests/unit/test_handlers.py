@@ -1,0 +1,271 @@
+"""Finding handlers, saying in one sentence why one cannot be used, and naming how a run ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd import handlers
+from streamqd.errors import HandlerLoadError
+from streamqd.handlers import Dead, Probe, Retry, SoftTimeout
+from streamqd.model import DeadAsked, Failed, RetryAsked
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for modules, forgotten afterwards as if it had never been imported from."""
+    before, path = set(sys.modules), sys.path[:]
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def write(folder: Path) -> Write:
+    def write(name: str, text: str) -> None:
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+
+    return write
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def test_a_function_is_found_with_the_hooks_of_its_module(write: Write, folder: Path):
+    write("h1", "def go(m): return 7\ndef on_start(c): return 1\ndef on_stop(): return 2\n")
+    loaded = handlers.load("h1:go", folder)
+    assert loaded.function(None) == 7  # type: ignore[arg-type]
+    assert loaded.on_start is not None
+    assert loaded.on_stop is not None
+    assert (loaded.on_start(None), loaded.on_stop()) == (1, 2)  # type: ignore[arg-type]
+
+
+def test_a_method_of_a_class_and_one_with_defaults(write: Write, folder: Path):
+    write("h2", "class H:\n    @staticmethod\n    def go(m, *, limit=3): return limit\n")
+    loaded = handlers.load("h2:H.go", folder)
+    assert loaded.function(None) == 3  # type: ignore[arg-type]
+    assert (loaded.on_start, loaded.on_stop) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "sentence"),
+    [
+        ("", "h3:go", "module h3 has no function go"),
+        ("go = 3", "h3:go", "h3:go is not a function"),
+        ("class H: pass", "h3:H.go", "module h3 has no function H.go"),
+        ("async def go(m): pass", "h3:go", "is an async function"),
+        ("def go(): pass", "h3:go", "exactly one argument"),
+        ("def go(a, b): pass", "h3:go", "exactly one argument"),
+        ("def go(*, m): pass", "h3:go", "exactly one argument"),
+        ("1/0", "h3:go", r"cannot import h3: ZeroDivisionError: division by zero \(.*h3\.py:1\)"),
+        ("import json\njson.loads('{')", "h3:go", r"JSONDecodeError: .*\(.*h3\.py:2\)"),
+        ("import nowhere_at_all", "h3:go", "cannot import h3: ModuleNotFoundError: .*nowhere"),
+        ("def go(m:", "h3:go", r"cannot import h3: SyntaxError: .*h3\.py, line 1\)$"),
+        ("raise SystemExit(3)", "h3:go", "cannot import h3: SystemExit"),
+        ("raise KeyboardInterrupt", "h3:go", "cannot import h3: KeyboardInterrupt"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_sentence(
+    write: Write, folder: Path, text: str, reference: str, sentence: str
+):
+    write("h3", text)
+    with pytest.raises(HandlerLoadError, match=sentence) as caught:
+        handlers.load(reference, folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_nowhere_is_told_where_it_was_looked_for(folder: Path):
+    with pytest.raises(HandlerLoadError, match="no module named nowhere: it is looked for beside"):
+        handlers.load("nowhere:go", folder)
+
+
+# --- probing in a child ---------------------------------------------------------------------------
+
+
+def test_a_probe_finds_what_is_declared_and_leaves_this_process_clean(write: Write, folder: Path):
+    write(
+        "h4",
+        """
+        import os
+        from streamqd import handler
+        os.environ["LEFT_BEHIND"] = "1"
+        @handler(topic="access", group="hits", max_attempts=2, timeout="30s")
+        def go(m): pass
+        """,
+    )
+    found = handlers.probe(["h4"], [], folder, 20.0)
+    assert found == Probe(
+        [
+            {
+                "topic": "access",
+                "group": "hits",
+                "handler": "h4:go",
+                "max_attempts": 2,
+                "timeout": "30s",
+            }
+        ],
+        [],
+    )
+    assert "h4" not in sys.modules
+    assert "LEFT_BEHIND" not in os.environ
+
+
+def test_a_probe_reports_every_problem_once(write: Write, folder: Path):
+    write("h5", "1/0")
+    write("h6", "from streamqd import handler\n@handler(topic='t', group='g')\ndef go(): pass\n")
+    found = handlers.probe(["h5", "h6", "gone"], ["h6:go", "h6:other", "h5:go"], folder, 20.0)
+    assert [problem.partition(":")[0] for problem in found.problems] == [
+        "cannot import h5",
+        "no module named gone",
+        "h6",
+        "module h6 has no function other",
+    ]
+
+
+def test_a_module_that_prints_does_not_spoil_the_answer(
+    write: Write, folder: Path, capfd, monkeypatch
+):
+    monkeypatch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))  # as without pytest
+    write("h7", "print('{\"declared\": 1}', flush=True)\ndef go(m): pass\n")
+    assert handlers.probe(["h7"], ["h7:go"], folder, 20.0) == Probe([], [])
+    assert capfd.readouterr().out == '{"declared": 1}\n'
+
+
+def test_more_declarations_than_a_pipe_holds(write: Write, folder: Path):
+    write(
+        "h8",
+        """
+        from streamqd import handler
+        for n in range(3000):
+            handler(topic="t", group=f"g{n}")(lambda m: None)
+        def go(m): pass
+        """,
+    )
+    found = handlers.probe(["h8"], [], folder, 20.0)
+    assert len(found.declared) == 3000
+    assert found.problems == ["module h8 has no function <lambda>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("import os; os._exit(9)", "exit code 9"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV"),
+    ],
+)
+def test_a_module_that_kills_its_process_is_a_problem(
+    write: Write, folder: Path, capfd, text: str, how: str
+):
+    write("h9", text)
+    assert handlers.probe(["h9"], [], folder, 20.0) == Probe(
+        [], [f"importing the handler modules failed: its process ended by {how}"]
+    )
+
+
+def test_a_module_that_hangs_is_killed_after_the_timeout(write: Write, folder: Path):
+    write("h10", "import threading; threading.Event().wait()")
+    found = handlers.probe(["h10"], [], folder, 0.3)
+    assert found.problems == ["importing the handler modules failed: it took longer than 0.3 s"]
+
+
+def test_an_interrupted_probe_ends_at_once(write: Write, folder: Path):
+    write("h11", "import threading; threading.Event().wait()")
+    found = handlers.probe(["h11"], [], folder, 60.0, interrupted=lambda: True)
+    assert found.declared == []
+    assert len(found.problems) == 1
+
+
+# --- how a run ended ------------------------------------------------------------------------------
+
+
+class RefusalError(ValueError):
+    pass
+
+
+def raised(error: BaseException) -> BaseException:
+    """The error with a traceback: through the caller's frame, as in a worker, then its own."""
+
+    def handler_function() -> None:
+        secret_local = "password"  # noqa: F841 - must not be in the traceback
+        raise error
+
+    try:
+        handler_function()
+    except BaseException as caught:  # noqa: BLE001
+        return caught
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("detail", "known"),
+    [
+        ("none", (False, False, False)),
+        ("class", (True, False, False)),
+        ("message", (True, True, False)),
+        ("traceback", (True, True, True)),
+    ],
+)
+def test_a_failure_is_described_as_far_as_is_allowed(detail: str, known: tuple[bool, ...]):
+    failed = handlers.outcome_of(raised(RefusalError("no, because")), detail)
+    assert isinstance(failed, Failed)
+    assert (bool(failed.error_class), bool(failed.message), bool(failed.traceback)) == known
+    assert {"RefusalError", "ValueError", "builtins.ValueError", "Exception"} <= set(failed.lineage)
+    if detail == "traceback":
+        assert failed.error_class == f"{__name__}.RefusalError"
+        assert "handler_function" in failed.traceback
+        assert "in raised" not in failed.traceback, "our own frame is of no use to the reader"
+        assert "password" not in failed.traceback.replace('secret_local = "password"', "")
+
+
+def test_long_texts_are_cut():
+    failed = handlers.failure_of(raised(RefusalError("x" * 100_000)), "traceback")
+    assert len(failed.message) == handlers.MESSAGE_CHARS_MAX
+    assert len(failed.traceback) <= handlers.TRACEBACK_BYTES_MAX
+    assert "… cut …" in failed.traceback
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
+def test_whatever_is_raised_is_a_failure(error: BaseException):
+    assert isinstance(handlers.outcome_of(raised(error), "traceback"), Failed)
+
+
+def test_retry_and_dead_are_asked_for():
+    asked = handlers.outcome_of(raised(Retry(after=2.5)), "class")
+    assert isinstance(asked, RetryAsked)
+    assert asked.after == 2.5
+    plain = handlers.outcome_of(raised(Retry()), "class")
+    assert isinstance(plain, RetryAsked)
+    assert plain.after is None
+    dead = handlers.outcome_of(raised(Dead("cut off")), "message")
+    assert isinstance(dead, DeadAsked)
+    assert (dead.reason, dead.failure.message) == ("dead", "cut off")
+
+
+@pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 1e12])
+def test_a_wait_that_is_none_is_refused_where_it_is_written(after: float):
+    with pytest.raises(ValueError, match="one year"):
+        Retry(after=after)
+
+
+def test_a_soft_timeout_is_a_failure_that_timed_out():
+    failed = handlers.outcome_of(raised(SoftTimeout("over")), "class")
+    assert isinstance(failed, Failed)
+    assert failed.timed_out
+
+
+def test_the_fingerprint_is_the_same_for_the_same_failure_only():
+    one = handlers.fingerprint(raised(RefusalError("a")), "h:go")
+    assert one == handlers.fingerprint(raised(RefusalError("b")), "h:go"), (
+        "the text differs, no more"
+    )
+    assert one != handlers.fingerprint(raised(KeyError("a")), "h:go")
+    assert one != handlers.fingerprint(raised(RefusalError("a")), "h:other")
+    assert handlers.fingerprint(RefusalError("never raised"), "h:go") != one

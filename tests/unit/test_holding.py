@@ -1,0 +1,376 @@
+"""One unit's state machine: what it wants, what an answer makes of it, and who is to blame.
+
+Answers are given by hand, so lost ones are simply not given: the wish must then be repeated with
+equal arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from streamqd.config import Consumer
+from streamqd.errors import RedisRefused
+from streamqd.model import Unit
+from streamqd.policy.restart import Cause
+from streamqd.process import Child, Exit
+from streamqd.scoreboard import DONE, FAILED, RUNNING, SETTLED, Scoreboard, WorkerState
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.holding import Holding, Kill, Phase
+from streamqd.worker import ExitCode
+
+UNIT = Unit("access", 0, "hits")
+PLACES = [b"m:1-0", b"m:2-0", b"r:2-0", b"m:3-0"]
+KILLED = Exit(None, signal.SIGKILL)
+
+
+class Desk:
+    """A holding, and whoever answers it."""
+
+    def __init__(self) -> None:
+        consumer = Consumer(topic="access", group="hits", handler="h:go")
+        self.holding = Holding(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
+        self.slot = self.holding.slot
+
+    def wish(self) -> Call | None:
+        return self.holding.intent(Keys(), 15.0, "west-1")
+
+    def script(self) -> str:
+        call = self.wish()
+        return call.script.name if call else ""
+
+    def argument(self, name: str) -> object:
+        call = self.wish()
+        assert call is not None
+        at = [argument.name for argument in call.script.args].index(name)
+        return call.argv[len(call.script.keys) + at]
+
+    def places(self) -> list[object]:
+        """The list at the end of the wished call."""
+        call = self.wish()
+        assert call is not None
+        return list(call.argv[len(call.script.keys) + len(call.script.args) - 1 :])
+
+    def answer(self, word: str, *rest: object) -> str:
+        return self.holding.answered(Reply(word, list(rest)), now=100.0)
+
+    def hold(self, epoch: int = 7) -> Desk:
+        self.holding.take(seen_epoch=epoch - 1)
+        assert self.answer("OK", str(epoch).encode(), 0, b"") == "acquired"
+        self.holding.groups_ready = True
+        return self
+
+    def run(self) -> Desk:
+        """A process works on four entries."""
+        child = Child(4711, -1, None, "")  # type: ignore[arg-type]
+        self.holding.started_as(child, now=101.0)
+        self.holding.ready_at = 102.0
+        self.slot.state = WorkerState.READY
+        self.slot.post_batch(PLACES)
+        return self
+
+    def mark(self, *states: int) -> Desk:
+        for index, state in enumerate(states):
+            self.slot.states[index] = state
+        return self
+
+    def quiet(self) -> Desk:
+        self.slot.state = WorkerState.QUIET
+        return self
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# --- taking ---------------------------------------------------------------------------------------
+
+
+def test_a_free_unit_wants_nothing(desk: Desk):
+    assert desk.wish() is None
+    assert not desk.holding.owned
+    assert not desk.holding.startable
+    assert not desk.holding.unsaid
+
+
+def test_an_acquire_is_repeated_with_equal_arguments_until_it_is_answered(desk: Desk):
+    desk.holding.take(seen_epoch=5, dead_token="corpse")
+    first = desk.wish()
+    assert first is not None
+    assert first.script.name == "lease_acquire"
+    assert (desk.argument("seen_epoch"), desk.argument("dead_token")) == (5, "corpse")
+    assert [desk.wish() for _ in range(3)] == [first] * 3
+    assert desk.holding.answered(RedisRefused("OOM", "full"), 1.0) == ""
+    assert desk.wish() == first
+
+
+@pytest.mark.parametrize("word", ["OK", "MINE"])
+def test_taken_now_or_by_a_call_whose_reply_was_lost(desk: Desk, word: str):
+    desk.holding.take(seen_epoch=5)
+    assert desk.answer(word, b"1763640000000", 0) == "acquired"
+    assert desk.holding.phase is Phase.HELD
+    assert desk.holding.owned
+    assert desk.holding.epoch == desk.slot.epoch == 1763640000000
+    assert desk.slot.owned == 1
+    assert desk.wish() is None
+    assert not desk.holding.startable, "the groups come first"
+    assert desk.holding.unsaid
+
+
+@pytest.mark.parametrize(
+    ("word", "rest"), [("HELD", (b"900", b"9", b"east-1")), ("MOVED", (b"9",))]
+)
+def test_somebody_was_quicker(desk: Desk, word: str, rest: tuple[bytes, ...]):
+    desk.holding.take(seen_epoch=5)
+    assert desk.answer(word, *rest) == ""
+    assert desk.holding.phase is Phase.FREE
+    assert desk.wish() is None
+
+
+def test_every_taking_has_a_token_of_its_own(desk: Desk):
+    """T13: a token is dead from the moment its release was sent."""
+    tokens = set()
+    for _ in range(5):
+        desk.holding.take(seen_epoch=5)
+        tokens.add(desk.argument("token"))
+        desk.holding.give_up()
+        assert desk.script() == "lease_release"
+        desk.answer("FENCED", b"5", b"")
+    assert len(tokens) == 5
+
+
+def test_an_acquire_given_up_before_its_answer_is_released_with_its_token(desk: Desk):
+    desk.holding.take(seen_epoch=5)
+    token = desk.argument("token")
+    desk.holding.give_up()
+    assert (desk.script(), desk.argument("token")) == ("lease_release", token)
+
+
+# --- giving back ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["OK", "FENCED"])
+def test_a_release_is_wanted_until_it_is_answered_whatever_the_answer(desk: Desk, word: str):
+    desk.hold().holding.give_up()
+    first = desk.wish()
+    assert first is not None
+    assert first.script.name == "lease_release"
+    assert not desk.holding.owned, "nothing is renewed while it is given back"
+    assert desk.wish() == first
+    assert desk.answer(word, b"7", b"") == "released"
+    assert desk.holding.phase is Phase.FREE
+    assert desk.slot.owned == 0
+    assert desk.slot.trusted_until_ns == 0
+
+
+def test_a_worker_that_leaves_clean_is_released_without_a_refence(desk: Desk):
+    desk.hold().run().mark(SETTLED, SETTLED).quiet()
+    desk.holding.stop_reason = "drain"
+    verdict = desk.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert (verdict.crashed, verdict.charged) == (False, None)
+    assert desk.script() == "lease_release"
+
+
+def test_a_worker_that_leaves_with_unconfirmed_acks_is_refenced_then_released(desk: Desk):
+    """Its acknowledgements may have been lost with its connection: they ride on the refence."""
+    desk.hold().run().mark(SETTLED, DONE).quiet()
+    desk.holding.stop_reason = "shed"
+    desk.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert desk.script() == "lease_refence"
+    assert desk.places() == [PLACES[1]]
+    desk.answer("OK", b"8", 0)
+    assert desk.script() == "lease_release"
+
+
+def test_giving_up_during_a_refence_waits_for_its_answer(desk: Desk):
+    desk.hold().run().mark(RUNNING)
+    desk.holding.ended(KILLED)
+    refence = desk.wish()
+    desk.holding.give_up()
+    assert desk.wish() == refence
+    desk.answer("OK", b"8", 1)
+    assert desk.script() == "lease_release"
+    assert desk.argument("token") == desk.holding.token
+
+
+# --- blame ----------------------------------------------------------------------------------------
+
+
+def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left(desk: Desk):
+    desk.hold().run().mark(DONE, FAILED, RUNNING)
+    old = desk.holding.token
+    verdict = desk.holding.ended(KILLED)
+    assert (verdict.crashed, verdict.cause, verdict.charged) == (True, Cause.HANDLING, PLACES[2])
+    assert desk.script() == "lease_refence"
+    assert (desk.argument("old"), desk.argument("charged")) == (old, PLACES[2])
+    assert desk.places() == [PLACES[0]]
+    context = json.loads(str(desk.argument("context"), "ascii"))
+    assert context["what"] == "signal SIGKILL"
+    assert (context["signal"], context["pid"]) == ("SIGKILL", 4711)
+
+
+def test_a_refence_is_repeated_with_equal_arguments_so_nobody_is_charged_twice(desk: Desk):
+    desk.hold().run().mark(DONE, RUNNING)
+    desk.holding.ended(KILLED)
+    first = desk.wish()
+    assert [desk.wish() for _ in range(3)] == [first] * 3
+    assert desk.holding.owned, "its lease is kept alive"
+    assert not desk.holding.startable, "no successor before the answer"
+    new = desk.argument("new")
+    assert desk.answer("OK", b"8", 1) == "charged"
+    assert desk.holding.token == new
+    assert desk.holding.epoch == desk.slot.epoch == 8
+    assert desk.slot.counter("charged") == 1
+    assert desk.holding.startable
+
+
+def test_a_refence_that_is_fenced_means_the_unit_is_lost(desk: Desk):
+    desk.hold().run().mark(RUNNING)
+    desk.holding.ended(KILLED)
+    assert desk.answer("FENCED", b"9", b"east-1") == "lost"
+    assert desk.holding.phase is Phase.FREE
+    assert desk.slot.counter("charged") == 0
+
+
+def test_several_running_entries_charge_nobody(desk: Desk):
+    desk.hold().run().mark(RUNNING, RUNNING)
+    verdict = desk.holding.ended(KILLED)
+    assert (verdict.crashed, verdict.charged) == (True, None)
+    assert desk.argument("charged") == b""
+
+
+@pytest.mark.parametrize("reason", ["quit", "deadline"])
+def test_a_kill_that_was_ordered_charges_nobody(desk: Desk, reason: str):
+    desk.hold().run().mark(DONE, RUNNING)
+    desk.holding.kill = Kill(reason, desk.slot.run_seq)
+    verdict = desk.holding.ended(KILLED)
+    assert (verdict.crashed, verdict.charged) == (False, None)
+    assert desk.places() == [PLACES[0]]
+
+
+def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
+    desk.hold().run().mark(DONE, RUNNING)
+    desk.holding.kill = Kill("hard-limit", desk.slot.run_seq)
+    verdict = desk.holding.ended(KILLED)
+    assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
+    assert json.loads(str(desk.argument("context"), "ascii"))["what"] == "a hard time limit"
+
+
+def test_a_hard_limit_that_comes_too_late_charges_nobody(desk: Desk):
+    """T11: by the time the signal arrives the next entry is running."""
+    desk.hold().run().mark(DONE, RUNNING)
+    desk.holding.kill = Kill("hard-limit", desk.slot.run_seq)
+    desk.slot.run_seq += 1
+    assert desk.holding.ended(KILLED).charged is None
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 4, 5, 6, 9, 255])
+def test_a_handler_that_ends_its_process_is_charged_whatever_code_it_takes(desk: Desk, code: int):
+    desk.hold().run().mark(DONE, RUNNING)
+    verdict = desk.holding.ended(Exit(code, None))
+    assert (verdict.crashed, verdict.charged) == (True, PLACES[1])
+    assert desk.script() == "lease_refence", "the unit stays ours"
+
+
+@pytest.mark.parametrize("code", [0, 4, 5, 6])
+def test_a_process_that_vanishes_between_two_messages_has_crashed(desk: Desk, code: int):
+    desk.hold().run()
+    verdict = desk.holding.ended(Exit(code, None))
+    assert (verdict.crashed, verdict.cause, verdict.charged) == (True, Cause.IDLE, None)
+    assert desk.script() == "lease_refence"
+
+
+@pytest.mark.parametrize("code", [ExitCode.STOPPED, ExitCode.RECYCLE, ExitCode.NO_GROUP])
+def test_an_orderly_end_is_no_crash(desk: Desk, code: ExitCode):
+    desk.hold().run().mark(DONE).quiet()
+    verdict = desk.holding.ended(Exit(code, None))
+    assert (verdict.crashed, verdict.cause, verdict.charged) == (False, Cause.ORDERED, None)
+    assert desk.script() == "lease_refence", "a successor is to follow"
+
+
+def test_a_worker_that_missed_its_group_has_it_made_anew_before_the_next(desk: Desk):
+    desk.hold().run().quiet()
+    desk.holding.ended(Exit(ExitCode.NO_GROUP, None))
+    desk.answer("OK", b"8", 0)
+    assert not desk.holding.startable
+    assert desk.holding.unsaid
+
+
+def test_a_worker_that_was_fenced_says_so_and_the_unit_is_lost(desk: Desk):
+    desk.hold().run().quiet()
+    desk.holding.ended(Exit(ExitCode.FENCED, None))
+    assert desk.holding.phase is Phase.FREE
+    assert desk.wish() is None
+
+
+def test_processes_that_die_with_nothing_to_blame_are_counted(desk: Desk):
+    desk.hold()
+    for number in range(1, 3):
+        desk.run().mark(DONE)
+        desk.holding.ended(KILLED)
+        desk.answer("OK", str(number).encode(), 0)
+        assert desk.holding.blameless == number
+    desk.run().mark(RUNNING)
+    desk.holding.ended(KILLED)
+    assert desk.holding.blameless == 0
+
+
+# --- losing ---------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_process_of_a_lost_unit_settles_nothing(desk: Desk):
+    desk.hold().run().mark(DONE, RUNNING)
+    desk.holding.lose()
+    desk.holding.ended(KILLED)
+    assert desk.wish() is None
+    assert desk.holding.phase is Phase.FREE
+
+
+def test_what_such_a_process_left_is_not_settled_by_a_later_token_either(desk: Desk):
+    desk.hold().run().mark(DONE, RUNNING)
+    desk.holding.lose()
+    desk.holding.ended(KILLED)
+    desk.hold(epoch=12).run().quiet()
+    desk.slot.post_batch([])
+    desk.holding.kill = Kill("quit", 0)
+    assert desk.holding.abandon() is not None
+    assert desk.script() == "lease_refence"
+    assert desk.argument("charged") == b""
+    assert desk.places() == []
+
+
+def test_an_undead_process_is_fenced_out_and_the_unit_goes_elsewhere(desk: Desk):
+    desk.hold().run().mark(DONE, RUNNING)
+    child = desk.holding.child
+    assert desk.holding.abandon() is child
+    assert desk.places() == [], "its slot may still change"
+    assert desk.argument("charged") == b""
+    desk.answer("OK", b"8", 0)
+    assert desk.script() == "lease_release"
+
+
+def test_losing_takes_the_trust_away(desk: Desk):
+    desk.hold()
+    desk.slot.trusted_until_ns = 10**18
+    desk.holding.lose()
+    assert (desk.slot.trusted_until_ns, desk.slot.owned) == (0, 0)
+
+
+def test_a_refusal_that_was_logged_does_not_hurry(desk: Desk):
+    desk.holding.take(seen_epoch=5)
+    assert desk.holding.unsaid
+    desk.holding.refusal = "WRONGTYPE"
+    assert not desk.holding.unsaid
+
+
+def test_settled_counts_the_present_process_only(desk: Desk):
+    desk.hold().run()
+    desk.slot.add("acked", 3)
+    desk.slot.add("failed", 2)
+    assert desk.holding.settled() == 5
+    desk.run()
+    assert desk.holding.settled() == 0

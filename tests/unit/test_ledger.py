@@ -1,0 +1,79 @@
+"""The ledger itself: it must notice what is lost, repeated or unexpected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.ledger import Audit, Ledger
+
+
+class Run(NamedTuple):
+    uid: str
+    group: str = "g"
+    attempt: int = 1
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+def test_one_run_of_each_message_is_what_is_wanted(ledger: Ledger):
+    for uid in ("a", "b"):
+        ledger.sent(uid, "text")
+        with ledger.run(Run(uid)):
+            pass
+
+    assert ledger.audit("g") == Audit()
+    assert [(each.kind, each.uid) for each in ledger.records("start", "end")] == [
+        ("start", "a"),
+        ("end", "a"),
+        ("start", "b"),
+        ("end", "b"),
+    ]
+
+
+def test_what_never_ended_well_is_lost(ledger: Ledger):
+    for uid in ("never", "raised", "other"):
+        ledger.sent(uid, "text")
+    with pytest.raises(ValueError, match="no"), ledger.run(Run("raised")):
+        raise ValueError("no")
+    with ledger.run(Run("other", group="another")):
+        pass
+
+    assert ledger.audit("g") == Audit(lost=["never", "other", "raised"])
+
+
+def test_what_began_twice_is_repeated_and_what_was_not_sent_is_unexpected(ledger: Ledger):
+    ledger.sent("a", "text")
+    for uid in ("a", "a", "b"):
+        with ledger.run(Run(uid)):
+            pass
+
+    assert ledger.audit("g") == Audit(repeated={"a": 2}, unexpected=["b"])
+
+
+def test_records_of_a_killed_process_stay(ledger: Ledger):
+    pid = os.fork()
+    if not pid:
+        with ledger.run(Run("a")):
+            os._exit(9)
+    os.waitpid(pid, 0)
+
+    (record,) = ledger.records()
+    assert (record.kind, record.uid, record.pid) == ("start", "a", pid)
+
+
+def test_a_record_that_is_being_written_is_read_later(ledger: Ledger):
+    ledger.sent("a", "text")
+    whole = ledger.path.read_bytes()
+    with ledger.path.open("ab") as file:
+        file.write(whole[:5])
+        file.flush()
+        assert len(ledger.records()) == 1
+        file.write(whole[5:])
+    assert len(ledger.records()) == 2

@@ -1,0 +1,396 @@
+"""Log lines: one per event, not forgeable, never blocking; records of handlers are marked."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import io
+import json
+import logging
+import os
+import pty
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamqd
+from streamqd import logs
+from streamqd.model import Unit
+
+PACKAGE = Path(streamqd.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    factory = logging.getLogRecordFactory()
+    logger = logging.getLogger("streamqd")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logs.close()
+    logger.handlers[:], logger.level, logger.propagate = before
+    logging.setLogRecordFactory(factory)
+    logs.current = None
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    yield reader, writer
+    logs.close()
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+
+
+def read_all(reader: int) -> str:
+    parts = []
+    while True:
+        try:
+            part = os.read(reader, 1 << 20)
+        except BlockingIOError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+def test_json_line_carries_event_process_and_fields(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    logs.setup(role="supervisor", fd=writer)
+
+    logs.event("lease.acquired", unit=Unit("access", 3, "hits"), epoch=7, owner=None, late=0.25)
+
+    (line,) = read_all(reader).splitlines()
+    shown = json.loads(line)
+    assert shown.pop("ts").endswith("Z")
+    assert shown == {
+        "level": "info",
+        "event": "lease.acquired",
+        "pid": os.getpid(),
+        "role": "supervisor",
+        "topic": "access",
+        "partition": 3,
+        "group": "hits",
+        "epoch": 7,
+        "late": 0.25,
+    }
+
+
+def test_text_goes_to_a_terminal() -> None:
+    main, terminal = pty.openpty()
+    try:
+        logs.setup(role="supervisor", fd=terminal)
+        logs.event("signal", logging.WARNING, name_of="SIG TERM")
+        line = os.read(main, 4096).decode()
+    finally:
+        logs.close()
+        os.close(main)
+        os.close(terminal)
+    found = re.fullmatch(r"(\S+) +(\d\d:\d\d:\d\d\.\d{3}) WARNING (.*)\r\n", line)
+    assert found is not None, line
+    assert found[1] == "signal", "the event is the first word"
+    assert found[3] == f'supervisor[{os.getpid()}] name_of="SIG TERM"'
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+@pytest.mark.parametrize(
+    "evil",
+    [
+        'x\r\n{"event":"drained"}',
+        "x\n12:00:00.000 INFO supervisor drained",
+        "x\u2028drained",
+        "x\x85drained",
+        "\x1b[2Jdrained",
+        "\u202edeniard",
+        "\ud800 lone",
+    ],
+)
+def test_no_value_can_forge_a_line(pipe: tuple[int, int], style: str, evil: str) -> None:
+    reader, writer = pipe
+    logs.setup(role="supervisor", style=style, fd=writer)
+
+    logs.event("message.dead", error=evil, nested={"a": [evil]})
+    logging.getLogger("streamqd.elsewhere").warning("said %s", evil)
+
+    raw = read_all(reader)
+    lines = raw.splitlines()  # splits at every character that any reader might take for a line end
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+    if style == "json":
+        assert json.loads(lines[0])["event"] == "message.dead"
+        assert "event" not in json.loads(lines[1])
+
+
+def test_a_traceback_stays_inside_its_event(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    logs.setup(role="worker", style="text", fd=writer)
+    try:
+        raise ValueError("bad\nlease.lost topic=x")
+    except ValueError as error:
+        logs.event("housekeeper.failed", logging.ERROR, exc=error)
+
+    first, *rest = read_all(reader).splitlines()
+    assert "housekeeper.failed" in first
+    assert any("ValueError: bad" in line for line in rest)
+    assert all(line.startswith("    ") for line in rest)
+
+    logs.setup(role="worker", style="json", fd=writer)
+    logs.event("housekeeper.failed", exc=ValueError("bad"))
+    assert "ValueError" in json.loads(read_all(reader))["traceback"]
+
+
+def test_an_unregistered_event_is_a_programming_error() -> None:
+    with pytest.raises(AssertionError, match=r"lease\.aquired"):
+        logs.event("lease.aquired")  # event-test: deliberately unknown
+    with pytest.raises(AssertionError, match="pid"):
+        logs.event("start", pid=3)
+
+
+def test_lines_are_bounded(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    logs.setup(role="supervisor", style="text", fd=writer)
+    logs.event("message.dead", **{f"field{n}": "x" * 10_000 for n in range(20)})
+    assert len(read_all(reader)) < 17_000
+
+
+def test_a_value_that_cannot_be_shown_stops_nothing(pipe: tuple[int, int]) -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    reader, writer = pipe
+    logs.setup(role="supervisor", style="json", fd=writer)
+    logs.event("message.dead", value=Hostile())
+    logs.event("drained")
+    lines = read_all(reader).splitlines()
+    assert json.loads(lines[-1])["event"] == "drained"
+
+
+# --- a reader that does not read ------------------------------------------------------------------
+
+
+def _endpoints(kind: str) -> tuple[int, int]:
+    if kind == "pipe":
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        return reader, writer
+    left, right = socket.socketpair()
+    return left.detach(), right.detach()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_nobody_reading_never_blocks_and_the_loss_is_told(kind: str) -> None:
+    reader, writer = _endpoints(kind)
+    try:
+        logs.setup(role="supervisor", style="json", fd=writer)
+        began = time.monotonic()
+        for number in range(20_000):
+            logs.event("lease.acquired", epoch=number)
+        assert time.monotonic() - began < 20
+        lost = logs.dropped()
+        assert lost > 10_000
+        assert os.get_blocking(writer), "the shared descriptor itself must stay as it was"
+
+        os.set_blocking(reader, False)
+        text = ""
+        while len(text.splitlines()) < 20_000 - lost + 1:
+            part = read_all(reader)
+            logs.flush()
+            text += part
+        shown = [json.loads(line) for line in text.splitlines()]
+        told = [line for line in shown if line["event"] == "log.dropped"]
+        assert [line["lines"] for line in told] == [lost]
+        epochs = [line["epoch"] for line in shown if line["event"] == "lease.acquired"]
+        assert epochs == list(range(20_000 - lost)), "the first lines are whole and in order"
+    finally:
+        logs.close()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_reader_that_left_and_a_closed_descriptor_are_survived() -> None:
+    reader, writer = os.pipe()
+    logs.setup(role="supervisor", style="json", fd=writer)
+    os.close(reader)
+    logs.event("start")
+    assert logs.dropped() == 1
+    logs.close()
+    os.close(writer)
+    logs.setup(role="supervisor", style="auto", fd=writer)
+    logs.event("start")
+    assert logs.dropped() == 1
+
+
+def test_a_file_that_others_append_to_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        logs.setup(role="supervisor", style="json", fd=file.fileno())
+        os.write(file.fileno(), b"printed\n")
+        logs.event("start")
+        os.write(file.fileno(), b"printed again\n")
+    first, second, third = path.read_text().splitlines()
+    assert (first, third) == ("printed", "printed again")
+    assert json.loads(second)["event"] == "start"
+
+
+def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
+    reader, writer = _endpoints("pipe")
+    try:
+        logs.setup(role="supervisor", style="json", fd=writer)
+        for _ in range(100):
+            logs.event("start")
+        pid = os.fork()
+        if pid == 0:
+            os.closerange(3, reader)
+            logs.assume("worker")
+            os.set_blocking(reader, False)
+            read_all(reader)
+            logs.event("worker.started")
+            os._exit(0 if logs.dropped() == 0 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        os.set_blocking(reader, False)
+        (line,) = read_all(reader).splitlines()
+        assert json.loads(line)["event"] == "worker.started"
+        assert json.loads(line)["role"] == "worker"
+    finally:
+        logs.close()
+        os.close(reader)
+        os.close(writer)
+
+
+# --- episodes -------------------------------------------------------------------------------------
+
+
+def test_an_episode_is_told_twice(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    logs.setup(role="supervisor", style="json", fd=writer)
+    episode = logs.Episode("redis.lost", "redis.back")
+    episode.recovered()
+    for _ in range(50):
+        episode.failed(error="refused")
+    assert episode.open
+    episode.recovered()
+    episode.recovered()
+    lost, back = (json.loads(line) for line in read_all(reader).splitlines())
+    assert (lost["event"], lost["level"]) == ("redis.lost", "warning")
+    assert (back["event"], back["failures"]) == ("redis.back", 50)
+    assert back["seconds"] >= 0
+
+
+# --- what handlers log ----------------------------------------------------------------------------
+
+
+class _Message:
+    uid = "access/3/1-0"
+    attempt = 2
+
+
+def _user_logger(stream: io.StringIO, pattern: str) -> logging.Logger:
+    logger = logging.Logger("shop")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(pattern))
+    logger.addHandler(handler)
+    return logger
+
+
+def test_records_of_handlers_carry_the_message() -> None:
+    logs.mark_records("shop:sell")
+    stream = io.StringIO()
+    logger = _user_logger(stream, "%(uid)s %(attempt)s %(handler)s %(message)s")
+
+    logs.current = _Message()
+    logger.warning("sold")
+    logs.current = None
+    logger.warning("idle")
+
+    assert stream.getvalue().splitlines() == [
+        "access/3/1-0 2 shop:sell sold",
+        "None None shop:sell idle",
+    ]
+
+
+def test_a_handlers_own_extra_wins_and_does_not_fail() -> None:
+    logs.mark_records("shop:sell")
+    stream = io.StringIO()
+    logger = _user_logger(stream, "%(uid)s %(order)s")
+    logs.current = _Message()
+    logger.warning("sold", extra={"uid": "mine", "order": 5})
+    assert stream.getvalue() == "mine 5\n"
+    with pytest.raises(KeyError):
+        logger.warning("sold", extra={"name": "taken"})
+
+
+def test_the_root_logger_is_not_touched(pipe: tuple[int, int]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, root.filters[:]
+    reader, writer = pipe
+    logs.setup(role="supervisor", fd=writer)
+    logs.mark_records("shop:sell")
+    logs.event("start")
+    logging.getLogger("shop").warning("not ours")
+    assert (root.handlers, root.level, root.filters) == before
+    assert len(read_all(reader).splitlines()) == 1
+
+
+# --- the registry ---------------------------------------------------------------------------------
+
+
+def _sources() -> list[tuple[Path, ast.Module]]:
+    return [
+        (path, ast.parse(path.read_text()))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "events.py"
+    ]
+
+
+def _strings(node: ast.AST) -> set[str]:
+    return {
+        child.value
+        for child in ast.walk(node)
+        if isinstance(child, ast.Constant) and isinstance(child.value, str)
+    }
+
+
+def _named_events(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Literal names given to `event(…)`, `logs.event(…)` and `Episode(…)`."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        called: Any = call.func
+        name = getattr(called, "attr", None) or getattr(called, "id", None)
+        count = {"event": 1, "Episode": 2}.get(name or "", 0)
+        for argument in call.args[:count]:
+            if isinstance(argument, ast.IfExp):
+                names = _strings(argument.body) | _strings(argument.orelse)
+            else:
+                names = _strings(argument)
+            yield from ((found, call.lineno) for found in names)
+
+
+def test_every_event_in_the_code_is_registered() -> None:
+    unknown = [
+        f"{path.relative_to(PACKAGE)}:{line} {name}"
+        for path, tree in _sources()
+        for name, line in _named_events(tree)
+        if name not in logs.EVENTS
+    ]
+    assert unknown == []
+
+
+def test_every_registered_event_is_used() -> None:
+    used = set().union(*(_strings(tree) for _, tree in _sources()))
+    assert sorted(logs.EVENTS.keys() - used) == []
+
+
+def test_the_registry_is_sorted_and_explained() -> None:
+    assert list(logs.EVENTS) == sorted(logs.EVENTS)
+    for name, meaning in logs.EVENTS.items():
+        assert name == name.lower()
+        assert name.replace(".", "").replace("_", "").isalpha()
+        assert meaning.endswith(".")

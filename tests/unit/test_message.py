@@ -1,0 +1,134 @@
+"""What a handler sees of an entry: lazily, and without believing what a producer must not say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.message import Delivery, Message
+from streamqd.model import Unit
+
+DELIVERY = Delivery(Unit("access", 3, "hits"), "west-1", 1_763_640_000_123)
+ID = b"1763640000000-7"
+
+
+def message(*fields: bytes, retried: bool = False, entry_id: bytes = ID) -> Message:
+    return Message(DELIVERY, entry_id, list(fields), retried=retried)
+
+
+def test_a_plain_entry():
+    plain = message(b"payload", b'{"a": 1}')
+    assert plain.payload == b'{"a": 1}'
+    assert plain.json() == {"a": 1}
+    assert plain.text() == '{"a": 1}'
+    assert (plain.id, plain.original_id, plain.attempt) == ("1763640000000-7",) * 2 + (1,)
+    assert (plain.topic, plain.partition, plain.group) == ("access", 3, "hits")
+    assert plain.uid == "access/3/1763640000000-7"
+    assert plain.epoch == 1_763_640_000_123
+    assert plain.timestamp == 1_763_640_000.0
+    assert plain.key is None
+    assert plain.headers == {}
+    assert (plain.retry_count, plain.crash_count, plain.replay_count) == (0, 0, 0)
+
+
+def test_the_payload_may_stand_anywhere_or_nowhere():
+    assert message(b"key", b"k", b"payload", b"x").payload == b"x"
+    assert message(b"key", b"k").payload == b""
+    assert message().payload == b""
+
+
+def test_a_value_is_not_taken_for_a_name():
+    odd = message(b"key", b"payload", b"payload", b"x")
+    assert (odd.key, odd.payload) == (b"payload", b"x")
+
+
+def test_nothing_is_decoded_before_it_is_asked_for():
+    broken = message(b"payload", b"\xff\xfe", b"headers", b"[1]", b"originalId", b"\xff")
+    assert broken.payload == b"\xff\xfe"
+    assert broken.id == "1763640000000-7"
+    assert "fields" not in vars(broken), "the fields were not even paired"
+    with pytest.raises(UnicodeDecodeError):
+        broken.text()
+    with pytest.raises(ValueError, match="not a JSON object"):
+        _ = broken.headers
+    with pytest.raises(ValueError):  # noqa: PT011 - whichever kind the parser raises
+        broken.json()
+    assert broken.text("latin-1") == "ÿþ"
+
+
+def test_headers_are_parsed_once():
+    parsed = message(b"payload", b"", b"headers", b'{"a": "b"}')
+    assert parsed.headers == {"a": "b"}
+    assert parsed.headers is parsed.headers
+
+
+def test_a_retried_entry_carries_its_history():
+    fields = (b"payload", b"x", b"originalId", b"1763000000000-1", b"retryCount", b"2")
+    again = message(*fields, b"crashCount", b"1", b"replayCount", b"3", retried=True)
+    assert (again.attempt, again.retry_count) == (3, 2)
+    assert (again.crash_count, again.replay_count) == (1, 3)
+    assert again.original_id == "1763000000000-1"
+    assert again.uid == "access/3/1763000000000-1"
+    assert again.timestamp == 1_763_000_000.0
+    assert again.id == "1763640000000-7"
+
+
+# --- what a producer writes into bookkeeping fields -----------------------------------------------
+
+HOSTILE = (b"retryCount", b"99", b"crashCount", b"99", b"replayCount", b"99")
+
+
+def test_counts_in_the_partition_stream_are_not_believed():
+    fresh = message(b"payload", b"x", *HOSTILE)
+    assert (fresh.attempt, fresh.crash_count, fresh.replay_count) == (1, 0, 0)
+    assert fresh.fields[b"retryCount"] == b"99", "they stay readable, as anything else"
+
+
+def test_an_original_id_is_believed_when_it_is_one():
+    assert message(b"originalId", b"5-1").uid == "access/3/5-1"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"5",
+        b"5-",
+        b"-1",
+        b"5-1 ",
+        b"5-1\n",
+        b"5-1/../../x",
+        b"+5-1",
+        b"5-1-1",
+        b"\xd9\xa5-1",
+        b"1" * 21 + b"-0",
+        b"x" * 100_000,
+    ],
+)
+def test_any_other_original_id_is_ignored(written: bytes):
+    odd = message(b"payload", b"x", b"originalId", written)
+    assert odd.original_id == "1763640000000-7"
+    assert odd.timestamp == 1_763_640_000.0
+
+
+@pytest.mark.parametrize("written", [b"", b"-1", b"1.5", b"1e9", b" 1", b"\xb2", b"x", b"9" * 5000])
+def test_a_count_that_is_no_number_is_zero_even_in_the_retry_stream(written: bytes):
+    assert message(b"retryCount", written, retried=True).attempt == 1
+
+
+@given(st.lists(st.binary(max_size=30), max_size=12), st.booleans())
+def test_no_fields_whatever_make_the_bookkeeping_raise(values: list[bytes], retried: bool):
+    names = [b"payload", b"key", b"headers", b"originalId", b"retryCount", b"crashCount"]
+    flat = [part for pair in zip(names, values, strict=False) for part in pair]
+    odd = Message(DELIVERY, ID, flat, retried=retried)
+    assert odd.attempt >= 1
+    assert odd.uid.startswith("access/3/")
+    assert odd.timestamp >= 0
+    assert repr(odd)
+    assert isinstance(odd.payload, bytes)
+
+
+def test_handlers_may_not_grow_the_shared_part():
+    with pytest.raises(AttributeError):
+        DELIVERY.epoch = 1  # type: ignore[misc]

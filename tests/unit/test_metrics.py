@@ -1,0 +1,301 @@
+"""The table of metrics against a scoreboard and figures made by hand."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import streamqd
+from streamqd.metrics import METRICS, Exporter, View
+from streamqd.model import Unit
+from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, Slot, WorkerState, now_ns
+from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
+
+UNIT = Unit("access", 3, "hits")
+HERE = {"topic": "access", "partition": "3", "group": "hits"}
+ME = {"consumer": "web-1"}
+NOW = 1_700_000_000_000
+
+
+def figures(*, unread: int | None = 7, oldest: str = f"{NOW - 90_000}-0") -> UnitFigures:
+    return UnitFigures(
+        main=Backlog(4, f"{NOW - 100_000}-0", unread, oldest, 60),
+        retry=Backlog(1, f"{NOW - 1000}-0", 0, "", 2),
+        delayed=5,
+        next_due_unix_ms=None,
+    )
+
+
+@pytest.fixture
+def board() -> Scoreboard:
+    return Scoreboard(8)
+
+
+@pytest.fixture
+def slot(board: Scoreboard) -> Slot:
+    slot = board.allot(UNIT)
+    slot.owned = 1
+    slot.state = WorkerState.READY
+    slot.epoch = NOW
+    return slot
+
+
+@pytest.fixture
+def view(board: Scoreboard) -> View:
+    return View(
+        instance="web-1",
+        board=board,
+        consumers=(("access", "hits"), ("access", "audit")),
+        partitions={
+            ("access", 3): PartitionFigures(60, 1234, "5-0", "9-0", 2, 1, f"{NOW}-5"),
+        },
+        units={UNIT: figures()},
+        server_unix_ms=NOW,
+        asked_ns=now_ns(),
+        redis_up=True,
+    )
+
+
+def scrape(view: View) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    text = Exporter(view).render()[0].decode()
+    samples: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = frozenset(sample.labels.items())
+            assert labels not in samples.setdefault(sample.name, {}), "a series appears twice"
+            samples[sample.name][labels] = sample.value
+    return samples
+
+
+def value(view: View, name: str, **labels: str) -> float | None:
+    return scrape(view).get(name, {}).get(frozenset(labels.items()))
+
+
+@pytest.mark.parametrize(
+    ("counter", "metric"),
+    [
+        ("fetched", "consumed"),
+        ("acked", "acked"),
+        ("retried", "retried"),
+        ("dead", "dead"),
+        ("released", "released"),
+        ("crashes", "crashes"),
+        ("charged", "charged"),
+        ("restarts", "restarts"),
+        ("recycled", "recycled"),
+        ("fenced", "fenced"),
+        ("ghosts", "ghosts"),
+        ("reclaimed", "reclaimed"),
+        ("parked", "parked"),
+        ("bytes", "received_bytes"),
+        ("round_trips", "redis_round_trips"),
+        ("redis_errors", "redis_errors"),
+    ],
+)
+def test_counters_of_a_slot(view: View, slot: Slot, counter: str, metric: str) -> None:
+    slot.add(counter, 41)
+    slot.add(counter)
+    assert value(view, f"streamqd_{metric}_total", **HERE, **ME) == 42
+
+
+def test_failures_by_result(view: View, slot: Slot) -> None:
+    slot.add("failed", 5)
+    slot.add("timeouts", 2)
+    assert value(view, "streamqd_failures_total", **HERE, **ME, result="error") == 3
+    assert value(view, "streamqd_failures_total", **HERE, **ME, result="timeout") == 2
+
+
+def test_counters_outlive_ownership_and_gauges_do_not(view: View, slot: Slot) -> None:
+    slot.add("acked", 9)
+    slot.owned = 0
+    assert value(view, "streamqd_acked_total", **HERE, **ME) == 9
+    assert value(view, "streamqd_in_flight", **HERE, **ME) is None
+    assert value(view, "streamqd_worker_up", **HERE, **ME) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("topic_length", 60),
+        ("dlq_length", 2),
+        ("scheduled", 1),
+        ("produced_total", 1234),
+        ("trim_floor_timestamp_seconds", NOW / 1000),
+    ],
+)
+def test_figures_of_a_partition(view: View, metric: str, expected: float) -> None:
+    assert value(view, f"streamqd_{metric}", topic="access", partition="3") == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"), [("pending", 5), ("lag", 7), ("delayed", 5), ("retry_length", 2)]
+)
+def test_figures_of_a_group(view: View, metric: str, expected: float) -> None:
+    assert value(view, f"streamqd_{metric}", **HERE) == expected
+
+
+def test_age_is_told_by_the_servers_clock(view: View) -> None:
+    age = value(view, "streamqd_oldest_unread_age_seconds", **HERE)
+    assert age == pytest.approx(90, abs=5)
+    view.units = {UNIT: figures(oldest="")}
+    assert value(view, "streamqd_oldest_unread_age_seconds", **HERE) == 0
+
+
+def test_an_unknown_lag_is_absent(view: View) -> None:
+    view.units = {UNIT: figures(unread=None)}
+    assert value(view, "streamqd_lag", **HERE) is None
+    assert value(view, "streamqd_pending", **HERE) == 5
+
+
+def test_what_the_instance_owns(view: View, slot: Slot) -> None:
+    owned = scrape(view)["streamqd_partitions_owned"]
+    assert owned == {
+        frozenset({"topic": "access", "group": "hits", **ME}.items()): 1,
+        frozenset({"topic": "access", "group": "audit", **ME}.items()): 0,
+    }
+
+
+def test_gauges_of_a_worker(view: View, slot: Slot) -> None:
+    slot.post_batch([b"m:1-0", b"m:2-0"])
+    slot.states[1] = 1
+    slot.lanes[0], slot.lanes[1] = 1, now_ns() - 3_000_000_000
+    slot.rss = 1 << 20
+    assert value(view, "streamqd_in_flight", **HERE, **ME) == 2
+    assert value(view, "streamqd_epoch", **HERE, **ME) == NOW
+    assert value(view, "streamqd_worker_up", **HERE, **ME) == 1
+    assert value(view, "streamqd_worker_resident_memory_bytes", **HERE, **ME) == 1 << 20
+    run = value(view, "streamqd_longest_run_seconds", **HERE, **ME)
+    assert run == pytest.approx(3, abs=2)
+    slot.state = WorkerState.BROKEN
+    assert value(view, "streamqd_worker_up", **HERE, **ME) == 0
+    assert value(view, "streamqd_breaker_open", **HERE, **ME) == 1
+
+
+def test_instance_metrics(view: View, board: Scoreboard) -> None:
+    board.add("rebalance_acquired", 3)
+    board.add("rebalance_shed", 1)
+    board.add("renew_late", 2)
+    board.flags = InstanceFlags.STARTED | InstanceFlags.DRAINING
+    view.count("promoted", ("access", "3", "hits"), 12)
+    view.count("failures", ("web-1", "trim"))
+    assert value(view, "streamqd_rebalance_moves_total", **ME, result="acquired") == 3
+    assert value(view, "streamqd_rebalance_moves_total", **ME, result="shed") == 1
+    assert value(view, "streamqd_late_renewals_total", **ME) == 2
+    assert value(view, "streamqd_draining", **ME) == 1
+    assert value(view, "streamqd_paused", **ME) == 0
+    assert value(view, "streamqd_redis_up", **ME) == 1
+    assert value(view, "streamqd_promoted_total", **HERE) == 12
+    assert value(view, "streamqd_housekeeper_failures_total", **ME, task="trim") == 1
+
+
+def test_histograms_merge_partitions_and_are_cumulative(
+    view: View, board: Scoreboard, slot: Slot
+) -> None:
+    other = board.allot(Unit("access", 4, "hits"))
+    slot.handle_histogram[0] = 2  # below every bound that is shown
+    slot.handle_histogram[10] = 5
+    slot.handle_histogram[33] = 1  # beyond every bound
+    slot.handle_histogram[34] = 1_500_000_000
+    other.handle_histogram[10] = 3
+    other.handle_histogram[34] = 500_000_000
+
+    buckets = scrape(view)["streamqd_handle_seconds_bucket"]
+    by_bound = {float(dict(labels)["le"]): count for labels, count in buckets.items()}
+    assert all("partition" not in dict(labels) for labels in buckets)
+    assert list(by_bound.values()) == sorted(by_bound.values())
+    assert by_bound[BUCKETS[9]] == 2
+    assert by_bound[BUCKETS[10]] == 10
+    assert by_bound[float("inf")] == 11
+    labels = {"topic": "access", "group": "hits", **ME}
+    assert value(view, "streamqd_handle_seconds_count", **labels) == 11
+    assert value(view, "streamqd_handle_seconds_sum", **labels) == 2.0
+
+
+# --- the table itself -----------------------------------------------------------------------------
+
+
+def test_names_and_texts() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names))
+    for metric in METRICS:
+        assert metric.name.startswith("streamqd_")
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.name.endswith("_seconds") or metric.kind != "histogram"
+        assert metric.help.endswith(".")
+        assert set(metric.labels) <= {
+            *("topic", "partition", "group", "consumer", "result", "task", "version", "python")
+        }
+    assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
+
+
+def test_the_promised_metrics_are_there() -> None:
+    promised = {
+        *("produced_total", "consumed_total", "acked_total", "retried_total", "dead_total"),
+        *("topic_length", "pending", "in_flight", "partitions_owned"),
+        *("handle_seconds", "ack_latency_seconds"),
+        *("lag", "oldest_unread_age_seconds", "delayed", "dlq_length", "epoch", "fenced_total"),
+        *("restarts_total", "charged_total", "rebalance_moves_total"),
+        *("trim_floor_timestamp_seconds", "redis_round_trips_total"),
+    }
+    assert {f"streamqd_{name}" for name in promised} <= {metric.name for metric in METRICS}
+
+
+def _full_view(view: View, slot: Slot) -> View:
+    slot.add("acked")
+    slot.handle_histogram[3] = 1
+    slot.ack_histogram[3] = 1
+    for name in ("promoted", "failures", "sent", "trimmed"):
+        metric = next(m for m in METRICS if name in m.name.replace("scheduled_sent", "sent"))
+        if name == "failures":
+            metric = next(m for m in METRICS if m.name == "streamqd_housekeeper_failures_total")
+        view.count(name, tuple("x" for _ in metric.labels))
+    return view
+
+
+def test_every_metric_has_a_sample(view: View, slot: Slot) -> None:
+    samples = scrape(_full_view(view, slot))
+    silent = [
+        metric.name
+        for metric in METRICS
+        if metric.name not in samples and f"{metric.name}_count" not in samples
+    ]
+    assert silent == []
+
+
+def test_promtool_finds_nothing(view: View, slot: Slot) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    text, _ = Exporter(_full_view(view, slot)).render()
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_openmetrics_is_given_to_those_who_ask(view: View, slot: Slot) -> None:
+    plain = Exporter(view).render()
+    assert plain[1].startswith("text/plain")
+    body, content_type = Exporter(view).render("application/openmetrics-text;version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def _importers(module: str) -> Iterator[str]:
+    package = Path(streamqd.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == module for name in names):
+                yield str(path.relative_to(package))
+
+
+def test_one_module_imports_prometheus_client() -> None:
+    assert set(_importers("prometheus_client")) == {"metrics/__init__.py"}

@@ -1,0 +1,180 @@
+"""Promises of the supervisor's parts, judged with a child that only remembers what it was told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from streamqd.config import Consumer, Settings
+from streamqd.model import Unit
+from streamqd.notify import Notifier
+from streamqd.process import Exit
+from streamqd.scoreboard import DONE, RUNNING, Command, Scoreboard, WorkerState, now_ns
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
+from streamqd.supervisor.crew import Crew
+from streamqd.supervisor.drain import EXIT_DEADLINE, EXIT_DRAINED, Drain
+from streamqd.supervisor.holding import Holding
+from streamqd.supervisor.limits import Limits
+from streamqd.worker import ExitCode
+
+UNIT = Unit("access", 0, "hits")
+
+
+class FakeChild:
+    """A child process as far as the supervisor talks to it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()  # a process that can be measured
+        self.told: list[bytes] = []
+        self.killed = False
+        self.deaf_at = 0.0
+        self.peak_rss = 0
+
+    def tell(self, word: bytes) -> None:
+        self.told.append(word)
+
+    def kill_group(self) -> None:
+        self.killed = True
+
+
+class Scene:
+    """One held unit whose worker is ready and has two messages in hand; the first one runs."""
+
+    def __init__(self, **consumer: object) -> None:
+        board = Scoreboard(1)
+        settled = Consumer(topic="access", group="hits", handler="h:go", **consumer)  # type: ignore[arg-type]
+        self.holding = Holding(UNIT, settled, board.allot(UNIT))
+        self.slot = self.holding.slot
+        self.crew = Crew(Settings(), board, [], [])
+        self.limits = Limits(self.crew)
+        self.child = FakeChild()
+        self.holding.take(seen_epoch=6)
+        self.answer(b"7", 0, b"")
+        self.holding.started_as(self.child, time.monotonic())  # type: ignore[arg-type]
+        self.slot.state = WorkerState.READY
+        self.slot.post_batch([b"m:1-0", b"m:2-0"])
+        self.begin(0, age=0.0)
+
+    def answer(self, *rest: object) -> None:
+        self.holding.answered(Reply("OK", list(rest)), time.monotonic())
+
+    def begin(self, index: int, *, age: float) -> None:
+        """Let the run of an entry have begun so many seconds ago."""
+        self.slot.run_seq += 1
+        self.slot.states[index] = RUNNING
+        self.slot.lanes[0], self.slot.lanes[1] = index, now_ns() - int(age * 1e9)
+
+    def look(self) -> None:
+        self.limits.watch([self.holding], time.monotonic())
+
+
+# --- the hard limit -------------------------------------------------------------------------------
+
+
+def test_a_run_over_its_hard_limit_is_killed_at_the_second_look() -> None:
+    scene = Scene(hard_timeout=5.0)
+    scene.begin(0, age=6.0)
+    scene.look()
+    assert not scene.child.killed, "its end may be under way; the next look is a moment later"
+    scene.look()
+    assert scene.child.killed
+
+
+def test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before() -> None:
+    """T11."""
+    scene = Scene(hard_timeout=5.0)
+    scene.begin(0, age=6.0)
+    scene.look()
+    scene.slot.states[0] = DONE
+    scene.begin(1, age=6.0)
+    scene.look()
+    assert not scene.child.killed
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
+    """It publishes its progress once per batch; here the batch has lasted long already."""
+    scene = Scene()
+    scene.holding.ready_at = now = 1_000.0
+    scene.limits.watch([scene.holding], now + 100)
+    scene.slot.states[0] = DONE
+    scene.limits.watch([scene.holding], now + 101)
+    scene.begin(1, age=0.0)
+    scene.limits.watch([scene.holding], now + 125)
+    scene.slot.states[1] = DONE
+    scene.limits.watch([scene.holding], now + 150)
+    assert not scene.child.killed
+
+
+def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
+    scene = Scene()
+    scene.holding.ready_at = now = 1_000.0
+    scene.slot.states[0] = DONE
+    scene.limits.watch([scene.holding], now + 100)
+    assert not scene.child.killed
+    scene.limits.watch([scene.holding], now + 131)
+    assert scene.child.killed
+
+
+# --- the drain ------------------------------------------------------------------------------------
+
+
+def drain_of(scene: Scene) -> Drain:
+    exchange = SimpleNamespace(leaving=False, beat_soon=lambda: None, ok=True)
+    return Drain({UNIT: scene.holding}, scene.crew, exchange, Notifier({}))  # type: ignore[arg-type]
+
+
+def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
+    scene = Scene()
+    drain = drain_of(scene)
+    drain.begin(30.0)
+    assert (scene.slot.command, scene.child.told) == (Command.STOP, [b"stop"])
+    assert drain.exit_code(time.monotonic()) is None
+    assert not scene.child.killed
+
+    scene.slot.post_batch([])
+    scene.slot.state = WorkerState.QUIET
+    verdict = scene.holding.ended(Exit(ExitCode.STOPPED, None))
+    assert (verdict.crashed, verdict.charged) == (False, None)
+    assert drain.exit_code(time.monotonic()) is None, "the lease is still to be released"
+    scene.answer()
+    assert drain.exit_code(time.monotonic()) == EXIT_DRAINED
+
+
+def test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody() -> None:
+    scene = Scene()
+    drain = drain_of(scene)
+    drain.begin(30.0)
+    assert drain.exit_code(drain.deadline + 0.1) is None
+    assert scene.child.killed
+    verdict = scene.holding.ended(Exit(None, signal.SIGKILL))
+    assert (verdict.crashed, verdict.charged) == (False, None)
+    scene.answer(b"8", 0)
+    scene.answer()
+    assert drain.exit_code(time.monotonic()) == EXIT_DEADLINE
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["dies", "is undead"])
+def test_a_successor_gets_a_token_that_its_predecessor_never_had(how: str) -> None:
+    scene = Scene()
+    token = scene.holding.token
+    if how == "dies":
+        scene.holding.ended(Exit(None, signal.SIGKILL))
+    else:
+        scene.holding.abandon()
+    call = scene.holding.intent(Keys(), 15.0, "west-1")
+    assert call is not None
+    old, new = call.argv[len(call.script.keys) :][:2]
+    assert old == token != new
+    scene.answer(b"8", 1)
+    assert scene.holding.token == new

@@ -1,0 +1,433 @@
+"""What operators are given: units, alert rules, dashboard, images, manifests; and the watchdog."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config, logs
+from streamqd.cli.init import shipped_unit
+from streamqd.config.values import parse_duration
+from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS, SUPERVISOR_SECONDS
+from streamqd.metrics import METRICS
+from streamqd.model import Unit
+from streamqd.notify import Notifier
+from streamqd.scoreboard import Scoreboard, now_ns
+from streamqd.supervisor.drain import RELEASE_SECONDS
+from streamqd.supervisor.report import EXTEND_EVERY, EXTEND_SECONDS, Report
+from tests.support.loglines import LogLines
+
+ROOT = Path(__file__).parents[2]
+ALERTS = ROOT / "etc" / "alerts.yml"
+ALERT_TESTS = ROOT / "etc" / "alerts_test.yml"
+DASHBOARD = ROOT / "etc" / "grafana.json"
+
+
+# --- the watchdog ---------------------------------------------------------------------------------
+
+
+class Watched:
+    """A report whose words are read as the service manager would."""
+
+    def __init__(self, folder: Path) -> None:
+        self._end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._end.bind(str(folder / "notify"))
+        self._end.setblocking(False)
+        self.board = Scoreboard(4)
+        environ = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1"}
+        self.report = Report(self.board, Notifier(environ))
+
+    def tick(self, *, draining: bool = False, redis_ok: bool = True, seen: bool = True) -> str:
+        """Make one tick; return everything that was said."""
+        self.report.tick({}, redis_ok=redis_ok, fleet_seen=seen, draining=draining, paused=False)
+        said = []
+        while True:
+            try:
+                said.append(self._end.recv(4096).decode())
+            except BlockingIOError:
+                return "\n".join(said)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_watchdog_is_fed_by_the_progress_of_both(watched: Watched) -> None:
+    assert "WATCHDOG=1" in watched.tick()  # the housekeeper has not begun yet
+    watched.board.housekeeper_progress_ns = now_ns()
+    assert "WATCHDOG=1" in watched.tick()
+
+    watched.board.housekeeper_progress_ns = now_ns() - int((HOUSEKEEPER_SECONDS + 1) * 1e9)
+    assert "WATCHDOG=1" not in watched.tick()
+
+    watched.board.housekeeper_progress_ns = now_ns()
+    assert "WATCHDOG=1" in watched.tick()
+
+
+def test_redis_being_away_starves_no_watchdog(watched: Watched) -> None:
+    said = watched.tick(redis_ok=False)
+
+    assert "WATCHDOG=1" in said
+    assert "Redis does not answer" in said
+
+
+def test_time_is_asked_for_during_start_and_drain_only(watched: Watched) -> None:
+    word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
+    assert word in watched.tick(seen=False)
+    assert word not in watched.tick(seen=False)  # once in a while, not in every tick
+    assert "READY=1" in watched.tick()
+    watched.report._extend_at = 0.0
+    assert word not in watched.tick()
+    assert word in watched.tick(draining=True)
+    assert EXTEND_SECONDS > 2 * EXTEND_EVERY
+
+
+def test_a_drain_without_progress_is_not_waited_for(watched: Watched) -> None:
+    watched.tick()
+    watched.report._extend_at = 0.0
+    watched.board.housekeeper_progress_ns = now_ns() - int((HOUSEKEEPER_SECONDS + 1) * 1e9)
+
+    assert "EXTEND_TIMEOUT_USEC" not in watched.tick(draining=True)
+
+
+# --- the units ------------------------------------------------------------------------------------
+
+
+def settings_of(text: str) -> list[str]:
+    """The lines of a unit that say something, without what an installation adapts."""
+    before, _, rest = text.partition("# ---- adapt from here ")
+    after = rest.partition("# ---- to here ")[2]
+    lines = (before + after).splitlines()
+    return [line for line in lines if "=" in line and not line.startswith(("#", "Description="))]
+
+
+def value_of(text: str, name: str) -> str:
+    [value] = [line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}=")]
+    return value
+
+
+def test_there_is_one_unit_in_the_end(tmp_path: Path) -> None:
+    shipped = shipped_unit()
+    template = (ROOT / "systemd" / "streamqd@.service").read_text()
+
+    assert (ROOT / "systemd" / "streamqd.service").read_text() == shipped
+    assert settings_of(template) == settings_of(shipped)
+    assert "%i" in template
+
+
+# --- alert rules and dashboard --------------------------------------------------------------------
+
+
+def exposed() -> dict[str, set[str]]:
+    """The names under which Prometheus stores the metrics, and the labels of each."""
+    found = {}
+    for metric in METRICS:
+        labels = {*metric.labels, "job", "instance"}
+        if metric.kind == "histogram":
+            found |= {f"{metric.name}_{end}": labels for end in ("sum", "count")}
+            found[f"{metric.name}_bucket"] = labels | {"le"}
+        else:
+            found[metric.name] = labels
+    return found
+
+
+def alert_expressions() -> dict[str, str]:
+    """Alert -> its expression, as text; promtool is what parses the file."""
+    found = {}
+    for block in ALERTS.read_text().split("- alert: ")[1:]:
+        name = block.split("\n", 1)[0]
+        expression = re.search(r"expr: (.*?)\n +(?:for|labels):", block, re.DOTALL)
+        assert expression, name
+        found[name] = expression[1]
+    return found
+
+
+def dashboard_expressions() -> dict[str, str]:
+    found = {}
+    board = json.loads(DASHBOARD.read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            found[f"{panel['title']} {target['refId']}"] = target["expr"]
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
+            assert query, variable["name"]
+            found[f"${variable['name']}"] = f"sum by ({query[2]}) ({query[1]})"
+    return found
+
+
+EXPRESSIONS = [*alert_expressions().items(), *dashboard_expressions().items()]
+
+
+@pytest.mark.parametrize(("place", "expression"), EXPRESSIONS, ids=[one for one, _ in EXPRESSIONS])
+def test_rules_and_dashboard_know_the_metrics(place: str, expression: str) -> None:
+    metrics = exposed()
+    named = set(re.findall(r"\bstreamqd_\w+", expression))
+    if place != "StreamqdDown":
+        assert named
+    assert named <= metrics.keys()
+
+    known = set().union(*(metrics[name] for name in named)) | {"job", "instance"}
+    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+    selected = re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression)
+    assert {label.strip() for labels in grouped for label in labels.split(",")} <= known
+    for metric, selector in re.findall(r"(streamqd_\w+)\{([^}]*)\}", expression):
+        assert set(re.findall(r"(\w+)=~?\"", selector)) <= metrics[metric]
+    assert set(selected) <= known
+
+
+def test_the_labels_that_alerts_print_are_there() -> None:
+    for block in ALERTS.read_text().split("- alert: ")[1:]:
+        name = block.split("\n", 1)[0]
+        expression = alert_expressions()[name]
+        kept = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", expression))))
+        if not kept:
+            found = re.findall(r"\bstreamqd_\w+", expression)
+            kept = set().union(*(exposed()[one] for one in found), {"instance"})
+        assert set(re.findall(r"\$labels\.(\w+)", block)) <= kept, name
+
+
+def test_every_alert_is_tested_and_explained() -> None:
+    page = (ROOT / "docs" / "how-to" / "monitor-and-alert.md").read_text()
+    tests = ALERT_TESTS.read_text()
+    names = alert_expressions().keys()
+
+    assert len(names) > 10
+    assert [name for name in names if f"alertname: {name}\n" not in tests] == []
+    assert [name for name in names if f"`{name}`" not in page] == []
+    assert set(re.findall(r"Streamqd\w+", page)) <= names
+
+
+def test_the_dashboard_is_whole() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    variables = {one["name"] for one in board["templating"]["list"]}
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(panel["description"] for panel in panels if panel["type"] != "row")
+    used = set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text())) - {"__rate_interval", "__all"}
+    assert used == variables
+
+
+@pytest.mark.parametrize("what", [("check", ALERTS), ("test", ALERT_TESTS)], ids=["check", "test"])
+def test_promtool_agrees(what: tuple[str, Path]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    command = [promtool, what[0], "rules", str(what[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_of_metrics_is_complete() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `(streamqd_\w+)` \| (\w+) \|", page, re.MULTILINE))
+
+    assert rows == {metric.name: metric.kind for metric in METRICS}
+
+
+# --- lines that messages cause --------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock of the limits: `clock[0]` is now."""
+    now = [1000.0]
+    monkeypatch.setattr("streamqd.logs.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_flood_of_lines_is_held_back_and_counted(clock: list[float]) -> None:
+    with LogLines() as lines:
+        limit = logs.Limit("message.dead", logging.WARNING, per_second=3)
+        for number in range(10):
+            limit.event(uid=f"a/0/{number}-0")
+        clock[0] += 0.9
+        limit.event(uid="a/0/10-0")
+        assert [one["uid"] for one in lines.all()] == ["a/0/0-0", "a/0/1-0", "a/0/2-0"]
+
+        clock[0] += 0.1
+        limit.event(uid="a/0/11-0")
+        limit.event(uid="a/0/12-0")
+        told = [(one["uid"], one.get("suppressed")) for one in lines.all()[3:]]
+
+    assert told == [("a/0/11-0", 8), ("a/0/12-0", None)]
+
+
+def test_what_was_held_back_is_told_without_another_message(clock: list[float]) -> None:
+    with LogLines() as lines:
+        limit = logs.Limit("message.dead", logging.WARNING, per_second=2)
+        for _ in range(5):
+            limit.event(uid="a/0/1-0")
+        limit.catch_up(unit=Unit("a", 0, "g"))
+        assert len(lines.all()) == 2
+
+        clock[0] += 1.0
+        limit.catch_up(unit=Unit("a", 0, "g"))
+        limit.catch_up(unit=Unit("a", 0, "g"))
+        # The line that caught up is one of the second's.
+        limit.event(uid="a/0/2-0")
+        limit.event(uid="a/0/3-0")
+        told = [(one.get("uid"), one.get("suppressed")) for one in lines.all()[2:]]
+
+    assert told == [(None, 3), ("a/0/2-0", None)]
+
+
+def test_lines_that_nobody_wants_are_not_suppressed(clock: list[float]) -> None:
+    with LogLines() as lines:
+        logging.getLogger("streamqd").setLevel("INFO")
+        limit = logs.Limit("message.retry", logging.DEBUG, per_second=1)
+        for _ in range(5):
+            limit.event()
+        clock[0] += 5.0
+        limit.catch_up()
+        assert lines.all() == []
+
+
+# --- image and manifests --------------------------------------------------------------------------
+
+KUBERNETES = ROOT / "etc" / "kubernetes"
+DOCKER = ROOT / "etc" / "docker"
+AFTER_DRAIN = RELEASE_SECONDS + 2.0 + 10.0  # release, housekeeper, embedded server
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def seconds(text: str) -> float:
+    return parse_duration(text)
+
+
+@pytest.fixture
+def defaults() -> config.Settings:
+    return config.load(None)
+
+
+def test_the_units_wait_longer_than_a_drain_and_a_boot(defaults: config.Settings) -> None:
+    for name in ("streamqd.service", "streamqd@.service"):
+        unit = (ROOT / "systemd" / name).read_text()
+        assert float(value_of(unit, "TimeoutStopSec")) > defaults.daemon.drain_timeout + AFTER_DRAIN
+        assert float(value_of(unit, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
+        # A tick may wait for Redis for seconds: several of them must fit into the interval.
+        assert float(value_of(unit, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
+
+
+def test_kubernetes_waits_longer_than_a_drain_and_a_boot(defaults: config.Settings) -> None:
+    settings, deployment, _ = documents(KUBERNETES / "streamqd.yaml")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    toml = tomllib.loads(settings["data"]["streamq.toml"])
+    drain = seconds(toml["daemon"]["drain_timeout"])
+
+    assert drain == defaults.daemon.drain_timeout
+    assert pod["terminationGracePeriodSeconds"] > drain + AFTER_DRAIN
+    assert "lifecycle" not in container
+    startup = container["startupProbe"]
+    patience = startup["periodSeconds"] * startup["failureThreshold"]
+    assert patience > defaults.daemon.boot_timeout + 30.0
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+    assert {name: probe["httpGet"]["path"] for name, probe in probes.items()} == {
+        "startup": "/startupz",
+        "liveness": "/livez",
+        "readiness": "/readyz",
+    }
+    [port] = container["ports"]
+    assert {probe["httpGet"]["port"] for probe in probes.values()} == {port["name"]}
+    assert toml["http"]["bind"] == f"0.0.0.0:{port['containerPort']}"
+    # Two readings of the same instance must not disagree for longer than the next probe.
+    assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values())
+
+
+def test_kubernetes_gives_the_pod_nothing_that_it_does_not_need() -> None:
+    _, deployment, budget = documents(KUBERNETES / "streamqd.yaml")
+    [monitor] = documents(KUBERNETES / "podmonitor.yaml")
+    template = deployment["spec"]["template"]
+    pod = template["spec"]
+    [container] = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "memory" in container["resources"]["limits"]
+    assert "cpu" not in container["resources"]["limits"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    labels = template["metadata"]["labels"]
+    for other in (deployment, budget, monitor):
+        assert other["spec"]["selector"]["matchLabels"] == labels
+    assert deployment["spec"]["replicas"] > budget["spec"]["maxUnavailable"]
+
+
+def test_the_configuration_of_the_pod_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, deployment, _ = documents(KUBERNETES / "streamqd.yaml")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    path = tmp_path / "streamq.toml"
+    path.write_text(settings["data"]["streamq.toml"])
+    environ = {one["name"]: one.get("value", "streamqd-1") for one in container["env"]}
+
+    loaded = config.load(path, environ=environ)
+
+    assert loaded.daemon.instance == "streamqd-1"
+    state = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(loaded.daemon.state_dir) in state
+
+
+def test_the_image_and_the_manifests_agree() -> None:
+    _, deployment, _ = documents(KUBERNETES / "streamqd.yaml")
+    pod = deployment["spec"]["template"]["spec"]
+    [compose] = documents(DOCKER / "compose.yaml")
+    image = (DOCKER / "Dockerfile").read_text()
+    service = compose["services"]["streamqd"]
+
+    user = f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+    assert f"\nUSER {user}\n" in image
+    assert seconds(service["stop_grace_period"]) > config.load(None).daemon.drain_timeout
+    assert (DOCKER / service["build"]["context"]).resolve() == ROOT
+    assert (ROOT / service["build"]["dockerfile"]).is_file()
+    command = json.loads(re.search(r"^CMD (\[.*\])$", image, re.MULTILINE)[1])
+    assert command == pod["containers"][0]["args"]
+    entry = json.loads(re.search(r"^ENTRYPOINT (\[.*\])$", image, re.MULTILINE)[1])
+    assert entry == ["/opt/streamqd/bin/streamqd"]
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    lines = (DOCKER / "Dockerfile").read_text().splitlines()
+    copied = {
+        name
+        for line in lines
+        if line.startswith("COPY ") and "--from" not in line
+        for name in line.split()[1:-1]
+    }
+    let_in = {
+        line[1:]
+        for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+
+    assert copied == let_in
+    assert all((ROOT / name).exists() for name in copied)

@@ -1,0 +1,328 @@
+"""Forking, dying, being collected: what a child inherits, and what dies with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd import process
+from streamqd.process import Child, Exit, SignalQueue
+from tests.support.waiting import wait_until
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Start]:
+    """Start children; whatever is left of them is killed afterwards."""
+    children: list[Child] = []
+
+    def start(run: Callable[[socket.socket], int], **options: object) -> Child:
+        children.append(process.spawn(run, title="test: child", **options))  # type: ignore[arg-type]
+        return children[-1]
+
+    yield start
+    for child in children:
+        if child.control.fileno() >= 0:  # not collected by the test
+            child.kill_group()
+            process.wait_readable([child.pidfd], 10.0)
+            child.reap()
+
+
+def ended(child: Child) -> Exit:
+    assert process.wait_readable([child.pidfd], 10.0) == [child.pidfd], "it does not end"
+    exit_ = child.reap()
+    assert exit_ is not None
+    return exit_
+
+
+def heard(child: Child) -> bytes:
+    """What the child says next; b'' when it is gone."""
+    assert process.wait_readable([child.control.fileno()], 10.0), "it says nothing"
+    return child.control.recv(65536)
+
+
+def park(_control: socket.socket) -> int:
+    while True:
+        signal.pause()
+
+
+def parked(spawn: Start, **options: object) -> Child:
+    """A child that has said that it is set up, and waits for ever."""
+
+    def run(control: socket.socket) -> int:
+        control.send(b"up")
+        return park(control)
+
+    child = spawn(run, **options)
+    assert heard(child) == b"up"
+    return child
+
+
+# --- how it ended ---------------------------------------------------------------------------------
+
+
+def test_its_result_is_its_exit_code(spawn: Start):
+    assert ended(spawn(lambda _: 5)) == Exit(5, None)
+
+
+def test_an_exception_is_printed_and_is_code_1(spawn: Start, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", os.fdopen(2, "w", closefd=False))  # as without pytest
+
+    def run(_control: socket.socket) -> int:
+        raise ValueError("out of the blue")
+
+    assert ended(spawn(run)) == Exit(1, None)
+    assert "ValueError: out of the blue" in capfd.readouterr().err
+
+
+def test_a_signal_is_told_from_a_code(spawn: Start):
+    child = parked(spawn)
+    assert child.reap() is None, "it lives"
+    child.signal(signal.SIGKILL)
+    assert ended(child) == Exit(None, signal.SIGKILL)
+
+
+def test_an_exit_reads_as_words():
+    assert str(Exit(3, None)) == "exit code 3"
+    assert str(Exit(None, signal.SIGSEGV)) == "signal SIGSEGV"
+    assert str(Exit(None, 99)) == "signal 99"
+
+
+def test_telling_and_killing_the_dead_is_harmless(spawn: Start):
+    child = spawn(lambda _: 0)
+    process.wait_readable([child.pidfd], 10.0)
+    for _ in range(3):
+        child.tell(b"stop")
+        child.kill_group()
+        child.signal(signal.SIGUSR1)
+        child.drain()
+    assert child.reap() == Exit(0, None)
+
+
+# --- what dies with whom --------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_child_started_dies_with_it(spawn: Start):
+    def run(control: socket.socket) -> int:
+        if os.fork() == 0:
+            control.send(str(os.getpid()).encode())
+            return park(control)
+        return park(control)
+
+    child = spawn(run)
+    grandchild = int(heard(child))
+    assert children_of(child.pid) == [grandchild]
+    child.signal(signal.SIGKILL)
+    ended(child)
+    wait_until(lambda: not alive(grandchild), what="the grandchild is gone")
+
+
+def test_a_child_is_in_a_group_of_its_own(spawn: Start):
+    child = parked(spawn)
+    assert os.getpgid(child.pid) == child.pid != os.getpgrp()
+
+
+def test_a_child_dies_with_its_parent(spawn: Start):
+    def run(control: socket.socket) -> int:
+        inner = process.spawn(park, title="test: inner", keep=[control.fileno()])
+        control.send(str(inner.pid).encode())
+        return park(control)
+
+    child = spawn(run)
+    inner = int(heard(child))
+    assert alive(inner)
+    os.kill(child.pid, signal.SIGKILL)  # the middle one alone, not its group
+    wait_until(lambda: not alive(inner), what="the inner one is gone")
+
+
+def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn: Start):
+    def run(_control: socket.socket) -> int:
+        process.die_with_parent(parent_pid=1 if os.getppid() != 1 else 2)
+        return 7
+
+    assert ended(spawn(run)) == Exit(1, None)
+
+
+# --- what is inherited ----------------------------------------------------------------------------
+
+
+def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
+    kept, other = os.pipe()
+    os.set_inheritable(other, True)
+    try:
+
+        def run(control: socket.socket) -> int:
+            listed = list(Path("/proc/self/fd").iterdir())  # by one that is closed again
+            control.send(",".join(one.name for one in listed if one.exists()).encode())
+            control.send(str(control.fileno()).encode())
+            return 0
+
+        child = spawn(run, keep=[kept])
+        open_ = {int(one) for one in heard(child).split(b",")}
+        control = int(heard(child))
+        assert open_ == {0, 1, 2, kept, control}
+    finally:
+        os.close(kept)
+        os.close(other)
+
+
+def test_connections_are_forgotten_before_anything_else(spawn: Start):
+    """Closing one in the child would speak on the parent's socket."""
+    ours, theirs = socket.socketpair()
+    order: list[str] = []
+
+    def forget() -> None:
+        order.append("forgotten")
+        ours.detach()
+
+    def run(control: socket.socket) -> int:
+        control.send(f"{order} {ours.fileno()}".encode())
+        return 0
+
+    child = spawn(run, forget=[forget])
+    assert heard(child) == b"['forgotten'] -1"
+    ended(child)
+    assert order == [], "not in the parent"
+    ours.send(b"still open")
+    assert theirs.recv(100) == b"still open"
+    ours.close()
+    theirs.close()
+
+
+def test_what_belongs_to_the_supervisor_alone_is_not_inherited(spawn: Start, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    monkeypatch.setenv("WATCHDOG_USEC", "1")
+    monkeypatch.setenv("MINE", "1")
+
+    def run(control: socket.socket) -> int:
+        names = [name for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "MINE") if name in os.environ]
+        score = Path("/proc/self/oom_score_adj").read_text().strip()
+        control.send(f"{names} {score}".encode())
+        return 0
+
+    assert heard(spawn(run)) == b"['MINE'] 500"
+
+
+def test_standard_input_is_empty(spawn: Start):
+    def run(control: socket.socket) -> int:
+        control.send(b"[" + os.read(0, 10) + b"]")
+        return 0
+
+    assert heard(spawn(run)) == b"[]"
+
+
+def test_what_a_child_starts_can_be_terminated(spawn: Start):
+    """An ignored signal would stay ignored in every program that a handler starts."""
+
+    def run(control: socket.socket) -> int:
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        fork = os.fork()
+        if not fork:
+            park(control)
+        os.kill(fork, signal.SIGTERM)
+        ends = program.wait(10), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+        control.send(str(ends).encode())
+        return 0
+
+    child = spawn(run)
+    assert heard(child) == b"(-15, -15)"
+    assert ended(child) == Exit(0, None)
+
+
+def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
+    signals = SignalQueue()
+    try:
+        child = parked(spawn)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
+            child.signal(number)
+        assert signals.take() == [], "and the child's signals do not reach the parent"
+        assert child.reap() is None
+        child.signal(signal.SIGQUIT)
+        assert ended(child) == Exit(None, signal.SIGQUIT)
+        readable, _, _ = select.select([signals], [], [], 10.0)
+        assert readable
+        assert signals.take() == [signal.SIGCHLD]
+    finally:
+        signals.close()
+
+
+def test_a_process_with_threads_is_not_forked():
+    leave = threading.Event()
+    other = threading.Thread(target=leave.wait, name="pool-1")
+    other.start()
+    try:
+        with pytest.raises(RuntimeError, match="pool-1"):
+            process.spawn(park, title="test: never")
+    finally:
+        leave.set()
+        other.join()
+
+
+# --- signals and orphans --------------------------------------------------------------------------
+
+
+def test_signals_are_queued_in_order_and_given_back():
+    before = signal.getsignal(signal.SIGHUP)
+    signals = SignalQueue()
+    try:
+        assert signals.take() == []
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(number)
+        assert signals.take() == [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP]
+        assert signals.take() == []
+    finally:
+        signals.close()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_orphans_are_collected_and_own_children_left_alone(spawn: Start):
+    """In a child, because a process stays a subreaper for life."""
+
+    def run(control: socket.socket) -> int:
+        process.become_subreaper()
+        known = process.spawn(lambda _: 3, title="test: known")
+        process.wait_readable([known.pidfd], 10.0)
+
+        def leave_an_orphan(inner: socket.socket) -> int:
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()  # out of the group that dies with its parent
+                os._exit(0)
+            inner.send(str(pid).encode())
+            return 0
+
+        middle = process.spawn(leave_an_orphan, title="test: middle")
+        orphan = int(heard(middle))
+        process.wait_readable([middle.pidfd], 10.0)
+        middle.reap()
+        wait_until(lambda: not alive(orphan), what="the orphan has ended")
+        # The known one is dead first, and must be met by its own reap only.
+        process.reap_adopted({known.pid})
+        exit_ = known.reap()
+        process.reap_adopted(set())
+        control.send(f"{exit_} / {Path(f'/proc/{orphan}').exists()}".encode())
+        return 0
+
+    assert heard(spawn(run)) == b"exit code 3 / False"

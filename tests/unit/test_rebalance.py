@@ -1,0 +1,370 @@
+"""Who is alive, and which moves follow: never by age alone, never in a herd, none when all is well.
+
+Every test is a little simulation: beats and views by hand, the clock too.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.model import Unit
+from streamqd.policy.assignment import Member
+from streamqd.policy.rebalance import Liveness, Rebalancer, Seen, View
+
+TTL = 15.0
+BEAT = TTL / 5
+OFFERS = frozenset({("access", "hits")})
+UNITS = [Unit("access", number, "hits") for number in range(8)]
+FREE = View(epoch=7, owner="", leased=False)
+
+
+def member(name: str, *, beat_unix_ms: int = 0, leaving: bool = False, cap: int = 0) -> Seen:
+    return Seen(Member(name, 1, cap, OFFERS), beat_unix_ms, leaving)
+
+
+def names(seen: list[Seen]) -> set[str]:
+    return {one.member.id for one in seen}
+
+
+# --- who is alive ---------------------------------------------------------------------------------
+
+
+class Watch:
+    """`me` beats once per interval; the others' last beats are given in seconds."""
+
+    def __init__(self) -> None:
+        self.liveness = Liveness("me", TTL, BEAT)
+
+    def beat(self, at: float, others: dict[str, float], *, server: float | None = None) -> set[str]:
+        now_ms = int((at if server is None else server) * 1000)
+        seen = [member("me", beat_unix_ms=now_ms)]
+        seen += [member(name, beat_unix_ms=int(last * 1000)) for name, last in others.items()]
+        return names(self.liveness.observe(at, now_ms, seen))
+
+
+def test_a_member_that_beats_lives():
+    watch = Watch()
+    for number in range(20):
+        assert watch.beat(number * BEAT, {"you": number * BEAT - 1}) == {"me", "you"}
+
+
+def test_a_member_is_dead_after_one_ttl_of_silence_over_two_of_our_beats():
+    watch = Watch()
+    alive = {number: "you" in watch.beat(number * BEAT, {"you": 0.0}) for number in range(8)}
+    # Its beat is exactly one ttl old at the sixth look; older than that at the seventh.
+    assert alive == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: False, 7: False}
+
+
+def test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone():
+    """T10: the first one back would find all others old, and take everything."""
+    watch = Watch()
+    watch.beat(0.0, {"you": 0.0})
+    watch.beat(BEAT, {"you": BEAT})
+    back = BEAT + 3 * TTL
+    assert watch.beat(back, {"you": BEAT}) == {"me", "you"}
+    assert watch.beat(back + BEAT, {"you": back + 1}) == {"me", "you"}, "it only came second"
+
+
+def test_after_a_pause_of_the_server_the_dead_are_still_found():
+    watch = Watch()
+    watch.beat(0.0, {"you": 0.0})
+    back = 3 * TTL
+    looks = [watch.beat(back + number * BEAT, {"you": 0.0}) for number in range(3)]
+    assert [("you" in look) for look in looks] == [True, False, False]
+
+
+def test_wake_up_beats_right_after_each_other_prove_nothing():
+    watch = Watch()
+    watch.beat(0.0, {"you": -2 * TTL})
+    looks = [watch.beat(0.1 * number, {"you": -2 * TTL}) for number in range(1, 10)]
+    assert all("you" in look for look in looks), "ten beats within a second are one proof"
+    assert "you" in watch.beat(BEAT, {"you": -2 * TTL})
+    assert "you" not in watch.beat(2 * BEAT, {"you": -2 * TTL})
+
+
+def test_a_dead_member_lives_again_with_its_next_beat():
+    watch = Watch()
+    for number in range(8):
+        watch.beat(number * BEAT, {"you": 0.0})
+    assert "you" in watch.beat(8 * BEAT, {"you": 8 * BEAT - 0.5})
+
+
+def test_i_am_alive_whatever_the_server_says_of_me():
+    liveness = Liveness("me", TTL, BEAT)
+    for number in range(5):
+        live = liveness.observe(number * BEAT, 10**9, [member("me", beat_unix_ms=1)])
+        assert names(live) == {"me"}
+
+
+# --- what moves -----------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Some instances that decide over the same units, at times that the test chooses."""
+
+    def __init__(self, *ids: str, delay: float = 3.0, hold: float = 10.0, moves: int = 4) -> None:
+        self.damping = (delay, hold, moves)
+        self.brains: dict[str, Rebalancer] = {}
+        self.caps: dict[str, int] = {}
+        self.leaving: set[str] = set()
+        self.dead: set[str] = set()
+        self.owned: dict[Unit, tuple[str, float]] = {}
+        self.moves: list[tuple[float, str, str, Unit]] = []
+        self.now = 0.0
+        for one in ids:
+            self.join(one)
+
+    def join(self, name: str) -> None:
+        delay, hold, moves = self.damping
+        self.brains[name] = Rebalancer(name, delay, hold, moves, patience=2 * BEAT)
+
+    def beat(self) -> int:
+        """Everybody decides once and acts at once. Returns the number of moves."""
+        before = len(self.moves)
+        for name, brain in self.brains.items():
+            if name in self.dead:
+                continue
+            live = [
+                member(one, leaving=one in self.leaving, cap=self.caps.get(one, 0))
+                for one in self.brains
+                if one not in self.dead
+            ]
+            mine = {unit: since for unit, (owner, since) in self.owned.items() if owner == name}
+            views = {unit: self.view(unit) for unit in UNITS if unit not in mine}
+            room = (self.caps.get(name, 0) or len(UNITS)) - len(mine)
+            decision = brain.decide(self.now, live, UNITS, mine, 0, views, room=room)
+            for unit in decision.shed:
+                del self.owned[unit]
+                self.moves.append((self.now, "shed", name, unit))
+            for unit in decision.acquire:
+                self.owned[unit] = (name, self.now)
+                self.moves.append((self.now, "acquire", name, unit))
+        self.now += BEAT
+        return len(self.moves) - before
+
+    def view(self, unit: Unit) -> View:
+        owner = self.owned.get(unit, ("", 0.0))[0]
+        return View(1, owner, leased=bool(owner) and owner not in self.dead)
+
+    def settle(self, beats: int = 40) -> None:
+        for _ in range(beats):
+            self.beat()
+
+    def shares(self) -> dict[str, int]:
+        counts = dict.fromkeys(self.brains, 0)
+        for owner, _ in self.owned.values():
+            counts[owner] += 1
+        return counts
+
+
+def test_one_alone_takes_everything_at_once():
+    fleet = Fleet("a")
+    assert fleet.beat() == 8
+    assert fleet.shares() == {"a": 8}
+
+
+def test_three_share_eight_as_three_three_two():
+    fleet = Fleet("a", "b", "c")
+    fleet.beat()
+    assert sorted(fleet.shares().values()) == [2, 3, 3]
+
+
+def test_nothing_moves_in_steady_state():
+    fleet = Fleet("a", "b", "c")
+    fleet.settle(10)
+    fleet.moves.clear()
+    fleet.settle(100)
+    assert fleet.moves == []
+
+
+def test_a_new_member_gets_its_share_after_the_delay_and_a_few_at_a_time():
+    fleet = Fleet("a", delay=3.0, hold=0.0, moves=2)
+    fleet.settle(5)
+    fleet.join("b")
+    joined = fleet.now
+    fleet.settle()
+    sheds = [move for move in fleet.moves if move[1] == "shed"]
+    assert sorted(fleet.shares().values()) == [4, 4]
+    assert len(sheds) == 4, "only what balance needs"
+    assert all(at >= joined + 3.0 for at, *_ in sheds)
+    per_beat = [sum(1 for at, *_ in sheds if at == when) for when in {at for at, *_ in sheds}]
+    assert max(per_beat) <= 2
+
+
+def test_a_change_shorter_than_the_delay_moves_nothing():
+    fleet = Fleet("a", delay=2 * BEAT, hold=0.0)
+    fleet.settle(5)
+    fleet.moves.clear()
+    fleet.join("b")
+    fleet.beat()
+    fleet.beat()
+    del fleet.brains["b"]
+    fleet.settle(5)
+    fleet.join("b")
+    fleet.beat()
+    assert fleet.moves == [], "the delay begins anew with each change"
+
+
+def test_a_partition_stays_for_its_hold_time():
+    fleet = Fleet("a", delay=0.0, hold=10 * BEAT)
+    fleet.beat()
+    acquired = fleet.moves[0][0]
+    fleet.join("b")
+    fleet.settle()
+    sheds = [at for at, what, *_ in fleet.moves if what == "shed"]
+    assert sheds
+    assert min(sheds) - acquired >= 10 * BEAT
+
+
+def test_who_leaves_keeps_what_it_has_until_it_releases_it():
+    fleet = Fleet("a", "b")
+    fleet.beat()
+    fleet.leaving.add("b")
+    fleet.moves.clear()
+    fleet.beat()
+    assert [what for _, what, name, _ in fleet.moves if name == "a"] == []
+    # b drains: its units become free one after the other, and a has them with its next look.
+    freed = [unit for unit, (owner, _) in fleet.owned.items() if owner == "b"]
+    for unit in freed:
+        del fleet.owned[unit]
+    fleet.beat()
+    assert fleet.shares()["a"] == 8
+
+
+def test_an_expired_lease_of_a_living_owner_is_not_taken():
+    """It is about to be renewed late: a pause of the server longer than the ttl moves nothing."""
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
+    expired, renewed = View(3, "b", leased=False), View(3, "b", leased=True)
+    live = [member("a"), member("b")]
+    for beat in range(20):
+        views = {UNITS[0]: renewed if beat % 2 else expired}
+        decision = brain.decide(beat * BEAT, live, UNITS[:1], {}, 0, views, room=8)
+        assert decision.acquire == []
+    dead = brain.decide(99.0, live[:1], UNITS[:1], {}, 0, {UNITS[0]: expired}, room=8)
+    assert dead.acquire == UNITS[:1]
+
+
+def test_a_lease_that_its_living_owner_does_not_renew_is_taken_after_a_while():
+    """An owner that was started anew with a smaller cap beats, but does not know the unit."""
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
+    live = [member("a"), member("b")]
+    views = {UNITS[0]: View(3, "b", leased=False)}
+    taken = [
+        brain.decide(beat * BEAT, live, UNITS[:1], {}, 0, views, room=8).acquire
+        for beat in range(3)
+    ]
+    assert taken == [[], [], UNITS[:1]]
+
+
+def test_a_lease_whose_living_owner_no_longer_offers_it_is_taken_at_once():
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
+    other = Seen(Member("b", 1, 0, frozenset()), 0, leaving=False)
+    views = {UNITS[0]: View(3, "b", leased=False)}
+    decision = brain.decide(0.0, [member("a"), other], UNITS[:1], {}, 0, views, room=8)
+    assert decision.acquire == UNITS[:1]
+
+
+def test_a_unit_is_not_sent_where_its_worker_crashes_in_a_loop():
+    brain = Rebalancer("a", 0.0, 0.0, 8, patience=2 * BEAT)
+    mine = dict.fromkeys(UNITS, -100.0)
+    healthy = [member("a"), member("b")]
+    assert brain.decide(0.0, healthy, UNITS, mine, 0, {}, room=0).shed
+    broken = [member("a"), member("b")._replace(broken=frozenset(UNITS))]
+    assert brain.decide(BEAT, broken, UNITS, mine, 0, {}, room=0).shed == []
+
+
+def test_a_lowered_cap_hands_over_what_is_too_much():
+    brain = Rebalancer("a", 60.0, 60.0, 1, patience=2 * BEAT)
+    mine = {unit: float(number) for number, unit in enumerate(UNITS[:4])}
+    decision = brain.decide(0.0, [member("a")], UNITS[:4], mine, 0, {}, room=-3)
+    assert decision.shed == UNITS[1:4]
+
+
+def test_a_live_lease_is_never_taken_whoever_holds_it():
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    views = {UNITS[0]: View(3, "gone", leased=True)}
+    assert brain.decide(99.0, [member("a")], UNITS[:1], {}, 0, views, room=8).acquire == []
+
+
+def test_a_free_unit_is_left_to_the_member_it_belongs_to_for_a_while_only():
+    # b is to have one of the two, but it does not take it: it may be broken there.
+    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
+    live = [member("a"), member("b")]
+    units = UNITS[:2]
+    first = brain.decide(0.0, live, units, {}, 0, dict.fromkeys(units, FREE), room=8).acquire
+    assert len(first) == 1
+    (other,) = set(units) - set(first)
+    mine, views = {first[0]: 0.0}, {other: FREE}
+    assert brain.decide(BEAT, live, units, mine, 0, views, room=8).acquire == []
+    assert brain.decide(2 * BEAT, live, units, mine, 0, views, room=8).acquire == [other]
+
+
+def test_patience_begins_anew_when_somebody_has_owned_it_meanwhile():
+    brain = Rebalancer("a", 3.0, 10.0, 4, patience=2 * BEAT)
+    live = [member("a"), member("b")]
+    units = UNITS[:2]
+    mine, other = {UNITS[0]: 0.0}, UNITS[1]
+    for beat in range(10):
+        views = {other: View(beat, "", leased=False)}  # a new epoch each time
+        assert brain.decide(beat * BEAT, live, units, mine, 0, views, room=8).acquire == []
+
+
+def test_no_more_is_taken_than_there_is_room_for():
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    views = dict.fromkeys(UNITS, FREE)
+    taken = brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=3).acquire
+    assert len(taken) == 3
+    assert brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=0).acquire == []
+
+
+def test_moves_under_way_count_against_the_limit():
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    mine = dict.fromkeys(UNITS, 0.0)
+    live = [member("a"), member("b")]
+    assert len(brain.decide(1.0, live, UNITS, mine, 0, {}, room=0).shed) == 4
+    assert len(brain.decide(2.0, live, UNITS, mine, 3, {}, room=0).shed) == 1
+    assert brain.decide(3.0, live, UNITS, mine, 4, {}, room=0).shed == []
+
+
+def test_what_i_do_not_offer_any_more_goes_to_who_offers_it_and_stays_when_nobody_does():
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    me, mine = Seen(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
+    assert brain.decide(9.0, [me], UNITS[:1], mine, 0, {}, room=8).shed == []
+    assert brain.decide(9.0, [me, member("b")], UNITS[:1], mine, 0, {}, room=8).shed == UNITS[:1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_dead_ones_share_is_taken_by_the_living(seed: int):
+    fleet = Fleet("a", "b", "c")
+    fleet.settle(5)
+    victim = "abc"[seed % 3]
+    fleet.dead.add(victim)
+    fleet.settle(3)
+    del fleet.brains[victim]
+    assert sorted(fleet.shares().values()) == [4, 4]
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12))
+def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
+    fleet = Fleet("z", delay=0.0, hold=0.0)
+    fleet.beat()
+    for name in changes:
+        if name in fleet.brains:
+            fleet.dead.add(name)
+            fleet.beat()
+            fleet.dead.discard(name)
+            del fleet.brains[name]
+            for unit in [u for u, (owner, _) in fleet.owned.items() if owner == name]:
+                del fleet.owned[unit]
+        else:
+            fleet.join(name)
+        fleet.beat()
+    fleet.settle()
+    shares = fleet.shares().values()
+    assert sum(shares) == 8
+    assert max(shares) - min(shares) <= 1
+    fleet.moves.clear()
+    fleet.settle(10)
+    assert fleet.moves == []

@@ -1,0 +1,166 @@
+"""The reference file, the schema and `config show` say what the code does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tomli
+
+from streamqd import config
+from streamqd.config.schema import SECTIONS
+from streamqd.config.setting import Kind, settings_of
+from streamqd.model import Backoff
+
+REFERENCE = Path(__file__).parents[2] / "etc/streamq.toml"
+REGENERATE = (
+    "python -c 'from streamqd import config; print(config.reference_toml(), end=str())'"
+    " > etc/streamq.toml"
+)
+TABLES = [*SECTIONS.values(), config.Topic, config.Consumer, config.Retention, Backoff]
+
+
+def load(directory: Path, text: str) -> config.Settings:
+    file = directory / "streamq.toml"
+    file.write_text(text)
+    return config.load(file, {}, {})
+
+
+def test_the_reference_file_is_current() -> None:
+    assert REFERENCE.read_text() == config.reference_toml(), f"run: {REGENERATE}"
+
+
+def test_the_reference_loads_as_the_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, config.reference_toml()) == load(tmp_path, "")
+
+
+def test_the_reference_states_the_defaults_when_its_settings_are_uncommented(
+    tmp_path: Path,
+) -> None:
+    text = re.sub(r"(?m)^#(?! |$)", "", config.reference_toml())
+    # A consumer without any handler is refused; everything else is as it stands.
+    settings = load(tmp_path, text.replace('handler = ""', 'handler = "weblog:count_hit"'))
+    plain = load(tmp_path, "")
+    assert dataclasses.replace(settings, topics={}, consumers=()) == plain
+    assert settings.topics == {"access": config.Topic()}
+    assert settings.topics["access"].stated == set(settings_of(config.Topic))
+    expected = config.Consumer(topic="access", group="hits", handler="weblog:count_hit")
+    assert settings.consumers == (expected,)
+    assert settings.consumers[0].stated == set(settings_of(config.Consumer))
+
+
+def test_the_reference_names_every_setting_once_with_its_meaning() -> None:
+    text = config.reference_toml()
+    for section in (*SECTIONS.values(), config.Topic, config.Consumer):
+        for name, setting in settings_of(section).items():
+            assert re.search(rf"(?m)^#{name} = ", text), name
+            flat = re.sub(r"\s*\n#\s*", " ", text)
+            assert setting.doc in flat, name
+
+
+def test_the_reference_is_made_for_narrow_screens() -> None:
+    assert max(map(len, config.reference_toml().splitlines())) <= 100
+
+
+@pytest.mark.parametrize("section", TABLES, ids=lambda section: section.__name__)
+def test_every_field_is_a_setting_with_a_sentence(section: type) -> None:
+    described = settings_of(section)
+    fields = {field.name for field in dataclasses.fields(section)} - {"stated"}
+    assert set(described) == fields
+    for name, setting in described.items():
+        assert re.search(r"[.!]$", setting.doc), name
+        assert (setting.kind is Kind.TABLE) == (setting.table is not None), name
+
+
+# --- config show ---------------------------------------------------------------------------------
+
+
+def test_what_is_shown_loads_as_the_same_settings(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        """
+        [redis]
+        url = "redis://h:1/2"
+        [daemon]
+        lease_ttl = "1m30s"
+        [topics.access]
+        retention = { max_age = "1h" }
+        [[consumers]]
+        topic = "access"
+        group = "hits"
+        handler = "weblog:count_hit"
+        hard_timeout = 2.5
+        """,
+    )
+    shown = config.shown(settings)
+    assert shown["daemon"]["lease_ttl"] == "1m30s"
+    assert shown["topics"]["access"]["retention"] == {"max_age": "1h", "max_length": "none"}
+    (tmp_path / "shown.toml").write_text(as_toml(json.loads(json.dumps(shown))))
+    again = config.load(tmp_path / "shown.toml", {}, {})
+    assert dataclasses.replace(again, source=settings.source) == settings
+
+
+def as_toml(document: dict[str, object]) -> str:
+    """A document as inline TOML, which takes JSON's texts, numbers and lists as they are."""
+
+    def value(item: object) -> str:
+        if isinstance(item, dict):
+            return "{" + ", ".join(f"{key} = {value(each)}" for key, each in item.items()) + "}"
+        if isinstance(item, list):
+            return "[" + ", ".join(value(each) for each in item) + "]"
+        return json.dumps(item)
+
+    text = "\n".join(f"{key} = {value(item)}" for key, item in document.items())
+    assert tomli.loads(text) == document
+    return text
+
+
+def test_no_password_is_shown(tmp_path: Path) -> None:
+    url = "redis://me:s3cret@h:1/2"
+    settings = config.load(None, {}, {"STREAMQ_REDIS__URL": url})
+    text = json.dumps(config.shown(settings))
+    assert "s3cret" not in text
+    assert "redis://me:***@h:1/2" in text
+
+
+# --- the schema ----------------------------------------------------------------------------------
+
+
+def test_the_schema_knows_every_setting_and_no_other() -> None:
+    schema = config.json_schema()
+    assert schema["additionalProperties"] is False
+    for name, section in SECTIONS.items():
+        table = schema["properties"][name]
+        assert table["additionalProperties"] is False
+        assert set(table["properties"]) == set(settings_of(section))
+    consumer = schema["properties"]["consumers"]["items"]
+    assert set(consumer["properties"]) == set(settings_of(config.Consumer))
+    assert consumer["required"] == ["topic", "group"]
+    topic = schema["properties"]["topics"]["additionalProperties"]
+    assert set(topic["properties"]["retention"]["properties"]) == {"max_age", "max_length"}
+
+
+def test_the_schema_bounds_and_defaults_are_those_of_the_settings() -> None:
+    daemon = config.json_schema()["properties"]["daemon"]["properties"]
+    assert daemon["weight"]["default"] == 1
+    assert (daemon["weight"]["minimum"], daemon["weight"]["maximum"]) == (1, 1000)
+    assert daemon["lease_ttl"]["default"] == "15s"
+    number, text = daemon["lease_ttl"]["anyOf"]
+    assert (number["minimum"], number["maximum"]) == (1, 3600)
+    assert re.fullmatch(text["pattern"], "1m30s")
+    assert not re.fullmatch(text["pattern"], "soon")
+    assert "default" not in daemon["instance"]
+
+
+def test_the_schema_accepts_none_where_the_loader_does() -> None:
+    consumer = config.json_schema()["properties"]["consumers"]["items"]["properties"]
+    assert {"const": "none"} in consumer["timeout"]["anyOf"]
+    assert {"const": "none"} not in consumer["max_age"]["anyOf"]
+    assert consumer["start"]["enum"] == ["earliest", "latest"]
+
+
+def test_the_schema_is_json() -> None:
+    assert json.loads(json.dumps(config.json_schema())) == config.json_schema()

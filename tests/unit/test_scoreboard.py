@@ -1,0 +1,249 @@
+"""The scoreboard: what a process writes, another one reads, also when the writer died half way."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from streamqd import scoreboard
+from streamqd.model import Unit
+from streamqd.scoreboard import (
+    BOARD_COUNTERS,
+    BUCKETS,
+    COUNTERS,
+    DONE,
+    ENTRIES_MAX,
+    FAILED,
+    RUNNING,
+    SETTLED,
+    WAITING,
+    Batch,
+    Command,
+    InstanceFlags,
+    RunningEntry,
+    Scoreboard,
+    Slot,
+    WorkerState,
+)
+
+UNIT = Unit("access", 3, "hits")
+PLACES = [b"m:1763640000000-0", b"r:1763640000000-0", b"m:1763640000000-1", b"m:1-2", b"m:1-3"]
+
+
+@pytest.fixture
+def board() -> Scoreboard:
+    return Scoreboard(slots=4)
+
+
+@pytest.fixture
+def slot(board: Scoreboard) -> Slot:
+    return board.allot(UNIT)
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+def test_a_unit_keeps_its_slot(board: Scoreboard):
+    first = board.allot(UNIT)
+    second = board.allot(Unit("access", 3, "agents"))
+    assert (first.index, second.index) == (0, 1)
+    assert board.allot(UNIT) is first
+    assert [slot.unit for slot in board.slots()] == [UNIT, Unit("access", 3, "agents")]
+    assert board.used == 2
+
+
+def test_an_unused_slot_has_no_unit(board: Scoreboard):
+    assert board.slot(2).unit is None
+
+
+def test_the_longest_names_fit(board: Scoreboard):
+    unit = Unit("t" * 64, 4095, "g" * 64)
+    assert board.allot(unit).unit == unit
+
+
+def test_a_full_board_says_so(board: Scoreboard):
+    for number in range(4):
+        board.allot(Unit("a", number, "g"))
+    with pytest.raises(ValueError, match="all 4 slots"):
+        board.allot(Unit("a", 4, "g"))
+
+
+def test_slots_do_not_touch_each_other(board: Scoreboard):
+    slots = [board.allot(Unit("a", number, "g")) for number in range(4)]
+    for number, one in enumerate(slots):
+        one.post_batch([b"m:%d-%d" % (2**63 + number, entry) for entry in range(ENTRIES_MAX)])
+        one.states[ENTRIES_MAX - 1] = DONE
+        one.lanes[-1] = 2**64 - 1
+        one.ack_histogram[-1] = number
+        for name in COUNTERS:
+            one.add(name, number + 1)
+    for number, one in enumerate(slots):
+        assert one.unit == Unit("a", number, "g")
+        assert one.batch().done == [b"m:%d-%d" % (2**63 + number, ENTRIES_MAX - 1)]
+        assert {one.counter(name) for name in COUNTERS} == {number + 1}
+        assert one.histogram("ack")[1] == number / 1e9
+        assert one.histogram("handle") == ([0] * (len(BUCKETS) + 1), 0.0)
+
+
+# --- what another process sees --------------------------------------------------------------------
+
+
+def in_a_child(work) -> int:
+    """Run `work` in a forked process; return how it ended, as from waitpid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: Slot):
+    def work() -> None:
+        slot.post_batch(PLACES)
+        slot.states[0] = SETTLED
+        slot.states[1] = DONE
+        slot.states[2] = FAILED
+        slot.lanes[0], slot.lanes[1] = 3, 777
+        slot.states[3] = RUNNING
+        slot.add("fetched", 5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert os.WTERMSIG(in_a_child(work)) == signal.SIGKILL
+    assert slot.batch() == Batch([PLACES[1]], [PLACES[3]], [PLACES[2]], 1)
+    assert slot.running == [RunningEntry(PLACES[3], 777)]
+    assert slot.unfinished == 2  # the running one, and the one behind it
+    assert slot.counter("fetched") == 5
+
+
+def test_a_batch_that_was_being_written_counts_as_empty(slot: Slot):
+    """Its first half could be new places under old states: an innocent one would be charged."""
+    slot.post_batch(PLACES)
+    slot.states[0] = RUNNING
+
+    class DiedError(Exception):
+        pass
+
+    class Places(list):  # dies between the two halves of the write
+        def __len__(self) -> int:
+            if slot.generation % 2:
+                raise DiedError
+            return super().__len__()
+
+    with pytest.raises(DiedError):
+        slot.post_batch(Places(reversed(PLACES)))
+    assert slot.generation % 2 == 1
+    assert slot.batch() == Batch([], [], [], 0)
+    assert slot.running == []
+
+
+def test_after_a_half_written_batch_the_next_process_starts_even(slot: Slot):
+    slot.words[12] = 7
+    slot.clear()
+    assert slot.generation % 2 == 0
+    slot.post_batch(PLACES[:1])
+    slot.states[0] = RUNNING
+    assert slot.batch().running == PLACES[:1]
+
+
+def test_a_new_batch_forgets_the_states_of_the_one_before(slot: Slot):
+    slot.post_batch(PLACES)
+    for index in range(len(PLACES)):
+        slot.states[index] = RUNNING
+    slot.post_batch(PLACES[:2])
+    assert slot.batch() == Batch([], [], [], 2)
+    slot.post_batch(PLACES)
+    assert slot.batch() == Batch([], [], [], 5)
+
+
+def test_an_empty_batch_is_empty(slot: Slot):
+    slot.post_batch(PLACES)
+    slot.post_batch([])
+    assert slot.batch() == Batch([], [], [], 0)
+
+
+def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: Slot):
+    slot.post_batch(PLACES)
+    with pytest.raises(ValueError, match="1025 entries"):
+        slot.post_batch([b"m:1-1"] * (ENTRIES_MAX + 1))
+    assert slot.batch().waiting == len(PLACES)
+
+
+def test_the_longest_places_fit(slot: Slot):
+    longest = b"m:18446744073709551615-18446744073709551615"
+    slot.post_batch([longest] * ENTRIES_MAX)
+    assert slot.batch() == Batch([], [], [], ENTRIES_MAX)
+    slot.states[ENTRIES_MAX - 1] = RUNNING
+    assert slot.batch().running == [longest]
+
+
+def test_several_may_run_at_once_each_with_its_start(slot: Slot):
+    slot.post_batch(PLACES)
+    for lane, index in enumerate((1, 3)):
+        slot.lanes[2 * lane], slot.lanes[2 * lane + 1] = index, 100 + lane
+        slot.states[index] = RUNNING
+    assert slot.running == [RunningEntry(PLACES[1], 100), RunningEntry(PLACES[3], 101)]
+
+
+def test_clear_forgets_the_process_and_keeps_the_counters(slot: Slot):
+    slot.post_batch(PLACES)
+    slot.pid, slot.state, slot.command, slot.soft_kill_seq = 9, WorkerState.READY, Command.STOP, 4
+    slot.run_seq = 17
+    slot.add("acked", 3)
+    slot.clear()
+    assert (slot.pid, slot.state, slot.command) == (0, WorkerState.GONE, Command.NONE)
+    assert slot.soft_kill_seq == 0
+    assert slot.batch() == Batch([], [], [], 0)
+    assert slot.counter("acked") == 3
+    assert slot.run_seq == 17, "a run sequence is never used again"
+
+
+def test_waiting_is_the_state_of_fresh_memory():
+    assert WAITING == 0
+
+
+# --- the instance ---------------------------------------------------------------------------------
+
+
+def test_the_instance_has_flags_progress_and_counters(board: Scoreboard):
+    board.flags = InstanceFlags.STARTED | InstanceFlags.STANDBY
+    board.progress_ns = 5
+    board.housekeeper_progress_ns = 6
+    for number, name in enumerate(BOARD_COUNTERS, 1):
+        board.add(name, number)
+    assert board.flags == InstanceFlags.STARTED | InstanceFlags.STANDBY
+    assert (board.progress_ns, board.housekeeper_progress_ns) == (5, 6)
+    assert [board.counter(n) for n in BOARD_COUNTERS] == list(range(1, len(BOARD_COUNTERS) + 1))
+    assert board.used == 0
+
+
+def test_an_unknown_counter_is_an_error(board: Scoreboard, slot: Slot):
+    with pytest.raises(ValueError, match="not in tuple"):
+        slot.add("nonsense")
+    with pytest.raises(ValueError, match="not in tuple"):
+        board.add("nonsense")
+
+
+def test_the_words_of_a_slot_do_not_overlap():
+    fields = [value for value in vars(Slot).values() if isinstance(value, scoreboard._Field)]
+    numbers = [field.index for field in fields]
+    assert len(numbers) == len(set(numbers))
+    assert 18 not in numbers, "the length of the places"
+
+
+def test_bucket_bounds_are_what_the_shift_computes():
+    for seconds in (0.0, 5e-7, 1.023e-6, 1.025e-6, 0.003, 1.0, 20.0, 5000.0):
+        index = min((int(seconds * 1e9) >> 10).bit_length(), len(BUCKETS))
+        assert index == len(BUCKETS) or seconds < BUCKETS[index]
+        assert index == 0 or seconds >= BUCKETS[index - 1]
+
+
+def test_the_first_entry_of_a_batch_has_its_start(slot: Slot):
+    """Unused lanes name index 0 too; they must not hide when entry 0 began."""
+    slot.post_batch(PLACES)
+    slot.lanes[0], slot.lanes[1] = 0, 777
+    slot.states[0] = RUNNING
+    assert slot.running == [RunningEntry(PLACES[0], 777)]

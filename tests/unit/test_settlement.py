@@ -1,0 +1,236 @@
+"""The verdict for every outcome, attempt, crash count and age, written as a second opinion."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamqd.model import (
+    Ack,
+    Backoff,
+    DeadAsked,
+    DeadVerdict,
+    Failed,
+    Outcome,
+    RetryAsked,
+    RetryPolicy,
+    RetryVerdict,
+    Succeeded,
+    Verdict,
+)
+from streamqd.policy.settlement import before_run, decide
+
+POLICY = RetryPolicy(
+    max_attempts=5,
+    max_crashes=3,
+    backoff=Backoff(kind="exponential", base=1.0, max=300.0, jitter="none"),
+)
+LINEAGE = ("shop.PaymentError", "PaymentError", "builtins.OSError", "OSError", "Exception")
+FAILED = Failed("shop.PaymentError", "no answer", "Traceback ...", LINEAGE)
+TIMED_OUT = Failed("streamqd.SoftTimeout", "", "", ("streamqd.SoftTimeout", "SoftTimeout"), True)
+
+
+def verdict(
+    outcome: Outcome,
+    attempt: int = 1,
+    crashes: int = 0,
+    age: float = 0.0,
+    policy: RetryPolicy = POLICY,
+    jitter: float = 1.0,
+) -> Verdict:
+    return decide(outcome, attempt=attempt, crashes=crashes, age=age, policy=policy, jitter=jitter)
+
+
+# --- the table: every outcome with every attempt, crash count and age -----------------------------
+
+OUTCOMES: dict[str, Outcome] = {
+    "succeeded": Succeeded(),
+    "failed": FAILED,
+    "timed out": TIMED_OUT,
+    "retry": RetryAsked(None, FAILED),
+    "retry after": RetryAsked(7.0, FAILED),
+    "dead": DeadAsked("dead", FAILED),
+    "decode": DeadAsked("decode", FAILED),
+}
+WAITS = {1: 1.0, 2: 2.0, 3: 4.0, 4: 8.0}
+
+
+def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
+    """What the documentation promises, read line by line."""
+    if name == "succeeded":
+        return Ack()
+    if name in ("dead", "decode"):
+        return DeadVerdict(name)
+    if attempt >= 5:
+        return DeadVerdict("attempts")
+    if crashes >= 3:
+        return DeadVerdict("crashes")
+    if age >= 100.0:
+        return DeadVerdict("too-old")
+    return RetryVerdict(7.0 if name == "retry after" else WAITS[attempt])
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_table(name: str) -> None:
+    policy = dataclasses.replace(POLICY, max_age=100.0)
+    for attempt, crashes, age in itertools.product(range(1, 8), range(6), (0.0, 99.9, 100.0, 1e9)):
+        found = verdict(OUTCOMES[name], attempt, crashes, age, policy)
+        assert found == expected(name, attempt, crashes, age), (attempt, crashes, age)
+
+
+def test_the_table_names_every_kind_of_outcome() -> None:
+    assert {type(outcome) for outcome in OUTCOMES.values()} == set(get_args(Outcome))
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_the_fifth_failure_is_the_last() -> None:
+    assert isinstance(verdict(FAILED, attempt=4), RetryVerdict)
+    assert verdict(FAILED, attempt=5) == DeadVerdict("attempts")
+
+
+def test_one_attempt_means_no_retry() -> None:
+    once = dataclasses.replace(POLICY, max_attempts=1)
+    assert verdict(FAILED, attempt=1, policy=once) == DeadVerdict("attempts")
+
+
+def test_zero_attempts_mean_for_ever() -> None:
+    ever = dataclasses.replace(POLICY, max_attempts=0)
+    assert verdict(FAILED, attempt=10**9, policy=ever) == RetryVerdict(300.0)
+
+
+def test_zero_crashes_mean_for_ever() -> None:
+    ever = dataclasses.replace(POLICY, max_crashes=0)
+    assert before_run(10**9, ever) is None
+    assert isinstance(verdict(FAILED, crashes=10**9, policy=ever), RetryVerdict)
+
+
+@pytest.mark.parametrize("crashes", range(6))
+def test_the_third_crash_buries_before_the_next_run(crashes: int) -> None:
+    assert before_run(crashes, POLICY) == (DeadVerdict("crashes") if crashes >= 3 else None)
+
+
+def test_without_a_maximal_age_old_messages_are_retried() -> None:
+    assert isinstance(verdict(FAILED, age=1e12), RetryVerdict)
+
+
+# --- Retry ---------------------------------------------------------------------------------------
+
+
+def test_retry_after_is_neither_jittered_nor_capped() -> None:
+    assert verdict(RetryAsked(1000.0, FAILED), jitter=0.0) == RetryVerdict(1000.0)
+    assert verdict(RetryAsked(0.0, FAILED)) == RetryVerdict(0.0)
+
+
+def test_retry_after_respects_the_limit_of_attempts() -> None:
+    assert verdict(RetryAsked(1.0, FAILED), attempt=5) == DeadVerdict("attempts")
+
+
+def test_retry_in_the_past_is_now() -> None:
+    assert verdict(RetryAsked(-3.0, FAILED)) == RetryVerdict(0.0)
+
+
+def test_jitter_reaches_the_backoff() -> None:
+    policy = dataclasses.replace(POLICY, backoff=Backoff(base=8.0, jitter="full"))
+    assert verdict(FAILED, policy=policy, jitter=0.25) == RetryVerdict(2.0)
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LINEAGE)
+def test_a_class_is_named_by_any_of_its_lineage(name: str) -> None:
+    dead = dataclasses.replace(POLICY, dead_on=(name,))
+    assert verdict(FAILED, policy=dead) == DeadVerdict("not-retried")
+    retried = dataclasses.replace(POLICY, retry_on=("KeyError", name))
+    assert isinstance(verdict(FAILED, policy=retried), RetryVerdict)
+
+
+def test_what_retry_on_does_not_name_is_dead_at_once() -> None:
+    policy = dataclasses.replace(POLICY, retry_on=("KeyError",))
+    assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
+
+
+def test_part_of_a_name_does_not_match() -> None:
+    policy = dataclasses.replace(POLICY, dead_on=("Payment", "shop", "oserror"))
+    assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
+
+
+def test_dead_on_wins_over_retry_on() -> None:
+    policy = dataclasses.replace(POLICY, retry_on=("OSError",), dead_on=("PaymentError",))
+    assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
+
+
+def test_an_asked_retry_is_not_judged_by_class() -> None:
+    policy = dataclasses.replace(POLICY, retry_on=("KeyError",), dead_on=("OSError",))
+    assert verdict(RetryAsked(2.0, FAILED), policy=policy) == RetryVerdict(2.0)
+
+
+def test_a_time_limit_is_retried_unless_dead_on_names_it() -> None:
+    policy = dataclasses.replace(POLICY, retry_on=("KeyError",))
+    assert isinstance(verdict(TIMED_OUT, policy=policy), RetryVerdict)
+    policy = dataclasses.replace(POLICY, dead_on=("SoftTimeout",))
+    assert verdict(TIMED_OUT, policy=policy) == DeadVerdict("not-retried")
+
+
+# --- properties ----------------------------------------------------------------------------------
+
+names = st.sampled_from([*LINEAGE, "KeyError", "SoftTimeout"])
+policies = st.builds(
+    RetryPolicy,
+    max_attempts=st.integers(0, 8),
+    max_crashes=st.integers(0, 5),
+    backoff=st.builds(Backoff, base=st.floats(0, 10), max=st.floats(10, 1000)),
+    max_age=st.none() | st.floats(0.001, 1e6),
+    retry_on=st.lists(names, max_size=2).map(tuple),
+    dead_on=st.lists(names, max_size=2).map(tuple),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(list(OUTCOMES.values())),
+    st.integers(1, 100),
+    st.integers(0, 100),
+    st.floats(0, 1e9),
+    policies,
+    st.floats(0, 1),
+)
+def test_there_is_always_one_verdict_with_a_known_reason(
+    outcome: Outcome, attempt: int, crashes: int, age: float, policy: RetryPolicy, jitter: float
+) -> None:
+    found = verdict(outcome, attempt, crashes, age, policy, jitter)
+    assert (found == Ack()) == (outcome == Succeeded())
+    if isinstance(found, RetryVerdict):
+        assert found.delay >= 0
+        assert not policy.max_attempts or attempt < policy.max_attempts
+        assert before_run(crashes, policy) is None
+    if isinstance(found, DeadVerdict):
+        assert found.reason in (
+            "dead",
+            "decode",
+            "attempts",
+            "crashes",
+            "too-old",
+            "not-retried",
+        )
+
+
+@settings(deadline=None)
+@given(policies, st.floats(0, 1))
+def test_a_limited_message_ends_after_exactly_max_attempts_failures(
+    policy: RetryPolicy, jitter: float
+) -> None:
+    policy = dataclasses.replace(policy, max_age=None, retry_on=(), dead_on=())
+    failures = 0
+    while failures < 20:
+        failures += 1
+        if isinstance(verdict(FAILED, attempt=failures, policy=policy, jitter=jitter), DeadVerdict):
+            break
+    assert failures == (policy.max_attempts or 20)

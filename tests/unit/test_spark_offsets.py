@@ -1,0 +1,318 @@
+"""Offsets of the Spark source: arithmetic, ranges, splits and losses, without Spark or Redis."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.spark import offsets
+from streamqd.spark.offsets import EARLIEST, LATEST, Bound, Facts, Loss, Position, Span
+
+HALVES = st.one_of(
+    st.integers(0, 30), st.integers(offsets.PART_MAX - 3, offsets.PART_MAX), st.integers(0, 1 << 64)
+).map(lambda number: min(number, offsets.PART_MAX))
+IDS = st.tuples(HALVES, HALVES)
+PLACE = ("access", 0)
+NAMES = st.sampled_from(["access", "orders", "access:dlq"])
+PLACES = st.tuples(NAMES, st.integers(0, 12))
+
+
+class Stream:
+    """A model of a stream: ids in order, the oldest of them trimmed."""
+
+    def __init__(self, ids: list[offsets.Id], trimmed: int = 0) -> None:
+        self.ids = sorted(set(ids))
+        self.kept = self.ids[trimmed:]
+
+    def facts(self) -> Facts:
+        return Facts(
+            length=len(self.kept),
+            added=len(self.ids),
+            first=self.kept[0] if self.kept else None,
+            last=self.ids[-1] if self.ids else offsets.ZERO,
+        )
+
+    def behind(self, position: Position) -> list[offsets.Id]:
+        return [entry_id for entry_id in self.kept if entry_id > position.id]
+
+    def position(self, read: int) -> Position:
+        """The position of a reader who has read so many entries since the stream began."""
+        return Position(self.ids[read - 1] if read else offsets.ZERO, read)
+
+
+STREAMS = st.lists(IDS.filter(lambda each: each > offsets.ZERO), min_size=1, max_size=12)
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+@given(IDS)
+def test_an_id_is_read_back_as_it_was_written(entry_id: offsets.Id) -> None:
+    text = offsets.write_id(entry_id)
+    assert offsets.read_id(text) == offsets.read_id(text.encode()) == entry_id
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "5-", "-1", "a-1", "1-1-1", "18446744073709551616-0", " 1-1", "\u0661-1"]
+)
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an entry id"):
+        offsets.read_id(text)
+
+
+@given(IDS, IDS)
+def test_neighbours_have_nothing_between_them(one: offsets.Id, other: offsets.Id) -> None:
+    after = offsets.successor(one)
+    assert one <= after
+    assert not one < other < after
+    if one < (offsets.PART_MAX, offsets.PART_MAX):
+        assert offsets.predecessor(after) == one
+
+
+def test_neighbours_carry_over_from_half_to_half() -> None:
+    assert offsets.successor((5, offsets.PART_MAX)) == (6, 0)
+    assert offsets.predecessor((6, 0)) == (5, offsets.PART_MAX)
+    assert offsets.predecessor((0, 0)) == (0, 0)
+
+
+def test_before_a_time_is_before_its_first_possible_entry() -> None:
+    assert offsets.before_time(5) == (4, offsets.PART_MAX)
+    assert offsets.before_time(0) == (0, 0)
+
+
+# --- the JSON -------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(
+        PLACES, st.builds(Position, IDS, st.none() | st.integers(0, 1 << 60)), max_size=8
+    )
+)
+def test_offsets_survive_the_checkpoint(positions: offsets.Offsets) -> None:
+    text = json.dumps(offsets.to_json(positions))
+    assert offsets.from_json(json.loads(text)) == positions
+    turned = dict(reversed(positions.items()))
+    assert json.dumps(offsets.to_json(turned)) == text
+
+
+def test_the_json_is_that_of_the_documentation() -> None:
+    positions = {("access", 10): Position((17, 3), 4711), ("access", 2): Position((16, 0))}
+    assert offsets.to_json(positions) == {
+        "access": {"2": "16-0", "10": "17-3"},
+        "#": {"access": {"10": 4711}},
+    }
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@given(STREAMS, st.integers(0, 12))
+def test_earliest_and_latest_hold_everything_between_them(
+    ids: list[offsets.Id], trimmed: int
+) -> None:
+    stream = Stream(ids, trimmed)
+    facts = stream.facts()
+    earliest = offsets.resolve(EARLIEST, facts)
+    latest = offsets.resolve(LATEST, facts)
+    assert stream.behind(earliest) == stream.kept
+    assert stream.behind(latest) == []
+    assert latest.passed == len(stream.ids)
+    assert earliest.passed == len(stream.ids) - len(stream.kept)
+    assert offsets.lost(earliest, facts) is None
+    assert offsets.backlog(earliest, facts) == len(stream.kept)
+
+
+@given(STREAMS, st.integers(0, 12), st.integers(0, 40))
+def test_a_time_begins_at_its_first_entry_that_is_left(
+    ids: list[offsets.Id], trimmed: int, unix_ms: int
+) -> None:
+    stream = Stream(ids, trimmed)
+    position = offsets.resolve(Bound("time", unix_ms), stream.facts())
+    assert stream.behind(position) == [each for each in stream.kept if each[0] >= unix_ms]
+    assert offsets.lost(position, stream.facts()) is None
+
+
+def test_a_group_begins_behind_what_it_has_settled() -> None:
+    facts = Stream([(1, 0), (2, 0), (3, 0)]).facts()
+    assert offsets.resolve(Bound("group", "hits"), facts, (2, 0)) == Position((2, 0))
+    assert offsets.resolve(Bound("group", "hits"), facts, (3, 0)) == Position((3, 0), 3)
+
+
+def test_an_id_knows_its_count_where_that_is_plain() -> None:
+    facts = Stream([(5, 0), (6, 0)]).facts()
+    assert offsets.at((4, 7), facts) == Position((4, 7), 0)
+    assert offsets.at((6, 0), facts) == Position((6, 0), 2)
+    assert offsets.at((5, 0), facts) == Position((5, 0))
+    assert offsets.at((9, 0), facts) == Position((9, 0))
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@given(STREAMS, st.integers(0, 12), st.integers(0, 12))
+def test_a_loss_is_counted_to_the_entry(ids: list[offsets.Id], trimmed: int, read: int) -> None:
+    stream = Stream(ids, trimmed)
+    gone = len(stream.ids) - len(stream.kept)
+    read = min(read, len(stream.ids))
+    loss = offsets.lost(stream.position(read), stream.facts())
+    assert loss == (Loss("trimmed", gone - read) if gone > read else None)
+
+
+@given(STREAMS, st.integers(0, 12), st.integers(0, 12))
+def test_after_a_loss_all_that_is_left_is_read_and_nothing_twice(
+    ids: list[offsets.Id], trimmed: int, read: int
+) -> None:
+    stream = Stream(ids, trimmed)
+    start = stream.position(min(read, len(stream.ids)))
+    onward = offsets.after_loss(start, stream.facts())
+    assert stream.behind(onward) == stream.behind(start)
+    assert onward.id >= start.id
+
+
+def test_trimming_just_up_to_the_reader_is_no_loss() -> None:
+    """By ids alone this cannot be told from a loss: the entry last read is gone."""
+    stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
+    assert offsets.lost(Position((5, 0), 2), stream.facts()) is None
+    assert offsets.lost(Position((1, 0), 1), stream.facts()) == Loss("trimmed", 1)
+    assert offsets.lost(Position((1, 0)), stream.facts()) == Loss("trimmed", None)
+    just_before = Position(offsets.predecessor((9, 0)))
+    assert offsets.lost(just_before, stream.facts()) is None
+
+
+def test_a_stream_that_began_anew_is_noticed() -> None:
+    new = Stream([(90, 0), (91, 0)]).facts()
+    assert offsets.lost(Position((50, 0), 4711), new) == Loss("replaced", None)
+    assert offsets.after_loss(Position((50, 0), 4711), new).id == (50, 0)
+
+
+def test_dead_letters_are_never_lost() -> None:
+    facts = Facts(length=1, added=1, first=(9, 0), last=(9, 0), exact=False)
+    assert offsets.lost(Position((1, 0)), facts) is None
+    assert offsets.resolve(EARLIEST, facts).passed is None
+
+
+# --- how much -------------------------------------------------------------------------------------
+
+
+@given(STREAMS, st.integers(0, 12), st.integers(0, 12))
+def test_a_backlog_is_what_is_there(ids: list[offsets.Id], trimmed: int, read: int) -> None:
+    stream = Stream(ids, trimmed)
+    start = stream.position(min(read, len(stream.ids)))
+    assert offsets.backlog(start, stream.facts()) == len(stream.behind(start))
+
+
+@given(STREAMS, st.integers(0, 12), IDS)
+def test_an_estimated_backlog_is_nought_only_when_there_is_none(
+    ids: list[offsets.Id], trimmed: int, entry_id: offsets.Id
+) -> None:
+    stream = Stream(ids, trimmed)
+    estimate = offsets.backlog(Position(entry_id), stream.facts())
+    assert (estimate == 0) == (not stream.behind(Position(entry_id)))
+    assert estimate <= len(stream.kept)
+
+
+@given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(1, 20_000))
+def test_shares_add_up_and_leave_nobody_out(waiting: dict[offsets.Place, int], most: int) -> None:
+    given_out = offsets.shares(waiting, most, sorted(waiting))
+    hungry = [place for place, count in waiting.items() if count]
+    assert sum(given_out.values()) == min(most, sum(waiting.values()))
+    assert all(0 < given_out[place] <= waiting[place] for place in given_out)
+    if most >= len(hungry):
+        assert set(given_out) == set(hungry)
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=2, max_size=6), st.integers(10, 5_000))
+def test_shares_are_in_proportion(counts: list[int], most: int) -> None:
+    waiting = {("access", number): count for number, count in enumerate(counts)}
+    given_out = offsets.shares(waiting, most, sorted(waiting))
+    total = sum(counts)
+    if total > most:
+        for place, count in waiting.items():
+            assert abs(given_out[place] - most * count / total) <= len(counts)
+
+
+def test_too_few_for_all_go_to_the_oldest() -> None:
+    places = [("access", number) for number in range(4)]
+    waiting = dict.fromkeys(places, 100)
+    assert offsets.shares(waiting, 2, places[::-1]) == {places[3]: 1, places[2]: 1}
+
+
+# --- spans ----------------------------------------------------------------------------------------
+
+
+def covered(parts: list[Span], stream: Stream) -> list[offsets.Id]:
+    """What tasks would read, in the order of the parts."""
+    return [each for part in parts for each in stream.kept if part.start < each <= part.end]
+
+
+@given(STREAMS, st.integers(0, 12), st.integers(1, 9), st.data())
+def test_pieces_are_the_whole_and_nothing_twice(
+    ids: list[offsets.Id], trimmed: int, pieces: int, data: st.DataObject
+) -> None:
+    stream = Stream(ids, trimmed)
+    start = data.draw(IDS)
+    end = data.draw(IDS.filter(lambda each: each > start) if start < stream.ids[-1] else IDS)
+    if end <= start:
+        return
+    whole = Span(PLACE, start, end)
+    parts = offsets.split(whole, pieces, data.draw(st.sampled_from([None, stream.ids[0]])))
+    assert 1 <= len(parts) <= pieces
+    assert parts[0].start == start
+    assert parts[-1].end == end
+    assert all(part.start < part.end for part in parts)
+    assert all(one.end == other.start for one, other in pairwise(parts))
+    assert covered(parts, stream) == covered([whole], stream)
+
+
+def test_a_split_is_even_in_time() -> None:
+    whole = Span(PLACE, offsets.ZERO, (1400, 0), 400, 0)
+    parts = offsets.split(whole, 4, (1001, 0))
+    assert [part.end[0] for part in parts] == [1100, 1200, 1300, 1400]
+    assert [part.rows for part in parts] == [None] * 4
+
+
+def test_a_whole_span_keeps_what_it_knows() -> None:
+    whole = Span(PLACE, (1, 0), (9, 0), 7, 0)
+    assert offsets.split(whole, 1) == [whole]
+    assert offsets.narrow([whole], offsets.ZERO, (20, 0)) == [whole]
+
+
+def test_counted_pieces_know_their_rows() -> None:
+    whole = Span(PLACE, (0, 0), (9, 0), 9, 0)
+    parts = offsets.cut_at(whole, [(4, 0), (8, 0)], 4)
+    assert [part.rows for part in parts] == [4, 4, 1]
+
+
+@given(STREAMS, IDS, IDS)
+def test_narrowing_keeps_what_lies_inside(
+    ids: list[offsets.Id], low: offsets.Id, high: offsets.Id
+) -> None:
+    stream = Stream(ids)
+    whole = Span(PLACE, offsets.ZERO, stream.ids[-1], len(ids))
+    inside = [each for each in stream.ids if low < each <= high]
+    assert covered(offsets.narrow([whole], low, high), stream) == inside
+
+
+@given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(0, 64))
+def test_there_are_as_many_pieces_as_wanted(weights: dict[offsets.Place, int], wanted: int) -> None:
+    counts = offsets.pieces(weights, wanted)
+    assert all(count >= 1 for count in counts.values())
+    if any(weights.values()):
+        assert sum(counts.values()) == max(wanted, len(weights))
+
+
+def test_a_span_of_nothing_is_none() -> None:
+    facts = Stream([(1, 0), (2, 0)]).facts()
+    assert offsets.span(PLACE, Position((2, 0), 2), Position((2, 0), 2), facts) is None
+    assert offsets.span(PLACE, Position((2, 0), 2), Position((1, 0), 1), facts) is None
+    assert offsets.span(PLACE, Position((2, 0), 2), Position((3, 0), 2), facts) is None
+    assert offsets.span(PLACE, Position((0, 0), 0), Position((2, 0), 2), facts) == Span(
+        PLACE, (0, 0), (2, 0), 2, 0
+    )
+    assert offsets.span(PLACE, Position((0, 0)), Position((2, 0), 2), facts) == Span(
+        PLACE, (0, 0), (2, 0), None, 0
+    )

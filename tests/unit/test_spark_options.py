@@ -1,0 +1,281 @@
+"""The options of the Spark source and sink: read once, wrong ones named all at once."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.spark import offsets
+from streamqd.spark.form import OptionsError
+from streamqd.spark.offsets import EARLIEST, LATEST, Bound
+from streamqd.spark.options import (
+    ReadOptions,
+    WriteOptions,
+    of_settings,
+    read_options,
+    write_options,
+)
+
+URL = "redis://localhost:6379/0"
+
+
+def read(**options: object) -> ReadOptions:
+    given = {"url": URL, "subscribe": "access"} | options
+    return read_options({k.lower(): str(v) for k, v in given.items() if v is not None}, {})
+
+
+def write(**options: object) -> WriteOptions:
+    given = {"url": URL} | options
+    return write_options({k.lower(): str(v) for k, v in given.items() if v is not None}, {})
+
+
+def problems(**options: object) -> list[str]:
+    with pytest.raises(OptionsError) as caught:
+        read(**options)
+    return caught.value.problems
+
+
+def test_defaults() -> None:
+    found = read()
+    assert found.subscribe == ("access",)
+    assert found.starting is found.starting_default is found.ending is None
+    assert found.fail_on_data_loss
+    assert not found.headers
+    assert not found.dead
+    assert found.max_per_trigger == 200_000
+    assert found.connection.redis == config.Redis(url=URL)
+
+
+def test_every_option_of_a_read() -> None:
+    found = read(
+        failOnDataLoss="FALSE",
+        maxOffsetsPerTrigger=10,
+        minOffsetsPerTrigger=5,
+        maxTriggerDelay="2m",
+        minPartitions=7,
+        maxRecordsPerPartition=8,
+        includeHeaders="true",
+        includeFields="true",
+        fetchSize=9,
+        fetchBytes="1MiB",
+        pushdown="true",
+        progressKey="p",
+        timeoutMs=1500,
+        retries=0,
+        retryIntervalMs=20,
+        controlPrefix="a",
+        streamPrefix="b",
+        username="u",
+        passwordFile="/p",
+        caFile="/a",
+        certFile="/c",
+        keyFile="/k",
+    )
+    assert (found.fail_on_data_loss, found.max_per_trigger, found.min_per_trigger) == (False, 10, 5)
+    assert (found.max_trigger_delay, found.min_partitions, found.max_per_partition) == (120, 7, 8)
+    assert (found.headers, found.fields, found.fetch_size, found.fetch_bytes) == (
+        *(True, True),
+        *(9, 1 << 20),
+    )
+    assert (found.pushdown, found.progress_key) == (True, "p")
+    link = found.connection
+    assert (link.timeout, link.retries, link.retry_interval) == (1.5, 0, 0.02)
+    assert (link.control, link.streams) == ("a", "b")
+    assert link.redis == config.Redis(
+        url=URL,
+        username="u",
+        password_file=Path("/p"),
+        ca_file=Path("/a"),
+        cert_file=Path("/c"),
+        key_file=Path("/k"),
+    )
+
+
+def test_the_address_may_come_from_the_environment() -> None:
+    found = read_options({"subscribe": "access"}, {"STREAMQ_URL": "unix:///run/redis.sock"})
+    assert found.connection.redis.url == "unix:///run/redis.sock"
+
+
+def test_options_travel_between_processes() -> None:
+    found = read(startingOffsets='{"access": {"0": "5-1"}}')
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert hash(found.connection) == hash(read().connection)
+
+
+def test_an_error_travels_between_processes() -> None:
+    error = OptionsError(["one", "two"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.problems) == ("streamq: one; two", ["one", "two"])
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def test_the_three_ways_to_subscribe() -> None:
+    assert read(subscribe=" b , a,b ").subscribe == ("b", "a")
+    assert read(subscribe=None, subscribePattern="web.*").pattern == "web.*"
+    found = read(subscribe=None, assign='{"access": [2, 0], "orders": [1]}')
+    assert found.assign == (("access", 0), ("access", 2), ("orders", 1))
+
+
+def test_dead_letters_are_named_by_their_topic() -> None:
+    assert read(subscribe="access:dlq,orders:dlq").dead
+    assert read(subscribe=None, subscribePattern=".*:dlq").dead
+    assert read(subscribe=None, assign='{"access:dlq": [0]}').dead
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"subscribe": None}, "exactly one of subscribe"),
+        ({"assign": '{"a": [0]}'}, "exactly one of subscribe"),
+        ({"subscribe": "a b"}, "'a b' is not the name of a topic"),
+        ({"subscribe": ","}, "names no topic"),
+        ({"subscribe": "access,access:dlq"}, "different columns"),
+        ({"subscribe": None, "subscribePattern": "("}, "not a regular expression"),
+        ({"subscribe": None, "assign": '{"a": 0}'}, '{"a": [0, 1]}'),
+        ({"subscribe": None, "assign": '{"a": [-1]}'}, '{"a": [0, 1]}'),
+        ({"subscribe": None, "assign": "[]"}, "must be a JSON object"),
+        ({"url": ""}, "url is missing"),
+        ({"url": "embedded:"}, "unix:///PATH"),
+        ({"url": "http://x"}, "not a URL of Redis"),
+        ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
+        ({"kafka.bootstrap.servers": "x"}, "the address is `url`"),
+        ({"path": "access"}, "`subscribe`"),
+        ({"idColumn": "x"}, "idcolumn is not an option of this use"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss must be true or false"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger must be a whole number, 1 or more"),
+        ({"fetchSize": "1e3"}, "fetchSize must be a whole number, 1 to 100000"),
+        ({"fetchBytes": "2GiB"}, "1 byte to 1 GiB"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is not a duration"),
+        (
+            {"minOffsetsPerTrigger": 9, "maxOffsetsPerTrigger": 8},
+            "minOffsetsPerTrigger must not exceed",
+        ),
+        ({"startingOffsets": "5"}, "not an entry id"),
+        ({"startingOffsets": "{"}, "startingOffsets is not JSON"),
+        ({"startingOffsets": '{"access": 5}'}, '{"access": {"0": …}}'),
+        ({"startingOffsets": '{"access": {"0": 5}}'}, "access 0: 5 is neither"),
+        ({"startingOffsetsByTimestamp": '{"access": {"0": -5}}'}, "not a time"),
+        ({"startingOffsets": "group:"}, "not an entry id"),
+        (
+            {
+                "subscribe": None,
+                "assign": '{"access": [0, 1]}',
+                "startingOffsets": '{"access": {"0": "latest"}}',
+            },
+            "startingOffsets does not say where access 1 is to be read",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(options: dict[str, object], sentence: str) -> None:
+    assert any(sentence in problem for problem in problems(**options)), problems(**options)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    found = problems(subscribe=None, url="", retries="x", nonsense=1)
+    assert len(found) == 4
+
+
+def test_spark_may_add_options_of_its_own() -> None:
+    assert read(checkpointLocation="/x", queryName="q").subscribe == ("access",)
+
+
+# --- from where to where --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("earliest", EARLIEST),
+        ("latest", LATEST),
+        ("group:hits", Bound("group", "hits")),
+        ("17-3", Bound("id", (17, 3))),
+    ],
+)
+def test_one_bound_for_all(text: str, bound: Bound) -> None:
+    assert read(startingOffsets=text).starting_default == bound
+    assert read(endingOffsets=text).ending_default == bound
+
+
+def test_a_bound_for_each() -> None:
+    text = '{"access": {"0": "17-3", "1": "earliest", "2": -1, "3": "group:g", "4": -2}}'
+    expected = {
+        ("access", 0): Bound("id", (17, 3)),
+        ("access", 1): EARLIEST,
+        ("access", 2): LATEST,
+        ("access", 3): Bound("group", "g"),
+        ("access", 4): EARLIEST,
+    }
+    found = read(startingOffsets=text, endingOffsets=text)
+    assert found.starting == found.ending == expected
+
+
+def test_an_offset_from_a_checkpoint_is_a_start() -> None:
+    positions = {("access", 0): offsets.Position((17, 3), 4711)}
+    found = read(startingOffsets=json.dumps(offsets.to_json(positions)))
+    assert found.starting == {("access", 0): Bound("position", positions["access", 0])}
+    assert offsets.resolve(found.starting["access", 0], offsets.Facts()) == positions["access", 0]
+    for counts in ('"x"', '{"access": 5}'):
+        broken = f'{{"access": {{"0": "17-3"}}, "#": {counts}}}'
+        assert "startingOffsets" in problems(startingOffsets=broken)[0]
+
+
+def test_times_go_before_offsets() -> None:
+    by_time = '{"access": {"0": 1500}}'
+    found = read(startingOffsets="latest", startingOffsetsByTimestamp=by_time)
+    assert found.starting == {("access", 0): Bound("time", 1500)}
+    found = read(endingOffsetsByTimestamp=by_time, endingTimestamp=2500)
+    assert (found.ending, found.ending_default) == (None, Bound("time", 2500))
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def test_options_of_a_write() -> None:
+    found = write(topic="out", partitions=3, idempotent="false", rowOrder="content")
+    assert (found.topic, found.partitions, found.idempotent) == ("out", 3, False)
+    assert found.row_order == "content"
+    found = write(idColumn="uid", dedupWindow="1d", batchRows=10, batchBytes="64KiB")
+    assert (found.id_column, found.dedup_window) == ("uid", 86_400)
+    assert (found.batch_rows, found.batch_bytes) == (10, 65_536)
+    assert write(maxMessageBytes="2MiB").max_message_bytes == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"topic": "a:b"}, "not the name of a topic"),
+        ({"rowOrder": "random"}, 'rowOrder must be "input" or "content"'),
+        ({"dedupWindow": "0s"}, "dedupWindow must be a time"),
+        ({"subscribe": "a"}, "subscribe is not an option of this use"),
+        ({"batchRows": 1001}, "1 to 1000"),
+    ],
+)
+def test_what_is_wrong_with_a_write_is_said(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(OptionsError, match=sentence):
+        write(**options)
+
+
+# --- from the configuration -----------------------------------------------------------------------
+
+
+def test_a_configuration_is_turned_into_options(tmp_path: Path) -> None:
+    redis = config.Redis(
+        url="rediss://h:1", username="u", password_file=Path("/p"), ca_file=Path("/c")
+    )
+    settings = replace(config.Settings(), redis=redis, keys=config.Keys("a", "b"))
+    found = read_options({**of_settings(settings), "subscribe": "access"}, {})
+    assert found.connection.redis == redis
+    assert (found.connection.control, found.connection.streams) == ("a", "b")
+
+
+def test_the_embedded_server_is_found_by_its_socket(tmp_path: Path) -> None:
+    daemon = replace(config.Settings().daemon, state_dir=tmp_path)
+    options = of_settings(replace(config.Settings(), daemon=daemon))
+    assert options["url"].startswith("unix:///")

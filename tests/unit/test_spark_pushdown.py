@@ -1,0 +1,99 @@
+"""Filters that the Spark source takes: never a row too few, whatever is offered."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.spark import offsets
+from streamqd.spark.offsets import Span
+from streamqd.spark.pushdown import Narrowing
+
+datasource = pytest.importorskip("pyspark.sql.datasource")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+COMPARE: dict[str, Any] = {
+    "EqualTo": lambda one, other: one == other,
+    "GreaterThan": lambda one, other: one > other,
+    "GreaterThanOrEqual": lambda one, other: one >= other,
+    "LessThan": lambda one, other: one < other,
+    "LessThanOrEqual": lambda one, other: one <= other,
+}
+WHOLE = Span(("access", 0), offsets.ZERO, (100, 0), 50, 0)
+
+
+def made(kind: str, column: str, value: Any) -> Any:
+    return getattr(datasource, kind)((column,), value)
+
+
+def test_places_are_chosen_without_spark() -> None:
+    narrowing = Narrowing()
+    rest = narrowing.take([made("In", "partition", [0, 2]), made("EqualTo", "Topic", "access")])
+    assert rest == []
+    places = [("access", 0), ("access", 1), ("access", 2), ("orders", 0)]
+    assert [place for place in places if narrowing.keeps(place)] == [places[0], places[2]]
+    assert narrowing.spans([WHOLE, WHOLE._replace(place=("access", 1))]) == [WHOLE]
+
+
+def test_what_is_not_understood_is_left_to_spark() -> None:
+    offered = [
+        made("GreaterThan", "partition", 1),
+        made("EqualTo", "value", b"x"),
+        datasource.IsNotNull(("partition",)),
+        datasource.Not(made("EqualTo", "partition", 1)),
+        made("EqualTo", "id", "5-0"),
+        datasource.EqualTo(("partition", "deeper"), 1),
+    ]
+    narrowing = Narrowing()
+    assert narrowing.take(offered) == offered
+    assert narrowing.spans([WHOLE]) == [WHOLE]
+
+
+@given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12_000), st.booleans())
+def test_a_time_leaves_all_that_spark_would_leave(kind: str, micros: int, elsewhere: bool) -> None:
+    value = EPOCH + timedelta(microseconds=micros)
+    if elsewhere:
+        value = value.astimezone(timezone(timedelta(hours=5)))
+    narrowing = Narrowing()
+    offered = [made(kind, "timestamp", value)]
+    assert narrowing.take(offered) == offered
+    kept = narrowing.spans([WHOLE])
+    for ms in range(1, 15):
+        if COMPARE[kind](EPOCH + timedelta(milliseconds=ms), value):
+            assert any(span.start < (ms, 0) and (ms, 9) <= span.end for span in kept)
+        elif abs(ms - micros / 1000) > 1:
+            assert not any(span.start < (ms, 9) and (ms, 0) <= span.end for span in kept)
+
+
+@given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12))
+def test_a_number_of_milliseconds_does_too(kind: str, value: int) -> None:
+    narrowing = Narrowing()
+    narrowing.take([made(kind, "id_ms", value)])
+    kept = narrowing.spans([WHOLE])
+    for ms in range(1, 15):
+        if COMPARE[kind](ms, value):
+            assert any(span.start < (ms, 0) and (ms, 9) <= span.end for span in kept)
+
+
+def test_a_narrowed_span_has_forgotten_its_rows() -> None:
+    narrowing = Narrowing()
+    narrowing.take([made("GreaterThanOrEqual", "id_ms", 5), made("LessThan", "id_ms", 9)])
+    (kept,) = narrowing.spans([WHOLE])
+    assert (kept.start, kept.rows, kept.removed) == ((4, offsets.PART_MAX), None, 0)
+
+
+def test_a_time_without_a_zone_and_one_before_all_are_left_to_spark() -> None:
+    narrowing = Narrowing()
+    naive = datetime(2026, 1, 1)  # noqa: DTZ001
+    narrowing.take(
+        [
+            made("GreaterThan", "timestamp", naive),
+            made("LessThan", "timestamp", EPOCH - timedelta(days=1)),
+            made("LessThan", "id_ms", -1),
+        ]
+    )
+    assert narrowing.spans([WHOLE]) == [WHOLE]

@@ -1,0 +1,171 @@
+"""Entries as Arrow columns: types, layouts, and what other clients may have written."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.spark import rows
+
+pytest.importorskip("pyarrow")
+
+
+def table(
+    entries: list[rows.Entry], *names: str, dead: bool = False, place: Any = ("access", 3)
+) -> list[dict[str, Any]]:
+    own = rows.columns(dead=dead, headers=True, fields=True)
+    chosen = [next(each for each in own if each.name == name) for name in names] or own
+    batch = rows.Table(chosen, own, place).batch(entries)
+    batch.validate(full=True)
+    return list(batch.to_pylist())
+
+
+def entry(entry_id: str, **fields: bytes) -> rows.Entry:
+    flat: list[bytes] = []
+    for name, value in fields.items():
+        flat += (name.encode(), value)
+    return [entry_id.encode(), flat]
+
+
+def test_a_message() -> None:
+    headers = json.dumps({"trace": "é", "n": 1}).encode()
+    found = table([entry("1795180481132-7", payload=b"\x00\xff", key=b"k", headers=headers)])
+    assert found == [
+        {
+            "key": b"k",
+            "value": b"\x00\xff",
+            "topic": "access",
+            "partition": 3,
+            "id": "1795180481132-7",
+            "id_ms": 1795180481132,
+            "id_seq": 7,
+            "timestamp": datetime(2026, 11, 20, 13, 14, 41, 132000, UTC),
+            "headers": [
+                {"key": "trace", "value": "é".encode()},
+                {"key": "n", "value": b"1"},
+            ],
+            "fields": None,
+        }
+    ]
+
+
+def test_a_message_without_anything() -> None:
+    found = table([[b"1-0", []]], "key", "value", "headers", "fields")
+    assert found == [{"key": None, "value": b"", "headers": None, "fields": None}]
+
+
+def test_columns_come_in_the_order_asked_for() -> None:
+    found = table([entry("5-6", payload=b"v")], "id", "value")
+    assert [*found[0].items()] == [("id", "5-6"), ("value", b"v")]
+
+
+def test_no_entries_are_a_batch_too() -> None:
+    assert table([]) == []
+
+
+def test_a_dead_letter() -> None:
+    letter = entry(
+        "9-0",
+        payload=b"v",
+        key=b"k",
+        originalTopic=b"access",
+        originalPartition=b"3",
+        originalId=b"5-1",
+        timestamp=b"1795180481132",
+        group=b"hits",
+        instance=b"web-1",
+        handler=b"weblog:count",
+        attempts=b"5",
+        crashes=b"0",
+        reason=b"attempts",
+        errorClass=b"ValueError",
+        errorMessage=b"bad \xff",
+        traceback=b"t",
+        fingerprint=b"f",
+        exitCode=b"-9",
+        rss=b"5000000000",
+        failedAt=b"1795180481133",
+        mine=b"x",
+    )
+    found = table([letter], dead=True, place=("access:dlq", 3))[0]
+    assert (found["topic"], found["original_topic"], found["original_partition"]) == (
+        *("access:dlq", "access"),
+        3,
+    )
+    assert found["original_timestamp"] == datetime(2026, 11, 20, 13, 14, 41, 132000, UTC)
+    assert found["failed_at"] == datetime(2026, 11, 20, 13, 14, 41, 133000, UTC)
+    assert (found["attempts"], found["crashes"], found["exit_code"]) == (5, 0, -9)
+    assert (found["rss"], found["pid"], found["signal"]) == (5_000_000_000, None, None)
+    assert (found["reason"], found["error_message"]) == (
+        "attempts",
+        "bad \N{REPLACEMENT CHARACTER}",
+    )
+    assert found["fields"] == [("mine", b"x")]
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
+def test_headers_that_cannot_be_read_are_kept_as_a_field(raw: bytes) -> None:
+    found = table([entry("1-0", payload=b"", headers=raw)], "headers", "fields")
+    assert found == [{"headers": None, "fields": [("headers", raw)]}]
+
+
+def test_half_characters_in_headers() -> None:
+    found = table([entry("1-0", headers=b'{"\\ud800": "\\ud800"}')], "headers")
+    assert found == [{"headers": [{"key": "?", "value": b"?"}]}]
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"1.5", b"9" * 400, b"3000000000", b"\xff"])
+def test_counts_that_are_none_are_null(raw: bytes) -> None:
+    assert table([entry("1-0", attempts=raw)], "attempts", dead=True) == [{"attempts": None}]
+
+
+def test_ids_beyond_every_clock() -> None:
+    largest = "18446744073709551615-18446744073709551615"
+    found = table([entry(largest)], "id", "id_ms", "id_seq", "timestamp")
+    most = (1 << 63) - 1
+    assert found == [{"id": largest, "id_ms": most, "id_seq": most, "timestamp": None}]
+
+
+FLAT = st.lists(
+    st.tuples(st.sampled_from([b"payload", b"key", b"mine", b"headers"]), st.binary(max_size=4)),
+    max_size=5,
+).map(lambda pairs: [part for pair in pairs for part in pair])
+
+
+@given(st.lists(FLAT, max_size=8))
+def test_each_entry_is_read_as_if_it_were_alone(bodies: list[list[bytes]]) -> None:
+    """Whether entries have the same fields in the same order must not be seen."""
+    entries = [[b"%d-0" % number, body] for number, body in enumerate(bodies)]
+    together = table(entries)
+    assert together == [row for one in entries for row in table([one])]
+    for row, body in zip(together, bodies, strict=True):
+        fields = dict(zip(body[::2], body[1::2], strict=True))
+        assert row["value"] == fields.get(b"payload", b"")
+        assert row["key"] == fields.get(b"key")
+        assert dict(row["fields"] or ()).get("mine") == fields.get(b"mine")
+
+
+def test_the_types_are_those_that_spark_expects() -> None:
+    """Spark refuses a batch with any other type, order or nullability."""
+    types = pytest.importorskip("pyspark.sql.types")
+    pandas_types = pytest.importorskip("pyspark.sql.pandas.types")
+    simple = {
+        "binary": types.BinaryType(),
+        "string": types.StringType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "timestamp": types.TimestampType(),
+        rows.FIELDS.ddl: types.MapType(types.StringType(), types.BinaryType()),
+        rows.HEADERS.ddl: types.ArrayType(
+            types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
+        ),
+    }
+    own = rows.columns(dead=True, headers=True, fields=True)
+    schema = types.StructType([types.StructField(each.name, simple[each.ddl]) for each in own])
+    assert rows.arrow_schema(own) == pandas_types.to_arrow_schema(schema, timezone="UTC")
+    assert [field.dataType.simpleString() for field in schema] == [each.ddl for each in own]

@@ -1,0 +1,227 @@
+"""The archive on disk, without Spark: writing parts, publishing, every place to be killed at."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import manifest as manifests
+from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
+from streamqd.spark.pipelines.storage import Archive
+
+pa = pytest.importorskip("pyarrow")
+dataset = pytest.importorskip("pyarrow.dataset")
+
+from streamqd.spark.pipelines.parts import PartWriter, files_of  # noqa: E402
+
+DAY = 86_400_000
+
+
+def table(ids: Iterable[int], partition: int = 0) -> pa.Table:
+    ms = list(ids)
+    return pa.table(
+        {
+            "key": pa.array([b"k"] * len(ms)),
+            "value": pa.array([b"v%d" % each for each in ms]),
+            "topic": pa.array(["access"] * len(ms)),
+            "partition": pa.array([partition] * len(ms), pa.int32()),
+            "id": pa.array([f"{each}-0" for each in ms]),
+            "id_ms": pa.array(ms, pa.int64()),
+            "id_seq": pa.array([0] * len(ms), pa.int64()),
+            "timestamp": pa.array([each * 1000 for each in ms], pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive", create=True)
+
+
+def prepared(archive: Archive, number: int, low: int, high: int) -> tuple[Path, Manifest]:
+    """Batch `number` with entries (low, high], ready to be published."""
+    staged = archive.stage("access", number)
+    writer = PartWriter(staged / "tasks" / "0", 0)
+    writer.write(table(range(low + 1, high + 1)))
+    reports = writer.finish()
+    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
+    ranges = {0: Range((low, 0), (high, 0), high - low)}
+    return ready, Manifest("access", number, number, 0, ranges, files_of(reports))
+
+
+def compacted(archive: Archive) -> tuple[Path, Manifest]:
+    """All batches in one, ready to replace them."""
+    old = archive.current("access")
+    staged = archive.stage("access", old[-1].last, 1)
+    writer = PartWriter(staged / "tasks" / "0", 0, generation=1)
+    for path in archive.files(old):
+        rows = dataset.dataset(path).to_table()
+        writer.write(rows.append_column("partition", pa.array([0] * rows.num_rows, pa.int32())))
+    reports = writer.finish()
+    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
+    return ready, manifests.merged(old, files_of(reports), 0)
+
+
+def plain(archive: Archive) -> list[int]:
+    """What a reader sees that knows nothing of manifests."""
+    found = dataset.dataset(archive.root, format="parquet", partitioning="hive").to_table()
+    return sorted(found["id_ms"].to_pylist())
+
+
+def by_manifest(archive: Archive) -> list[int]:
+    files = archive.files(archive.current("access"))
+    return sorted(dataset.dataset(files).to_table()["id_ms"].to_pylist())
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def test_parts_by_date_and_partition(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, 3)
+    writer.write(pa.concat_tables([table([DAY - 2, DAY - 1, DAY]), table([DAY + 5], partition=1)]))
+    writer.write(table([DAY + 7]))
+    reports = {each["path"]: each for each in writer.finish()}
+    assert {
+        path: (each["rows"], each["first_ms"], each["last_ms"]) for path, each in reports.items()
+    } == {
+        "dt=1970-01-01/partition=0/part-g0-00003-00000.zstd.parquet": (2, DAY - 2, DAY - 1),
+        "dt=1970-01-02/partition=0/part-g0-00003-00001.zstd.parquet": (2, DAY, DAY + 7),
+        "dt=1970-01-02/partition=1/part-g0-00003-00002.zstd.parquet": (1, DAY + 5, DAY + 5),
+    }
+    read = dataset.dataset(tmp_path, partitioning="hive").to_table()
+    assert {*read.column_names} >= {"dt", "partition", "key", "value", "id", "timestamp"}
+    assert read["timestamp"].to_pylist()[0].tzinfo is not None
+    assert min(read["timestamp"].to_pylist()) == dt.datetime(
+        1970, 1, 1, 23, 59, 59, 998_000, dt.UTC
+    )
+
+
+def test_long_files_are_divided_and_few_are_open(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, 0, rows_max=10)
+    for partition in range(20):
+        writer.write(table(range(15), partition))
+        writer.write(table(range(15, 25), partition))
+    reports = writer.finish()
+    assert sum(each["rows"] for each in reports) == 500
+    assert dataset.dataset([each["source"] for each in reports]).count_rows() == 500
+
+
+# --- publishing -----------------------------------------------------------------------------------
+
+
+def test_published_is_seen_by_every_reader(archive: Archive) -> None:
+    for number in range(3):
+        archive.publish(*prepared(archive, number, 10 * number, 10 * number + 10))
+    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
+    archive.verify(archive.current("access"))
+    assert Archive(archive.root).id == archive.id
+    assert archive.topics() == ["access"]
+
+
+def test_what_another_run_published_is_not_replaced(archive: Archive) -> None:
+    archive.publish(*prepared(archive, 0, 0, 10))
+    with pytest.raises(Refused, match="another run"):
+        archive.publish(*prepared(archive, 0, 0, 12))
+    assert plain(archive) == list(range(1, 11))
+
+
+def test_killed_before_the_rename(archive: Archive) -> None:
+    prepared(archive, 0, 0, 10)
+    assert archive.current("access") == []
+    archive.recover("access")
+    assert not list((archive.root / manifests.STAGING).iterdir())
+    archive.publish(*prepared(archive, 0, 0, 10))
+    assert plain(archive) == list(range(1, 11))
+
+
+def test_killed_between_rename_and_manifest(archive: Archive) -> None:
+    archive.publish(*prepared(archive, 0, 0, 10))
+    ready, new = prepared(archive, 1, 10, 20)
+    archive.publish(ready, new)
+    (archive.root / new.path).unlink()
+    assert len(archive.current("access")) == 1
+    archive.recover("access")
+    assert [each.last for each in archive.current("access")] == [0, 1]
+    assert plain(archive) == by_manifest(archive) == list(range(1, 21))
+
+
+def test_strange_folders_stop_it(archive: Archive) -> None:
+    archive.publish(*prepared(archive, 0, 0, 10))
+    folder = archive.root / "topic=access" / "batch=7"
+    shutil.copytree(folder.with_name("batch=0"), folder)
+    with pytest.raises(ManifestError, match="batch=7 belongs to no manifest"):
+        archive.recover("access")
+
+
+def test_missing_and_short_files_are_found(archive: Archive) -> None:
+    archive.publish(*prepared(archive, 0, 0, 10))
+    path = archive.files(archive.current("access"))[0]
+    pa.parquet.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(ManifestError, match="has 1 rows, not 10"):
+        archive.verify(archive.current("access"))
+    path.unlink()
+    with pytest.raises(ManifestError, match="missing"):
+        archive.verify(archive.current("access"))
+
+
+def test_a_folder_of_something_else_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(Refused, match="neither empty"):
+        Archive(tmp_path, create=True)
+    with pytest.raises(Refused, match="no archive"):
+        Archive(tmp_path / "nowhere")
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+
+def three(archive: Archive) -> None:
+    for number in range(3):
+        archive.publish(*prepared(archive, number, 10 * number, 10 * number + 10))
+
+
+def test_compacted_takes_the_place_of_its_batches(archive: Archive) -> None:
+    three(archive)
+    archive.replace(*compacted(archive))
+    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
+    assert len(archive.files(archive.current("access"))) == 1
+    assert archive.purge("access", grace=3600) == 0
+    assert archive.purge("access", grace=-1) == 3
+    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
+    archive.publish(*prepared(archive, 3, 30, 40))
+    archive.recover("access")
+    assert plain(archive) == list(range(1, 41))
+
+
+@pytest.mark.parametrize("renames", range(5))
+def test_a_compaction_killed_at_any_rename_is_finished(
+    archive: Archive, renames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(archive)
+    ready, new = compacted(archive)
+    done = 0
+    rename = Path.rename
+
+    def limited(self: Path, target: Path) -> Path:
+        nonlocal done
+        if done == renames:
+            raise KeyboardInterrupt
+        done += 1
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", limited)
+    if renames < 4:
+        with pytest.raises(KeyboardInterrupt):
+            archive.replace(ready, new)
+    else:
+        archive.replace(ready, new)
+    monkeypatch.undo()
+    assert by_manifest(archive) == list(range(1, 31))
+    archive.recover("access")
+    assert plain(archive) == by_manifest(archive) == list(range(1, 31))
+    assert len(archive.current("access")) == 1

@@ -1,0 +1,128 @@
+"""Durations and sizes: every spelling, every refusal, and back again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamqd.config.values import format_duration, format_size, parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (30, 30.0),
+        (0, 0.0),
+        (0.25, 0.25),
+        ("30", 30.0),
+        ("1.5", 1.5),
+        ("30s", 30.0),
+        ("1m30s", 90.0),
+        ("1m 30s", 90.0),
+        (" 1h ", 3600.0),
+        ("500ms", 0.5),
+        ("1s500ms", 1.5),
+        ("0.5ms", 0.0005),
+        ("24h", 86_400.0),
+        ("1w2d", 777_600.0),
+        ("1.5h", 5_400.0),
+        ("0s", 0.0),
+        (timedelta(minutes=2), 120.0),
+    ],
+)
+def test_durations_are_read(written: object, seconds: float) -> None:
+    assert parse_duration(written) == seconds
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("", "s", "abc", "-1s", "1 parsec", "1e3s", "30sec", "1,5s", "\u0661s", "1s\n2"),
+        *(-1, -0.1, float("nan"), float("inf"), 10**400, timedelta(-1)),
+        *(True, None, [], {"s": 1}),
+    ],
+    ids=lambda written: repr(written)[:20],
+)
+def test_what_is_no_duration_says_how_to_write_one(written: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a (possible )?duration: write a number"):
+        parse_duration(written)
+
+
+@pytest.mark.parametrize("written", ["30s1m", "1s1s", "1ms1h"])
+def test_units_in_disorder_are_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="out of order or twice"):
+        parse_duration(written)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0, "0s"),
+        (0.5, "500ms"),
+        (0.0005, "0.5ms"),
+        (1.5, "1.5s"),
+        (90.0, "1m30s"),
+        (3600.0, "1h"),
+        (86_400.0, "1d"),
+        (93_784.25, "1d2h3m4.25s"),
+    ],
+)
+def test_durations_are_written_shortly(seconds: float, written: str) -> None:
+    assert format_duration(seconds) == written
+
+
+@settings(deadline=None)
+@given(st.floats(min_value=0.0005, max_value=1e9) | st.integers(0, 10**9).map(float))
+def test_a_written_duration_reads_back_exactly(seconds: float) -> None:
+    # 15 digits behind the point are what a setting may have.
+    seconds = round(seconds, 12)
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        (0, 0),
+        (4096, 4096),
+        ("4096", 4096),
+        ("12B", 12),
+        ("64MiB", 64 << 20),
+        ("64 MiB", 64 << 20),
+        ("4MB", 4_000_000),
+        ("4kB", 4_000),
+        ("4KB", 4_000),
+        ("1.5GiB", 3 << 29),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes_are_read(written: object, size: int) -> None:
+    assert parse_size(written) == size
+
+
+@pytest.mark.parametrize(
+    "written", ["", "MiB", "4M", "4mib", "4Mb", "-1B", "1e3", -1, 1.5, True, None, [4]]
+)
+def test_what_is_no_size_says_how_to_write_one(written: object) -> None:
+    with pytest.raises(ValueError, match="is not a size: write a whole number of bytes"):
+        parse_size(written)
+
+
+def test_a_part_of_a_byte_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not a whole number of bytes"):
+        parse_size("1.0001KiB")
+
+
+@pytest.mark.parametrize(
+    ("size", "written"), [(0, "0B"), (1000, "1000B"), (1 << 20, "1MiB"), (3 << 29, "1536MiB")]
+)
+def test_sizes_are_written_with_binary_units(size: int, written: str) -> None:
+    assert format_size(size) == written
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**15 - 1))
+def test_a_written_size_reads_back_exactly(size: int) -> None:
+    assert parse_size(format_size(size)) == size
