@@ -246,7 +246,7 @@ class _Pair:
         with contextlib.suppress(OSError):
             for raw in _frames(self._client):
                 trigger = self._judge(_arguments(raw))
-                if trigger is not None and not self._admit(trigger):
+                if self.abandoned or (trigger is not None and not self._admit(trigger)):
                     return
                 self._expected.append(trigger)
                 self._server.sendall(raw)
@@ -275,6 +275,9 @@ class _Pair:
             trigger.happened.set()
         if fault is Fault.HOLD_REPLY and trigger is not None:
             trigger.let_go.wait()
+        if fault is Fault.CUT_AFTER:
+            # Before the reply: the client may send its next command sooner than we can reset.
+            self.abandoned = True
         self._to_client(raw)
         if fault is Fault.CUT_AFTER:
             self._mute = True
