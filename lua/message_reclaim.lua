@@ -3,18 +3,21 @@
 -- Take over what a client that is not streamqd read from the group and left pending. Only names
 -- other than the owner's are looked at: its own slow entries are idle too, and running. An idle
 -- entry without a body is acknowledged and counted. A missing group is the server's own error
--- NOGROUP, as for a read.
+-- NOGROUP, as for a read. The session is compared as well: a late copy from a connection given up
+-- would take over entries after the list of pending ones was read, and nobody would handle them.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or its :retry:G
 --
 -- ARGV[1]  token    token   the owner's
--- ARGV[2]  group    str     consumer group
--- ARGV[3]  idle_ms  int     pending for so long without being touched
--- ARGV[4]  count    int     at most so many
+-- ARGV[2]  session  token   the one that message_recover opened
+-- ARGV[3]  group    str     consumer group
+-- ARGV[4]  idle_ms  int     pending for so long without being touched
+-- ARGV[5]  count    int     at most so many
 --
--- Returns  OK      [2] entries, each id, fields [3] ghosts acknowledged
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK       [2] entries, each id, fields [3] ghosts acknowledged
+-- Returns  SESSION  a newer connection has opened a session
+-- Returns  FENCED   another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(c + count x (log n + size of a body)), c = foreign consumers (512 are looked at)
 -- Repeat   safe; after a lost reply message_recover lists what was taken
@@ -22,11 +25,15 @@
 -- @include _groups
 
 local fence, source = KEYS[1], KEYS[2]
-local token, group, idle_ms, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local token, session, group = ARGV[1], ARGV[2], ARGV[3]
+local idle_ms, count = ARGV[4], tonumber(ARGV[5])
 
 local refusal = superseded(fence, token)
 if refusal then
   return refusal
+end
+if redis.call('HGET', fence, 'session') ~= session then
+  return {'SESSION'}
 end
 if not group_on(source, group) then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)

@@ -11,7 +11,12 @@ from tests.contract.desk import Desk
 
 
 def reclaim(desk: Desk, source: str = "m", idle: float = 0.0, count: int = 10) -> Call:
-    return messages.reclaim(desk.keys, desk.unit, "t1", source, idle, count)
+    return messages.reclaim(desk.keys, desk.unit, "t1", "s1", source, idle, count)
+
+
+def own(desk: Desk, token: str = "t1", session: str = "s1") -> None:
+    desk.own(token)
+    desk.do("HSET", desk.fence, "session", session)
 
 
 def left_by(desk: Desk, consumer: str, *ids: str, stream: str = "") -> None:
@@ -29,7 +34,7 @@ def test_takes_what_foreign_consumers_left(desk: Desk) -> None:
     left_by(desk, "w", "1-0")
     left_by(desk, "foreign-b", "2-0")
     left_by(desk, "foreign-a", "3-0")
-    desk.own("t1")
+    own(desk)
     before = desk.state()
     found = reclaimed(desk, reclaim(desk))
     assert found.ghosts == 0
@@ -45,7 +50,7 @@ def test_takes_what_foreign_consumers_left(desk: Desk) -> None:
 def test_leaves_the_owners_own_entries(desk: Desk) -> None:
     """T5: they are idle too, and a handler is at work on them."""
     desk.pending("1-0")
-    desk.own("t1")
+    own(desk)
     before = desk.dump()
     assert reclaimed(desk, reclaim(desk)) == ([], 0)
     assert desk.dump() == before
@@ -54,7 +59,7 @@ def test_leaves_the_owners_own_entries(desk: Desk) -> None:
 def test_leaves_what_is_not_idle(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0")
-    desk.own("t1")
+    own(desk)
     before = desk.dump()
     assert reclaimed(desk, reclaim(desk, idle=600.0)) == ([], 0)
     assert desk.dump() == before
@@ -64,7 +69,7 @@ def test_takes_so_many_at_a_time_and_the_rest_next(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign-a", "1-0", "2-0")
     left_by(desk, "foreign-b", "3-0", "4-0")
-    desk.own("t1")
+    own(desk)
     assert len(reclaimed(desk, reclaim(desk, count=3)).entries) == 3
     assert len(reclaimed(desk, reclaim(desk, count=3)).entries) == 1
     assert reclaimed(desk, reclaim(desk, count=3)) == ([], 0)
@@ -78,7 +83,7 @@ def test_settles_ghosts(desk: Desk, how: str) -> None:
         desk.do("XTRIM", desk.stream, "MINID", "2-0")
     else:
         desk.do("XDEL", desk.stream, "1-0")
-    desk.own("t1")
+    own(desk)
     found = reclaimed(desk, reclaim(desk))
     assert [entry_id for entry_id, _ in found.entries] == [b"2-0"]
     assert found.ghosts == 1
@@ -89,7 +94,7 @@ def test_takes_from_the_retry_stream(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0", stream=desk.retry)
     left_by(desk, "foreign", "1-0")
-    desk.own("t1")
+    own(desk)
     found = reclaimed(desk, reclaim(desk, "r"))
     assert [entry_id for entry_id, _ in found.entries] == [b"1-0"]
     assert desk.state()["retry"].groups["hits"] == ("1-0", {"1-0": "w"})
@@ -99,7 +104,7 @@ def test_takes_from_the_retry_stream(desk: Desk) -> None:
 def test_does_not_count_as_a_delivery(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0")
-    desk.own("t1")
+    own(desk)
     reclaimed(desk, reclaim(desk))
     assert desk.do("XPENDING", desk.stream, "hits", "-", "+", 1)[0][3] == 1
 
@@ -107,10 +112,18 @@ def test_does_not_count_as_a_delivery(desk: Desk) -> None:
 def test_another_token_is_refused(desk: Desk) -> None:
     desk.groups()
     left_by(desk, "foreign", "1-0")
-    desk.own("t2")
+    own(desk, "t2")
     desk.expect("message_reclaim", "FENCED", reclaim(desk))
 
 
+def test_another_session_is_refused(desk: Desk) -> None:
+    """A late copy would take entries that nobody lists any more: they would be stuck."""
+    desk.groups()
+    left_by(desk, "foreign", "1-0")
+    own(desk, session="s2")
+    desk.expect("message_reclaim", "SESSION", reclaim(desk))
+
+
 def test_a_missing_group_is_the_servers_error(desk: Desk) -> None:
-    desk.own("t1")
+    own(desk)
     desk.expect_error("NOGROUP", reclaim(desk))

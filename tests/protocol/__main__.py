@@ -1,0 +1,50 @@
+"""Check the protocol with Spin:  python -m tests.protocol [--full] [--write]
+
+Every variant of the protocol must hold, and every mutation must be found. `--full` adds the larger
+scopes; `--write` writes the result to docs/explanation/protocol-model.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.protocol import page
+from tests.protocol.checker import Checked, check
+from tests.protocol.variants import LARGE, MUTATIONS, SMALL
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "protocol-model.md"
+
+
+def main() -> int:
+    """Run the checker; return 0 when everything is as it must be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.protocol", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="the larger scopes too")
+    parser.add_argument("--write", action="store_true", help="write the page")
+    options = parser.parse_args()
+    for tool in ("spin", "gcc"):
+        if shutil.which(tool) is None:
+            print(f"{tool} is missing. On Debian: apt-get install spin gcc", file=sys.stderr)
+            return 2
+    variants = [*SMALL, *(LARGE if options.full else ()), *MUTATIONS]
+    results: list[Checked] = []
+    wrong = 0
+    # The checker is a process of its own; two of them keep two cores busy.
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(check, variants):
+            results.append(result)
+            wrong += not result.expected
+            print(page.line(result), flush=True)
+    if options.write and not wrong:
+        PAGE.write_text(page.render(results))
+    held = sum(1 for each in results if not each.variant.breaks and each.expected)
+    found = sum(1 for each in results if each.variant.breaks and each.expected)
+    print(f"{held} variants hold, {found} of {len(MUTATIONS)} mutations found, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

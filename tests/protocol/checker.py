@@ -1,0 +1,81 @@
+"""One run of Spin: generate the checker, compile it, run it, read the counterexample."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.protocol.trace import told
+from tests.protocol.variants import Variant
+
+MODEL = Path(__file__).parent / "partition.pml"
+SECONDS_MAX = 900
+
+
+class Checked(NamedTuple):
+    """What a run found. `violated` is the number of the invariant, '' when all hold."""
+
+    variant: Variant
+    states: int
+    transitions: int
+    violated: str
+    trace: list[str]  # sentences, the shortest counterexample
+
+    @property
+    def expected(self) -> bool:
+        """Whether the protocol holds, or the mutation is found, as it must be."""
+        return self.violated in self.variant.breaks.split(" or ")
+
+
+def check(variant: Variant) -> Checked:
+    """Explore every state of a variant. Raises CalledProcessError when a tool fails."""
+    with tempfile.TemporaryDirectory(prefix="sq-model-") as folder:
+        _run(["spin", *variant.flags, "-a", str(MODEL)], folder)
+        # Breadth first finds the shortest counterexample, depth first needs less memory.
+        search = ["-DBFS"] if variant.breaks else ["-DCOLLAPSE"]
+        _run(
+            ["gcc", "-O2", "-w", "-DSAFETY", *search, "-DVECTORSZ=2048", "-o", "pan", "pan.c"],
+            folder,
+        )
+        # A state in which all processes wait is no error as such: the model asks itself (7).
+        printed = _run(["./pan", "-m200000", "-E", "-n"], folder)
+        if "max search depth too small" in printed or "errors:" not in printed:
+            raise RuntimeError(f"{variant.title}: the search did not end:\n{printed}")
+        states, transitions = _count("states, stored", printed), _count("transitions", printed)
+        if "errors: 0" in printed:
+            return Checked(variant, states, transitions, "", [])
+        replayed = _run(
+            ["spin", *variant.flags, "-t", "-k", f"{MODEL.name}.trail", "-p", str(MODEL)], folder
+        )
+    return Checked(variant, states, transitions, _invariant(replayed), told(replayed))
+
+
+def _invariant(replayed: str) -> str:
+    """The number of the invariant that the replay ends with."""
+    broken = re.findall(r"^\s*broken (\d)$", replayed, re.MULTILINE)
+    if not broken:
+        raise RuntimeError(f"the replay ends without a broken invariant:\n{replayed[-2000:]}")
+    return str(broken[-1])
+
+
+def _count(what: str, printed: str) -> int:
+    found = re.search(rf"([0-9.e+]+) {what}", printed)
+    return int(float(found.group(1))) if found else 0
+
+
+def _run(command: list[str], folder: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=SECONDS_MAX,
+    )
+    # The checker ends with 1 in some versions when it has found an error.
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{command[0]} failed ({done.returncode}):\n{done.stdout}")
+    return done.stdout

@@ -1,0 +1,144 @@
+"""What is checked: the protocol in several scopes, and the protocol with one rule taken out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Variant(NamedTuple):
+    """One run of the checker. `breaks` is '' for the protocol itself: then all must hold.
+
+    `defines` are the scope (messages, faults, acquisitions …) and the mutation's name.
+    """
+
+    title: str
+    defines: dict[str, int | None]
+    breaks: str = ""
+    rule: str = ""  # what the mutation takes out, and what stands for it in the code
+
+    @property
+    def flags(self) -> list[str]:
+        """The -D options of the preprocessor."""
+        return [
+            f"-D{name}" if value is None else f"-D{name}={value}"
+            for name, value in self.defines.items()
+        ]
+
+
+def _scope(
+    faults: int = 1, acquisitions: int = 2, expiries: int = 1, releases: int = 0, **more: int
+) -> dict[str, int | None]:
+    return {
+        "FAULTS": faults,
+        "ACQUISITIONS": acquisitions,
+        "EXPIRIES": expiries,
+        "RELEASES": releases,
+        **more,
+    }
+
+
+# Run by `make model` and in CI.
+SMALL = (
+    Variant("base", _scope(expiries=2)),
+    Variant("with a clean release", _scope(expiries=1, releases=1)),
+    Variant("two faults, one owner", _scope(faults=2, acquisitions=1)),
+    Variant("with a reload", _scope(expiries=0, RELOADS=1)),
+    Variant("with a foreign client", _scope(expiries=0, FOREIGN=1)),
+)
+
+# Run by `make model-full` beside the small ones: minutes.
+LARGE = (
+    Variant("with a clean release", _scope(expiries=2, releases=1)),
+    Variant("three acquisitions", _scope(acquisitions=3, expiries=2)),
+    Variant("three messages", _scope(N=3)),
+    Variant("with a reload", _scope(RELOADS=1)),
+    Variant("with a foreign client", _scope(expiries=2, FOREIGN=1)),
+    Variant("two faults", _scope(faults=2, expiries=1)),
+)
+
+MUTATIONS = (
+    Variant(
+        "a fetch without the fence",
+        _scope() | {"NO_FENCE": None},
+        "2",
+        "WATCH of the fence around the read",
+    ),
+    Variant(
+        "no reconcile after an unknown read",
+        _scope() | {"NO_RECONCILE": None},
+        "7",
+        "every new connection lists its pending entries first",
+    ),
+    Variant(
+        "no session, reconcile only",
+        _scope() | {"NO_SESSION": None},
+        "7",
+        "message_recover writes the fence before it lists (T1)",
+    ),
+    Variant(
+        "acquire without comparing the epoch",
+        _scope(expiries=2) | {"NO_EPOCH": None},
+        "3 or 7",
+        "lease_acquire answers MOVED (T2)",
+    ),
+    Variant(
+        "the scoreboard knows the running entry only",
+        _scope() | {"RUNNING_ONLY": None},
+        "4",
+        "one state byte per entry in the slot (T3)",
+    ),
+    Variant(
+        "the charge as a call of its own",
+        _scope(faults=2, acquisitions=1, expiries=0) | {"SEPARATE_CHARGE": None},
+        "5",
+        "lease_refence charges in the same step (T4)",
+    ),
+    Variant(
+        "the same token for the next child",
+        _scope(faults=2, acquisitions=1, expiries=0) | {"SAME_TOKEN": None},
+        "5",
+        "a new token for every incarnation",
+    ),
+    Variant(
+        "the housekeeper reclaims",
+        _scope(faults=0, expiries=0) | {"FOREIGN": 1, "HOUSEKEEPER_RECLAIMS": None},
+        "7",
+        "the owner's worker reclaims (T5)",
+    ),
+    Variant(
+        "a reclaim without the session",
+        _scope(expiries=0) | {"FOREIGN": 1, "NO_RECLAIM_SESSION": None},
+        "7",
+        "message_reclaim answers SESSION",
+    ),
+    Variant(
+        "a token used again after its release",
+        _scope(expiries=0, releases=1) | {"TOKEN_REUSED": None},
+        "4",
+        "a token is dead once its release was sent (T13)",
+    ),
+    Variant(
+        "a hand-over before the old child is quiet",
+        _scope(faults=0, expiries=0) | {"RELOADS": 1, "REFENCE_EARLY": None},
+        "4",
+        "reload and recycle wait for the end of the run",
+    ),
+    Variant(
+        "a mark that a refence keeps",
+        _scope(acquisitions=3, expiries=2) | {"MARK_KEPT": None},
+        "5",
+        "lease_refence clears the mark (T15)",
+    ),
+    Variant(
+        "XACK before an insertion that is refused",
+        _scope(faults=0) | {"ACK_FIRST": None},
+        "1",
+        "insertion first, removal last",
+    ),
+    Variant(
+        "no look whether the entry is still pending",
+        _scope() | {"NO_GATE": None},
+        "1",
+        "settle_retry and settle_dead answer GONE",
+    ),
+)
