@@ -16,11 +16,16 @@ from streamqd.cli.output import age
 from streamqd.cli.session import Session
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from streamqd.spark.pipelines.progress import Progress
 
 _BAR = 24
+_FIXED = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+}
 
 
 class Engine:
@@ -34,27 +39,41 @@ class Engine:
         self._quiet = quiet
         self._verbose = verbose
         self._spark: SparkSession | None = None
+        self._context: SparkContext | None = None
         self.start_seconds = 0.0
 
     def __call__(self) -> SparkSession:
         if self._spark is None:
-            from streamqd import spark
+            from streamqd.spark import session
 
-            began = time.monotonic()
-            if not self._quiet:
-                _line("starting Spark")
-            fixed = {
-                "spark.ui.showConsoleProgress": "false",
-                "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
-            }
-            with contextlib.nullcontext() if self._verbose else _hushed():
-                self._spark = spark.session(*self._start, fixed | self._conf)
-            self.start_seconds = round(time.monotonic() - began, 3)
+            with self._starting():
+                self._spark = session(*self._start, _FIXED | self._conf)
+            self._context = self._spark.sparkContext
         return self._spark
+
+    def context(self) -> SparkContext:
+        """What is below a session, for those who need no tables: it is up in half the time."""
+        if self._context is None:
+            from streamqd.spark import context
+
+            with self._starting():
+                self._context = context(*self._start, _FIXED | self._conf)
+        return self._context
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        began = time.monotonic()
+        if not self._quiet:
+            _line("starting Spark")
+        with contextlib.nullcontext() if self._verbose else _hushed():
+            yield
+        self.start_seconds = round(time.monotonic() - began, 3)
 
     def stop(self) -> None:
         if self._spark is not None:
             self._spark.stop()
+        elif self._context is not None:
+            self._context.stop()
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def pipeline() -> None:
 @ARCHIVE
 @click.option("--every", type=Duration(), help="Do it again and again, so long after the last.")
 @click.option(
-    "--batch-rows", type=click.IntRange(1, 10_000_000), default=200_000, show_default=True,
+    "--batch-rows", type=click.IntRange(1, 10_000_000), default=1_000_000, show_default=True,
     help="Entries of one batch at most.",
 )  # fmt: skip
 @click.option(
@@ -84,7 +84,7 @@ def archive(
 
     with lend_engine(session, "archive", master, conf) as engine:
         archiver = Archiver(
-            session.settings, folder, engine, bar(session),
+            session.settings, folder, engine.context, bar(session),
             batch_rows=batch_rows, allow_loss=allow_loss,
         )  # fmt: skip
         with contextlib.closing(archiver):
@@ -145,7 +145,7 @@ def compact(
     from streamqd.spark.pipelines.compact import compact as run
 
     with lend_engine(session, "compact", master, conf) as engine:
-        done = run(session.settings, folder, engine, topics, target=target, grace=grace)
+        done = run(session.settings, folder, engine.context, topics, target=target, grace=grace)
     if as_json:
         emit({"archive": str(folder), "topics": [dataclasses.asdict(each) for each in done]})
         return
@@ -228,47 +228,6 @@ def replay(
 
 
 @pipeline.command()
-@click.argument("query")
-@MAYBE_ARCHIVE
-@MASTER
-@CONF
-@json_option
-@pass_session
-def sql(
-    session: Session,
-    query: str,
-    folder: Path | None,
-    master: str | None,
-    conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Ask over topics as tables: topic_access is what is archived and in Redis, dlq_access its
-    dead letters."""
-    from pyspark.errors import AnalysisException, ParseException
-
-    from streamqd.spark.pipelines import tables
-    from streamqd.spark.pipelines.archive import first_line
-    from streamqd.spark.pipelines.storage import Archive
-
-    archive = None if folder is None else Archive(folder)
-    with lend_engine(session, "sql", master, conf) as engine:
-        try:
-            tables.make_views(engine(), session.settings, archive, query)
-            frame = engine().sql(query)
-            rows = [row.asDict(recursive=True) for row in frame.collect()]
-        except (AnalysisException, ParseException) as error:
-            raise click.ClickException(first_line(error)) from error
-        names = frame.columns
-    if as_json:
-        emit([{name: _readable(value) for name, value in row.items()} for row in rows])
-    else:
-        table(
-            [name.upper() for name in names],
-            [[_readable(row[name]) for name in names] for row in rows],
-        )
-
-
-@pipeline.command()
 @click.argument("job", metavar="MODULE:FUNCTION")
 @MAYBE_ARCHIVE
 @click.option(
@@ -298,10 +257,12 @@ def run(
     It gets a streamqd.spark.pipelines.run.Job; what it returns is printed with --json.
     """
     from streamqd.spark.pipelines import run as jobs
+    from streamqd.spark.pipelines.checkpoints import hold
     from streamqd.spark.pipelines.storage import Archive
 
     function = jobs.load(job, session.settings.base_dir)
-    with lend_engine(session, job, master, conf) as engine:
+    held = hold(session.settings, checkpoints)
+    with held, lend_engine(session, job, master, conf) as engine:
         made = jobs.Job(
             engine(),
             session.settings,
@@ -319,16 +280,3 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     if not equals:
         raise click.UsageError(f"{option} {text}: write NAME=VALUE")
     return name, value
-
-
-def _readable(value: Any) -> Any:
-    """A value of a row as text and JSON can have it."""
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {str(name): _readable(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_readable(each) for each in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)

@@ -31,7 +31,7 @@ _READ = (
     *("startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp"),
     *("endingOffsetsByTimestamp", "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger"),
     *("maxTriggerDelay", "minPartitions", "maxRecordsPerPartition", "includeHeaders"),
-    *("includeFields", "fetchSize", "fetchBytes", "pushdown", "progressKey"),
+    *("includeFields", "fetchSize", "fetchBytes", "pushdown", "progressKey", "tier", "archivePath"),
 )
 _WRITE = (
     *("topic", "partitions", "idempotent", "rowOrder", "idColumn", "dedupWindow", "batchRows"),
@@ -90,6 +90,8 @@ class ReadOptions:
     fetch_bytes: int = 4 << 20
     pushdown: bool = False
     progress_key: str = ""
+    tier: str = "hot"  # hot | cold | all
+    archive: str = ""  # folder; with it, hot is what lies behind what is archived
 
     @property
     def dead(self) -> bool:
@@ -117,7 +119,9 @@ class WriteOptions:
 def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOptions:
     """The options of a read. Raises OptionsError."""
     form = Form(raw, (*_CONNECTION, *_READ), _WRITE, _ELSEWHERE)
-    connection = _connection(form, environ)
+    archive = form.text("archivePath")
+    tier = form.text("tier").strip().lower() or ("all" if archive else "hot")
+    connection = _connection(form, environ, needed=tier != "cold")
     subscribe, pattern, assign = _subscription(form)
     starting, starting_default = _bounds(form, "starting", assign)
     ending, ending_default = _bounds(form, "ending", assign)
@@ -142,7 +146,10 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
         fetch_bytes=form.size("fetchBytes", 4 << 20),
         pushdown=form.flag("pushdown", False),
         progress_key=form.text("progressKey"),
+        tier=tier,
+        archive=archive,
     )
+    _check_tier(form, options)
     if options.min_per_trigger > options.max_per_trigger:
         form.problems.append("minOffsetsPerTrigger must not exceed maxOffsetsPerTrigger")
     form.finish()
@@ -193,9 +200,11 @@ def of_settings(settings: config.Settings) -> dict[str, str]:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _connection(form: Form, environ: Mapping[str, str]) -> Connection:
+def _connection(form: Form, environ: Mapping[str, str], *, needed: bool = True) -> Connection:
     url = form.text("url") or environ.get(URL_VARIABLE, "")
-    if not url:
+    if not url and not needed:
+        pass
+    elif not url:
         form.problems.append(f"url is missing: give it, or set {URL_VARIABLE}")
     elif url == EMBEDDED:
         form.problems.append("url: the embedded server is named by its socket, unix:///PATH")
@@ -217,6 +226,17 @@ def _connection(form: Form, environ: Mapping[str, str]) -> Connection:
         control=form.text("controlPrefix") or config.Keys().control,
         streams=form.text("streamPrefix") or config.Keys().streams,
     )
+
+
+def _check_tier(form: Form, options: ReadOptions) -> None:
+    if options.tier not in ("hot", "cold", "all"):
+        form.problems.append(f"tier must be hot, cold or all, not {options.tier!r}")
+    elif options.tier != "hot" and not options.archive:
+        form.problems.append(f"tier={options.tier} needs the folder of the archive: archivePath")
+    elif options.archive and options.dead:
+        form.problems.append("dead letters are not archived: leave tier and archivePath away")
+    elif options.archive and options.fields and not options.headers:
+        form.problems.append("with archivePath, includeFields needs includeHeaders")
 
 
 def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[Place, ...]]:

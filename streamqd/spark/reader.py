@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import sys
 from collections.abc import Iterator
 
 from streamqd.spark import offsets
+from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import Facts, Loss, Span
 from streamqd.spark.options import ReadOptions
-from streamqd.spark.rows import Entry
+from streamqd.spark.pages import OverweightError, read_page
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, stream_key, tell_loss
 
 BATCH_ROWS = 10_000  # of one Arrow batch at most
@@ -15,35 +19,43 @@ PROGRESS_TTL = 86_400  # seconds
 
 _FIRST_FETCH = 32  # entries; nothing is known of their size yet
 _GROWTH = 8  # times as many entries as in the fetch before at most
-_SAMPLE = 8  # every so many-th entry is measured
+_OVERWEIGHT = 4  # times `fetch_bytes`: a reply of more is not taken
+_LEAST_ASKED = 2  # entries: the one read last and the next, however large they are
 
 
 class Reader:
-    """Reads one span in pieces of bounded size, and notices when trimming overtakes it."""
+    """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
 
-    def __init__(self, options: ReadOptions, span: Span) -> None:
+    With a `limit` it ends after so many entries, and `end` says where; unless trimming overtook it,
+    because how many entries a stream had issued is then known at the end of the span only.
+    """
+
+    def __init__(self, options: ReadOptions, span: Span, limit: int | None = None) -> None:
         self._options = options
         self._span = span
         self._keys = keys_for(options.connection)
         self._key = stream_key(self._keys, span.place)
+        self._limit = limit
         self._size = min(_FIRST_FETCH, options.fetch_size)
         self._mean = 0.0  # bytes of an entry, of the last fetch
         self._unreported = 0
-        self._rows = 0
         self._broken = False
+        self.rows = 0
+        self.end = span.end
 
     def batches(self) -> Iterator[list[Entry]]:
         """The entries, in lists of about `fetch_bytes`. At the end DataLossError, if at all."""
         held: list[Entry] = []
         weight = 0.0
-        for page in self._pages():
-            held += page
-            weight += self._mean * len(page)
-            if len(held) >= BATCH_ROWS or weight >= self._options.fetch_bytes:
+        with _collector_paused():
+            for page in self._pages():
+                held += page
+                weight += self._mean * len(page)
+                if len(held) >= BATCH_ROWS or weight >= self._options.fetch_bytes:
+                    yield held
+                    held, weight = [], 0.0
+            if held:
                 yield held
-                held, weight = [], 0.0
-        if held:
-            yield held
         self._report(0)
         self._settle()
 
@@ -55,8 +67,9 @@ class Reader:
         while True:
             # From the second page on the last entry is read once more: while it is there, nothing
             # behind it can have been trimmed.
-            asked = self._size + (last is not None)
-            page = self._fetch(cursor, end, asked)
+            size = self._size if self._left is None else min(self._size, self._left)
+            asked = size + (last is not None)
+            page, asked = self._fetch(cursor, end, asked)
             full = len(page) == asked
             if last is not None:
                 if page and page[0][0] == last:
@@ -65,30 +78,52 @@ class Reader:
                     self._broken = True
             elif span.removed is not None and span.rows is None:
                 self._broken = self._overtaken()
+            if self._broken and self._gives_up():
+                return
             if page:
-                self._measure(page)
-                self._rows += len(page)
+                self.rows += len(page)
                 self._unreported += len(page)
                 last = page[-1][0]
                 cursor = last.decode()
                 yield page
+            if self._left == 0:
+                assert last is not None
+                self.end = offsets.read_id(last)
+                return
             if not full:
                 return
 
-    def _fetch(self, cursor: str, end: str, count: int) -> list[Entry]:
-        command = ("XRANGE", self._key, cursor, end, "COUNT", count)
+    @property
+    def _left(self) -> int | None:
+        """Entries that may still be read; None: all."""
+        return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
+
+    def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
+        """Entries from the cursor on, and how many were asked for in the end."""
         if self._unreported:
             self._report(BATCH_ROWS)
-        reply: list[Entry] = persist(self._options.connection, lambda link: link.execute(*command))
-        return reply
+        allowed = _OVERWEIGHT * self._options.fetch_bytes
+        while True:
+            command = ("XRANGE", self._key, cursor, end, "COUNT", count)
+            most = allowed if count > _LEAST_ASKED else sys.maxsize
+            try:
+                page, received = persist(
+                    self._options.connection,
+                    lambda link, c=command, m=most: read_page(link, c, m),  # type: ignore[misc]
+                )
+            except OverweightError:
+                count = max(_LEAST_ASKED, count // _GROWTH)
+                self._size = max(1, self._size // _GROWTH)
+                continue
+            self._measure(len(page), received)
+            return page, count
 
-    def _measure(self, page: list[Entry]) -> None:
+    def _measure(self, count: int, received: int) -> None:
         """Ask for as many entries next time as fit into `fetch_bytes`, by the size of these."""
-        sample = page[::_SAMPLE]
-        self._mean = sum(sum(map(len, entry[1])) + 64 for entry in sample) / len(sample)
-        fitting = int(self._options.fetch_bytes / self._mean)
-        grown = min(fitting, self._options.fetch_size, _GROWTH * self._size)
-        self._size = max(1, grown)
+        if count:
+            self._mean = received / count
+            fitting = int(self._options.fetch_bytes / self._mean)
+            self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH * self._size))
 
     def _report(self, least: int) -> None:
         """Add to the progress that a command line shows; approximate, tasks may run twice."""
@@ -109,6 +144,12 @@ class Reader:
         reached = facts.first is None or facts.first > self._span.start
         return removed is not None and facts.removed > removed and reached
 
+    def _gives_up(self) -> bool:
+        """Whether entries that are gone end the read, as `_settle` will say."""
+        span = self._span
+        known_by_thread = span.removed is not None and span.rows is None
+        return known_by_thread and self._options.fail_on_data_loss
+
     def _settle(self) -> None:
         """See at the end whether all was there."""
         span = self._span
@@ -117,10 +158,22 @@ class Reader:
         if span.rows is None:
             loss = Loss("trimmed", None) if self._broken else None
         else:
-            missing = span.rows - self._rows
+            missing = span.rows - self.rows
             loss = Loss("trimmed", missing) if missing > 0 and self._overtaken() else None
         if loss is not None:
             tell_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
     def _facts(self) -> Facts:
         return Catalog(self._options).facts([self._span.place])[self._span.place]
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Entries are many small lists without cycles: looking for cycles among them costs a third."""
+    ran = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if ran:
+            gc.enable()

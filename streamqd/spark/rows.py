@@ -6,19 +6,16 @@ Spark's DDL and as Arrow types.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark import offsets
+from streamqd.spark.entries import LONG_MAX, Entries, Entry, header_lists, times
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Entry = list[Any]  # [id, [name, value, …]], as XRANGE answers
 
-LONG_MAX = (1 << 63) - 1
-_LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last that Spark's timestamps know
 _LARGEST_COUNT = (1 << 31) - 1
 
 
@@ -115,99 +112,42 @@ class Table:
         self._taken = {column.field for column in own if column.field}
 
     def batch(self, entries: Sequence[Entry]) -> pa.RecordBatch:
-        """One batch of the entries."""
+        """One batch of the entries, which are in the order of their ids."""
         import pyarrow as pa
 
-        source = _Source(entries)
+        source = Entries(entries)
         arrays = [
             self._column(column, source, self.schema.field(column.name).type)
             for column in self._chosen
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, column: Column, source: _Source, kind: pa.DataType) -> pa.Array:
+    def _column(self, column: Column, source: Entries, kind: pa.DataType) -> pa.Array:
         import pyarrow as pa
 
-        count = len(source.entries)
         match column.name:
-            case "topic":
-                return pa.repeat(pa.scalar(self._place[0], kind), count)
-            case "partition":
-                return pa.repeat(pa.scalar(self._place[1], kind), count)
+            case "topic" | "partition":
+                value = self._place[column.name == "partition"]
+                return pa.repeat(pa.scalar(value, kind), len(source.ids))
             case "id":
-                return pa.array([entry[0] for entry in source.entries], pa.binary()).cast(kind)
-            case "id_ms":
-                return pa.array(source.milliseconds, kind)
-            case "id_seq":
-                return pa.array(source.sequence, kind)
+                return source.texts
+            case "id_ms" | "id_seq":
+                return source.halves[column.name == "id_seq"]
             case "timestamp":
-                return _times(source.milliseconds, kind)
+                return source.times(kind)
+            case "value":
+                return source.payloads(column.field, kind)
+            case "headers":
+                return header_lists(source.headers, kind)
             case "fields":
-                return pa.array([_others(each[1], self._taken) for each in source.entries], kind)
+                return source.rest(self._taken, kind)
         raw = source.values(column.field)
-        if column.name == "value":
-            # A message without a payload has an empty one, here as for a handler.
-            return pa.array([b"" if each is None else each for each in raw], kind)
-        if column.name == "headers":
-            return pa.array([_headers(each) for each in raw], kind)
+        if raw is None:
+            return pa.nulls(len(source.ids), kind)
         if column.ddl == "timestamp":
-            return _times([_number(each, LONG_MAX) for each in raw], kind)
+            return times(pa.array([_number(each, LONG_MAX) for each in raw], pa.int64()), kind)
         read = _READERS.get(column.ddl)
         return pa.array(raw if read is None else [read(each) for each in raw], kind)
-
-
-class _Source:
-    """Entries by column. Nearly always all of them have the same fields in the same order."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = entries
-        self._milliseconds: list[int] = []
-        self._sequence: list[int] = []
-        self._even: dict[bytes, tuple[bytes, ...]] | None = None
-        bodies = [entry[1] for entry in entries]
-        if bodies and len(set(map(len, bodies))) == 1:
-            turned = list(zip(*bodies, strict=True))
-            if all(len(set(names)) == 1 for names in turned[::2]):
-                names = [same[0] for same in turned[::2]]
-                self._even = dict(zip(names, turned[1::2], strict=True))
-
-    def values(self, name: bytes) -> Sequence[bytes | None]:
-        """The values of a field, None where it is missing; of a repeated field the last."""
-        if self._even is not None:
-            return self._even.get(name) or [None] * len(self.entries)
-        return [_paired(entry[1]).get(name) for entry in self.entries]
-
-    @property
-    def milliseconds(self) -> list[int]:
-        """The first halves of the ids. What does not fit into 63 bits becomes the largest."""
-        self._halve()
-        return self._milliseconds
-
-    @property
-    def sequence(self) -> list[int]:
-        """The second halves, likewise."""
-        self._halve()
-        return self._sequence
-
-    def _halve(self) -> None:
-        if self._milliseconds or not self.entries:
-            return
-        halves = [entry[0].split(b"-") for entry in self.entries]
-        self._milliseconds = [min(int(half[0]), LONG_MAX) for half in halves]
-        self._sequence = [min(int(half[1]), LONG_MAX) for half in halves]
-
-
-def _paired(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=False))
-
-
-def _times(unix_ms: Sequence[int | None], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
-    micros = [
-        each * 1000 if each is not None and each <= _LAST_UNIX_MS else None for each in unix_ms
-    ]
-    return pa.array(micros, pa.int64()).cast(kind)
 
 
 def _number(raw: bytes | None, most: int) -> int | None:
@@ -230,37 +170,3 @@ _READERS: dict[str, Callable[[bytes | None], Any]] = {
     "bigint": lambda raw: _number(raw, LONG_MAX),
     "string": _text,
 }
-
-
-def _headers(raw: bytes | None) -> list[dict[str, Any]] | None:
-    """Headers as Kafka has them; null when there are none, or none that can be read."""
-    if raw is None:
-        return None
-    try:
-        found = json.loads(raw)
-        if not isinstance(found, dict):
-            return None
-        return [
-            {"key": _sound(name), "value": _header_value(value)} for name, value in found.items()
-        ]
-    except (ValueError, RecursionError):
-        return None
-
-
-def _header_value(value: object) -> bytes:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text.encode("utf-8", "replace")
-
-
-def _sound(text: str) -> str:
-    """A text without the half characters that JSON can name and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _others(flat: Sequence[bytes], taken: set[bytes]) -> list[tuple[str, bytes]] | None:
-    """The fields that no column takes, and headers that could not be read; null for none."""
-    found = {}
-    for name, value in _paired(flat).items():
-        if name not in taken or (name == HEADERS.field and _headers(value) is None):
-            found[name.decode("utf-8", "replace")] = value
-    return list(found.items()) or None

@@ -28,12 +28,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from streamqd.spark import offsets, rows, sink
+from streamqd.spark import cold, offsets, rows, sink
+from streamqd.spark.cold import ColdSpan
 from streamqd.spark.offsets import EARLIEST, LATEST, Facts, Offsets, Place, Position, Span
 from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import Reader
 from streamqd.spark.streams import Catalog
+from streamqd.spark.tiers import Tiers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +59,11 @@ class StreamqSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = self._read_options()
+        if options.archive:
+            raise ValueError(
+                "streamq: tier and archivePath are for batch reads, a stream reads Redis only: read"
+                " what is archived as a batch first"
+            )
         return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -114,6 +121,14 @@ class SpanPartition(InputPartition):
         self.span = span
 
 
+class ColdPartition(InputPartition):
+    """What one task reads of an archive."""
+
+    def __init__(self, span: ColdSpan) -> None:
+        super().__init__(tuple(span))
+        self.span = span
+
+
 class _Reading:
     """What batch and stream have in common: options, columns, and how a task reads."""
 
@@ -123,6 +138,9 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Without a span there is nothing to read at all."""
+        if isinstance(partition, ColdPartition):
+            yield from cold.batches(partition.span, self.chosen)
+            return
         if not isinstance(partition, SpanPartition):
             return
         span = partition.span
@@ -132,19 +150,27 @@ class _Reading:
 
 
 class TopicReader(_Reading, DataSourceReader):
-    """A batch read: everything between two offsets that are fixed when it is planned."""
+    """A batch read: everything between two offsets that are fixed when it is planned.
+
+    With an archive, of two tiers; each entry of one of them.
+    """
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [SpanPartition(span) for span in self._plan(Narrowing())]
+        return self._plan(Narrowing())
 
-    def _plan(self, narrowing: Narrowing) -> list[Span]:
+    def _plan(self, narrowing: Narrowing) -> list[InputPartition]:
+        if self.options.archive:
+            planned = Tiers(self.options, narrowing).plan()
+            files = [ColdPartition(span) for span in planned.cold]
+            return [*files, *(SpanPartition(span) for span in planned.hot)]
         catalog = Catalog(self.options)
         places = [place for place in catalog.places() if narrowing.keeps(place)]
         facts = catalog.facts(places)
         starts = catalog.starts(facts, EARLIEST)
         ends = catalog.ends(facts)
         spans = narrowing.spans(catalog.spans(starts, ends, facts).values())
-        return catalog.cut({span.place: span for span in spans}, facts)
+        cut = catalog.cut({span.place: span for span in spans}, facts)
+        return [SpanPartition(span) for span in cut]
 
 
 class FilteringReader(TopicReader):
@@ -158,7 +184,7 @@ class FilteringReader(TopicReader):
         return self._narrowing.take(filters)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [SpanPartition(span) for span in self._plan(self._narrowing)]
+        return self._plan(self._narrowing)
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,14 @@ from streamqd import config
 from streamqd.errors import Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.spark import offsets
+from streamqd.spark import reader as reading
+from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Place, Position, Span
 from streamqd.spark.options import ReadOptions, read_options
+from streamqd.spark.pages import OverweightError, read_page
 from streamqd.spark.reader import Reader
 from streamqd.spark.streams import Catalog, DataLossError
-from streamqd.store import messages, topics
+from streamqd.store import messages, retention, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
@@ -146,7 +150,7 @@ def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatc
     asked: list[int] = []
     fetch = Reader._fetch
 
-    def spied(self: Reader, cursor: str, end: str, count: int) -> list[object]:
+    def spied(self: Reader, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
         asked.append(count)
         return fetch(self, cursor, end, count)
 
@@ -156,6 +160,67 @@ def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatc
     assert sum(sizes) == 300
     assert max(asked[1:]) <= 11
     assert max(sizes[1:]) <= 20
+
+
+def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that fitted small entries is far too many: what comes is cut off, and asked anew."""
+    shop.add(*(f"{n}-0" for n in range(1, 1001)), size=10)
+    shop.add(*(f"{n}-0" for n in range(1001, 1101)), size=20_000)
+    shop.add(*(f"{n}-0" for n in range(1101, 1201)), size=10)
+    came: list[int] = []
+    refused = 0
+
+    def spied(link: Link, command: Any, most: int) -> tuple[list[Entry], int]:
+        nonlocal refused
+        try:
+            page, received = read_page(link, command, most)
+        except OverweightError:
+            refused += 1
+            raise
+        came.append(received)
+        return page, received
+
+    monkeypatch.setattr(reading, "read_page", spied)
+    options = shop.options(fetchBytes=50_000)
+    batches = list(Reader(options, shop.span(Catalog(options))).batches())
+    ids = [entry[0].decode() for batch in batches for entry in batch]
+    assert ids == [f"{n}-0" for n in range(1, 1201)]
+    assert refused > 0
+    assert max(came) < 4 * 50_000 + (1 << 18), "what is allowed, and the last piece that came"
+    heaviest = max(sum(len(entry[1][1]) for entry in batch) for batch in batches)
+    assert heaviest <= 5 * 50_000
+
+
+def test_one_entry_may_be_larger_than_all_that_is_allowed(shop: Shop) -> None:
+    shop.add(*(f"{n}-0" for n in range(1, 6)), size=100_000)
+    options = shop.options(fetchBytes=1000)
+    assert len(ids_of(options, shop.span(Catalog(options)))) == 5
+
+
+@pytest.mark.parametrize("limit", [1, 9, 10, 11, 99, 100, 101])
+def test_a_limited_read_says_where_it_ended(shop: Shop, limit: int) -> None:
+    shop.add(*(f"{n}-0" for n in range(1, 101)))
+    options = shop.options(fetchSize=10)
+    span = shop.span(Catalog(options))._replace(rows=None)
+    reader = Reader(options, span, limit)
+    read = [entry for batch in reader.batches() for entry in batch]
+    assert len(read) == reader.rows == min(limit, 100)
+    assert reader.end == (min(limit, 100), 0)
+
+
+def test_a_limited_read_that_trimming_overtook_goes_to_the_end(shop: Shop) -> None:
+    """How many entries a stream had issued is known there only."""
+    if shop.server.version < (7,):
+        pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
+    shop.add(*(f"{n}-0" for n in range(1, 101)))
+    options = shop.options(fetchSize=10, failOnDataLoss="false")
+    reader = Reader(options, shop.span(Catalog(options))._replace(rows=None), 50)
+    pages = reader._pages()
+    next(pages)
+    shop.trim("31-0")
+    for _ in pages:
+        pass
+    assert (reader.rows, reader.end) == (80, (100, 0))
 
 
 def test_progress_is_added_up(shop: Shop, link: Link) -> None:
@@ -253,7 +318,7 @@ def test_the_record_of_the_one_trimmer_counts_on_every_server(
     link.execute("XREADGROUP", "GROUP", "hits", "w", "COUNT", 250, "STREAMS", stream, ">")
     link.execute("XACK", stream, "hits", *(f"{n}-0" for n in range(1, 251)))
     link.run(
-        messages.trim(
+        retention.trim(
             *(keys, "access", 0),
             keep_from="",
             max_length=0,

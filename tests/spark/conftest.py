@@ -32,7 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the one session writes down all that it does, as for Spark's history server."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log: Path) -> Iterator[SparkSession]:
     """The one session. Never stop it."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
@@ -45,10 +51,13 @@ def spark() -> Iterator[SparkSession]:
             "local[2]",
             {
                 "spark.driver.memory": "1g",
-                "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+                "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
                 "spark.sql.shuffle.partitions": "2",
                 "spark.sql.streaming.minBatchesToRetain": "5",
                 "spark.ui.showConsoleProgress": "false",
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.compress": "false",
+                "spark.eventLog.dir": event_log.as_uri(),
             },
         )
     except ours.JavaMissingError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,15 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import HandlerLoadError, Refused
-from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.archive import Archiver
+from streamqd.spark.pipelines import standing, tables
+from streamqd.spark.pipelines.archive import Archiver, PipelineError
+from streamqd.spark.pipelines.checkpoints import hold
 from streamqd.spark.pipelines.compact import compact
 from streamqd.spark.pipelines.replay import HEADER, Choice, replay
 from streamqd.spark.pipelines.run import Job, load, run
+from streamqd.spark.pipelines.standing import Standing
 from streamqd.spark.pipelines.storage import Archive
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Shop
@@ -64,7 +68,11 @@ def test_hot_and_cold_are_one_table_before_and_after_compaction(
 
     def asked() -> list[tuple[Any, ...]]:
         assert tables.make_views(shop.spark, settings, archive, query) == ["topic_access"]
-        return [tuple(row) for row in shop.spark.sql(query).collect()]
+        found = [tuple(row) for row in shop.spark.sql(query).collect()]
+        # The data source by itself says the same.
+        shop.read("access", archivePath=archive.root).createOrReplaceTempView("topic_access")
+        assert [tuple(row) for row in shop.spark.sql(query).collect()] == found
+        return found
 
     assert asked() == expected
     done = compact(settings, archive.root, lambda: shop.spark)[0]
@@ -129,9 +137,10 @@ def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
     assert entries(shop, "access") == [
         {"payload": b"p", "key": b"k", "headers": b'{"x-replay-of":"access:dlq/0/9-0"}'}
     ]
-    query = "SELECT reason FROM DLQ_access"
-    tables.make_views(shop.spark, settings, None, query)
-    assert shop.spark.sql(query).collect()[0].reason == "attempts"
+    found = tables.ask(shop.spark, settings, None, "SELECT reason FROM DLQ_access")
+    assert found == (["reason"], [{"reason": "attempts"}])
+    with pytest.raises(Refused, match="`cause` cannot be resolved"):
+        tables.ask(shop.spark, settings, None, "SELECT cause FROM dlq_access")
 
 
 def test_a_job_from_topic_to_topic_and_on_from_where_it_was(
@@ -166,3 +175,83 @@ def test_a_job_from_topic_to_topic_and_on_from_where_it_was(
 def test_a_job_that_is_not_there(reference: str, tmp_path: Path) -> None:
     with pytest.raises(HandlerLoadError, match=reference):
         load(reference, tmp_path)
+
+
+def test_a_standing_query_shows_rows_and_their_changes(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    shop.topic("access", 2)
+    shop.fill("access", 0, 1, 3)
+    shop.fill("access", 1, 1, 1)
+    shown: list[dict[str, Any]] = []
+
+    def ask(query: str, **given: Any) -> list[dict[str, Any]]:
+        checkpoint = given.pop("checkpoint", None)
+        shown.clear()
+        asked = Standing(query, **given)
+        standing.run(shop.spark, settings, asked, lambda _, rows: shown.extend(rows), checkpoint)
+        return sorted(shown, key=str)
+
+    plain = "SELECT id, string(value) AS body FROM topic_access WHERE id_ms > 2"
+    assert ask(plain) == [{"id": "3-0", "body": "0:3-0"}]
+    counts = "SELECT partition, count(*) AS n FROM topic_access GROUP BY partition"
+    with pytest.raises(Refused, match="--mode update"):
+        ask(counts)
+    one = {"mode": "update", "checkpoint": tmp_path / "one"}
+    assert ask(counts, **one) == [{"partition": 0, "n": 3}, {"partition": 1, "n": 1}]
+    shop.fill("access", 1, 2, 3)
+    assert ask(counts, **one) == [{"partition": 1, "n": 3}], "only what has changed"
+    with pytest.raises(Refused, match="is the checkpoint of another query, its mode is 'update'"):
+        ask(counts, checkpoint=tmp_path / "one")
+    with hold(settings, tmp_path / "one"), pytest.raises(Refused, match="one is used by process"):
+        ask(counts, **one)
+    with pytest.raises(Refused, match="the query names no topic"):
+        ask("SELECT 1")
+
+    with pytest.raises(BrokenPipeError):  # who reads it has gone
+        standing.run(shop.spark, settings, Standing(plain), _gone)
+
+
+def _gone(names: list[str], rows: list[dict[str, Any]]) -> None:
+    raise BrokenPipeError
+
+
+def test_a_standing_query_sends_its_rows_once(
+    shop: Shop, settings: config.Settings, tmp_path: Path
+) -> None:
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 4)
+    loud = Standing(
+        "SELECT id AS key, upper(concat('v', string(value))) AS value FROM topic_access",
+        target="loud", partitions=1, follow=True,
+    )  # fmt: skip
+    with pytest.raises(Refused, match="needs a folder for the checkpoint"):
+        standing.run(shop.spark, settings, loud, _gone)
+    with pytest.raises(Refused, match="needs a column value"):
+        standing.run(
+            shop.spark,
+            settings,
+            replace(loud, query="SELECT id FROM topic_access"),
+            _gone,
+            tmp_path,
+        )
+
+    wrong = replace(loud, query="SELECT 1 AS headers, value FROM topic_access")
+    with pytest.raises(PipelineError, match=r"^streamq: the column headers must be array<struct"):
+        standing.run(shop.spark, settings, wrong, _gone, tmp_path / "wrong")
+
+    def stop_when_sent() -> None:
+        wait_until(lambda: len(entries(shop, "loud")) == 4, timeout=60, what="the first four")
+        shop.fill("access", 0, 5, 6)
+        wait_until(lambda: len(entries(shop, "loud")) == 6, timeout=60, what="those that came")
+        for query in shop.spark.streams.active:
+            query.stop()
+
+    watcher = threading.Thread(target=stop_when_sent)
+    watcher.start()
+    standing.run(shop.spark, settings, loud, _gone, tmp_path / "loud")
+    watcher.join()
+    standing.run(shop.spark, settings, replace(loud, follow=False), _gone, tmp_path / "loud")
+    assert [(each["key"], each["payload"]) for each in entries(shop, "loud")] == [
+        (f"{n}-0".encode(), f"V0:{n}-0".encode()) for n in range(1, 7)
+    ]

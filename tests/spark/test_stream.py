@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from streamqd.model import Unit
-from streamqd.store import messages
+from streamqd.store import messages, retention
 from tests.spark.conftest import Shop
 from tests.support.waiting import wait_until
 
@@ -69,7 +69,7 @@ def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
         read = ("XREADGROUP", "GROUP", "hits", "w", "COUNT", 10_000, "STREAMS", stream, ">")
         entries = shop.link.execute(*read)[0][1]
         shop.link.execute("XACK", stream, "hits", *(entry[0] for entry in entries))
-        call = messages.trim(
+        call = retention.trim(
             *(shop.keys, "access", 0),
             keep_from="",
             max_length=None,
@@ -77,7 +77,7 @@ def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
             limit=10_000,
             expected=["hits"],
         )
-        return messages.Trimmed.parse(shop.link.run(call)).removed
+        return retention.Trimmed.parse(shop.link.run(call)).removed
 
     shop.fill("access", 0, 1, 300)
     strict = where(shop.stream("access"))

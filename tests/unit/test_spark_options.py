@@ -279,3 +279,18 @@ def test_the_embedded_server_is_found_by_its_socket(tmp_path: Path) -> None:
     daemon = replace(config.Settings().daemon, state_dir=tmp_path)
     options = of_settings(replace(config.Settings(), daemon=daemon))
     assert options["url"].startswith("unix:///")
+
+
+def test_tiers() -> None:
+    assert (read().tier, read().archive) == ("hot", "")
+    assert read(archivePath="/a").tier == "all"
+    assert read(archivePath="/a", tier="HOT").tier == "hot"
+    assert read(archivePath="/a", tier="cold", url=None).connection.redis.url == ""
+    assert problems(tier="warm") == ["tier must be hot, cold or all, not 'warm'"]
+    assert problems(tier="all") == ["tier=all needs the folder of the archive: archivePath"]
+    assert problems(archivePath="/a", subscribe="access:dlq") == [
+        "dead letters are not archived: leave tier and archivePath away"
+    ]
+    assert problems(archivePath="/a", includeFields="true") == [
+        "with archivePath, includeFields needs includeHeaders"
+    ]

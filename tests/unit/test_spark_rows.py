@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.spark import rows
+from streamqd.spark.entries import Entry
 
 pytest.importorskip("pyarrow")
 
 
 def table(
-    entries: list[rows.Entry], *names: str, dead: bool = False, place: Any = ("access", 3)
+    entries: list[Entry], *names: str, dead: bool = False, place: Any = ("access", 3)
 ) -> list[dict[str, Any]]:
     own = rows.columns(dead=dead, headers=True, fields=True)
     chosen = [next(each for each in own if each.name == name) for name in names] or own
@@ -25,7 +26,7 @@ def table(
     return list(batch.to_pylist())
 
 
-def entry(entry_id: str, **fields: bytes) -> rows.Entry:
+def entry(entry_id: str, **fields: bytes) -> Entry:
     flat: list[bytes] = []
     for name, value in fields.items():
         flat += (name.encode(), value)
@@ -148,6 +149,37 @@ def test_each_entry_is_read_as_if_it_were_alone(bodies: list[list[bytes]]) -> No
         assert row["value"] == fields.get(b"payload", b"")
         assert row["key"] == fields.get(b"key")
         assert dict(row["fields"] or ()).get("mine") == fields.get(b"mine")
+
+
+HALF = st.one_of(st.integers(10**12, 10**13 - 1), st.integers(0, 2**64 - 1), st.integers(0, 3))
+
+
+@given(st.lists(st.tuples(HALF, HALF), max_size=6))
+def test_ids_of_every_length(ids: list[tuple[int, int]]) -> None:
+    ids.sort()
+    found = table([[b"%d-%d" % each, []] for each in ids], "id", "id_ms", "id_seq", "timestamp")
+    most = (1 << 63) - 1
+    for row, (ms, seq) in zip(found, ids, strict=True):
+        assert row["id"] == f"{ms}-{seq}"
+        assert (row["id_ms"], row["id_seq"]) == (min(ms, most), min(seq, most))
+        known = ms <= 253_402_300_799_999
+        assert (row["timestamp"] is not None) == known
+        if known:
+            wanted = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+            assert row["timestamp"] == wanted
+
+
+@pytest.mark.parametrize("raw", [b"253402300800000", b"-62135596800001", b"%d" % -(2**63 - 1)])
+def test_times_beyond_the_calendar_are_null(raw: bytes) -> None:
+    found = table([entry("1-0", failedAt=raw), entry("2-0", failedAt=b"0")], "failed_at", dead=True)
+    assert [each["failed_at"] for each in found] == [None, datetime(1970, 1, 1, tzinfo=UTC)]
+
+
+def test_headers_of_some_entries_only() -> None:
+    entries = [entry("1-0", headers=b'{"a":"1"}'), entry("2-0"), entry("3-0", headers=b"{}")]
+    found = table([*entries, entry("4-0", headers=b"no")], "headers", "fields")
+    assert [each["headers"] for each in found] == [[{"key": "a", "value": b"1"}], None, [], None]
+    assert [each["fields"] for each in found] == [None, None, None, [("headers", b"no")]]
 
 
 def test_the_types_are_those_that_spark_expects() -> None:

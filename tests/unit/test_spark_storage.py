@@ -6,6 +6,7 @@ import datetime as dt
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,20 +17,20 @@ from streamqd.spark.pipelines.storage import Archive
 
 pa = pytest.importorskip("pyarrow")
 dataset = pytest.importorskip("pyarrow.dataset")
+parquet = pytest.importorskip("pyarrow.parquet")
 
+from streamqd.spark.pipelines import parts  # noqa: E402
 from streamqd.spark.pipelines.parts import PartWriter, files_of  # noqa: E402
 
 DAY = 86_400_000
 
 
-def table(ids: Iterable[int], partition: int = 0) -> pa.Table:
+def table(ids: Iterable[int]) -> Any:
     ms = list(ids)
-    return pa.table(
+    return pa.RecordBatch.from_pydict(
         {
             "key": pa.array([b"k"] * len(ms)),
             "value": pa.array([b"v%d" % each for each in ms]),
-            "topic": pa.array(["access"] * len(ms)),
-            "partition": pa.array([partition] * len(ms), pa.int32()),
             "id": pa.array([f"{each}-0" for each in ms]),
             "id_ms": pa.array(ms, pa.int64()),
             "id_seq": pa.array([0] * len(ms), pa.int64()),
@@ -46,7 +47,7 @@ def archive(tmp_path: Path) -> Archive:
 def prepared(archive: Archive, number: int, low: int, high: int) -> tuple[Path, Manifest]:
     """Batch `number` with entries (low, high], ready to be published."""
     staged = archive.stage("access", number)
-    writer = PartWriter(staged / "tasks" / "0", 0)
+    writer = PartWriter(staged / "tasks" / "0", 0, 0)
     writer.write(table(range(low + 1, high + 1)))
     reports = writer.finish()
     ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
@@ -58,10 +59,10 @@ def compacted(archive: Archive) -> tuple[Path, Manifest]:
     """All batches in one, ready to replace them."""
     old = archive.current("access")
     staged = archive.stage("access", old[-1].last, 1)
-    writer = PartWriter(staged / "tasks" / "0", 0, generation=1)
+    writer = PartWriter(staged / "tasks" / "0", 0, 0, generation=1)
     for path in archive.files(old):
-        rows = dataset.dataset(path).to_table()
-        writer.write(rows.append_column("partition", pa.array([0] * rows.num_rows, pa.int32())))
+        for batch in dataset.dataset(path).to_batches():
+            writer.write(batch)
     reports = writer.finish()
     ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
     return ready, manifests.merged(old, files_of(reports), 0)
@@ -81,18 +82,20 @@ def by_manifest(archive: Archive) -> list[int]:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def test_parts_by_date_and_partition(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, 3)
-    writer.write(pa.concat_tables([table([DAY - 2, DAY - 1, DAY]), table([DAY + 5], partition=1)]))
-    writer.write(table([DAY + 7]))
+def test_a_part_for_each_date(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, 3, 1)
+    writer.write(table([]))
+    writer.write(table([DAY - 2, DAY - 1, DAY, 3 * DAY]))
+    writer.write(table([3 * DAY + 7]))
     reports = {each["path"]: each for each in writer.finish()}
     assert {
         path: (each["rows"], each["first_ms"], each["last_ms"]) for path, each in reports.items()
     } == {
-        "dt=1970-01-01/partition=0/part-g0-00003-00000.zstd.parquet": (2, DAY - 2, DAY - 1),
-        "dt=1970-01-02/partition=0/part-g0-00003-00001.zstd.parquet": (2, DAY, DAY + 7),
-        "dt=1970-01-02/partition=1/part-g0-00003-00002.zstd.parquet": (1, DAY + 5, DAY + 5),
+        "dt=1970-01-01/partition=1/part-g0-00003-00000.zstd.parquet": (2, DAY - 2, DAY - 1),
+        "dt=1970-01-02/partition=1/part-g0-00003-00001.zstd.parquet": (1, DAY, DAY),
+        "dt=1970-01-04/partition=1/part-g0-00003-00002.zstd.parquet": (2, 3 * DAY, 3 * DAY + 7),
     }
+    assert {each["partition"] for each in reports.values()} == {1}
     read = dataset.dataset(tmp_path, partitioning="hive").to_table()
     assert {*read.column_names} >= {"dt", "partition", "key", "value", "id", "timestamp"}
     assert read["timestamp"].to_pylist()[0].tzinfo is not None
@@ -101,14 +104,32 @@ def test_parts_by_date_and_partition(tmp_path: Path) -> None:
     )
 
 
-def test_long_files_are_divided_and_few_are_open(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path, 0, rows_max=10)
-    for partition in range(20):
-        writer.write(table(range(15), partition))
-        writer.write(table(range(15, 25), partition))
+def test_long_files_are_divided(tmp_path: Path) -> None:
+    writer = PartWriter(tmp_path, 0, 0, rows_max=10)
+    for first in range(0, 100, 5):
+        writer.write(table(range(first, first + 5)))
     reports = writer.finish()
-    assert sum(each["rows"] for each in reports) == 500
-    assert dataset.dataset([each["source"] for each in reports]).count_rows() == 500
+    assert [each["rows"] for each in reports] == [10] * 10
+    assert dataset.dataset([each["source"] for each in reports]).count_rows() == 100
+
+
+def test_what_is_held_back_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "GROUP_BYTES", 1000)
+    writer = PartWriter(tmp_path, 0, 0)
+    for number in range(1, 101):
+        writer.write(table([number]))
+    file = parquet.ParquetFile(writer.finish()[0]["source"])
+    sizes = [file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)]
+    assert len(sizes) > 1
+    assert max(sizes) < 30
+
+
+def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
+    """A file's first and last id are taken from its ends."""
+    writer = PartWriter(tmp_path, 0, 0)
+    writer.write(table([5, 6]))
+    with pytest.raises(ManifestError, match="comes behind"):
+        writer.write(table([4]))
 
 
 # --- publishing -----------------------------------------------------------------------------------

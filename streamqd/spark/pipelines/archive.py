@@ -1,42 +1,42 @@
 """Topics into Parquet, each entry exactly once, and the watermark that lets Redis forget them.
 
-What is archived is what the manifests say. Spark's checkpoint only says what a batch that was
-broken off was to hold; when it is lost, a new one begins where the manifests end.
+What is archived is what the manifests say, and each batch begins where they end.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import RedisRefused, Refused, StreamqdError
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Position
 from streamqd.spark.options import of_settings, read_options
+from streamqd.spark.pipelines import batches
 from streamqd.spark.pipelines import manifest as manifests
-from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.batches import Stretch
 from streamqd.spark.pipelines.lease import Lease
 from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
 from streamqd.spark.pipelines.parts import files_of
-from streamqd.spark.pipelines.progress import POLL, Meter, Tell
+from streamqd.spark.pipelines.progress import Meter, Tell
 from streamqd.spark.pipelines.storage import Archive
-from streamqd.spark.streams import Catalog
+from streamqd.spark.streams import Catalog, tell_loss
 from streamqd.store import archives, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
-FILE_ROWS_MAX = 5_000_000
+BATCH_ROWS = 1_000_000
+FETCH_ROWS = 5_000  # of one page; `fetchBytes` bounds it before that when entries are large
 _CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+(?:Error|Refused|Missing|Unavailable)): ([^\n]+)")
 
 
@@ -63,20 +63,21 @@ class Archiver:
 
     1. `run` goes over the topics once; each is done under its lease.
     2. A topic first has finished what a killed run left, and its watermark told to Redis.
-    3. Spark then plans batches; each is staged, renamed, named in a manifest, told to Redis.
+    3. Batches follow: Spark's tasks read and write one into staging; it is renamed, named in a
+       manifest, told to Redis.
     """
 
     def __init__(
         self,
         settings: config.Settings,
         folder: Path,
-        spark: Callable[[], SparkSession],
+        spark: Callable[[], SparkSession | SparkContext],
         tell: Tell,
         *,
-        batch_rows: int = 200_000,
+        batch_rows: int = BATCH_ROWS,
         allow_loss: bool = False,
     ) -> None:
-        """Prepare. `spark` is asked for a session only when there is something to do."""
+        """Prepare. `spark` is asked only when there is something to do."""
         self.settings = config.resolved(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self._spark = spark
@@ -85,8 +86,6 @@ class Archiver:
         self.allow_loss = allow_loss
         self.progress_key = self.keys.progress(secrets.token_hex(4))
         self.link = self._connect()
-        # Spark calls back with each batch from a thread of its own, while ours looks how far it
-        # is: the two must never share a connection.
         self.meter_link = self._connect()
         self.archive = Archive(folder, create=True)
 
@@ -113,19 +112,19 @@ class Archiver:
             known = self.archive.current(topic)
             self._verify_new(topic, known)
             self.advance(topic, known)
-            query = _Query(self, topic, lease, known)
-            total = query.backlog()
+            run = _Run(self, topic, lease, known)
+            total = run.backlog()
             if total:
                 meter = Meter(self.meter_link, self.progress_key, self._tell)
                 meter.begin(topic, total)
-                query.run(self._spark(), meter)
+                run.run(context_of(self._spark()), meter)
                 meter.end()
-            query.done.seconds = round(time.monotonic() - began, 3)
-            query.done.archived = {
+            run.done.seconds = round(time.monotonic() - began, 3)
+            run.done.archived = {
                 str(partition): offsets.write_id(each.end)
-                for partition, each in sorted(manifests.ends(query.known).items())
+                for partition, each in sorted(manifests.ends(run.known).items())
             }
-            return query.done
+            return run.done
 
     def _verify_new(self, topic: str, known: Sequence[Manifest]) -> None:
         """Look at the files of which Redis has not been told yet: it deletes what it is told."""
@@ -150,8 +149,8 @@ class Archiver:
                 raise reply
 
 
-class _Query:
-    """One topic's streaming query. Called back by Spark with each batch."""
+class _Run:
+    """One topic's run: batch after batch, until all is archived that was there when it began."""
 
     def __init__(self, archiver: Archiver, topic: str, lease: Lease, known: list[Manifest]) -> None:
         self._of = archiver
@@ -159,123 +158,72 @@ class _Query:
         self._lease = lease
         self.known = known
         self.done = Done(topic)
-        self._failure: StreamqdError | ManifestError | None = None
-        self._checkpoint, self._first = self._books()
-        self._options = of_settings(archiver.settings) | {
+        given = {
             "subscribe": topic,
-            "includeHeaders": "true",
-            "includeFields": "true",
-            "startingOffsets": self._starting(),
-            "maxOffsetsPerTrigger": str(archiver.batch_rows),
+            "fetchSize": str(FETCH_ROWS),
             "failOnDataLoss": str(not archiver.allow_loss).lower(),
             "progressKey": archiver.progress_key,
         }
+        self._options = read_options(of_settings(archiver.settings) | given, {})
+        self._catalog = Catalog(self._options)
+        facts = self._catalog.facts(self._catalog.places())
+        self._targets = {place: each.latest for place, each in facts.items()}
 
     def backlog(self) -> int:
         """How many entries there are to archive, about."""
-        catalog = Catalog(read_options(self._options, {}))
-        ends = manifests.ends(self.known)
-        waiting = 0
-        for place, facts in catalog.facts(catalog.places()).items():
-            end = ends.get(place[1])
-            start = Position(end.end, end.passed) if end else Position(offsets.ZERO, 0)
-            if facts.last > start.id:
-                # One at least: what is gone without having been archived must be told.
-                waiting += max(1, offsets.backlog(start, facts))
-        return waiting
+        starts = batches.starts(manifests.ends(self.known), self._targets)
+        facts = self._catalog.facts(list(starts))
+        # One at least: what is gone without having been archived must be told.
+        return sum(max(1, offsets.backlog(starts[place], facts[place])) for place in starts)
 
-    def run(self, spark: SparkSession, meter: Meter) -> None:
-        """Archive what there is now. Raises what stopped it, as a sentence."""
-        from pyspark.errors import StreamingQueryException
+    def run(self, context: SparkContext, meter: Meter) -> None:
+        """Archive it. Raises what stopped it, as a sentence."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
 
-        from streamqd.spark.pipelines import writer
-
-        writer.register(spark)
-        reading = spark.readStream.format("streamq").options(**self._options).load()
-        query = (
-            reading.writeStream.foreachBatch(self._batch)
-            .option("checkpointLocation", str(self._checkpoint))
-            .queryName(f"archive {self._topic}")
-            .trigger(availableNow=True)
-            .start()
-        )
         try:
-            while not query.awaitTermination(POLL):  # type: ignore[arg-type]
-                meter.look()
-        except StreamingQueryException as error:
-            raise self._failure or PipelineError(sentence(error)) from error
-        finally:
-            query.stop()
+            while planned := self._plan(context.defaultParallelism):
+                self._store(planned, context, meter)
+        except (Py4JError, PySparkException) as error:
+            raise PipelineError(sentence(error)) from error
 
-    # --- where it begins ---
+    def _plan(self, tasks: int) -> list[Stretch]:
+        """The next batch. Raises DataLossError for what is gone, unless that is allowed."""
+        starts = batches.starts(manifests.ends(self.known), self._targets)
+        facts = self._catalog.facts(list(starts))
+        stretches = []
+        for place, start in starts.items():
+            begin = start
+            loss = offsets.lost(start, facts[place])
+            if loss is not None:
+                tell_loss(place, start.id, loss, fail=not self._of.allow_loss)
+                begin = offsets.after_loss(start, facts[place])
+            stretches.append(Stretch(place, start, begin, self._targets[place]))
+        return batches.plan(stretches, facts, self._of.batch_rows, tasks)
 
-    def _books(self) -> tuple[Path, int]:
-        """The checkpoint to go on with, and the number of its first batch."""
-        folder = self._of.archive.root / "_checkpoint" / self._topic
-        following = self.known[-1].last + 1 if self.known else 0
-        found = sorted(int(each.name) for each in folder.iterdir()) if folder.is_dir() else []
-        if found and found[-1] > following:
-            raise ManifestError(
-                f"{folder / str(found[-1])} is ahead of the manifests, which end before batch"
-                f" {following}: if manifests were lost, bring them back; else move it away"
-            )
-        first = found[-1] if found else following
-        return folder / str(first), first
+    def _store(self, planned: list[Stretch], context: SparkContext, meter: Meter) -> None:
+        from streamqd.spark.pipelines.writer import StreamPart, write_parts
 
-    def _starting(self) -> str:
-        """Where a query begins that has no checkpoint: behind what is archived."""
-        if not self.known or (self._checkpoint / "offsets").is_dir():
-            return "earliest"
-        return tables.starts_behind(
-            of_settings(self._of.settings),
-            self._topic,
-            self.known,
-            fail=not self._of.allow_loss,
-        )
-
-    # --- batches ---
-
-    def _batch(self, frame: DataFrame, batch_id: int) -> None:
-        try:
-            self._store(frame, self._first + batch_id, self._planned(batch_id))
-        except (StreamqdError, ManifestError) as error:
-            # Spark carries texts only.
-            self._failure = error
-            raise
-
-    def _planned(self, batch_id: int) -> dict[int, Position]:
-        """Up to where the batch goes, as Spark wrote it down before the batch began."""
-        text = (self._checkpoint / "offsets" / str(batch_id)).read_text("utf-8")
-        found = offsets.from_json(json.loads(text.splitlines()[2]))
-        return {partition: position for (_, partition), position in found.items()}
-
-    def _store(self, frame: DataFrame, number: int, planned: dict[int, Position]) -> None:
-        ends = manifests.ends(self.known)
-        following = self.known[-1].last + 1 if self.known else 0
-        if number < following:
-            self._see_that_it_is_there(number, planned)
-            return
-        if number > following:
-            raise ManifestError(
-                f"batch {following} of {self._topic} was never stored, {number} is next: the"
-                " archive's _checkpoint is of another archive, move it away"
-            )
+        number = self.known[-1].last + 1 if self.known else 0
         archive = self._of.archive
         staged = archive.stage(self._topic, number)
-        reports = self._write(frame, staged)
-        ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
-        rows: dict[int, int] = {}
-        for each in reports:
-            rows[each["partition"]] = rows.get(each["partition"], 0) + each["rows"]
+        parts = [
+            StreamPart(self._options, span, each.limit) for each in planned for span in each.spans
+        ]
+        # A killed driver's workers may live on for a moment: their files must not meet ours.
+        own = staged / "tasks" / secrets.token_hex(4)
+        receipts = write_parts(context, parts, own, meter=meter)
+        files = [file for each in receipts for file in each.files]
+        ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in files])
         ranges = {}
-        for partition, end in planned.items():
-            before = ends.get(partition)
-            start = before.end if before else offsets.ZERO
-            if end.id > start:
-                ranges[partition] = Range(start, end.id, rows.get(partition, 0), end.passed)
-                self._count_missing(before.passed if before else 0, ranges[partition])
+        for each in planned:
+            own_receipts = [one for one in receipts if one.place == each.place]
+            end = max((one.end for one in own_receipts), default=each.target.id)
+            found = batches.reached(each, end, sum(one.rows for one in own_receipts))
+            self._count_missing(each, found)
+            ranges[each.place[1]] = found
         written = round(time.time() * 1000)
-        new = Manifest(self._topic, number, number, 0, ranges, files_of(reports), written)
+        new = Manifest(self._topic, number, number, 0, ranges, files_of(files), written)
         self._lease.check()
         archive.publish(ready, new)
         self.known.append(new)
@@ -285,37 +233,23 @@ class _Query:
         self.done.size += new.size
         self.done.files += len(new.files)
 
-    def _write(self, frame: DataFrame, staged: Path) -> list[dict[str, Any]]:
-        from streamqd.spark.pipelines import writer
-
-        # A killed driver's workers may live on for a moment: their files must not meet ours.
-        own = staged / "tasks" / secrets.token_hex(4)
-        return writer.write_parts(frame, own, rows_max=FILE_ROWS_MAX)
-
-    def _see_that_it_is_there(self, number: int, planned: dict[int, Position]) -> None:
-        """A batch that Spark does again after a kill must be what was archived under its number."""
-        held = next(each for each in self.known if each.first <= number <= each.last)
-        wrong = [
-            partition
-            for partition, each in held.ranges.items()
-            if number == held.last and planned.get(partition, Position(offsets.ZERO)).id != each.end
-        ]
-        if wrong:
-            raise ManifestError(
-                f"batch {number} of {self._topic} is archived up to another id of partition"
-                f" {wrong[0]}: the archive's _checkpoint is of another archive, move it away"
-            )
-
-    def _count_missing(self, passed: int | None, found: Range) -> None:
-        if passed is None or found.passed is None:
+    def _count_missing(self, stretch: Stretch, found: Range) -> None:
+        if stretch.start.passed is None or found.passed is None:
             return
-        missing = found.passed - passed - found.rows
+        missing = found.passed - stretch.start.passed - found.rows
         if missing < 0:
             raise ManifestError(
                 f"{self._topic}: {-missing} rows more than entries up to"
                 f" {offsets.write_id(found.end)}"
             )
         self.done.missing += missing
+
+
+def context_of(given: SparkSession | SparkContext) -> SparkContext:
+    """The context below a session. Tasks that write files need no more, and it is up sooner."""
+    from pyspark import SparkContext
+
+    return given if isinstance(given, SparkContext) else given.sparkContext
 
 
 def lease_name(archive: Archive) -> str:

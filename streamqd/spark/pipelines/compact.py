@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING
 
 from streamqd import config
 from streamqd.errors import Refused
+from streamqd.spark import offsets
+from streamqd.spark.cold import ColdFile, ColdSpan
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.archive import FILE_ROWS_MAX, lease_name
+from streamqd.spark.pipelines.archive import context_of, lease_name
 from streamqd.spark.pipelines.lease import Lease
-from streamqd.spark.pipelines.manifest import Manifest
+from streamqd.spark.pipelines.manifest import File, Manifest
 from streamqd.spark.pipelines.parts import files_of
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store.keys import Keys
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from streamqd.spark.pipelines.writer import FilePart
 
 GRACE = 3600.0  # seconds that replaced files stay for those who have begun to read them
 TARGET = 256 << 20  # bytes of files that are written into one
@@ -46,7 +51,7 @@ class Compacted:
 def compact(
     settings: config.Settings,
     folder: Path,
-    spark: Callable[[], SparkSession],
+    spark: Callable[[], SparkSession | SparkContext],
     wanted: Sequence[str] = (),
     *,
     target: int = TARGET,
@@ -67,7 +72,7 @@ def compact(
             archive.recover(topic)
             result.purged = archive.purge(topic, grace)
             for run in manifests.runs_to_compact(archive.current(topic), target):
-                new = _rewrite(archive, spark(), run, lease)
+                new = _rewrite(archive, context_of(spark()), run, lease)
                 result.rows += new.rows
                 result.files_before += sum(len(each.files) for each in run)
                 result.files_after += len(new.files)
@@ -77,28 +82,38 @@ def compact(
 
 
 def _rewrite(
-    archive: Archive, spark: SparkSession, run: Sequence[Manifest], lease: Lease
+    archive: Archive, context: SparkContext, run: Sequence[Manifest], lease: Lease
 ) -> Manifest:
-    from pyspark.sql import functions
+    from streamqd.spark.pipelines.writer import write_parts
 
-    from streamqd.spark.pipelines import writer
-
-    writer.register(spark)
     generation = max(each.generation for each in run) + 1
     staged = archive.stage(run[0].topic, run[-1].last, generation)
-    frame = tables.cold(spark, archive, run)
-    groups = max(1, len({file.path.rpartition("/")[0] for each in run for file in each.files}))
-    sorted_frame = frame.repartition(
-        groups, "partition", functions.expr("id_ms div 86400000")
-    ).sortWithinPartitions("partition", "id_ms", "id_seq")
-    reports = writer.write_parts(
-        sorted_frame,
-        staged / "tasks" / secrets.token_hex(4),
-        generation=generation,
-        rows_max=FILE_ROWS_MAX,
+    receipts = write_parts(
+        context, _parts(archive, run, generation), staged / "tasks" / secrets.token_hex(4)
     )
-    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in reports])
-    new = manifests.merged(run, files_of(reports), round(time.time() * 1000))
+    files = [file for each in receipts for file in each.files]
+    ready = archive.gather(staged, [(Path(each["source"]), each["path"]) for each in files])
+    new = manifests.merged(run, files_of(files), round(time.time() * 1000))
     lease.check()
     archive.replace(ready, new)
     return new
+
+
+def _parts(archive: Archive, run: Sequence[Manifest], generation: int) -> list[FilePart]:
+    """A task for each folder of files, which are of one date and one partition."""
+    from streamqd.spark.pipelines.writer import FilePart
+
+    folders: dict[str, list[tuple[File, ColdFile]]] = {}
+    for holder in run:
+        for file in holder.files:
+            path = str(archive.locate(holder, file))
+            cold = ColdFile((path,), file.rows, file.size, file.first, file.last)
+            folders.setdefault(file.path.rpartition("/")[0], []).append((file, cold))
+    parts = []
+    for _, listed in sorted(folders.items()):
+        # Batches follow one another, and files of a batch do: their rows are in order.
+        ordered = sorted((cold for _, cold in listed), key=lambda each: each.first)
+        place = (run[0].topic, listed[0][0].partition)
+        last = max(each.last for each in ordered)
+        parts.append(FilePart(ColdSpan(place, offsets.ZERO, last, tuple(ordered)), generation))
+    return parts

@@ -38,8 +38,17 @@ class Lease:
     """
 
     def __init__(
-        self, connect: Callable[[], Link], keys: Keys, topic: str, name: str, *, ttl: float = TTL
+        self,
+        connect: Callable[[], Link],
+        keys: Keys,
+        topic: str,
+        name: str,
+        *,
+        ttl: float = TTL,
+        what: str = "",
     ) -> None:
+        """Prepare. `what` says what is held, as the begin of a sentence."""
+        self._what = what or f"the pipeline {name.partition(':')[0]} of {topic} is being run"
         self._connect = connect
         self._keys = keys
         self._topic = topic
@@ -64,7 +73,7 @@ class Lease:
             link.close()
         if reply.word == "HELD":
             raise Refused(
-                f"the pipeline {self._name.partition(':')[0]} of {self._topic} is being run by"
+                f"{self._what} by"
                 f" {holder_of(reply.rest[0].decode('utf-8', 'replace'))}; its lease ends"
                 f" {max(0, reply.rest[1]) / 1000:.0f} s after it"
             )

@@ -4,7 +4,6 @@
     <archive>/_manifest/<t>/<first>-<last>.g<generation>.json              what is current
     <archive>/_staging/<t>/…                                               being written
     <archive>/_retired/<t>/…                                               replaced, deleted later
-    <archive>/_checkpoint/<t>/<first>/                                     Spark's own books
 
 A manifest of generation 0 is one batch of the archive pipeline; one of a later generation replaces
 all that its batches were. What lies over or beside the current manifests is not part of the

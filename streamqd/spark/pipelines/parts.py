@@ -1,4 +1,4 @@
-"""Writing Parquet from Arrow batches, in Spark's Python workers. Knows neither Spark nor Redis.
+"""Writing Parquet from Arrow batches, in Spark's tasks. Knows neither Spark nor Redis.
 
 Each attempt of a task writes into a folder of its own; the driver takes what the successful ones
 report.
@@ -14,16 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from streamqd.spark.offsets import Id
 from streamqd.spark.pipelines import manifest as manifests
+from streamqd.spark.pipelines.manifest import ManifestError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
 DROPPED = ("topic", "partition")  # the layout says them
+FILE_ROWS_MAX = 5_000_000
 GROUP_BYTES = 32 << 20  # held back before a row group is written
 GROUP_ROWS = 1 << 17
-OPEN_MAX = 8  # files that one task holds open
 _DAY_MS = 86_400_000
+# Ids are looked for, what a message says is not: statistics of bodies cost and help nobody.
+_STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
+_ENCODINGS = {
+    "id": "DELTA_BYTE_ARRAY",
+    "id_ms": "DELTA_BINARY_PACKED",
+    "id_seq": "DELTA_BINARY_PACKED",
+    "timestamp": "DELTA_BINARY_PACKED",
+}
 
 
 @dataclass
@@ -32,89 +41,97 @@ class _Part:
 
     source: Path
     relative: str
-    partition: int
     writer: parquet.ParquetWriter
-    held: list[pa.Table] = field(default_factory=list)
+    first: Id
+    held: list[pa.RecordBatch] = field(default_factory=list)
     held_bytes: int = 0
     held_rows: int = 0
     rows: int = 0
-    first: Id = (0, 0)
     last: Id = (0, 0)
 
 
 class PartWriter:
-    """Writes rows into one file for each (date, partition), or several when they get long."""
+    """Writes rows of one partition, in the order of their ids, into one file for each date (UTC).
+
+    Or into several when they get long. What it holds is bounded by bytes, however much is written.
+    """
 
     def __init__(
-        self, folder: Path, task: int, *, generation: int = 0, rows_max: int = 5_000_000
+        self,
+        folder: Path,
+        task: int,
+        partition: int,
+        *,
+        generation: int = 0,
+        rows_max: int = FILE_ROWS_MAX,
     ) -> None:
         self._folder = folder
         self._task = task
+        self._partition = partition
         self._generation = generation
         self._rows_max = rows_max
         self._count = 0
-        self._open: dict[str, _Part] = {}
+        self._part: _Part | None = None
+        self._day = -1
+        self._last: Id = (0, 0)
         self._done: list[dict[str, Any]] = []
 
-    def write(self, table: pa.Table) -> None:
-        """Add rows."""
-        for folder, partition, rows in _divided(table):
-            part = self._open.pop(folder, None)
-            if part is None:
-                if len(self._open) >= OPEN_MAX:
-                    self._close(next(iter(self._open)))
-                part = self._begin(folder, partition, rows.schema)
-            self._open[folder] = part  # the one used last is closed last
-            self._hold(part, rows)
-            if part.rows >= self._rows_max:
-                self._close(folder)
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows, without the columns that the layout says. Raises ManifestError for disorder."""
+        if not rows.num_rows:
+            return
+        first, last = _id_at(rows, 0), _id_at(rows, rows.num_rows - 1)
+        if first < self._last:
+            raise ManifestError(
+                f"partition {self._partition}: the entry {first} comes behind {self._last}"
+            )
+        self._last = last
+        for day, piece in _by_day(rows, first, last):
+            if self._part is not None and (day != self._day or self._part.rows >= self._rows_max):
+                self._close()
+            if self._part is None:
+                self._day = day
+                self._part = self._begin(piece)
+            self._hold(self._part, piece)
 
     def finish(self) -> list[dict[str, Any]]:
         """Close all files; return what is to be known of each."""
-        for folder in list(self._open):
-            self._close(folder)
+        if self._part is not None:
+            self._close()
         return self._done
 
-    def _begin(self, folder: str, partition: int, schema: pa.Schema) -> _Part:
+    def _begin(self, rows: pa.RecordBatch) -> _Part:
         from pyarrow import parquet
 
+        folder = manifests.file_folder(self._day * _DAY_MS, self._partition)
         relative = f"{folder}/{manifests.file_name(self._task, self._count, self._generation)}"
         self._count += 1
         source = self._folder / relative
         source.parent.mkdir(parents=True, exist_ok=True)
-        packed = {"id_ms": "DELTA_BINARY_PACKED", "id_seq": "DELTA_BINARY_PACKED"}
-        packed["timestamp"] = "DELTA_BINARY_PACKED"
-        packed["id"] = "DELTA_BYTE_ARRAY"
+        names = rows.schema.names
         writer = parquet.ParquetWriter(
             source,
-            schema,
+            rows.schema,
             compression="zstd",
-            use_dictionary=[name for name in ("key",) if name in schema.names],
-            column_encoding={name: how for name, how in packed.items() if name in schema.names},
+            use_dictionary=[name for name in ("key",) if name in names],
+            column_encoding={name: how for name, how in _ENCODINGS.items() if name in names},
+            write_statistics=[name for name in _STATISTICS if name in names],
         )
-        return _Part(source, relative, partition, writer)
+        return _Part(source, relative, writer, _id_at(rows, 0))
 
-    def _hold(self, part: _Part, rows: pa.Table) -> None:
-        first, last = _edges(rows)
-        part.first = first if part.rows == 0 else min(part.first, first)
-        part.last = last if part.rows == 0 else max(part.last, last)
+    def _hold(self, part: _Part, rows: pa.RecordBatch) -> None:
+        part.last = _id_at(rows, rows.num_rows - 1)
         part.rows += rows.num_rows
         part.held.append(rows)
         part.held_rows += rows.num_rows
         part.held_bytes += rows.nbytes
         if part.held_bytes >= GROUP_BYTES or part.held_rows >= GROUP_ROWS:
-            self._write_group(part)
+            _write_group(part)
 
-    def _write_group(self, part: _Part) -> None:
-        import pyarrow as pa
-
-        if part.held:
-            part.writer.write_table(pa.concat_tables(part.held), row_group_size=GROUP_ROWS)
-        part.held, part.held_bytes, part.held_rows = [], 0, 0
-
-    def _close(self, folder: str) -> None:
-        part = self._open.pop(folder)
-        self._write_group(part)
+    def _close(self) -> None:
+        part, self._part = self._part, None
+        assert part is not None
+        _write_group(part)
         part.writer.close()
         with part.source.open("rb") as file:
             os.fsync(file.fileno())
@@ -122,7 +139,7 @@ class PartWriter:
             {
                 "source": str(part.source),
                 "path": part.relative,
-                "partition": part.partition,
+                "partition": self._partition,
                 "rows": part.rows,
                 "size": part.source.stat().st_size,
                 "first_ms": part.first[0],
@@ -131,6 +148,14 @@ class PartWriter:
                 "last_seq": part.last[1],
             }
         )
+
+
+def _write_group(part: _Part) -> None:
+    import pyarrow as pa
+
+    if part.held:
+        part.writer.write_table(pa.Table.from_batches(part.held), row_group_size=GROUP_ROWS)
+    part.held, part.held_bytes, part.held_rows = [], 0, 0
 
 
 def files_of(reports: Sequence[Any]) -> tuple[manifests.File, ...]:
@@ -148,32 +173,20 @@ def files_of(reports: Sequence[Any]) -> tuple[manifests.File, ...]:
     )
 
 
-def _divided(table: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
-    """The rows by the folder they belong to, in their order, without the columns it says."""
-    import pyarrow as pa
+def _by_day(rows: pa.RecordBatch, first: Id, last: Id) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows by the day of their ids, in their order."""
     from pyarrow import compute
 
-    days = compute.divide(table["id_ms"], _DAY_MS)
-    both = pa.table({"partition": table["partition"], "day": days})
-    rest = table.drop_columns([name for name in DROPPED if name in table.column_names])
-    groups = both.group_by(["partition", "day"], use_threads=False).aggregate([]).to_pylist()
-    for each in groups:
-        partition, day = each["partition"], each["day"]
-        rows = rest
-        if len(groups) > 1:
-            mask = compute.and_(
-                compute.equal(both["partition"], partition), compute.equal(both["day"], day)
-            )
-            rows = rest.filter(mask)
-        yield manifests.file_folder(day * _DAY_MS, partition), partition, rows
+    if first[0] // _DAY_MS == last[0] // _DAY_MS:
+        yield first[0] // _DAY_MS, rows
+        return
+    days = compute.divide(rows["id_ms"], _DAY_MS)
+    at = 0
+    for each in compute.value_counts(days):
+        count = each["counts"].as_py()
+        yield each["values"].as_py(), rows.slice(at, count)
+        at += count
 
 
-def _edges(rows: pa.Table) -> tuple[Id, Id]:
-    """The smallest and the largest id."""
-    from pyarrow import compute
-
-    ms, seq = rows["id_ms"], rows["id_seq"]
-    low, high = compute.min_max(ms).as_py().values()
-    first = compute.min(seq.filter(compute.equal(ms, low))).as_py()
-    last = compute.max(seq.filter(compute.equal(ms, high))).as_py()
-    return (low, first), (high, last)
+def _id_at(rows: pa.RecordBatch, number: int) -> Id:
+    return rows["id_ms"][number].as_py(), rows["id_seq"][number].as_py()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,10 @@ from streamqd.spark.pipelines.storage import Archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_POLL = 0.5  # seconds until an interrupt is noticed
 
 
 @dataclass(frozen=True)
@@ -104,8 +109,46 @@ def load(reference: str, folder: Path) -> Callable[[Job], Any]:
 
 
 def run(job: Job, function: Callable[[Job], Any]) -> Any:
-    """Run the function; wait for the streaming queries that it has left running."""
+    """Run the function; wait for the streaming queries that it has left running.
+
+    Raises PipelineError for what stops one of them.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    from streamqd.spark.pipelines.archive import PipelineError, sentence
+
     returned = function(job)
-    for query in job.spark.streams.active:
-        query.awaitTermination()
+    queries = job.spark.streams.active
+    try:
+        wait(queries)
+    except StreamingQueryException as error:
+        raise PipelineError(sentence(error)) from error
+    finally:
+        for query in queries:
+            query.stop()
     return returned
+
+
+def wait(queries: Sequence[StreamingQuery]) -> None:
+    """Wait until all queries have ended. Raises what stopped one; KeyboardInterrupt.
+
+    An interrupt is noted first: raised in the midst of a call to the JVM, it would break that.
+    """
+    interrupted = threading.Event()
+    before: Any = None
+
+    def note(number: int, frame: object) -> None:  # noqa: ARG001
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)  # who is in a hurry interrupts again
+
+    ours = threading.current_thread() is threading.main_thread()
+    if ours:
+        before = signal.signal(signal.SIGINT, note)
+    try:
+        for query in queries:
+            while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)

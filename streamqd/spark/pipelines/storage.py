@@ -69,11 +69,15 @@ class Archive:
 
     def locate(self, holder: Manifest, file: File) -> Path:
         """Where a file is: at its place, or still in staging when a compaction was broken off."""
-        for folder in (holder.folder, self._staged(holder)):
-            path = self.root / folder / file.path
+        for path in self.places(holder, file)[:2]:
             if path.exists():
                 return path
         raise ManifestError(f"{self.root / holder.folder / file.path} is missing")
+
+    def places(self, holder: Manifest, file: File) -> list[Path]:
+        """Where a file can be: at its place, still in staging, or put aside as replaced."""
+        folders = (holder.folder, self._staged(holder), manifests.retired_folder(holder))
+        return [self.root / folder / file.path for folder in folders]
 
     # --- publishing ---
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark import offsets, read_topic, rows
-from streamqd.spark.offsets import Position
+from streamqd.spark.offsets import Place, Position
 from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines.manifest import Manifest
@@ -57,24 +57,25 @@ def starts_behind(
 ) -> str:
     """Where reading begins behind what manifests hold, as the option startingOffsets has it.
 
-    An id alone does not tell whether what is gone behind it was archived; the manifests do, by
-    their counts. Raises DataLossError when it was not, unless told not to `fail`.
+    With the counts of the manifests: an id alone does not tell whether what is gone behind it was
+    archived. Raises DataLossError when it was not, unless told not to `fail`.
     """
     ends = manifests.ends(known)
     catalog = Catalog(read_options({**options, "subscribe": topic}, {}))
-    starts: dict[str, str] = {}
+    starts: dict[Place, Position] = {}
+    new: dict[str, str] = {}
     for place, facts in catalog.facts(catalog.places()).items():
         end = ends.get(place[1])
         if end is None:
-            starts[str(place[1])] = "earliest"
+            new[str(place[1])] = "earliest"
             continue
-        position = Position(end.end, end.passed)
-        loss = offsets.lost(position, facts)
+        starts[place] = Position(end.end, end.passed)
+        loss = offsets.lost(starts[place], facts)
         if loss is not None:
             tell_loss(place, end.end, loss, fail=fail)
-        behind = facts.earliest.id if loss is None or loss.kind == "trimmed" else offsets.ZERO
-        starts[str(place[1])] = offsets.write_id(max(end.end, behind))
-    return json.dumps({topic: starts})
+            starts[place] = offsets.after_loss(starts[place], facts)
+    found = offsets.to_json(starts)
+    return json.dumps({**found, topic: found.get(topic, {}) | new})
 
 
 def topic_table(
@@ -107,10 +108,28 @@ def view_name(topic: str, *, dead: bool = False) -> str:
     return ("dlq_" if dead else "topic_") + re.sub(r"\W", "_", topic)
 
 
+def stream_table(
+    spark: SparkSession, settings: config.Settings, name: str, options: Mapping[str, str]
+) -> DataFrame:
+    """A topic, or with `:dlq` its dead letters, as a stream."""
+    given = of_settings(settings) | {"subscribe": name, "includeHeaders": "true"}
+    if not name.endswith(DLQ):
+        given["includeFields"] = "true"
+    return spark.readStream.format("streamq").options(**given, **options).load()
+
+
 def make_views(
-    spark: SparkSession, settings: config.Settings, archive: Archive | None, query: str
+    spark: SparkSession,
+    settings: config.Settings,
+    archive: Archive | None,
+    query: str,
+    *,
+    stream: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Make the views that a query names; return their names. Raises Refused for a clash."""
+    """Make the views that a query names; return their names. Raises Refused for a clash.
+
+    Views of streams with the options of `stream`, when that is given.
+    """
     words = {word.lower() for word in re.findall(r"\w+", query)}
     made: dict[str, str] = {}
     for topic in _registered(settings):
@@ -121,13 +140,33 @@ def make_views(
             if name.lower() in made:
                 raise Refused(f"{name} could be {made[name.lower()]} or {topic}")
             made[name.lower()] = topic
-            frame = (
-                letter_table(spark, settings, topic)
-                if dead
-                else topic_table(spark, settings, topic, archive)
-            )
+            if stream is not None:
+                frame = stream_table(spark, settings, topic + DLQ if dead else topic, stream)
+            elif dead:
+                frame = letter_table(spark, settings, topic)
+            else:
+                frame = topic_table(spark, settings, topic, archive)
             frame.createOrReplaceTempView(name)
     return sorted(made)
+
+
+def ask(
+    spark: SparkSession, settings: config.Settings, archive: Archive | None, query: str
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The columns and rows that answer a query over views. Raises Refused for one that cannot be.
+
+    All rows are held at once.
+    """
+    from pyspark.errors import AnalysisException, ParseException
+
+    from streamqd.spark.pipelines.archive import first_line
+
+    try:
+        make_views(spark, settings, archive, query)
+        frame = spark.sql(query)
+    except (AnalysisException, ParseException) as error:
+        raise Refused(first_line(error)) from error
+    return frame.columns, [row.asDict(recursive=True) for row in frame.collect()]
 
 
 def connect(settings: config.Settings) -> Link:

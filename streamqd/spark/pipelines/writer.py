@@ -1,91 +1,134 @@
-"""How pipelines write files through Spark: a data source of their own, for rows as Arrow batches.
+"""What archiving and compacting have done in Spark's tasks: reading rows and writing their files.
 
-Spark hands the commit only what successful attempts of tasks reported; it goes to the driver in a
-file, because the commit runs in a process of Spark's.
+No row leaves the process that reads it: a task reads a range of one stream, or files, as Arrow
+batches and writes Parquet into a folder of its own; what comes back is a receipt. Spark places the
+tasks, repeats failed ones and takes one receipt for each. A second attempt writes into another
+folder, and what has no receipt is never looked at.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
-from streamqd.spark.pipelines.parts import PartWriter
+from streamqd.spark import cold, rows
+from streamqd.spark.cold import ColdSpan
+from streamqd.spark.offsets import Id, Place, Span
+from streamqd.spark.options import ReadOptions
+from streamqd.spark.pipelines.parts import DROPPED, FILE_ROWS_MAX, PartWriter
+from streamqd.spark.pipelines.progress import POLL, Meter
+from streamqd.spark.reader import Reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import SparkContext
 
-_REPORTS = "reports.json"
-
-
-def register(spark: SparkSession) -> None:
-    """Make the data source known to a session."""
-    spark.dataSource.register(PartsSource)
-
-
-def write_parts(
-    frame: DataFrame, folder: Path, *, generation: int = 0, rows_max: int
-) -> list[dict[str, Any]]:
-    """Write the rows as files below `folder`, which is new; return what is to be known of each."""
-    folder.mkdir(parents=True)
-    options = {"folder": str(folder), "generation": str(generation), "rowsMax": str(rows_max)}
-    frame.write.format(PartsSource.name()).options(**options).mode("append").save()
-    found: list[dict[str, Any]] = json.loads((folder / _REPORTS).read_bytes())
-    return found
-
-
-class PartsSource(DataSource):
-    """Writes only."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "streamq_parts"
-
-    def writer(self, schema: StructType, overwrite: bool) -> PartsWriter:  # noqa: ARG002
-        options = self.options
-        return PartsWriter(
-            Path(options["folder"]), int(options["generation"]), int(options["rowsMax"])
-        )
+COLUMNS = rows.columns(dead=False, headers=True, fields=True)
+_STORED = tuple(column for column in COLUMNS if column.name not in DROPPED)
 
 
 @dataclass(frozen=True)
-class _Reported(WriterCommitMessage):
+class StreamPart:
+    """Entries of one stream, `limit` of them at most."""
+
+    options: ReadOptions
+    span: Span
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Rows of files that are to become one."""
+
+    span: ColdSpan
+    generation: int
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a task did: of which place, up to which id, how many rows, in which files."""
+
+    place: Place
+    end: Id
+    rows: int
     files: list[dict[str, Any]]
 
 
-class PartsWriter(DataSourceArrowWriter):
-    """One write."""
+def write_parts(
+    context: SparkContext,
+    parts: Sequence[StreamPart | FilePart],
+    folder: Path,
+    *,
+    meter: Meter | None = None,
+    rows_max: int = FILE_ROWS_MAX,
+) -> list[Receipt]:
+    """Have the parts written below `folder`, each by a task; return the receipts in their order.
 
-    def __init__(self, folder: Path, generation: int, rows_max: int) -> None:
+    Raises what Spark raises when a task has failed too often.
+    """
+    if not parts:
+        return []
+    numbered = list(enumerate(parts))
+    group = f"streamqd {folder}"
+
+    def job() -> list[Receipt]:
+        context.setJobGroup(group, "streamqd writes files")
+        tasks = context.parallelize(numbered, len(numbered))
+        return tasks.mapPartitions(_Task(folder, rows_max)).collect()
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(job)
+        try:
+            while not futures.wait([running], POLL).done:
+                if meter is not None:
+                    meter.look()
+        except BaseException:
+            context.cancelJobGroup(group)
+            raise
+        return running.result()
+
+
+class _Task:
+    """Runs in Spark's Python workers."""
+
+    def __init__(self, folder: Path, rows_max: int) -> None:
         self._folder = folder
-        self._generation = generation
         self._rows_max = rows_max
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task."""
-        import pyarrow as pa
-
+    def __call__(self, parts: Iterable[tuple[int, StreamPart | FilePart]]) -> Iterator[Receipt]:
         context = TaskContext.get()
         assert context is not None, "called outside a task"
-        writer = PartWriter(
-            self._folder / str(context.taskAttemptId()),
-            context.partitionId(),
-            generation=self._generation,
-            rows_max=self._rows_max,
-        )
-        for batch in iterator:
-            if batch.num_rows:
-                writer.write(pa.Table.from_batches([batch]))
-        return _Reported(writer.finish())
+        own = self._folder / str(context.taskAttemptId())
+        for number, part in parts:
+            yield write_part(part, own, number, self._rows_max)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tell the driver."""
-        found = [file for each in messages if isinstance(each, _Reported) for file in each.files]
-        (self._folder / _REPORTS).write_text(json.dumps(found), "utf-8")
+
+def write_part(
+    part: StreamPart | FilePart, folder: Path, number: int, rows_max: int = FILE_ROWS_MAX
+) -> Receipt:
+    """Write one part. Raises DataLossError, ManifestError, RedisUnavailable, RedisRefused."""
+    place = part.span.place
+    generation = part.generation if isinstance(part, FilePart) else 0
+    writer = PartWriter(folder, number, place[1], generation=generation, rows_max=rows_max)
+    end = part.span.end
+    if isinstance(part, FilePart):
+        for batch in cold.batches(part.span, _STORED):
+            writer.write(batch)
+    else:
+        reader = Reader(part.options, part.span, part.limit)
+        for batch in _batches(reader, place):
+            writer.write(batch)
+        end = reader.end
+    files = writer.finish()
+    return Receipt(place, end, sum(each["rows"] for each in files), files)
+
+
+def _batches(reader: Reader, place: Place) -> Iterator[pa.RecordBatch]:
+    table = rows.Table(_STORED, COLUMNS, place)
+    for entries in reader.batches():
+        yield table.batch(entries)

@@ -1,0 +1,242 @@
+"""Entries by column: ids, payloads, headers and what else they carry. Pure: pyarrow, no Redis.
+
+Reading is as fast as this is, so work is done for a whole list at a time wherever entries allow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Entry = list[Any]  # [id, [name, value, …]], as XRANGE answers
+Headers = list[tuple[str, bytes]]
+
+HEADERS = b"headers"
+LONG_MAX = (1 << 63) - 1
+_FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first that Spark's timestamps know
+_LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last
+_ID_BYTES = 41  # at most
+_MS_DIGITS = 13  # of the first half of an id, from the year 2001 to 2286
+
+
+class Entries:
+    """Entries of one stream by column, in the order of their ids.
+
+    Nearly always all of them have the same fields in the same order. Columns are then slices of one
+    flat list, and no Python code runs for a single entry.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.ids: list[bytes] = [entry[0] for entry in entries]
+        self._bodies: list[list[bytes]] = [entry[1] for entry in entries]
+        self._columns: dict[bytes, Sequence[bytes]] | None = _even_columns(self._bodies)
+
+    @cached_property
+    def names(self) -> set[bytes]:
+        """Every field name of any entry."""
+        if self._columns is not None:
+            return set(self._columns)
+        return {name for body in self._bodies for name in body[::2]}
+
+    def values(self, name: bytes) -> Sequence[bytes | None] | None:
+        """The values of a field, None where it is missing; of a repeated field the last.
+
+        None altogether when it is missing everywhere.
+        """
+        if self._columns is not None:
+            return self._columns.get(name)
+        if name not in self.names:
+            return None
+        return [each.get(name) for each in self._paired]
+
+    @cached_property
+    def _paired(self) -> list[dict[bytes, bytes]]:
+        return [_paired(body) for body in self._bodies]
+
+    @cached_property
+    def headers(self) -> Sequence[Headers | None]:
+        """The headers of each entry; None where there are none, or none that can be read."""
+        raw = self.values(HEADERS)
+        if raw is None:
+            return [None] * len(self.ids)
+        return [_headers(each) for each in raw]
+
+    @cached_property
+    def _unread(self) -> Sequence[bool]:
+        """Which entries have headers that cannot be read."""
+        raw = self.values(HEADERS)
+        if raw is None:
+            return [False] * len(self.ids)
+        return [
+            text is not None and found is None
+            for text, found in zip(raw, self.headers, strict=True)
+        ]
+
+    @cached_property
+    def _raw_ids(self) -> pa.Array:
+        import pyarrow as pa
+
+        return pa.array(self.ids, pa.binary())
+
+    @property
+    def texts(self) -> pa.Array:
+        """The ids as texts."""
+        return _as_text(self._raw_ids)
+
+    @property
+    def _usual(self) -> bool:
+        """Whether all ids are of our time. They are in order, so the outermost tell."""
+        return all(
+            each[_MS_DIGITS : _MS_DIGITS + 1] == b"-" for each in self.ids[:1] + self.ids[-1:]
+        )
+
+    @cached_property
+    def halves(self) -> tuple[pa.Array, pa.Array]:
+        """Both halves of the ids. What does not fit into 63 bits becomes the largest."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        if self._usual:
+            low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
+            high = compute.binary_slice(self._raw_ids, _MS_DIGITS + 1, _ID_BYTES)
+            with contextlib.suppress(pa.ArrowInvalid):  # a second half beyond 63 bits
+                return _as_text(low).cast(pa.int64()), _as_text(high).cast(pa.int64())
+        split = [each.split(b"-") for each in self.ids]
+        return (
+            pa.array([min(int(half[0]), LONG_MAX) for half in split], pa.int64()),
+            pa.array([min(int(half[1]), LONG_MAX) for half in split], pa.int64()),
+        )
+
+    def times(self, kind: pa.DataType) -> pa.Array:
+        """The times of the ids."""
+        from pyarrow import compute
+
+        if self._usual:
+            return compute.multiply(self.halves[0], 1000).cast(kind)
+        return times(self.halves[0], kind)
+
+    def payloads(self, name: bytes, kind: pa.DataType) -> pa.Array:
+        """The bodies. A message without one has an empty one, here as for a handler."""
+        import pyarrow as pa
+
+        raw = self.values(name)
+        if raw is None:
+            return pa.repeat(pa.scalar(b"", kind), len(self.ids))
+        return pa.array(raw if self._columns is not None else [each or b"" for each in raw], kind)
+
+    def rest(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
+        """The fields not `taken`, and headers that could not be read; null for none."""
+        import pyarrow as pa
+
+        if self.names <= taken and not any(self._unread):
+            return pa.nulls(len(self.ids), kind)
+        return pa.array(
+            [
+                _others(body, taken, keep_headers=keep)
+                for body, keep in zip(self._bodies, self._unread, strict=True)
+            ],
+            kind,
+        )
+
+
+def _as_text(raw: pa.Array) -> pa.Array:
+    """Ids as texts. A server writes them, in ASCII: nothing needs to be looked at again."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers(), offset=raw.offset)
+
+
+def _even_columns(bodies: Sequence[Sequence[bytes]]) -> dict[bytes, Sequence[bytes]] | None:
+    """The values by field when all entries have the same fields in the same order, else None."""
+    count = len(bodies)
+    width = len(bodies[0]) if bodies else 0
+    if not count or list(map(len, bodies)).count(width) != count:
+        return None
+    flat = list(itertools.chain.from_iterable(bodies))
+    columns: dict[bytes, Sequence[bytes]] = {}
+    for at in range(0, width, 2):
+        if flat[at::width].count(flat[at]) != count:
+            return None
+        columns[flat[at]] = flat[at + 1 :: width]
+    return columns
+
+
+def _paired(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=False))
+
+
+def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Milliseconds as timestamps; null beyond the calendar."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    edges = compute.min_max(unix_ms)
+    if (edges["max"].as_py() or 0) > _LAST_UNIX_MS or (edges["min"].as_py() or 0) < _FIRST_UNIX_MS:
+        known = compute.and_(
+            compute.less_equal(unix_ms, _LAST_UNIX_MS),
+            compute.greater_equal(unix_ms, _FIRST_UNIX_MS),
+        )
+        unix_ms = compute.if_else(known, unix_ms, pa.scalar(None, pa.int64()))
+    return compute.multiply(unix_ms, 1000).cast(kind)
+
+
+def _headers(raw: bytes | None) -> Headers | None:
+    """Headers as Kafka has them; None when there are none, or none that can be read."""
+    if raw is None:
+        return None
+    try:
+        found = json.loads(raw)
+        if not isinstance(found, dict):
+            return None
+        return [(_sound(name), _header_value(value)) for name, value in found.items()]
+    except (ValueError, RecursionError):
+        return None
+
+
+def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array:
+    """Headers as Arrow has them, null where there are none."""
+    import pyarrow as pa
+
+    if found.count(None) == len(found):
+        return pa.nulls(len(found), kind)
+    flat = [pair for each in found if each for pair in each]
+    pairs = pa.StructArray.from_arrays(
+        [
+            pa.array([name for name, _ in flat], pa.string()),
+            pa.array([value for _, value in flat], pa.binary()),
+        ],
+        fields=list(kind.value_type),
+    )
+    # A null where a list begins makes the list null.
+    ends = itertools.accumulate((len(each or ()) for each in found), initial=0)
+    starts = [None if each is None else end for each, end in zip(found, ends, strict=False)]
+    offsets_ = pa.array([*starts, len(flat)], pa.int32())
+    return pa.ListArray.from_arrays(offsets_, pairs, type=kind)
+
+
+def _header_value(value: object) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode("utf-8", "replace")
+
+
+def _sound(text: str) -> str:
+    """A text without the half characters that JSON can name and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _others(
+    flat: Sequence[bytes], taken: set[bytes], *, keep_headers: bool
+) -> list[tuple[str, bytes]] | None:
+    found = {
+        name.decode("utf-8", "replace"): value
+        for name, value in _paired(flat).items()
+        if name not in taken or (keep_headers and name == HEADERS)
+    }
+    return list(found.items()) or None

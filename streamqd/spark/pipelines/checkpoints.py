@@ -1,0 +1,58 @@
+"""A folder of checkpoints: held by one run at a time, and by the query that it was made for."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from streamqd import config
+from streamqd.errors import Refused
+from streamqd.spark.pipelines import tables
+from streamqd.spark.pipelines.lease import Lease
+from streamqd.store.keys import Keys
+
+_SIGN = "_checkpoints.json"  # names the folder, wherever it is mounted
+
+
+def hold(settings: config.Settings, folder: Path) -> Lease:
+    """The lease on a folder of checkpoints, which is made if need be; enter it."""
+    sign = _sign(folder)
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    return Lease(
+        lambda: tables.connect(settings), keys, sign["id"], "checkpoints", what=f"{folder} is used"
+    )
+
+
+def bind(folder: Path, query: Mapping[str, str]) -> None:
+    """See that the folder's checkpoint is of this query, or note that it is from now on.
+
+    Spark goes on with a changed query where it can, and what it has counted then is of neither.
+    Raises Refused.
+    """
+    sign = _sign(folder)
+    known = sign.setdefault("query", dict(query))
+    wrong = sorted(name for name in query if known.get(name) != query[name])
+    if wrong:
+        raise Refused(
+            f"{folder} is the checkpoint of another query, its {wrong[0]} is"
+            f" {known.get(wrong[0])!r}: name another folder, or delete it to begin anew"
+        )
+    (folder / _SIGN).write_text(json.dumps(sign) + "\n", "utf-8")
+
+
+def _sign(folder: Path) -> dict[str, Any]:
+    path = folder / _SIGN
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps({"id": uuid.uuid4().hex[:12]}) + "\n")
+    except FileExistsError:
+        pass
+    try:
+        found = json.loads(path.read_bytes())
+        return {**found, "id": str(found["id"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{path} cannot be read: delete it, nothing else is lost") from error

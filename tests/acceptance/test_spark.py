@@ -1,0 +1,138 @@
+"""Pipelines as processes: the full loop on a real log, and an archive on a small cluster."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import json
+import re
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamqd import config
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support import spark_process
+from tests.support.daemon import Daemon
+from tests.support.servers import Server
+from tests.support.spark_process import CLUSTER, QUICK, executors, need_spark, pipeline, said
+from tests.support.waiting import wait_until
+
+dataset = pytest.importorskip("pyarrow.dataset")
+pytest.importorskip("pyspark")
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PATIENCE = 150  # seconds, for what Spark takes a few of when it has a machine for itself
+Board = dict[tuple[str, str], int]
+
+
+def log_lines() -> list[str]:
+    data = resources.files("streamqd.examples") / "data" / "apache_access.log.gz"
+    return gzip.decompress(data.read_bytes()).decode().splitlines()
+
+
+def hits(lines: list[str]) -> Board:
+    """What is to be counted, counted without Spark."""
+    found: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        at = dt.datetime.strptime(line.split("[")[1].split("]")[0], "%d/%b/%Y:%H:%M:%S %z")
+        status = re.search(r'" ([0-9]{3}) [0-9-]', line)
+        assert status is not None
+        found[f"{at.astimezone(dt.UTC):%Y-%m-%dT%H:%MZ}", status[1]] += 1
+    return dict(found)
+
+
+def test_the_full_loop_on_a_real_log(
+    new_daemon: Callable[..., Daemon], link: Link, keys: Keys, tmp_path: Path
+) -> None:
+    """Lines of a web server's log -> access -> Spark -> hits_per_minute -> a handler's board."""
+    need_spark()
+    module = "streamqd.examples.hits_per_minute"
+    daemon = new_daemon(daemon={"handlers": [module], "state_dir": "."}, groups=())
+    daemon.write_config(topics={"hits_per_minute": {"partitions": 1}})
+    topics.create(link, keys, "access", config.Topic(partitions=3))
+    daemon.start()
+    daemon.wait_event("ready")
+    lines = log_lines()[:2000]
+
+    def serve(some: list[str]) -> None:
+        link.pipeline(
+            [
+                ("XADD", keys.stream("access", number % 3), "*", "payload", line)
+                for number, line in enumerate(some)
+            ]
+        )
+
+    def board() -> Board:
+        # Read as anybody would who looks at it while the handler writes.
+        with sqlite3.connect(f"file:{tmp_path}/hits_per_minute.db?mode=ro", uri=True) as read:
+            rows = read.execute("SELECT minute, status, hits FROM board").fetchall()
+        read.close()
+        return {(minute, status): count for minute, status, count in rows}
+
+    serve(lines[:1500])
+    job = ["run", f"{module}:count", "--checkpoints", str(tmp_path / "checkpoints")]
+    job += ["--set", "every=200 milliseconds", "--master", "local[2]", *QUICK]
+    with pipeline(tmp_path, daemon.config_path, *job) as running:
+
+        def arrived(some: list[str]) -> bool:
+            assert running.poll() is None, said(tmp_path)
+            return board() == hits(some)
+
+        daemon.wait_for(lambda: arrived(lines[:1500]), timeout=PATIENCE, what="the first lines")
+        serve(lines[1500:])
+        daemon.wait_for(lambda: arrived(lines), timeout=PATIENCE, what="the other lines")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE) == 128 + signal.SIGINT, said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
+    assert daemon.stop() == 0
+
+
+def test_an_archive_on_a_cluster_that_loses_an_executor(
+    link: Link, keys: Keys, server: Server, tmp_path: Path
+) -> None:
+    """Executors are processes of their own; one is killed in the midst, and all is there, once."""
+    need_spark()
+    topics.create(link, keys, "access", config.Topic(partitions=2))
+    ledger: Counter[tuple[int, str]] = Counter()
+    for partition in range(2):
+        commands = [("XADD", keys.stream("access", partition), "*", "payload", "x" * 100)] * 3000
+        ledger.update((partition, each.decode()) for each in link.pipeline(commands))
+    (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
+    folder = tmp_path / "archive"
+    verb = ["archive", "--archive", str(folder), "--batch-rows", "500", "--json", *QUICK]
+    verb += ["--master", CLUSTER, "--conf", "spark.executor.memory=512m"]
+    home = spark_process.spark_home(tmp_path)
+
+    def published() -> int:
+        return len(list(folder.glob("_manifest/access/*.json")))
+
+    with pipeline(tmp_path, tmp_path / "streamq.toml", *verb, home=home) as running:
+        wait_until(
+            lambda: published() or running.poll() is not None, timeout=PATIENCE, what="a batch"
+        )
+        there = wait_until(
+            lambda: running.poll() is not None or _pair(executors(running.pid)),
+            timeout=PATIENCE, what="two executors",
+        )  # fmt: skip
+        assert isinstance(there, list), said(tmp_path)
+        assert published() < 12
+        there[0].kill()
+        assert running.wait(PATIENCE) == 0, said(tmp_path)
+    done = json.loads((tmp_path / "pipeline.out").read_text())
+    assert (done["rows"], done["topics"][0]["batches"]) == (6000, 12)
+    table = dataset.dataset(folder, format="parquet", partitioning="hive").to_table()
+    found = Counter(zip(table["partition"].to_pylist(), table["id"].to_pylist(), strict=True))
+    assert found == ledger
+
+
+def _pair(found: list[psutil.Process]) -> list[psutil.Process]:
+    return found if len(found) == 2 else []

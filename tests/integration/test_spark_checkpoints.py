@@ -1,0 +1,57 @@
+"""A folder of checkpoints belongs to one query, and to one run at a time. No JVM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.errors import Refused
+from streamqd.spark.pipelines.checkpoints import bind, hold
+from streamqd.store.client import Link
+from tests.support.servers import Server
+
+
+def test_one_run_at_a_time_under_whatever_path(server: Server, link: Link, tmp_path: Path) -> None:
+    link.execute("PING")
+    settings = replace(config.Settings(), redis=server.settings)
+    (tmp_path / "same").symlink_to(tmp_path / "one")
+    with hold(settings, tmp_path / "one"):
+        with pytest.raises(Refused, match="same is used by process"):
+            hold(settings, tmp_path / "same").__enter__()
+        with hold(settings, tmp_path / "other"):
+            pass
+    with hold(settings, tmp_path / "same"):
+        pass
+
+
+def test_of_one_query(tmp_path: Path) -> None:
+    query = {"query": "SELECT 1", "mode": "append"}
+    bind(tmp_path, query)
+    bind(tmp_path, query)
+    with pytest.raises(Refused, match="of another query, its mode is 'append': name another"):
+        bind(tmp_path, query | {"mode": "update"})
+    sign = tmp_path / "_checkpoints.json"
+    sign.write_text("half")
+    with pytest.raises(Refused, match="cannot be read: delete it"):
+        bind(tmp_path, query)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--follow"], "need --stream"),
+        (["--to", "x"], "need --stream"),
+        (["--stream", "--archive", "x"], "reads Redis only"),
+        (["--stream", "--to", "x"], "--to needs --checkpoint"),
+        (["--stream", "--mode", "complete"], "Invalid value for '--mode'"),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], said: str) -> None:
+    ended = CliRunner().invoke(cli, ["pipeline", "sql", "SELECT 1", *arguments])
+    assert ended.exit_code == 2
+    assert said in ended.output

@@ -1,0 +1,110 @@
+"""What one batch of an archive holds of each partition, and up to where it went."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.spark.offsets import ZERO, Facts, Place, Position
+from streamqd.spark.pipelines import batches
+from streamqd.spark.pipelines.batches import Stretch
+from streamqd.spark.pipelines.manifest import Range
+
+
+def stream(rows: int, removed: int = 0) -> Facts:
+    """A stream with the entries (removed + 1)-0 to (removed + rows)-0."""
+    first = (removed + 1, 0) if rows else None
+    return Facts(rows, rows + removed, first, (rows + removed, 0))
+
+
+def stretch(place: Place, facts: Facts, start: int = 0) -> Stretch:
+    position = Position((start, 0) if start else ZERO, start)
+    return Stretch(place, position, position, facts.latest)
+
+
+def test_all_of_it_when_it_fits() -> None:
+    facts = {("t", 0): stream(30), ("t", 1): stream(10)}
+    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
+    assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [
+        (None, [30]),
+        (None, [10]),
+    ]
+    assert batches.reached(planned[0], (30, 0), 30) == Range(ZERO, (30, 0), 30, 30)
+
+
+def test_shares_when_it_does_not() -> None:
+    facts = {("t", 0): stream(300), ("t", 1): stream(100)}
+    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 40, tasks=2)
+    assert [(each.limit, [span.rows for span in each.spans]) for each in planned] == [
+        (30, [None]),
+        (10, [None]),
+    ]
+    assert batches.reached(planned[0], (30, 0), 30) == Range(ZERO, (30, 0), 30, 30)
+    # Overtaken by trimming it went to the end, where the count is known.
+    assert batches.reached(planned[0], (300, 0), 250) == Range(ZERO, (300, 0), 250, 300)
+
+
+def test_more_partitions_than_entries_to_give() -> None:
+    facts = {("t", number): stream(5) for number in range(4)}
+    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 2, tasks=2)
+    assert [each.place[1] for each in planned] == [0, 1]
+
+
+def test_what_is_gone_altogether_is_passed_over() -> None:
+    """Its entries are counted as missing, once."""
+    facts = {("t", 0): stream(0, removed=9)}
+    gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
+    planned = batches.plan([gone], facts, 100, tasks=2)
+    assert [each.spans for each in planned] == [()]
+    assert batches.reached(planned[0], planned[0].target.id, 0) == Range(ZERO, (9, 0), 0, 9)
+
+
+def test_without_a_count_there_is_no_limit() -> None:
+    """Where a limited read ends nobody would know how many entries the stream had issued."""
+    facts = {("t", 0): stream(300)}
+    uncounted = stretch(("t", 0), facts["t", 0])._replace(begin=Position((5, 0)))
+    planned = batches.plan([uncounted], facts, 40, tasks=2)
+    assert planned[0].limit is None
+
+
+def test_a_long_stream_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PIECE_ROWS", 10)
+    facts = {("t", 0): stream(100), ("t", 1): stream(9)}
+    planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 1000, tasks=4)
+    assert [len(each.spans) for each in planned] == [3, 1]
+    ends = [span.end for span in planned[0].spans]
+    assert ends == sorted(ends)
+    assert ends[-1] == (100, 0)
+
+
+def test_where_it_stands() -> None:
+    targets = {("t", 0): Position((9, 0), 9), ("t", 1): Position((5, 0), 5)}
+    ends = {0: Range(ZERO, (4, 0), 4, 4), 1: Range(ZERO, (5, 0), 5, 5)}
+    assert batches.starts(ends, targets) == {("t", 0): Position((4, 0), 4)}
+    assert batches.starts({}, targets) == dict.fromkeys(targets, Position(ZERO, 0))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 60), st.integers(1, 4))
+def test_batch_after_batch_takes_everything_once(lengths: list[int], most: int, tasks: int) -> None:
+    facts = {("t", number): stream(rows) for number, rows in enumerate(lengths)}
+    targets = {place: each.latest for place, each in facts.items()}
+    ends: dict[int, Range] = {}
+    taken = 0
+    for _ in range(1 + sum(lengths)):
+        starts = batches.starts(ends, targets)
+        stretches = [Stretch(p, start, start, targets[p]) for p, start in starts.items()]
+        planned = batches.plan(stretches, facts, most, tasks)
+        if not planned:
+            break
+        batch = 0
+        for each in planned:
+            waiting = each.target.id[0] - each.begin.id[0]
+            rows = waiting if each.limit is None else min(each.limit, waiting)
+            end = (each.begin.id[0] + rows, 0) if each.limit else each.target.id
+            ends[each.place[1]] = batches.reached(each, end, rows)
+            batch += rows
+        assert 0 < batch <= most
+        taken += batch
+    assert taken == sum(lengths)
+    assert not batches.starts(ends, targets)
