@@ -1,9 +1,11 @@
 -- dead_purge: dead -> gone
 --
 -- Delete dead letters: those named, or the oldest ones before an id. The dead-letter stream is the
--- one stream that is deleted from, and therefore never trimmed.
+-- one stream that is deleted from, and therefore never trimmed. Marks of letters on their way out of
+-- the slot go with them: this is also the last step of a move.
 --
 -- KEYS[1]  dlq     STREAM  stream:topic:{T:p:i}:dlq
+-- KEYS[2]  moving  HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  before  id      delete what is older than this id; '' = only the letters named
 -- ARGV[2]  count   int     at most so many of the older ones
@@ -16,16 +18,21 @@
 -- @include _ids
 -- @include _lists
 
-local dlq = KEYS[1]
+local dlq, moving = KEYS[1], KEYS[2]
 local before, count, ids = ARGV[1], tonumber(ARGV[2]), slice(ARGV, 3, #ARGV)
 
 redis.call('XLEN', dlq)
+redis.call('HLEN', moving)
 
 -- Guards end here
 -- One at a time: a page of letters could be hundreds of megabytes.
 local removed = 0
-for _, id in ipairs(ids) do
+local function remove(id)
   removed = removed + redis.call('XDEL', dlq, id)
+  redis.call('HDEL', moving, id)
+end
+for _, id in ipairs(ids) do
+  remove(id)
 end
 if before ~= '' then
   for _ = 1, count do
@@ -33,7 +40,7 @@ if before ~= '' then
     if not first or not older(first[1], before) then
       break
     end
-    removed = removed + redis.call('XDEL', dlq, first[1])
+    remove(first[1])
   end
 end
 return {'OK', removed}

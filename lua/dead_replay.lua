@@ -7,6 +7,7 @@
 --
 -- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
+-- KEYS[3]  moving     HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  letter_id  id      the letter
 -- ARGV[2]  group      str     whose retry stream the target is; '' = the target is the partition
@@ -15,6 +16,7 @@
 -- Returns  OK        [2] new id
 -- Returns  GONE      no such letter: replayed or purged before
 -- Returns  MISMATCH  the letter is another group's             [2] that group
+-- Returns  MOVING    it is on its way out of the slot          [2] where it goes
 -- Returns  NOGROUP   the group does not exist on its retry stream
 --
 -- Cost     O(log n + size of a body), n = letters
@@ -23,7 +25,7 @@
 -- @include _fields
 -- @include _lists
 
-local dlq, target = KEYS[1], KEYS[2]
+local dlq, target, moving = KEYS[1], KEYS[2], KEYS[3]
 local letter_id, group, changed = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
 
 -- Fields that settle_dead's caller and settle_dead itself add, less those that an entry has too.
@@ -39,6 +41,10 @@ if not letter then
   return {'GONE'}
 end
 redis.call('XLEN', target)
+local mark = redis.call('HGET', moving, letter_id)
+if mark then
+  return {'MOVING', string.match(mark, '^%d+ (.*)$') or mark}
+end
 if group ~= '' then
   local owner = named(letter[2])['group'] or ''
   if owner ~= group then

@@ -1,10 +1,11 @@
 -- member_beat: absent -> present, present -> present
 --
--- Say that an instance lives, and learn who else does. Whoever has been silent for twenty times
--- the span after which an instance counts as stale is forgotten.
+-- Say that an instance lives, and learn who else does and what operators want. Whoever has been
+-- silent for twenty times the span after which an instance counts as stale is forgotten.
 --
 -- KEYS[1]  members   ZSET  streaming:mq:members:{F}     score = last beat, unix ms
 -- KEYS[2]  info      HASH  streaming:mq:info:{F}        instance id -> JSON with its nonce
+-- KEYS[3]  control   HASH  streaming:mq:control:{F}     order -> JSON, read only
 --
 -- ARGV[1]  id        str   instance id
 -- ARGV[2]  nonce     token random, one for each run of the instance
@@ -12,14 +13,15 @@
 -- ARGV[4]  stale_ms  int   a beat older than this does not count
 --
 -- Returns  OK    [2] now, unix ms [3] members, each id, last beat in unix ms, JSON
+--                [4] orders and their JSON by turns
 -- Returns  TWIN  another run beats under this id     [2] its last beat, unix ms [3] its JSON
 --
--- Cost     O(n), n = members
+-- Cost     O(n + m), n = members, m = orders (control_change bounds them)
 -- Repeat   safe; a late copy of an instance that has left brings it back until it is forgotten.
 --          Works when memory is full
 -- @include _clock
 
-local members, info = KEYS[1], KEYS[2]
+local members, info, control = KEYS[1], KEYS[2], KEYS[3]
 local id, nonce, described, stale_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 local now = now_unix_ms()
@@ -31,6 +33,7 @@ if known and beat and now - tonumber(beat) < stale_ms then
     return {'TWIN', text(tonumber(beat)), known}
   end
 end
+local orders = redis.call('HGETALL', control)
 local silent = redis.call(
   'ZRANGEBYSCORE', members, '-inf', '(' .. text(now - 20 * stale_ms), 'LIMIT', 0, 100)
 
@@ -49,4 +52,4 @@ for at = 1, #present, 2 do
   local told = redis.call('HGET', info, present[at]) or ''
   rows[#rows + 1] = {present[at], text(tonumber(present[at + 1])), told}
 end
-return {'OK', text(now), rows}
+return {'OK', text(now), rows, orders}

@@ -26,6 +26,7 @@ local PUT_OFF_MS = 60000
 local WIDEST = 7900
 local KNOWN = {
   payload = true, key = true, headers = true, sentAt = true, originalId = true,
+  expiresAt = true, expiresAfter = true,
   retryCount = true, crashCount = true, replayCount = true,
 }
 

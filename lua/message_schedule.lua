@@ -7,10 +7,11 @@
 -- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}       send id -> packed fields
 -- KEYS[3]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>         only with a dedup id
 --
--- ARGV[1]  delay_ms   int     wait from now
--- ARGV[2]  send_id    str     new, random; used again only to repeat this very call
--- ARGV[3]  window_ms  int     how long the dedup id is remembered
--- ARGV[4..] fields    list    names and values
+-- ARGV[1]  delay_ms   int     wait from now, unless there is an instant
+-- ARGV[2]  at_ms      int     the instant, unix ms; one that has passed is due at once. -1 = none
+-- ARGV[3]  send_id    str     new, random; used again only to repeat this very call
+-- ARGV[4]  window_ms  int     how long the dedup id is remembered
+-- ARGV[5..] fields    list    names and values
 --
 -- Returns  OK   scheduled, now or by an earlier copy of this call     [2] due, unix ms
 -- Returns  DUP  the dedup id was used before     [2] send id or entry id of that message
@@ -22,8 +23,8 @@
 -- @include _lists
 
 local scheduled, items, dedup = KEYS[1], KEYS[2], KEYS[3]
-local delay_ms, send_id, window_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-local fields = slice(ARGV, 4, #ARGV)
+local delay_ms, at_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
+local send_id, window_ms, fields = ARGV[3], ARGV[4], slice(ARGV, 5, #ARGV)
 
 redis.call('HLEN', items)
 local earlier_due = redis.call('ZSCORE', scheduled, send_id)
@@ -39,7 +40,7 @@ end
 
 -- Guards end here
 local now = now_unix_ms()
-local due = text(now + delay_ms)
+local due = text(at_ms >= 0 and at_ms or now + delay_ms)
 redis.call('HSET', items, send_id, cmsgpack.pack(merged(fields, {'sentAt', text(now)}, {})))
 redis.call('ZADD', scheduled, due, send_id)
 if dedup ~= scheduled then

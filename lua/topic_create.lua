@@ -10,8 +10,9 @@
 -- ARGV[2]  settings    str   JSON
 -- ARGV[3..] streams    list  names of the partition streams
 --
--- Returns  OK      created
--- Returns  EXISTS  created before           [2] its count [3] its settings
+-- Returns  OK        created
+-- Returns  EXISTS    created before           [2] its count [3] its settings
+-- Returns  DELETING  it is being deleted
 --
 -- Cost     O(p), p = partitions
 -- Repeat   safe: the second answers EXISTS with the same count
@@ -21,7 +22,10 @@
 local meta, partitions = KEYS[1], KEYS[2]
 local count, settings, streams = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
 
-local known = redis.call('HMGET', meta, 'partitionCount', 'settings')
+local known = redis.call('HMGET', meta, 'partitionCount', 'settings', 'deleting')
+if known[3] then
+  return {'DELETING'}
+end
 if known[1] then
   return {'EXISTS', known[1], known[2] or ''}
 end

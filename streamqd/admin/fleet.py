@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from streamqd.admin import partitions
+from streamqd.admin import partitions, steering
 from streamqd.admin.pages import ask, measure
 from streamqd.admin.partitions import UnitRow
+from streamqd.admin.steering import OrderRow
 from streamqd.model import Unit
 from streamqd.store import statistics, topics
 from streamqd.store.client import Link
@@ -19,9 +20,10 @@ from streamqd.store.keys import Keys
 class InstanceRow:
     """One instance of the fleet.
 
-    `state` is starting, working, standby (healthy, owning nothing), paused, draining, silent (no
-    beat for longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned`
-    counts its units, `rate` the messages acknowledged per second, null when not known.
+    `state` is starting, working, standby (healthy, owning nothing), paused (by a signal), draining
+    (it hands over what it owns), drained (an operator wants it to own nothing), silent (no beat for
+    longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned` counts its
+    units, `rate` the messages acknowledged per second, null when not known.
     """
 
     instance: str
@@ -43,28 +45,52 @@ class UnitStatus(UnitRow):
 
     `worker` is the state of the owner's worker process (booting, ready, paused, quiet, broken …),
     '' when it is not known. `in_hand` are entries fetched and not handled, `rate` the messages
-    acknowledged per second, `longest_run_seconds` the age of the handler run that runs now.
+    acknowledged per second, `longest_run_seconds` the age of the handler run that runs now,
+    `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any has.
     """
 
     worker: str
     in_hand: int | None
     rate: float | None
     longest_run_seconds: float | None
+    lag_per_second: float | None
+    progress_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A group that has unread messages: how many, since when, and where that goes.
+
+    `lag` is null when the server cannot count it, `since_unix_ms` when the oldest unread one was
+    written. `lag_per_second` is how fast the lag grows, an average of
+    about 20 seconds, null when not every partition of it is told.
+    """
+
+    topic: str
+    group: str
+    lag: int | None
+    since_unix_ms: int | None
+    lag_per_second: float | None
+    partitions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
     """The fleet at a glance.
 
-    `dead_letters` counts them by topic (only topics that have some), and `problems` are sentences
-    for people.
+    `orders` are what operators want of the fleet, pauses first; `strange_orders` those that cannot
+    be read, with the problem. `dead_letters` counts them by topic (only topics that have some), and
+    `problems` are sentences for people.
     """
 
     fleet: str
     now_unix_ms: int
+    orders: list[OrderRow]
+    strange_orders: dict[str, str]
     problems: list[str]
     instances: list[InstanceRow]
     units: list[UnitStatus]
+    behind: list[Behind]
     dead_letters: dict[str, int]
 
 
@@ -77,10 +103,11 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
             ("HGETALL", keys.info(fleet)),
         ],
     )
-    told = {name: _document(raw) for name, raw in _pairs(infos)}
+    told = {name: steering.document(raw) for name, raw in _pairs(infos)}
     names = [name.decode("utf-8", "replace") for name in beats[::2]]
     summaries = [
-        _document(raw) for raw in ask(link, [("GET", keys.instance(fleet, n)) for n in names])
+        steering.document(raw)
+        for raw in ask(link, [("GET", keys.instance(fleet, n)) for n in names])
     ]
     seen = partitions.view(link, keys)
     now = seen.now_unix_ms
@@ -98,12 +125,16 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
         for row in seen.units
     ]
     letters = _dead_letters(link, keys)
+    ordered = steering.view(steering.Fleet(link, keys, fleet, stale))
     return StatusView(
         fleet=fleet,
         now_unix_ms=now,
+        orders=ordered.orders,
+        strange_orders=ordered.strange,
         problems=_problems(fleet, instances, units, summaries, letters, now),
         instances=instances,
         units=units,
+        behind=_behind(units),
         dead_letters=letters,
     )
 
@@ -136,7 +167,33 @@ def _unit_status(row: UnitRow, worker: dict[str, Any]) -> UnitStatus:
         in_hand=_number(worker.get("in_hand")),
         rate=_rate(worker),
         longest_run_seconds=float(run) if run is not None else None,
+        lag_per_second=_real(worker.get("lag_per_second")),
+        progress_seconds=_real(worker.get("progress_seconds")),
     )
+
+
+def _behind(units: list[UnitStatus]) -> list[Behind]:
+    """The groups that have something unread, the one that has waited for longest first."""
+    groups: dict[tuple[str, str], list[UnitStatus]] = {}
+    for unit in units:
+        if unit.lag != 0:
+            groups.setdefault((unit.topic, unit.group), []).append(unit)
+    found = []
+    for (topic, group), some in groups.items():
+        lags = [unit.lag for unit in some if unit.lag is not None]
+        slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
+        oldest = [unit.oldest_unread_unix_ms for unit in some]
+        found.append(
+            Behind(
+                topic=topic,
+                group=group,
+                lag=sum(lags) if len(lags) == len(some) else None,
+                since_unix_ms=min((each for each in oldest if each is not None), default=None),
+                lag_per_second=round(sum(slopes), 2) if len(slopes) == len(some) else None,
+                partitions=[unit.partition for unit in some],
+            )
+        )
+    return sorted(found, key=lambda each: each.since_unix_ms or math.inf)
 
 
 def _problems(
@@ -198,14 +255,6 @@ def _pairs(raw: list[bytes] | None) -> list[tuple[str, bytes]]:
     ]
 
 
-def _document(raw: bytes | None) -> dict[str, Any]:
-    try:
-        found = json.loads(raw or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _list(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
@@ -216,6 +265,10 @@ def _unit_of(raw: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _number(value: Any) -> int | None:
     return int(value) if isinstance(value, int | float) else None
+
+
+def _real(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _rate(unit: dict[str, Any]) -> float | None:

@@ -5,25 +5,33 @@ The dead letters of a topic are the union of its partitions'.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from streamqd.admin import topics
-from streamqd.admin.pages import Entry, Place, ask, newest_first, read_fields, read_id, read_place
-from streamqd.errors import Refused
+from streamqd.admin.dead_choice import EVERY_LETTER, Choice
+from streamqd.admin.letters_reading import (
+    KNOWN,
+    Fields,
+    find,
+    origin_of,
+    replays_of,
+    streams_of,
+    total,
+)
+from streamqd.admin.pages import Entry, Id, Place, ask, newest_first, read_id, read_place
+from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-
-SCAN_MAX = 10_000  # letters looked at for the statistics of a topic
 
 
 @dataclass(frozen=True, slots=True)
 class LetterRow:
     """One dead letter of `dlq list`.
 
-    `reason` is attempts, dead, decode, crashes, too-old, not-retried, cancelled or loop. `uid`
-    names the message over all its copies. Numbers are null when the letter does not tell them.
+    `reason` is attempts, dead, undecodable, crashes, too-old, not-retried, cancelled or loop. `uid`
+    names the message over all its copies, `fingerprint` the failure, the same for letters that died
+    alike. Numbers are null when the letter does not tell them.
     """
 
     id: str
@@ -38,6 +46,7 @@ class LetterRow:
     key: bytes | None
     failed_unix_ms: int | None
     original_unix_ms: int | None
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,8 @@ class Letter(LetterRow):
     """One dead letter with everything that is known of it, as `dlq show` prints it.
 
     `exit_code` or `signal` say how the process (`pid`) ended that the message took down, `rss` how
-    much memory it had, in bytes. `headers` is null when they
+    much memory it had, in bytes. `frame` is the innermost frame of user code, `file:function`.
+    `moving_to` is where a replay that was interrupted was taking it. `headers` is null when they
     cannot be read; `other` holds fields that streamqd does not know.
     """
 
@@ -54,7 +64,8 @@ class Letter(LetterRow):
     instance: str
     handler: str
     traceback: str
-    fingerprint: str
+    frame: str
+    moving_to: str
     signal: str
     exit_code: int | None
     pid: int | None
@@ -87,32 +98,6 @@ class TopicLetters:
     newest_unix_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Letters that died alike, in `dlq stats`."""
-
-    group: str
-    reason: str
-    error_class: str
-    count: int
-    newest: str
-    newest_unix_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Causes:
-    """The letters of a topic by cause, the most frequent first.
-
-    `complete` is false when only the newest `looked_at` letters were counted.
-    """
-
-    topic: str
-    total: int
-    looked_at: int
-    complete: bool
-    causes: list[Cause]
-
-
 # --- looking --------------------------------------------------------------------------------------
 
 
@@ -136,16 +121,14 @@ def listed(
     keys: Keys,
     topic: str,
     *,
-    group: str | None = None,
+    choice: Choice = EVERY_LETTER,
     limit: int = 20,
     cursor: str = "",
 ) -> LettersView:
-    """A page of letters, of one group or all. Raises TopicMissing, Refused."""
+    """A page of the letters chosen. Raises TopicMissing, Refused."""
     streams = streams_of(link, keys, topic)
     before = read_place(cursor, len(streams)) if cursor else None
-    found = list(
-        newest_first(link, streams, before=before, keep=lambda e: is_of(e, group), limit=limit + 1)
-    )
+    found = list(newest(link, streams, choice, limit + 1, before))
     page = found[:limit]
     return LettersView(
         topic=topic,
@@ -155,10 +138,24 @@ def listed(
     )
 
 
+def newest(
+    link: Link, streams: dict[int, str], choice: Choice, limit: int, before: Place | None = None
+) -> Iterator[Entry]:
+    """Yield the letters chosen, at most `limit`, the newest first, behind the place `before`."""
+    since = None if choice.since_unix_ms is None else Id(max(0, choice.since_unix_ms), 0)
+    if choice.until_unix_ms is not None:
+        # Redis has no range that ends before 0-0.
+        end = Place(0, max(Id(choice.until_unix_ms, 0), Id(0, 1)))
+        before = end if before is None else min(before, end, key=lambda p: (p.id, p.partition))
+    keep = choice.takes if choice.narrows else None
+    return newest_first(link, streams, before=before, since=since, keep=keep, limit=limit)
+
+
 def show(link: Link, keys: Keys, topic: str, letter_id: str) -> Letter:
     """One letter in full. Raises TopicMissing, Refused when there is no such letter."""
     entry = find(link, streams_of(link, keys, topic), letter_id)
     told, row = Fields(entry.fields), _row(topic, entry)
+    mark = link.execute("HGET", keys.moving(topic, entry.partition), str(entry.id)) or b""
     return Letter(
         topic=topic,
         partition=entry.partition,
@@ -166,7 +163,8 @@ def show(link: Link, keys: Keys, topic: str, letter_id: str) -> Letter:
         instance=told.text(b"instance"),
         handler=told.text(b"handler"),
         traceback=told.text(b"traceback"),
-        fingerprint=told.text(b"fingerprint"),
+        frame=frame_of(told.text(b"traceback")),
+        moving_to=mark.decode("utf-8", "replace").partition(" ")[2],
         signal=told.text(b"signal"),
         exit_code=told.number(b"exitCode"),
         pid=told.number(b"pid"),
@@ -176,86 +174,14 @@ def show(link: Link, keys: Keys, topic: str, letter_id: str) -> Letter:
         other={
             name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for name, value in entry.fields.items()
-            if name not in _KNOWN
+            if name not in KNOWN
         },
     )
 
 
-def causes(link: Link, keys: Keys, topic: str) -> Causes:
-    """Count the newest letters of a topic by what killed them. Raises TopicMissing."""
-    streams = streams_of(link, keys, topic)
-    counted: Counter[tuple[str, str, str]] = Counter()
-    newest: dict[tuple[str, str, str], Place] = {}
-    for entry in newest_first(link, streams, limit=SCAN_MAX):
-        told = Fields(entry.fields)
-        cause = (told.text(b"group"), told.text(b"reason"), told.text(b"errorClass"))
-        counted[cause] += 1
-        newest.setdefault(cause, entry.place)
-    found = total(link, keys, topic)
-    looked_at = counted.total()
-    return Causes(
-        topic=topic,
-        total=found,
-        looked_at=looked_at,
-        complete=looked_at < SCAN_MAX or found <= SCAN_MAX,
-        causes=[
-            Cause(
-                *cause, count=count, newest=str(newest[cause]), newest_unix_ms=newest[cause].id.ms
-            )
-            for cause, count in counted.most_common()
-        ],
-    )
-
-
-def total(link: Link, keys: Keys, topic: str) -> int:
-    """How many letters a topic has. Raises TopicMissing."""
-    streams = streams_of(link, keys, topic)
-    return sum(ask(link, [("XLEN", stream) for stream in streams.values()]))
-
-
-def find(link: Link, streams: dict[int, str], letter_id: str) -> Entry:
-    place = read_place(letter_id, len(streams))
-    page = link.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
-    if not page:
-        raise Refused(f"there is no dead letter {letter_id}: it was replayed, purged or never was")
-    return Entry(place.partition, place.id, read_fields(page[0][1]))
-
-
-def streams_of(link: Link, keys: Keys, topic: str) -> dict[int, str]:
-    count = topics.partition_count(link, keys, topic)
-    return {number: keys.dlq(topic, number) for number in range(count)}
-
-
-# --- what a letter says ---------------------------------------------------------------------------
-
-_KNOWN = frozenset(
-    b"payload key headers originalTopic originalPartition originalId timestamp group instance"
-    b" attempts crashes reason errorClass errorMessage traceback fingerprint signal exitCode rss"
-    b" pid handler failedAt retryCount crashCount replayCount".split()
-)
-
-
-class Fields:
-    """A letter's fields as text and numbers; what cannot be read as that counts as missing."""
-
-    def __init__(self, fields: dict[bytes, bytes]) -> None:
-        self._fields = fields
-
-    def text(self, name: bytes) -> str:
-        return self._fields.get(name, b"").decode("utf-8", "replace")
-
-    def number(self, name: bytes) -> int | None:
-        try:
-            return int(self._fields[name])
-        except (KeyError, ValueError):
-            return None
-
-
 def _row(topic: str, entry: Entry) -> LetterRow:
     told = Fields(entry.fields)
-    original = told.text(b"originalId")
-    origin = told.text(b"originalTopic") or topic
-    number = told.text(b"originalPartition") or str(entry.partition)
+    origin, number, original = origin_of(topic, entry)
     return LetterRow(
         id=str(entry.place),
         group=told.text(b"group"),
@@ -264,13 +190,10 @@ def _row(topic: str, entry: Entry) -> LetterRow:
         error_message=told.text(b"errorMessage"),
         attempts=told.number(b"attempts"),
         crashes=told.number(b"crashes"),
-        replays=told.number(b"replayCount") or 0,
+        replays=replays_of(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
         failed_unix_ms=told.number(b"failedAt"),
         original_unix_ms=told.number(b"timestamp"),
+        fingerprint=of_letter(entry.fields),
     )
-
-
-def is_of(entry: Entry, group: str | None) -> bool:
-    return group is None or entry.fields.get(b"group") == group.encode()

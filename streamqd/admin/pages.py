@@ -131,24 +131,28 @@ def newest_first(
     streams: Mapping[int, str],
     *,
     before: Place | None = None,
-    keep: Callable[[Entry], bool] = lambda _entry: True,
+    since: Id | None = None,
+    keep: Callable[[Entry], bool] | None = None,
     limit: int,
 ) -> Iterator[Entry]:
     """Yield entries of many streams merged, the newest first, those that `keep` accepts.
 
     `before` is the place of the last entry seen: what follows it in this order is yielded, so a
-    place is all that a next page needs.
+    place is all that a next page needs. Entries older than `since` are not read.
     """
     size = min(PAGE_MAX, max(1, -(-limit // max(1, len(streams))) + 1))
+    if keep is not None:
+        size = PAGE_MAX  # most of what is read may not be wanted
+    lower = "-" if since is None else str(since)
     readers = [
-        _backwards(link, partition, stream, _upper(partition, before), size)
+        _backwards(link, partition, stream, _upper(partition, before), lower, size)
         for partition, stream in streams.items()
     ]
     merged = heapq.merge(*readers, key=lambda entry: (entry.id, entry.partition), reverse=True)
     for entry in merged:
         if limit <= 0:
             return
-        if keep(entry):
+        if keep is None or keep(entry):
             limit -= 1
             yield entry
 
@@ -159,9 +163,11 @@ def _upper(partition: int, before: Place | None) -> str:
     return str(before.id) if partition < before.partition else f"({before.id}"
 
 
-def _backwards(link: Link, partition: int, stream: str, upper: str, size: int) -> Iterator[Entry]:
+def _backwards(
+    link: Link, partition: int, stream: str, upper: str, lower: str, size: int
+) -> Iterator[Entry]:
     while True:
-        page = link.execute("XREVRANGE", stream, upper, "-", "COUNT", size)
+        page = link.execute("XREVRANGE", stream, upper, lower, "COUNT", size)
         for raw_id, raw_fields in page:
             yield Entry(partition, read_id(raw_id), read_fields(raw_fields))
         if len(page) < size:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import topics
 from streamqd.admin.pages import ask, measure, server_unix_ms
+from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import leases, messages, statistics
 from streamqd.store import topics as registry
@@ -24,7 +25,7 @@ class UnitRow:
     grows with each change of owner. `lag` counts unread messages, null when the server cannot tell
     and there are more than 1,000; `pending` those handed out and not acknowledged; `delayed` those
     that wait for their next attempt. `oldest_unix_ms` is when the oldest of the unread and pending
-    ones was written.
+    ones was written, `oldest_unread_unix_ms` when the oldest of the unread ones was.
     """
 
     topic: str
@@ -38,6 +39,7 @@ class UnitRow:
     pending: int
     delayed: int
     oldest_unix_ms: int | None
+    oldest_unread_unix_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,25 @@ class PartitionsView:
 
 
 def view(
-    link: Link, keys: Keys, topic: str | None = None, group: str | None = None
+    link: Link,
+    keys: Keys,
+    topic: str | None = None,
+    group: str | None = None,
+    partition: int | None = None,
 ) -> PartitionsView:
-    """Look at the units of one topic or all, of one group or all. Raises TopicMissing."""
+    """Look at the units of one topic or all, of one group or all, of one partition or all.
+
+    A partition needs its topic. Raises TopicMissing, Refused.
+    """
     if topic is not None:
         counts = {topic: topics.partition_count(link, keys, topic)}
     else:
         names = registry.registered(link, keys)
         known = ((name, registry.partition_count(link, keys, name)) for name in names)
         counts = {name: count for name, count in known if count is not None}
+    if partition is not None and partition not in range(counts.get(topic or "", 0)):
+        last = counts.get(topic or "", 0) - 1
+        raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {last}")
     units: list[Unit] = []
     idle = []
     for each, count in counts.items():
@@ -67,10 +79,12 @@ def view(
             Unit(each, number, name)
             for name in found
             if group in (None, name)
-            for number in range(count)
+            for number in (range(count) if partition is None else (partition,))
         ]
         if not found:
             idle.append(each)
+    if group is not None and not units:
+        raise Refused(f"no group {group} reads {f'the topic {topic}' if topic else 'any topic'}")
     return PartitionsView(server_unix_ms(link), rows(link, keys, units), idle)
 
 
@@ -118,4 +132,5 @@ def _row(
         pending=figures.pending if figures else 0,
         delayed=figures.delayed if figures else 0,
         oldest_unix_ms=figures.oldest_unix_ms() if figures else None,
+        oldest_unread_unix_ms=figures.oldest_unread_unix_ms() if figures else None,
     )

@@ -96,7 +96,7 @@ def view(
         source
         for number in range(count)
         for source in (
-            _Source(number, "m", keys.stream(topic, number)),
+            _Source(number, "m", keys.source(topic, number, group)),
             _Source(number, "r", keys.retry_stream(topic, number, group)),
         )
     ]

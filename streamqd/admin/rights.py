@@ -19,23 +19,28 @@ _FENCE = (
     "EVAL return-1 1 @, EVALSHA sha 1 @, HGET @ f, HMGET @ f, HEXISTS @ f, HSET @ f v, HDEL @ f,"
     " WATCH @"
 )
-_ATTEMPTS = "HMGET @ f, HGET @ f, HSET @ f v, HINCRBY @ f 1, HDEL @ f"
+_ATTEMPTS = "HMGET @ f, HGET @ f, HSET @ f v, HINCRBY @ f 1, HDEL @ f, UNLINK @"
 _ORDERED = "ZADD @ 1 m, ZREM @ m, ZCARD @, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
+_DELAYED = f"{_ORDERED}, ZRANK @ m, ZCOUNT @ 0 1, UNLINK @"
 _MAPPED = "HGET @ f, HSET @ f v, HDEL @ f, HLEN @"
 _STREAM = (
     "EXISTS @, XADD @ * f v, XLEN @, XTRIM @ MAXLEN 1, XRANGE @ - +, XREVRANGE @ + -,"
     " XREAD STREAMS @ 0, XREADGROUP GROUP g w STREAMS @ >, XACK @ g 1-1, XPENDING @ g,"
-    " XCLAIM @ g w 0 1-1, XINFO GROUPS @, XINFO STREAM @, XINFO CONSUMERS @ g, XGROUP CREATE @ g $"
+    " XCLAIM @ g w 0 1-1, XAUTOCLAIM @ g w 0 0-0, XINFO GROUPS @, XINFO STREAM @,"
+    " XINFO CONSUMERS @ g, XGROUP CREATE @ g $,"
+    " MEMORY USAGE @"
 )
 _LETTERS = "XADD @ * f v, XLEN @, XDEL @ 1-1, XRANGE @ - +, XREVRANGE @ + -, XINFO STREAM @"
-_TRIM = "HGET @ f, HMGET @ f, HSET @ f v"
+_TRIM = "HGET @ f, HMGET @ f, HSET @ f v, HINCRBY @ f 1, HLEN @"
 _DEDUP = "GET @, SET @ v"
 _META = "HGET @ f, HMGET @ f, HSET @ f v, HSETNX @ f v"
 _NAMES = "SADD @ m, SCARD @, SMEMBERS @"
 _MEMBERS = "ZADD @ 1 m, ZREM @ m, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
 _INFO = "HGET @ f, HSET @ f v, HDEL @ f, HGETALL @"
+_ORDERS = "HGET @ f, HGETALL @, HSET @ f v, HDEL @ f, HLEN @, HEXISTS @ f"
 _SUMMARY = "GET @, SET @ v"
 _WAKE = "PUBLISH @ m"
+_AUDIT = "XADD @ MAXLEN ~ 1 * f v, XREVRANGE @ + -"
 _KEYLESS = "TIME, INFO"
 
 
@@ -58,7 +63,11 @@ def missing(link: Link, keys: Keys, fleet: str) -> list[Lacking]:
     # One transaction per slot, else a cluster refuses it as a whole.
     for needed in (
         _of_partition(keys),
-        {keys.meta(_UNIT.topic): _META, keys.partitions(_UNIT.topic): _NAMES},
+        {
+            keys.meta(_UNIT.topic): _META,
+            keys.partitions(_UNIT.topic): _NAMES,
+            keys.audit(_UNIT.topic): _AUDIT,
+        },
         {keys.registry(): _NAMES, "": _KEYLESS},
         _of_fleet(keys, fleet),
     ):
@@ -83,11 +92,12 @@ def _of_partition(keys: Keys) -> dict[str, str]:
         keys.lease(*_UNIT): _LEASE,
         keys.fence(*_UNIT): _FENCE,
         keys.attempts(*_UNIT): _ATTEMPTS,
-        keys.retry(*_UNIT): _ORDERED,
+        keys.retry(*_UNIT): _DELAYED,
         keys.retry_items(*_UNIT): _MAPPED,
         keys.stream(*place): _STREAM,
         keys.retry_stream(*_UNIT): _STREAM,
         keys.dlq(*place): _LETTERS,
+        keys.moving(*place): _MAPPED,
         keys.scheduled(*place): _ORDERED,
         keys.scheduled_items(*place): _MAPPED,
         keys.trim(*place): _TRIM,
@@ -99,6 +109,7 @@ def _of_fleet(keys: Keys, fleet: str) -> dict[str, str]:
     return {
         keys.members(fleet): _MEMBERS,
         keys.info(fleet): _INFO,
+        keys.orders(fleet): _ORDERS,
         keys.instance(fleet, "streamqd-check"): _SUMMARY,
         keys.wake(fleet): _WAKE,
     }

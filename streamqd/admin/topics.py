@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin.pages import ask, measure
+from streamqd.admin import groups_lag, topics_settings
+from streamqd.admin.pages import BATCH, ask, measure
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import Refused, TopicMissing
-from streamqd.store import statistics, topics
+from streamqd.errors import RedisRefused, Refused, TopicMissing
+from streamqd.model import Unit
+from streamqd.store import growth, statistics, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -30,26 +32,64 @@ class TopicRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLag:
+    """A group on one partition, or on all of a topic. Its fields are those of `group describe`."""
+
+    group: str
+    lag: int
+    lag_exact: bool
+    pending: int
+    delayed: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """One partition of a topic. `added` counts all entries ever; ids are '' when there is none."""
+    """One partition of a topic. `added` counts all entries ever; ids are '' when there is none.
+
+    `bytes` is about the memory of its stream, null when this Redis user may not ask.
+    """
 
     partition: int
     messages: int
     added: int
     first_id: str
     last_id: str
+    bytes: int | None
     scheduled: int
     dead: int
+    groups: list[GroupLag]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The sums over all partitions."""
+
+    messages: int
+    added: int
+    bytes: int | None
+    scheduled: int
+    dead: int
+    groups: list[GroupLag]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic as `topic describe` shows it. `settings` are those that it was created with."""
+    """A topic as `topic describe` shows it.
+
+    `settings` are those registered with the topic, `configured` those that the configuration read
+    here states of it, and `effective` those that a daemon with this configuration goes by: what is
+    configured, over what is registered, over the defaults. `growing_to` is the number of partitions
+    that a growth under way leads to, else null.
+    """
 
     topic: str
     created_unix_ms: int | None
     settings: dict[str, Any]
+    configured: dict[str, Any]
+    effective: dict[str, Any]
+    growing_to: int | None
     groups: list[str]
+    totals: Totals
     partitions: list[PartitionRow]
 
 
@@ -82,8 +122,8 @@ def create(link: Link, keys: Keys, topic: str, wanted: config.Topic) -> Created:
     count = topics.create(link, keys, topic, wanted)
     if count != wanted.partitions:
         raise Refused(
-            f"the topic {topic} exists already, with {count} partitions; that number cannot be"
-            " changed by creating it again"
+            f"the topic {topic} exists already, with {count} partitions; that number is not"
+            f" changed by creating it again: see `streamqd topic grow {topic}`"
         )
     return Created(topic, count, created=before is None)
 
@@ -110,38 +150,108 @@ def listed(link: Link, keys: Keys) -> list[TopicRow]:
     return rows
 
 
-def describe(link: Link, keys: Keys, topic: str) -> TopicDetail:
-    """One topic, partition by partition. Raises TopicMissing."""
+def describe(
+    link: Link, keys: Keys, topic: str, configured: config.Topic | None = None
+) -> TopicDetail:
+    """One topic, partition by partition; `configured` is what the file says of it.
+
+    Raises TopicMissing.
+    """
     count = partition_count(link, keys, topic)
     meta = topics.meta(link, keys, topic)
-    figures = _figures(link, keys, topic, count)
+    names = groups(link, keys, topic, range(count))
+    rows = _partition_rows(link, keys, topic, count, names)
+    sizes = [row.bytes for row in rows if row.bytes is not None]
+    registered = meta.settings if meta else {}
+    stated = configured or config.Topic()
+    under_way = growth.under_way(link, keys, topic)
     return TopicDetail(
         topic=topic,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
-        settings=meta.settings if meta else {},
-        groups=groups(link, keys, topic, range(count)),
-        partitions=[
-            PartitionRow(
-                partition=number,
-                messages=each.length,
-                added=each.added,
-                first_id=each.first_id,
-                last_id="" if each.last_id == "0-0" else each.last_id,
-                scheduled=each.scheduled,
-                dead=each.dead,
-            )
-            for number, each in enumerate(figures)
-        ],
+        settings=registered,
+        configured=topics_settings.stated(stated),
+        effective=topics_settings.plain(config.effective(stated, registered)),
+        growing_to=under_way.to if under_way else None,
+        groups=names,
+        totals=Totals(
+            messages=sum(row.messages for row in rows),
+            added=sum(row.added for row in rows),
+            bytes=sum(sizes) if len(sizes) == len(rows) else None,
+            scheduled=sum(row.scheduled for row in rows),
+            dead=sum(row.dead for row in rows),
+            groups=[_summed(name, rows) for name in names],
+        ),
+        partitions=rows,
     )
 
 
-def groups(link: Link, keys: Keys, topic: str, partitions: Iterable[int]) -> list[str]:
-    """Names of the groups that read any of the partitions, sorted."""
-    replies = ask(link, [("XINFO", "GROUPS", keys.stream(topic, each)) for each in partitions])
+def _partition_rows(
+    link: Link, keys: Keys, topic: str, count: int, names: list[str]
+) -> list[PartitionRow]:
+    figures = _figures(link, keys, topic, count)
+    units = [Unit(topic, number, name) for number in range(count) for name in names]
+    found = groups_lag.backlogs(link, keys, units)
+    sizes = _sizes(link, [keys.stream(topic, number) for number in range(count)])
+    return [
+        PartitionRow(
+            partition=number,
+            messages=each.length,
+            added=each.added,
+            first_id=each.first_id,
+            last_id="" if each.last_id == "0-0" else each.last_id,
+            bytes=size,
+            scheduled=each.scheduled,
+            dead=each.dead,
+            groups=[
+                GroupLag(name, one.lag, one.lag_exact, one.pending, one.delayed)
+                for name in names
+                if (one := found.get(Unit(topic, number, name))) is not None
+            ],
+        )
+        for number, (each, size) in enumerate(zip(figures, sizes, strict=True))
+    ]
+
+
+def _summed(name: str, rows: list[PartitionRow]) -> GroupLag:
+    parts = [each for row in rows for each in row.groups if each.group == name]
+    return GroupLag(
+        group=name,
+        lag=sum(each.lag for each in parts),
+        lag_exact=all(each.lag_exact for each in parts),
+        pending=sum(each.pending for each in parts),
+        delayed=sum(each.delayed for each in parts),
+    )
+
+
+def _sizes(link: Link, streams: list[str]) -> list[int | None]:
+    """The memory of streams, by a sample of their nodes. 0 of what does not exist."""
+    sizes: list[int | None] = []
+    for start in range(0, len(streams), BATCH):
+        batch = streams[start : start + BATCH]
+        replies = link.pipeline([("MEMORY", "USAGE", name, "SAMPLES", 20) for name in batch])
+        sizes += [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
+    return sizes
+
+
+def groups(
+    link: Link, keys: Keys, topic: str, partitions: Iterable[int], *, letters: bool = True
+) -> list[str]:
+    """Names of the groups that read any of the partitions, sorted.
+
+    With `letters` also of those that read their dead letters.
+    """
+    numbers = list(partitions)
+    streams = [keys.stream(topic, each) for each in numbers]
+    if letters:
+        streams += [keys.dlq(topic, each) for each in numbers]
+    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams])
     found = set()
-    for reply in replies:
+    for at, reply in enumerate(replies):
         for group in reply or ():
-            found.add(dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode())
+            name = dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode()
+            # A group of one kind on the stream of the other was made by somebody else.
+            if Unit(topic, 0, name).reads_letters == (at >= len(numbers)):
+                found.add(name)
     return sorted(found)
 
 

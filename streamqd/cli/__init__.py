@@ -7,12 +7,26 @@ standard error, never a traceback.
 
 from __future__ import annotations
 
-from streamqd.cli.root import cli
+from typing import TYPE_CHECKING, Any
+
+from streamqd.cli import early
+
+if TYPE_CHECKING:
+    from streamqd.cli.root import cli
+
+__all__ = ["cli", "main"]
 
 
 def main() -> None:
     """Run the command with the arguments of the process."""
-    cli.main(prog_name="streamqd")
+    early.listen()
+    __getattr__("cli").main(prog_name="streamqd")
 
 
-__all__ = ["cli", "main"]
+def __getattr__(name: str) -> Any:
+    # Imported late: a signal that comes while all the verbs are being loaded must find a listener.
+    if name != "cli":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from streamqd.cli.root import cli as command
+
+    return command

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from streamqd.admin import dead, letters
-from streamqd.admin.dead import Choice
+from streamqd.admin import audit, dead, letters, topics
 from streamqd.admin.pages import server_unix_ms
-from streamqd.cli.arguments import Duration, json_option, yes_option
-from streamqd.cli.output import age, confirm, count, emit, printable, table
+from streamqd.cli.arguments import json_option
+from streamqd.cli.dlq_act import purge, replay
+from streamqd.cli.dlq_choice import chosen, filter_options, stated
+from streamqd.cli.dlq_export import export
+from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
+from streamqd.cli.output import age, count, emit, table
 from streamqd.cli.session import Session, pass_session
-from streamqd.errors import Refused
 from streamqd.store.client import Link
 
-ALL = click.option("--all", "all_", is_flag=True, help="All letters of the topic (or the group).")
-IDS = click.option(
-    "--id", "ids", metavar="PARTITION:MS-SEQ", multiple=True, help="This letter; may be repeated."
+LIMIT = click.option(
+    "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
+    help="Rows of one page.",
+)  # fmt: skip
+CURSOR = click.option(
+    "--cursor", default="", help="Go on behind the page that printed this cursor."
 )
-GROUP = click.option("-g", "--group", help="Only letters of this group.")
 
 
 @click.group()
@@ -27,21 +33,13 @@ def dlq() -> None:
 
 @dlq.command("list")
 @click.argument("topic", required=False)
-@GROUP
-@click.option(
-    "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
-    help="Rows of one page.",
-)  # fmt: skip
-@click.option("--cursor", default="", help="Go on behind the page that printed this cursor.")
+@filter_options
+@LIMIT
+@CURSOR
 @json_option
 @pass_session
 def list_(
-    session: Session,
-    topic: str | None,
-    group: str | None,
-    limit: int,
-    cursor: str,
-    as_json: bool,
+    session: Session, /, topic: str | None, limit: int, cursor: str, as_json: bool, **filters: Any
 ) -> None:
     """Show the letters of a topic, the newest first.
 
@@ -49,31 +47,20 @@ def list_(
     """
     with session.link() as link:
         if topic is None:
+            if stated(filters):
+                raise click.UsageError("say which topic: the filters are for the letters of one")
             _overview(session, link, as_json)
             return
-        seen = letters.listed(link, session.keys, topic, group=group, limit=limit, cursor=cursor)
+        choice = chosen(link, filters)
+        seen = letters.listed(link, session.keys, topic, choice=choice, limit=limit, cursor=cursor)
         now = server_unix_ms(link)
     if as_json:
         emit(seen)
         return
     if not seen.rows:
-        click.echo(f"no {'more ' if cursor else ''}dead letters in {topic}" + _for(group))
+        click.echo(f"no {'more ' if cursor else ''}{_nothing(topic, filters)}")
         return
-    table(
-        ("ID", "GROUP", "REASON", "AGE", "TRIES", "KEY", "ERROR"),
-        [
-            (
-                row.id,
-                row.group,
-                row.reason,
-                age(None if row.failed_unix_ms is None else now - row.failed_unix_ms),
-                row.attempts,
-                None if row.key is None else printable(row.key)[:20],
-                ": ".join(filter(None, (row.error_class, row.error_message))),
-            )
-            for row in seen.rows
-        ],
-    )
+    print_rows(seen.rows, now)
     session.note(f"{count(seen.total, 'dead letter')} in {topic}")
     if seen.cursor:
         session.note(f"more: --cursor {seen.cursor}")
@@ -103,35 +90,36 @@ def _overview(session: Session, link: Link, as_json: bool) -> None:
 
 @dlq.command()
 @click.argument("topic")
+@filter_options
+@click.option(
+    "-n", "--newest", type=click.IntRange(1), metavar="N", help="Count only the newest N."
+)
 @json_option
 @pass_session
-def stats(session: Session, topic: str, as_json: bool) -> None:
-    """Count the newest letters of a topic by what killed them."""
+def stats(
+    session: Session, /, topic: str, newest: int | None, as_json: bool, **filters: Any
+) -> None:
+    """Count the letters of a topic by what killed them.
+
+    Letters that died of the same exception, at the same place in your code, in the same handler,
+    have the same fingerprint.
+    """
     with session.link() as link:
-        found = letters.causes(link, session.keys, topic)
+        choice = chosen(link, filters)
+        found = dead.causes(link, session.keys, topic, choice, last=newest)
         now = server_unix_ms(link)
     if as_json:
         emit(found)
         return
     if not found.causes:
-        click.echo(f"no dead letters in {topic}")
+        click.echo(f"no {_nothing(topic, filters)}")
         return
-    table(
-        ("COUNT", "GROUP", "REASON", "ERROR", "NEWEST", "AGE"),
-        [
-            (
-                each.count,
-                each.group,
-                each.reason,
-                each.error_class or "-",
-                each.newest,
-                age(now - each.newest_unix_ms),
-            )
-            for each in found.causes
-        ],
-    )
+    print_causes(found.causes, now)
+    if found.others:
+        session.note(f"{count(found.others, 'letter')} of still other causes")
     if not found.complete:
-        session.note(f"only the newest {found.looked_at:,} of {found.total:,} were counted")
+        session.note(f"only the newest {found.looked_at:,} were counted")
+    session.note(f"{found.looked_at:,} of {count(found.total, 'dead letter')} in {topic}")
 
 
 @dlq.command()
@@ -146,152 +134,43 @@ def show(session: Session, topic: str, letter_id: str, as_json: bool) -> None:
         now = server_unix_ms(link)
     if as_json:
         emit(letter)
-        return
-    failed = None if letter.failed_unix_ms is None else f"{age(now - letter.failed_unix_ms)} ago"
-    pairs: list[tuple[str, object]] = [
-        ("id", letter.id),
-        ("uid", letter.uid),
-        ("topic", f"{letter.topic}, partition {letter.partition}"),
-        ("group", letter.group),
-        ("reason", letter.reason),
-        ("died", failed),
-        ("on", letter.instance),
-        ("handler", letter.handler),
-        ("attempts", letter.attempts),
-        ("crashes", letter.crashes),
-        ("replays", letter.replays or None),
-        ("pid", None if letter.pid is None else str(letter.pid)),
-        ("signal", letter.signal),
-        ("exit code", letter.exit_code),
-        ("memory", None if letter.rss is None else f"{letter.rss:,} bytes"),
-        ("key", letter.key),
-        *((f"header {name}", value) for name, value in (letter.headers or {}).items()),
-        *letter.other.items(),
-        ("error", ": ".join(filter(None, (letter.error_class, letter.error_message)))),
-    ]
-    for name, value in pairs:
-        if value is not None and value != "":
-            shown = printable(value) if isinstance(value, bytes) else printable(str(value))
-            click.echo(f"{printable(name) + ':':<12}{shown}")
-    if letter.traceback:
-        click.echo()
-        click.echo(printable(letter.traceback, lines=True).rstrip())
-    click.echo()
-    click.echo(f"payload, {len(letter.payload):,} bytes:")
-    click.echo(printable(letter.payload, lines=True))
-
-
-@dlq.command()
-@click.argument("topic")
-@ALL
-@IDS
-@GROUP
-@yes_option
-@json_option
-@pass_session
-def replay(
-    session: Session,
-    topic: str,
-    all_: bool,
-    ids: tuple[str, ...],
-    group: str | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Bring letters back to the groups that they failed in.
-
-    Their attempts begin anew, and no other group sees them. Each letter moves in one step and
-    cannot be replayed twice.
-    """
-    choice = Choice(_ids(ids, all_, "--id PARTITION:MS-SEQ or --all"), group)
-    with session.link() as link:
-        if all_ and _ask(
-            link, session, topic, choice, "Replay {} of {}?", yes, "replayed", as_json
-        ):
-            return
-        done = dead.replay(link, session.keys, topic, choice)
-    if as_json:
-        emit(done)
     else:
-        click.echo(f"{count(done.replayed, 'dead letter')} of {topic} replayed" + _for(group))
-        if done.gone:
-            click.echo(f"{count(done.gone, 'letter')} had been replayed or purged meanwhile")
-    if done.refused:
-        reasons = [f"{count(number, 'letter')}: {why}" for why, number in done.refused.items()]
-        raise Refused(f"not replayed: {'; '.join(reasons)}")
+        print_letter(letter, now)
 
 
-@dlq.command()
+@dlq.command("audit")
 @click.argument("topic")
-@ALL
-@IDS
-@click.option("--older-than", type=Duration(), metavar="DURATION", help="Died longer ago, as 7d.")
-@GROUP
-@yes_option
+@LIMIT
+@CURSOR
 @json_option
 @pass_session
-def purge(
-    session: Session,
-    topic: str,
-    all_: bool,
-    ids: tuple[str, ...],
-    older_than: float | None,
-    group: str | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Delete letters for good."""
-    if ids and older_than is not None:
-        raise click.UsageError("--id names letters; --older-than chooses among all of them")
-    names = _ids(
-        ids,
-        all_ or older_than is not None,
-        "--id PARTITION:MS-SEQ, --older-than DURATION or --all",
+def audit_(session: Session, topic: str, limit: int, cursor: str, as_json: bool) -> None:
+    """Show who replayed, purged or exported letters of a topic, the latest first."""
+    with session.link() as link:
+        seen = audit.trail(link, session.keys, topic, limit=limit, cursor=cursor)
+        if not seen.deeds and not cursor:
+            topics.partition_count(link, session.keys, topic)
+        now = server_unix_ms(link)
+    if as_json:
+        emit(seen)
+    elif not seen.deeds:
+        click.echo(f"nothing {'more ' if cursor else ''}in the audit trail of {topic}")
+    else:
+        print_deeds(seen.deeds, now)
+        if seen.cursor:
+            session.note(f"more: --cursor {seen.cursor}")
+
+
+dlq.add_command(replay)
+dlq.add_command(purge)
+dlq.add_command(export)
+
+
+def _nothing(topic: str, filters: dict[str, Any]) -> str:
+    group = filters["group"]
+    others = stated({name: value for name, value in filters.items() if name != "group"})
+    return (
+        f"dead letters in {topic}"
+        + (f" for {group}" if group else "")
+        + (" that the filter chooses" if others else "")
     )
-    with session.link() as link:
-        before = None
-        if older_than is not None:
-            before = server_unix_ms(link) - round(older_than * 1000)
-        choice = Choice(names, group, before)
-        if _ask(link, session, topic, choice, "Delete {} of {} for good?", yes, "purged", as_json):
-            return
-        done = dead.purge(link, session.keys, topic, choice)
-    if as_json:
-        emit(done)
-    else:
-        click.echo(f"{count(done.purged, 'dead letter')} of {topic} purged" + _for(group))
-
-
-def _ask(
-    link: Link,
-    session: Session,
-    topic: str,
-    choice: Choice,
-    question: str,
-    yes: bool,
-    nothing: str,
-    as_json: bool,
-) -> bool:
-    """Confirm what would happen. Returns whether there is nothing to do."""
-    if yes:
-        return False
-    found = dead.count(link, session.keys, topic, choice)
-    if not found and not as_json:
-        click.echo(f"no dead letters in {topic}" + _for(choice.group) + f", nothing {nothing}")
-        return True
-    if found:
-        letters_of = count(found, "dead letter")
-        confirm(question.format(letters_of, topic + _for(choice.group)), yes)
-    return False
-
-
-def _ids(ids: tuple[str, ...], all_: bool, ways: str) -> tuple[str, ...]:
-    if ids and all_:
-        raise click.UsageError("--id and --all exclude each other")
-    if not ids and not all_:
-        raise click.UsageError(f"say which letters: {ways}")
-    return ids
-
-
-def _for(group: str | None) -> str:
-    return f" for {group}" if group else ""

@@ -99,6 +99,17 @@ def age(milliseconds: float | None) -> str:
     return f"{whole}s"
 
 
+def memory(size: int | None) -> str:
+    """Bytes as people read them, such as `12.3 MiB`; `-` for None."""
+    if size is None:
+        return "-"
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
 def count(number: int, noun: str) -> str:
     """`1 dead letter`, `3 dead letters`, `no dead letters`."""
     shown = "no" if number == 0 else f"{number:,}"

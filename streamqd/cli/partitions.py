@@ -13,16 +13,21 @@ from streamqd.cli.session import Session, pass_session
 @click.command(short_help="Show who owns what, lag and pending.")
 @click.argument("topic", required=False)
 @click.option("-g", "--group", help="Only this group.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
 @json_option
 @pass_session
-def partitions(session: Session, topic: str | None, group: str | None, as_json: bool) -> None:
+def partitions(
+    session: Session, topic: str | None, group: str | None, partition: int | None, as_json: bool
+) -> None:
     """Show owner, epoch, lag and pending of every partition and group.
 
     LAG counts unread messages, PENDING those handed out and not acknowledged, DELAYED those that
     wait for their next attempt. OLDEST is the age of the oldest that is unread or pending.
     """
+    if partition is not None and topic is None:
+        raise click.UsageError("--partition needs the topic before it")
     with session.link() as link:
-        seen = admin.view(link, session.keys, topic, group)
+        seen = admin.view(link, session.keys, topic, group, partition)
     if as_json:
         emit(seen)
         return
@@ -34,7 +39,7 @@ def partitions(session: Session, topic: str | None, group: str | None, as_json: 
     for name in seen.idle_topics:
         click.echo(f"no group reads {name}")
     if not seen.units and not seen.idle_topics:
-        click.echo(f"no group {group} reads {topic or 'any topic'}" if group else "no topics")
+        click.echo("no topics")
 
 
 def _cells(now: int, row: admin.UnitRow) -> tuple[object, ...]:

@@ -93,7 +93,13 @@ def produce(
     if not NAME.fullmatch(topic):
         raise Refused(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
     done = Produced(topic)
-    lines = Lines(source)
+    try:
+        lines = Lines(source)
+    except click.UsageError as error:
+        done.error = error.format_message()
+        if as_json:
+            emit(done)
+        raise
     started = time.monotonic()
     failure: BaseException | None = None
     try:

@@ -12,18 +12,9 @@ from typing import Any, NoReturn
 
 import click
 
-from streamqd.cli.check import check
-from streamqd.cli.config import config
-from streamqd.cli.dlq import dlq
-from streamqd.cli.init import init
-from streamqd.cli.partitions import partitions
-from streamqd.cli.pending import pending
-from streamqd.cli.pipeline import pipeline
-from streamqd.cli.produce import produce
+from streamqd.cli import early
+from streamqd.cli.lazy import LazyGroup
 from streamqd.cli.session import BESIDE, Session, pass_session
-from streamqd.cli.status import status
-from streamqd.cli.tail import tail
-from streamqd.cli.topic import topic
 from streamqd.errors import (
     ConfigError,
     HandlerLoadError,
@@ -44,7 +35,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_PIPE = 128 + signal.SIGPIPE  # as programs end that leave the broken pipe to the system
 
 
-class Root(click.Group):
+class Root(LazyGroup):
     """A group whose commands return their exit code, and whose failures are sentences."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -129,6 +120,19 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
+VERBS = {
+    "pipeline": "streamqd.cli.pipelines:pipeline",
+    "resume": "streamqd.cli.pause:resume",
+    **{
+        name: f"streamqd.cli.{name}:{name}"
+        for name in (
+            *("check", "config", "control", "dlq", "doctor", "drain", "group", "init", "move"),
+            *("partitions", "pause", "pending", "produce", "rebalance", "reload", "retry"),
+            *("status", "tail", "top", "topic", "trim", "why"),
+        )
+    },
+}
+
 EPILOG = """
 \b
 Exit codes of verbs: 0 done, 1 problems found, 2 usage, 3 configuration,
@@ -142,6 +146,7 @@ Completion, for bash in ~/.bashrc (zsh and fish: zsh_source, fish_source):
 
 @click.group(
     cls=Root,
+    places=VERBS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog=EPILOG,
@@ -198,6 +203,8 @@ def cli(
         raise click.UsageError("--verbose and --quiet exclude each other")
     if config_path is None and BESIDE.is_file():
         config_path = BESIDE
+    if ctx.invoked_subcommand is not None:
+        early.give_back()
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
     level = log_level or ("debug" if verbose else "warning" if quiet else None)
     session.overrides = {
@@ -230,11 +237,6 @@ def _run(session: Session, burst: bool, only: tuple[str, ...]) -> int:
         settings = session.settings
     except ConfigError as error:
         raise startup.everything_wrong(error) from None
-    return supervisor.run(settings, load=session.load, burst=burst, only=only)
-
-
-for _verb in (
-    *(check, status, partitions, topic, init, produce),
-    *(tail, pending, dlq, config, pipeline),
-):
-    cli.add_command(_verb)
+    return supervisor.run(
+        settings, load=session.load, burst=burst, only=only, stopped=early.stopped
+    )

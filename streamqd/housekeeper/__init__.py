@@ -27,6 +27,7 @@ from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.trimmer import Trimmer
+from streamqd.housekeeper.undertaker import Undertaker
 from streamqd.http import Address, Request, Response, Route, Server
 from streamqd.metrics import Exporter, View
 from streamqd.model import Unit
@@ -69,7 +70,7 @@ class Housekeeper:
         self.view = View(
             instance=daemon.instance,
             board=board,
-            consumers=tuple((each.topic, each.group) for each in settings.consumers),
+            consumers=tuple((each.topic, each.unit_group) for each in settings.consumers),
         )
         self.summary = Summary(self.view, settings, supervisor_pid())
         self._away = logs.Episode("redis.lost", "redis.back")
@@ -97,6 +98,7 @@ class Housekeeper:
             Task("measure", 3.0, lambda: measure(link, view, keys)),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
+            Task("expire_letters", 30.0, Undertaker(link, view, keys, self._settings).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
         ]
 
@@ -174,7 +176,7 @@ class Housekeeper:
         task.due = time.monotonic() + max(1.0, task.every)
 
     def _publish(self) -> None:
-        self.summary.rates.observe(self.view)
+        self.summary.observe()
         daemon = self._settings.daemon
         document = json.dumps(self.summary.document(), separators=(",", ":"))
         key = self._keys.instance(daemon.fleet, daemon.instance)

@@ -26,7 +26,7 @@ class Reclaimer:
     def __init__(self, link: Link, keys: Keys, consumers: Iterable[Consumer]) -> None:
         self._link = link
         self._keys = keys
-        self._idle = {(each.topic, each.group): each.reclaim_idle for each in consumers}
+        self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
 
     @property
     def every(self) -> float:
@@ -40,7 +40,7 @@ class Reclaimer:
             (slot, unit, key)
             for slot, unit in slots
             for key in (
-                self._keys.stream(unit.topic, unit.partition),
+                self._keys.source(*unit),
                 self._keys.retry_stream(*unit),
             )
         ]

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from streamqd.config import Settings
+from streamqd.housekeeper.pace import Pace
 from streamqd.metrics.table import longest_run
 from streamqd.metrics.view import View
 from streamqd.model import Unit
@@ -27,6 +28,7 @@ from streamqd.scoreboard import (
 from streamqd.version import __version__
 
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
+FAILURES_MAX = 4  # kinds of failure that are told of each unit
 RATED = ("fetched", "acked", "retried", "dead", "failed")
 
 
@@ -72,6 +74,13 @@ class Summary:
         self._host = socket.gethostname()
         self._started = round(psutil.Process(pid).create_time() * 1000)
         self.rates = Rates()
+        self.pace = Pace()
+        self._consumers = {(each.topic, each.unit_group): each for each in settings.consumers}
+
+    def observe(self) -> None:
+        """Take a look, from which the next document's rates follow. Call it before each."""
+        self.rates.observe(self._view)
+        self.pace.observe(self._view)
 
     def document(self) -> dict[str, Any]:
         """Return the summary as plain values."""
@@ -101,6 +110,10 @@ class Summary:
         figures = self._view.units.get(unit)
         partition = self._view.partitions.get((unit.topic, unit.partition))
         oldest = figures.oldest_unix_ms() if figures else None
+        unread = figures.oldest_unread_unix_ms() if figures else None
+        consumer = self._consumers.get((unit.topic, unit.group))
+        running = [each for each in slot.running if each.started_ns]
+        longest = min(running, key=lambda each: each.started_ns, default=None)
         return {
             "topic": unit.topic,
             "partition": unit.partition,
@@ -119,9 +132,34 @@ class Summary:
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
             "dead_letters": partition.dead if partition else None,
+            "oldest_unread_unix_ms": unread,
+            "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
+            "handler": consumer.handler if consumer else "",
+            "timeout": consumer.timeout if consumer else None,
+            "hard_timeout": consumer.hard_timeout if consumer else None,
+            "progress_seconds": self._progress(slot) if running else None,
+            "running": longest.place.decode("ascii", "replace") if longest else None,
+            "failures": self._failures(slot),
+            **self.pace.document(slot.index, unit),
             "rates": self.rates.of(slot),
             "counters": {name: slot.counter(name) for name in COUNTERS},
         }
+
+    def _progress(self, slot: Slot) -> float | None:
+        """Seconds since a handler has said that it gets on, None when none ever did."""
+        return round((now_ns() - slot.beat_ns) / 1e9, 1) if slot.beat_ns else None
+
+    def _failures(self, slot: Slot) -> list[dict[str, Any]]:
+        """What went wrong lately: the class of the error, how often, how long ago."""
+        now = now_ns()
+        return [
+            {
+                "error": each.name,
+                "count": each.times,
+                "seconds_ago": round(max(0, now - each.last_ns) / 1e9, 1),
+            }
+            for each in slot.failures.recent()[:FAILURES_MAX]
+        ]
 
 
 def worker_state(slot: Slot) -> str:
@@ -140,6 +178,8 @@ def state_of(flags: InstanceFlags, *, owned: bool) -> str:
         return "starting"
     if InstanceFlags.PAUSED in flags:
         return "paused"
+    if InstanceFlags.DRAINED in flags:
+        return "draining" if owned else "drained"
     return "working" if owned else "standby"
 
 

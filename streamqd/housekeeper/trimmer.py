@@ -1,6 +1,7 @@
 """Removing what every group has acknowledged and nothing retains.
 
-Retry streams keep nothing that is acknowledged; partitions what their topic retains.
+Retry streams keep nothing that is acknowledged; partitions what their topic retains. What a topic
+allows to be lost is removed by the dropper, at the end of each run.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from streamqd import logs
 from streamqd.config import Settings, Topic
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.housekeeper.dropper import Dropper
+from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import View
 from streamqd.model import Unit
-from streamqd.store import messages
+from streamqd.store import retention
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from streamqd.store.messages import Trimmed
+from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.statistics import unix_ms
 
 PAGE = 10_000  # entries removed by one script
 ROUNDS_MAX = 20  # scripts for one stream in one run
+SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at once
 
 Place = tuple[str, int]  # topic, partition
 
@@ -32,59 +37,88 @@ class Trimmer:
         self._link = link
         self._view = view
         self._keys = keys
-        self._topics = settings.topics
+        self._configured = tuple(settings.topics)
+        self._topics = Topics(link, keys, settings.topics)
         self._groups: dict[str, list[str]] = {}
         for consumer in settings.consumers:
-            self._groups.setdefault(consumer.topic, []).append(consumer.group)
+            if not consumer.reads_letters:
+                self._groups.setdefault(consumer.topic, []).append(consumer.group)
+        self._dropper = Dropper(link, view, keys, self._groups)
         self._refused: set[Place] = set()
 
     def run(self) -> float | None:
         """Trim a bounded number of entries; return 0 when there is more to trim at once."""
-        waiting = self._streams()
+        owned = [unit for _, unit in self._view.owned()]
+        self._topics.refresh({*self._configured, *(unit.topic for unit in owned)})
+        places = self._places(owned)
+        self._view.held = {
+            place: held for place, held in self._view.held.items() if place in places
+        }
+        waiting = self._streams(owned, places)
         refusals = Refusals()
         for _ in range(ROUNDS_MAX):
             if not waiting:
                 break
-            replies = run_calls(self._link, [self._call(stream) for stream in waiting])
+            replies = run_calls(self._link, [self._call(stream, places) for stream in waiting])
             waiting = [
                 stream
                 for stream, reply in zip(waiting, replies, strict=True)
                 if self._book(stream, reply, refusals)
             ]
+        more = self._dropper.run(places, refusals)
         refusals.tell()
-        return 0.0 if waiting else None
+        if self._topics.trouble is not None:
+            raise self._topics.trouble
+        if waiting or more:
+            return 0.0
+        at_once = any(topic.retention.ack_policy == "delete" for topic in places.values())
+        return SOON if at_once else None
 
-    def _streams(self) -> list[Place | Unit]:
+    def _places(self, owned: list[Unit]) -> dict[Place, Topic]:
+        """The partitions to look at, with the settings of their topics."""
+        # Who only reads dead letters need not know the groups of the partition.
+        wanted = {(unit.topic, unit.partition) for unit in owned if not unit.reads_letters}
+        for name in self._configured:
+            topic = self._topics.get(name)
+            if topic is not None and topic.retention.without_groups:
+                # Nobody need own what no group reads; that several trim it does no harm.
+                wanted |= {(name, number) for number in range(self._topics.partitions(name))}
+        places = {}
+        for place in sorted(wanted):
+            topic = self._topics.get(place[0])
+            if topic is not None:
+                places[place] = topic
+        return places
+
+    def _streams(self, owned: list[Unit], places: dict[Place, Topic]) -> list[Place | Unit]:
         """Partitions (as places) and retry streams (as units) that may hold something to trim."""
-        owned = [unit for _, unit in self._view.owned()]
-        places = sorted({(unit.topic, unit.partition) for unit in owned})
         figures = self._view.units
         return [
-            *(place for place in places if self._retention_bound(place[0])),
+            *(place for place, topic in places.items() if topic.retention.bounded),
             *(unit for unit in owned if unit in figures and figures[unit].retry.length),
         ]
 
-    def _retention_bound(self, topic: str) -> bool:
-        retention = self._topics.get(topic, Topic()).retention
-        return retention.max_age is not None or retention.max_length is not None
-
-    def _call(self, stream: Place | Unit) -> Call:
+    def _call(self, stream: Place | Unit, places: dict[Place, Topic]) -> Call:
         if isinstance(stream, Unit):
-            return messages.trim_retry(self._keys, stream, PAGE)
-        topic, partition = stream
-        retention = self._topics[topic].retention
+            return retention.trim_retry(self._keys, stream, PAGE)
+        topic = places[stream]
+        bounds = topic.retention
         keep_from = "0-0"
-        if retention.max_age is not None:
-            keep_from = f"{max(0, self._view.now_unix_ms() - round(retention.max_age * 1000))}-0"
-        return messages.trim(
+        if bounds.ack_policy == "delete":
+            keep_from = ""
+        elif bounds.max_age is not None:
+            keep_from = f"{max(0, self._view.now_unix_ms() - round(bounds.max_age * 1000))}-0"
+        return retention.trim(
             self._keys,
-            topic,
-            partition,
+            *stream,
             keep_from=keep_from,
-            max_length=retention.max_length,
-            archive=self._topics[topic].archive == "required",
+            max_length=bounds.max_length,
+            max_bytes=bounds.max_bytes,
+            shrink_every=bounds.shrink_every,
+            archive=topic.archive == "required",
+            without_groups=bounds.without_groups,
             limit=PAGE,
-            expected=self._groups.get(topic, []),
+            expected=self._groups.get(stream[0], []),
         )
 
     def _book(self, stream: Place | Unit, reply: Reply | RedisRefused, refusals: Refusals) -> bool:
@@ -95,13 +129,16 @@ class Trimmer:
         if reply.word != "OK":
             self._say_refused(stream, reply)
             return False
-        removed = Trimmed.parse(reply).removed
+        trimmed = Trimmed.parse(reply)
         if not isinstance(stream, Unit):
             self._refused.discard(stream)
-            if removed:
-                self._view.count("trimmed", (stream[0], str(stream[1])), removed)
+            self._view.held.pop(stream, None)
+            if trimmed.held:
+                self._view.held[stream] = trimmed.holder, unix_ms(trimmed.held)
+            if trimmed.removed:
+                self._view.count("trimmed", (stream[0], str(stream[1])), trimmed.removed)
         # Whole nodes go, so a full page is not met to the entry.
-        return removed >= PAGE // 2
+        return trimmed.removed >= PAGE // 2
 
     def _say_refused(self, stream: Place | Unit, reply: Reply) -> None:
         if isinstance(stream, Unit) or stream in self._refused or reply.word != "MISSING_GROUP":

@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from streamqd.logs.events import EVENTS
@@ -32,6 +33,7 @@ __all__ = [
     "event",
     "flush",
     "mark_records",
+    "running",
     "setup",
 ]
 
@@ -243,7 +245,10 @@ class Handled(Protocol):
 
 
 current: Handled | None = None
-"""The message being handled in this process; the worker assigns it."""
+"""The message being handled in this process; a worker that handles one at a time assigns it."""
+
+running: ContextVar[Handled | None] = ContextVar("running", default=None)
+"""The message being handled in this coroutine or thread; for workers that handle several."""
 
 
 def mark_records(handler: str) -> None:
@@ -256,7 +261,7 @@ def mark_records(handler: str) -> None:
 
     def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = base(*args, **kwargs)
-        message = current
+        message = current if current is not None else running.get()
         marks = _Marked(record.__dict__)
         marks["uid"] = message.uid if message is not None else None
         marks["attempt"] = message.attempt if message is not None else None

@@ -14,7 +14,7 @@ from typing import Any
 from streamqd import logs
 from streamqd.metrics.view import Labels, View
 from streamqd.model import Unit
-from streamqd.scoreboard import InstanceFlags, Slot, WorkerState, now_ns
+from streamqd.scoreboard import Command, InstanceFlags, Slot, WorkerState, now_ns
 from streamqd.store.statistics import PartitionFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
 
@@ -135,6 +135,11 @@ def _trim_floor(figures: PartitionFigures) -> float | None:
     return unix_ms(figures.trimmed_to) / 1000 if figures.trimmed_to else None
 
 
+def _held(view: View) -> Values:
+    for (topic, partition), (holder, since) in view.held.items():
+        yield (topic, str(partition), holder), view.age(since)
+
+
 def _build(_view: View) -> Values:
     yield (__version__, platform.python_version()), 1
 
@@ -163,6 +168,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("retried", UNIT, _slot("retried"), "Messages set aside for another attempt."),
     _counter("dead", UNIT, _slot("dead"), "Messages moved to the dead-letter stream."),
     _counter(
+        "given_up",
+        UNIT,
+        _slot("given_up"),
+        "Dead letters that their consumer acknowledged without success. They stay dead letters.",
+    ),
+    _counter(
         "released", UNIT, _slot("released"), "Entries given back unhandled at a drain or hand-over."
     ),
     _counter(
@@ -185,6 +196,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("fenced", UNIT, _slot("fenced"), "Operations refused because a newer owner exists."),
     _counter(
         "ghosts", UNIT, _slot("ghosts"), "Pending entries whose body someone else had trimmed."
+    ),
+    _counter(
+        "expired", UNIT, _slot("expired"), "Messages not handled because their time was over."
     ),
     _counter(
         "reclaimed",
@@ -264,6 +278,19 @@ METRICS: tuple[Metric, ...] = (
         _tally("trimmed"),
         "Entries of the partition that this instance has trimmed.",
     ),
+    _counter(
+        "dlq_expired",
+        PARTITION,
+        _tally("expired"),
+        "Dead letters that this instance deleted because they were older than dlq_retention.",
+    ),
+    _counter(
+        "dropped_unacked",
+        (*GROUP, "result"),
+        _tally("dropped"),
+        "Entries lost to retention.drop_unacked_*: never read by the group (result unread) or in"
+        " its hands (pending).",
+    ),
     _gauge(
         "topic_length",
         PARTITION,
@@ -281,6 +308,13 @@ METRICS: tuple[Metric, ...] = (
         PARTITION,
         _partition(_trim_floor),
         "Time part of the first id that trimming kept.",
+    ),
+    _gauge(
+        "retention_held_seconds",
+        GROUP,
+        _held,
+        "Age of the entry that keeps retention from trimming, and who still needs it: a group, or"
+        " @archive. Absent while nothing is kept from being trimmed.",
     ),
     _gauge("pending", GROUP, _group(lambda _, u: u.pending), "Entries delivered and not settled."),
     _gauge(
@@ -336,7 +370,24 @@ METRICS: tuple[Metric, ...] = (
         "1 while Redis answers the housekeeper.",
     ),
     _gauge("draining", INSTANCE, _flag(InstanceFlags.DRAINING), "1 while the instance drains."),
-    _gauge("paused", INSTANCE, _flag(InstanceFlags.PAUSED), "1 while the instance is paused."),
+    _gauge(
+        "paused",
+        INSTANCE,
+        _flag(InstanceFlags.PAUSED),
+        "1 while the instance is paused by a signal.",
+    ),
+    _gauge(
+        "partition_paused",
+        UNIT,
+        _owned(lambda slot: float(slot.command == Command.PAUSE)),
+        "1 while the worker of an owned partition shall not fetch, by a signal or by an order.",
+    ),
+    _gauge(
+        "drained",
+        INSTANCE,
+        _flag(InstanceFlags.DRAINED),
+        "1 while an operator wants the instance to own nothing.",
+    ),
     _gauge("build_info", ("version", "python"), _build, "Always 1; the labels say what runs."),
     _timer("handle", _histogram("handle"), "How long the handler ran."),
     _timer(

@@ -22,6 +22,8 @@ class View:
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
     tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
+    # What the floor keeps from being trimmed: who holds it, and when that entry was written.
+    held: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     server_unix_ms: int = 0  # the server's clock when it was asked last
     asked_ns: int = 0  # and ours; 0 before the first answer
     redis_up: bool = False

@@ -1,12 +1,16 @@
 """Which partition a key belongs to. Fixed for ever: a change would reorder every topic.
 
 The hash is CRC-32 (IEEE, as in zlib) of the key, modulo the partition count: the same as
-librdkafka's `consistent` partitioner, so that other producers can agree with ours.
+librdkafka's `consistent` partitioner, so that other producers can agree with ours. A producer may
+choose the jump hash instead.
 """
 
 from __future__ import annotations
 
+import hashlib
 import zlib
+
+_64_BITS = (1 << 64) - 1
 
 
 def crc32_partition(key: bytes, count: int) -> int:
@@ -21,3 +25,24 @@ def round_robin_partition(index: int, count: int) -> int:
     if count < 1:
         raise ValueError("a topic has at least one partition")
     return index % count
+
+
+def jump_partition(key: bytes, count: int) -> int:
+    """Partition of a key by consistent hashing: `jump` of the first 8 bytes of its BLAKE2b.
+
+    When a topic grows from P to Q partitions, (Q - P) / Q of the keys move, all to new partitions.
+    """
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return jump(int.from_bytes(digest, "big"), count)
+
+
+def jump(number: int, count: int) -> int:
+    """Jump consistent hash of a 64-bit number (Lamping and Veach, 2014), 0 to `count` - 1."""
+    if count < 1:
+        raise ValueError("a topic has at least one partition")
+    found, following = -1, 0
+    while following < count:
+        found = following
+        number = (number * 2862933555777941757 + 1) & _64_BITS
+        following = int((found + 1) * ((1 << 31) / ((number >> 33) + 1)))
+    return found

@@ -7,8 +7,10 @@ only a few at a time. Fairness lives here; safety lives in the fence.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from streamqd.model import Unit
@@ -22,13 +24,15 @@ SILENT_BEATS = 2
 class Seen(NamedTuple):
     """A member as the server reported it: its last beat, whether it is leaving, what fails there.
 
-    `broken` are units whose worker crashes in a loop on that member, for now.
+    `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
+    time of the last order to reload that it has done with, None when it does not tell.
     """
 
     member: Member
     beat_unix_ms: int
     leaving: bool
     broken: frozenset[Unit] = frozenset()
+    reloaded: int | None = None
 
 
 class View(NamedTuple):
@@ -37,6 +41,16 @@ class View(NamedTuple):
     epoch: int
     owner: str  # '' when nobody holds the fence
     leased: bool
+
+
+class Wishes(NamedTuple):
+    """What operators want: where units belong, and which members shall own nothing.
+
+    `moves` maps a unit to its instance and to the time of the order.
+    """
+
+    moves: Mapping[Unit, tuple[str, int]] = MappingProxyType({})
+    drained: Collection[str] = ()
 
 
 class Decision(NamedTuple):
@@ -91,6 +105,14 @@ class Rebalancer:
     patience: float  # how long a free unit is left to the member that it belongs to
     _wanted_elsewhere: dict[Unit, float] = field(default_factory=dict)
     _free_since: dict[Unit, tuple[int, float]] = field(default_factory=dict)
+    _moves_seen: dict[Unit, int] = field(default_factory=dict)
+    _ordered: set[Unit] = field(default_factory=set)  # to be handed over because of a new move
+    _hurried: set[Unit] = field(default_factory=set)  # to be handed over without delay and hold
+    _hurry: bool = False
+
+    def hurry(self) -> None:
+        """Let what the next look finds in the wrong place move without delay and hold, once."""
+        self._hurry = True
 
     def decide(
         self,
@@ -102,6 +124,7 @@ class Rebalancer:
         views: Mapping[Unit, View],
         *,
         room: int,
+        wishes: Wishes = Wishes(),  # noqa: B008 - it never changes
     ) -> Decision:
         """Decide once per beat.
 
@@ -109,9 +132,15 @@ class Rebalancer:
         that it is handing over already, `views` holds the others, `room` is how many more units
         it may own.
         """
+        if self.me in wishes.drained:
+            # At once and without anybody's share in mind, as if this instance were leaving.
+            return Decision([], sorted(mine))
         owners = {unit: view.owner for unit, view in views.items() if view.owner}
         owners |= dict.fromkeys(mine, self.me)
-        wanted = place([one for one in live if not one.leaving], units, owners)
+        present = [one for one in live if not one.leaving and one.member.id not in wishes.drained]
+        wanted = place(present, units, owners, {u: to for u, (to, _) in wishes.moves.items()})
+        self._ordered |= {u for u, (_, at) in wishes.moves.items() if self._moves_seen.get(u) != at}
+        self._moves_seen = {unit: at for unit, (_, at) in wishes.moves.items()}
         surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[room:] if room < 0 else []
         return Decision(
             self._acquire(now, wanted, views, live)[: max(0, room)],
@@ -155,24 +184,80 @@ class Rebalancer:
             if wanted.get(unit, self.me) != self.me
         }
         self._wanted_elsewhere = elsewhere
+        if self._hurry:
+            self._hurry, self._hurried = False, set(elsewhere)
+        # What could not be obeyed at once is placed like everything else from now on.
+        self._ordered &= elsewhere.keys()
+        self._hurried &= elsewhere.keys()
         ready = [
             unit
             for unit, since in sorted(elsewhere.items())
-            if now - since >= self.delay and now - mine[unit] >= self.hold
+            if unit not in self._ordered
+            and (
+                unit in self._hurried
+                or (now - since >= self.delay and now - mine[unit] >= self.hold)
+            )
         ]
-        return ready[: max(0, self.moves_max - moving)]
+        return [*sorted(self._ordered), *ready[: max(0, self.moves_max - moving)]]
 
 
 def place(
-    members: Sequence[Seen], units: Collection[Unit], owners: Mapping[Unit, str]
+    members: Sequence[Seen],
+    units: Collection[Unit],
+    owners: Mapping[Unit, str],
+    moves: Mapping[Unit, str] = MappingProxyType({}),
 ) -> dict[Unit, str]:
-    """Assign units to members, none to a member on which it is broken."""
+    """Assign units to members, none to a member on which it is broken.
+
+    `moves` maps units to the members that an operator chose. Where such a member can have its unit,
+    it gets it, within its cap; the others are levelled as if these units were not there.
+    """
+    wanted = _as_ordered(members, units, moves)
+    chosen = Counter(wanted.values())
+    left = [
+        one._replace(member=replace(one.member, cap=one.member.cap - chosen[one.member.id]))
+        if one.member.cap
+        else one
+        for one in members
+        if not one.member.cap or one.member.cap > chosen[one.member.id]
+    ]
     broken_on: dict[frozenset[str], list[Unit]] = {}
     for unit in sorted(units):
-        where = frozenset(one.member.id for one in members if unit in one.broken)
-        broken_on.setdefault(where, []).append(unit)
-    wanted: dict[Unit, str] = {}
+        if unit not in wanted:
+            where = frozenset(one.member.id for one in left if unit in one.broken)
+            broken_on.setdefault(where, []).append(unit)
     for where, some in broken_on.items():
-        fit = [one.member for one in members if one.member.id not in where]
+        fit = [one.member for one in left if one.member.id not in where]
         wanted |= assign(fit, some, owners)
     return wanted
+
+
+def _as_ordered(
+    members: Sequence[Seen], units: Collection[Unit], moves: Mapping[Unit, str]
+) -> dict[Unit, str]:
+    by_id = {one.member.id: one for one in members}
+    chosen: Counter[str] = Counter()
+    wanted: dict[Unit, str] = {}
+    for unit in sorted(moves.keys() & set(units)):
+        one = by_id.get(moves[unit])
+        if one is None or unit in one.broken:
+            continue
+        member = one.member
+        if (unit.topic, unit.group) not in member.offers:
+            continue
+        if not member.cap or chosen[member.id] < member.cap:
+            wanted[unit] = member.id
+            chosen[member.id] += 1
+    return wanted
+
+
+def may_reload(me: str, ordered_unix_ms: int, live: Sequence[Seen]) -> bool:
+    """Whether it is this instance's turn, in an order to reload that all have got.
+
+    One after the other, by name. Members that leave or do not tell are not waited for.
+    """
+    return all(
+        one.leaving or one.reloaded is None or one.reloaded >= ordered_unix_ms
+        for one in live
+        if one.member.id < me
+    )

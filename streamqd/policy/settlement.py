@@ -12,7 +12,9 @@ from streamqd.model import (
     DeadAsked,
     DeadVerdict,
     Failed,
+    Leave,
     Outcome,
+    ReleaseAsked,
     RetryAsked,
     RetryPolicy,
     RetryVerdict,
@@ -36,7 +38,7 @@ def decide(
     `crashes` counts the runs charged to it, `age` is the time in seconds since its first write,
     `jitter` a number from 0 to 1 that the caller draws.
 
-    1. What succeeded is done, and what asked to be dead is dead.
+    1. What succeeded is done, what asked to be dead is dead, what was released stays as it is.
     2. A failure is dead at once when the policy does not retry its class. A handler that raises
        Retry has decided that itself.
     3. Anything else is dead when a limit is reached: attempts, then crashes, then age.
@@ -47,6 +49,8 @@ def decide(
             return Ack()
         case DeadAsked():
             return DeadVerdict(outcome.reason)
+        case ReleaseAsked():
+            return Leave()
         case Failed():
             if not _retried(outcome, policy):
                 return DeadVerdict("not-retried")

@@ -1,4 +1,4 @@
-"""Dead letters of a partition: putting them back, and deleting them.
+"""Dead letters of a partition: putting them back, moving them elsewhere, and deleting them.
 
 Called by the administration and by the housekeeper's retention. The stream of dead letters is
 deleted from and never trimmed.
@@ -7,12 +7,15 @@ deleted from and never trimmed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
-from streamqd.store.scripts import Call
+from streamqd.store.scripts import Call, Reply
+
+DELIVER_MAX = 4_000  # names and values of a letter that may leave its slot
 
 
 def replay(
@@ -34,10 +37,59 @@ def replay(
     else:
         target = keys.retry_stream(topic, partition, group)
     return scripts.get("dead_replay").call(
-        {"dlq": keys.dlq(topic, partition), "target": target},
+        {**_letters(keys, topic, partition), "target": target},
         letter_id=letter_id,
         group=group or "",
         changed=[part for pair in changed.items() for part in pair],
+    )
+
+
+def mark(keys: Keys, topic: str, partition: int, letter_id: str, target: str) -> Call:
+    """Note that a letter is going to `target`: the first step out of its slot.
+
+    The next are `deliver`, and `purge` of the letter.
+    """
+    return scripts.get("dead_mark").call(
+        _letters(keys, topic, partition), letter_id=letter_id, target=target
+    )
+
+
+class Marked(NamedTuple):
+    """Where a letter goes, and how long ago it was said first: seconds, 0 when just now."""
+
+    target: str
+    age: float
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Marked:
+        """Read OK of `mark`."""
+        return cls(reply.rest[0].decode("utf-8", "replace"), int(reply.rest[1]) / 1000)
+
+
+def deliver(
+    keys: Keys,
+    topic: str,
+    partition: int,
+    group: str | None,
+    fields: Mapping[bytes, bytes],
+    name: str,
+    window: float,
+) -> Call:
+    """Write a letter that left its slot, for a group there or with None for all groups.
+
+    `name` is remembered for `window` seconds, within which a second call writes nothing.
+    """
+    if group == "" or not fields or 2 * len(fields) > DELIVER_MAX:
+        raise ContractError(f"dead_deliver: group {group!r}, {len(fields)} fields")
+    if group is None:
+        target = keys.stream(topic, partition)
+    else:
+        target = keys.retry_stream(topic, partition, group)
+    return scripts.get("dead_deliver").call(
+        {"target": target, "dedup": keys.dedup(topic, partition, name)},
+        group=group or "",
+        window_ms=round(window * 1000),
+        fields=[part for pair in fields.items() for part in pair],
     )
 
 
@@ -46,7 +98,7 @@ def purge(keys: Keys, topic: str, partition: int, letter_ids: Sequence[str]) -> 
     if len(letter_ids) > PLACES_MAX:
         raise ContractError(f"dead_purge: {len(letter_ids)} ids, at most {PLACES_MAX} are allowed")
     return scripts.get("dead_purge").call(
-        {"dlq": keys.dlq(topic, partition)}, before="", count=0, ids=letter_ids
+        _letters(keys, topic, partition), before="", count=0, ids=letter_ids
     )
 
 
@@ -55,5 +107,9 @@ def purge_before(keys: Keys, topic: str, partition: int, before: str, count: int
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} letters before {before!r}")
     return scripts.get("dead_purge").call(
-        {"dlq": keys.dlq(topic, partition)}, before=before, count=count, ids=[]
+        _letters(keys, topic, partition), before=before, count=count, ids=[]
     )
+
+
+def _letters(keys: Keys, topic: str, partition: int) -> dict[str, str]:
+    return {"dlq": keys.dlq(topic, partition), "moving": keys.moving(topic, partition)}

@@ -61,7 +61,7 @@ class Fetcher:
         self._link = link
         self._token = token.encode()
         self._group = unit.group
-        self._stream = keys.stream(unit.topic, unit.partition)
+        self._stream = keys.source(*unit)
         self._retry = keys.retry_stream(*unit)
         fence = keys.fence(*unit)
         self._retry_name = self._retry.encode()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamqd.model import Unit
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -34,6 +36,10 @@ class Keys:
         """STRING + PX: JSON summary of one instance, published by its housekeeper."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}"
 
+    def orders(self, fleet: str) -> str:
+        """HASH order -> JSON: what operators want of the fleet. Written by verbs, read by beats."""
+        return f"{self.control}:control:{{{fleet}}}"
+
     def wake(self, fleet: str) -> str:
         """Pub/sub channel: something changed that supervisors should look at now."""
         return f"{self.control}:wake:{{{fleet}}}"
@@ -56,6 +62,10 @@ class Keys:
         """STRING + PX: token of the run that may write, of one pipeline on the topic."""
         return f"{self.control}:pipeline:{{{topic}}}:{name}"
 
+    def audit(self, topic: str) -> str:
+        """STREAM, at most about 10,000 entries: what operators did, the oldest trimmed first."""
+        return f"{self.control}:topic:{{{topic}}}:audit"
+
     # --- a partition ---
 
     def stream(self, topic: str, partition: int) -> str:
@@ -63,8 +73,12 @@ class Keys:
         return f"{self.streams}:{{{topic}:p:{partition}}}"
 
     def dlq(self, topic: str, partition: int) -> str:
-        """STREAM: dead letters of all groups of the partition. XDELed only, never trimmed."""
+        """STREAM: dead letters of all groups; `X@dlq` groups read it. XDELed, never trimmed."""
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
+
+    def moving(self, topic: str, partition: int) -> str:
+        """HASH letter id -> `unix-ms destination`, of dead letters on their way out of the slot."""
+        return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
     def scheduled(self, topic: str, partition: int) -> str:
         """ZSET due unix ms -> send id, of `delay=` sends."""
@@ -79,7 +93,7 @@ class Keys:
         return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
 
     def trim(self, topic: str, partition: int) -> str:
-        """HASH first (first id kept), archived, size, `floor:<G>`: the record of trimming."""
+        """HASH first (id kept), removed, size, archived, `floor:<G>`, shrink_*, `dropped_*:<G>`."""
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
     def sink(self, topic: str, partition: int) -> str:
@@ -87,6 +101,12 @@ class Keys:
         return f"{self.control}:sink:{{{topic}:p:{partition}}}"
 
     # --- a group on a partition ---
+
+    def source(self, topic: str, partition: int, group: str) -> str:
+        """STREAM that the group reads: the partition, or for `<name>@dlq` its dead letters."""
+        if Unit(topic, partition, group).reads_letters:
+            return self.dlq(topic, partition)
+        return self.stream(topic, partition)
 
     def retry_stream(self, topic: str, partition: int, group: str) -> str:
         """STREAM: retried and replayed messages of one group. Trimmed only."""

@@ -169,7 +169,7 @@ def _keys(keys: Keys, unit: Unit, *names: str) -> dict[str, str]:
         "fence": keys.fence(*unit),
         "lease": keys.lease(*unit),
         "attempts": keys.attempts(*unit),
-        "stream": keys.stream(unit.topic, unit.partition),
+        "stream": keys.source(*unit),
         "retry": keys.retry_stream(*unit),
     }
     return {name: every[name] for name in names}

@@ -1,8 +1,8 @@
-"""The messages of a unit: reading what is pending, settling, promoting, trimming.
+"""The messages of a unit: reading what is pending, settling, promoting.
 
-Called by the worker (reading and settling, fenced by its token) and by the housekeeper (promoting
-and trimming, right whoever does it). Each function builds a call; the fetch itself is in
-`streamqd.store.fetch`.
+Called by the worker (reading and settling, fenced by its token) and by the housekeeper (promoting,
+right whoever does it). Each function builds a call; the fetch itself is in `streamqd.store.fetch`,
+trimming in `streamqd.store.retention`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def fetch(keys: Keys, unit: Unit, token: str, session: str, count: int) -> Call:
     )
 
 
-def reclaim(keys: Keys, unit: Unit, token: str, source: str, idle: float, count: int) -> Call:
+def reclaim(
+    keys: Keys, unit: Unit, token: str, session: str, source: str, idle: float, count: int
+) -> Call:
     """Take over entries that a foreign consumer left pending for `idle` seconds.
 
     `source` is m for the partition stream, r for the retry stream.
@@ -114,6 +116,7 @@ def reclaim(keys: Keys, unit: Unit, token: str, source: str, idle: float, count:
     return scripts.get("message_reclaim").call(
         {"fence": keys.fence(*unit), "source": streams["stream" if source == "m" else "retry"]},
         token=token,
+        session=session,
         group=unit.group,
         idle_ms=_ms(idle),
         count=_page(count),
@@ -180,8 +183,13 @@ def retry(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, float
 
 
 def dead(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, Fields]]) -> Call:
-    """Give entries up: (place, changed fields) each; the fields as for `retry`."""
+    """Give entries up: (place, changed fields) each; the fields as for `retry`.
+
+    Not for a group that reads dead letters: it would read its own again, for ever.
+    """
     _bounded("settle_dead", len(items))
+    if unit.reads_letters:
+        raise ContractError(f"settle_dead: {unit} reads dead letters")
     flat: list[object] = []
     for place, fields in items:
         flat += (place, *_counted(fields))
@@ -280,58 +288,6 @@ class Promoted(NamedTuple):
         return cls(moved, orphans, int(due) if due else None, unreadable)
 
 
-def trim(
-    keys: Keys,
-    topic: str,
-    partition: int,
-    *,
-    keep_from: str,
-    max_length: int | None,
-    archive: bool,
-    limit: int,
-    expected: Sequence[str],
-) -> Call:
-    """Trim a partition to what is retained or not acknowledged by all groups.
-
-    `keep_from` is the id from which age retains entries, '' when age retains none, '0-0' when it
-    retains all. `expected` are groups that must exist.
-    """
-    return scripts.get("stream_trim").call(
-        {"stream": keys.stream(topic, partition), "trim": keys.trim(topic, partition)},
-        keep_from=keep_from,
-        max_len=-1 if max_length is None else max_length,
-        archive=archive,
-        limit=_page(limit, of=1_000_000),
-        expected=expected,
-    )
-
-
-def trim_retry(keys: Keys, unit: Unit, limit: int) -> Call:
-    """Trim the retry stream of a group to what it has not acknowledged."""
-    return scripts.get("stream_trim").call(
-        {"stream": keys.retry_stream(*unit)},
-        keep_from="",
-        max_len=-1,
-        archive=False,
-        limit=_page(limit, of=1_000_000),
-        expected=[unit.group],
-    )
-
-
-class Trimmed(NamedTuple):
-    """How many went, the smallest id that must stay, and the group (or archive) that holds it."""
-
-    removed: int
-    floor: str
-    holder: str
-
-    @classmethod
-    def parse(cls, reply: Reply) -> Trimmed:
-        """Read OK."""
-        removed, floor, holder = reply.rest
-        return cls(removed, floor.decode(), holder.decode())
-
-
 def snapshot(keys: Keys, unit: Unit, limit: int = 100_000) -> Call:
     """Count where the messages of a group on a partition are, at one instant."""
     return scripts.get("partition_snapshot").call(
@@ -368,7 +324,7 @@ class Snapshot(NamedTuple):
 
 
 def _streams(keys: Keys, unit: Unit) -> dict[str, str]:
-    return {"stream": keys.stream(unit.topic, unit.partition), "retry": keys.retry_stream(*unit)}
+    return {"stream": keys.source(*unit), "retry": keys.retry_stream(*unit)}
 
 
 def _fenced(keys: Keys, unit: Unit) -> dict[str, str]:

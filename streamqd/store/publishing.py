@@ -25,15 +25,15 @@ def publish(
     max_backlog: int | None = None,
 ) -> Call:
     """Write a message unless its dedup id was used within `window` seconds, or too many wait."""
+    if max_backlog is not None and max_backlog < 1:
+        raise ContractError(f"message_publish: a limit of {max_backlog}")
     named = {"stream": keys.stream(topic, partition)}
     if dedup_id:
         named["dedup"] = keys.dedup(topic, partition, dedup_id)
-    if max_backlog is not None:
-        named["trim"] = keys.trim(topic, partition)
     return scripts.get("message_publish").call(
         named,
         window_ms=_window_ms(dedup_id, window),
-        max_backlog=0 if max_backlog is None else max_backlog,
+        max_backlog=-1 if max_backlog is None else max_backlog,
         fields=_paired(fields),
     )
 
@@ -42,15 +42,23 @@ def schedule(
     keys: Keys,
     topic: str,
     partition: int,
-    delay: float,
+    delay: float | None,
     send_id: str,
     fields: Sequence[bytes | str],
     dedup_id: str = "",
     window: float = 0.0,
+    *,
+    at_unix_ms: int | None = None,
 ) -> Call:
-    """Keep a message for `delay` seconds. `send_id` is new, or that of the very same send."""
-    if not send_id or delay < 0:
-        raise ContractError(f"message_schedule: send id {send_id!r}, delay {delay} s")
+    """Keep a message for `delay` seconds, or until an instant.
+
+    `send_id` is new, or that of the very same send.
+    """
+    one_time = (delay is None) != (at_unix_ms is None)
+    if not send_id or not one_time or min(delay or 0, at_unix_ms or 0) < 0:
+        raise ContractError(
+            f"message_schedule: send id {send_id!r}, delay {delay} s, at {at_unix_ms} ms"
+        )
     named = {
         "scheduled": keys.scheduled(topic, partition),
         "items": keys.scheduled_items(topic, partition),
@@ -59,7 +67,8 @@ def schedule(
         named["dedup"] = keys.dedup(topic, partition, dedup_id)
     return scripts.get("message_schedule").call(
         named,
-        delay_ms=round(delay * 1000),
+        delay_ms=0 if delay is None else round(delay * 1000),
+        at_ms=-1 if at_unix_ms is None else at_unix_ms,
         send_id=send_id,
         window_ms=_window_ms(dedup_id, window),
         fields=_paired(fields),

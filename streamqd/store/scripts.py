@@ -100,6 +100,13 @@ class Reply(NamedTuple):
     rest: list[Any]
 
 
+def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
+    """The command that makes a call; by its source for a server that does not know the script."""
+    if by_source:
+        return ("EVAL", call.script.source, len(call.script.keys), *call.argv)
+    return ("EVALSHA", call.script.sha, len(call.script.keys), *call.argv)
+
+
 def reply(call: Call, raw: object) -> Reply:
     """Read the server's answer to a call. ContractError when the header does not allow it."""
     name = call.script.name
@@ -243,12 +250,12 @@ def _directory() -> Path:
 _CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
 _RETURNED = re.compile(r"return\s*\{\s*'([A-Z_]+)'")
 _ASSIGNED_WORD = re.compile(r"\.word = (?:body and )?'([A-Z]+)'(?: or '([A-Z]+)')?")
-_WORD_FIRST = frozenset({"XGROUP", "XINFO", "XREADGROUP"})  # a word comes before the key
+_WORD_FIRST = frozenset({"MEMORY", "XGROUP", "XINFO", "XREADGROUP"})  # a word comes before the key
 _LONGEST = 100
 # Commands that change nothing. One that is missing here counts as a write.
 _READS = re.compile(
-    r"EXISTS|GET|HEXISTS|HGET|HLEN|HMGET|PTTL|SCARD|STRLEN|TIME|XINFO|XLEN|XPENDING|XRANGE"
-    r"|XREVRANGE|ZCARD|ZRANGE|ZRANGEBYSCORE|ZSCORE"
+    r"EXISTS|GET|HEXISTS|HGET|HGETALL|HLEN|HMGET|MEMORY|PTTL|SCARD|STRLEN|TIME|XINFO|XLEN|XPENDING"
+    r"|XRANGE|XREVRANGE|ZCARD|ZCOUNT|ZRANGE|ZRANGEBYSCORE|ZRANK|ZSCORE"
 )
 
 

@@ -104,7 +104,7 @@ def measure_unit(keys: Keys, unit: Unit) -> Call:
     """Ask for the figures of one group on one partition."""
     return scripts.get("unit_measure").call(
         {
-            "stream": keys.stream(unit.topic, unit.partition),
+            "stream": keys.source(*unit),
             "retry": keys.retry_stream(*unit),
             "delayed": keys.retry(*unit),
         },

@@ -1,7 +1,8 @@
 """The supervisor: the parent process. The control plane: who owns what, and which process runs it.
 
 `supervisor` is the loop, `exchange` its talk with Redis, `holding` one unit's state, `crew` the
-children and their limits, `drain` the stop, `reload` the roll, `report` what others are told.
+children and their limits, `moves` what is taken and handed over, `steering` what operators want,
+`drain` the stop, `reload` the roll, `report` what others are told.
 It never runs user code, never starts a thread, and never blocks longer than a tick.
 """
 
@@ -11,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 from streamqd import config, logs, process, startup
 from streamqd.config import Settings
+from streamqd.embedded import URL as EMBEDDED
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StartRefused
-from streamqd.supervisor.drain import EXIT_TWIN
+from streamqd.supervisor.drain import EXIT_CONFIG, EXIT_TWIN
 from streamqd.supervisor.supervisor import Supervisor
 
 __all__ = ["run"]
@@ -25,15 +27,20 @@ def run(
     load: Callable[[], Settings] | None = None,
     burst: bool = False,
     only: Sequence[str] = (),
+    stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run the daemon until it is told to stop. Returns the exit code.
 
     `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
+    `stopped` says whether a stop was wanted before signals were listened to here.
     Raises StartRefused with every problem when it cannot begin.
     """
     logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
     # From here on signals are queued; what waits during the start looks at the queue.
     signals = process.SignalQueue()
+    if stopped():
+        logs.event("drained", code=0)
+        return 0
     daemon = settings.daemon
     lock: startup.InstanceLock | None = None
     embedded: EmbeddedServer | None = None
@@ -49,10 +56,16 @@ def run(
                 [f"instance {daemon.instance} is already running as process {twin}; {advice}"],
             )
         process.set_title(f"streamqd: supervisor {daemon.instance}")
+        chosen = frozenset(only)
+        prepared = startup.prepare(settings, chosen, signals.stop_waits)
+        if prepared.problems and settings.redis.url == EMBEDDED:
+            # No server is started only to be stopped; there is nothing to say of it either.
+            raise StartRefused(EXIT_CONFIG, prepared.problems)
         embedded = startup.start_embedded(settings)
         settings = config.resolved(settings)
-        chosen = frozenset(only)
-        settings, partitions = startup.begin(settings, chosen, interrupted=signals.stop_waits)
+        settings, partitions = startup.begin(
+            settings, chosen, interrupted=signals.stop_waits, prepared=prepared
+        )
         return Supervisor(
             settings,
             partitions,

@@ -14,7 +14,7 @@ from streamqd.model import Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Command, Scoreboard, WorkerState, now_ns
 from streamqd.supervisor.holding import Holding, Kill
-from streamqd.worker import Orders, Worker
+from streamqd.worker import Orders, new_worker
 
 UNDEAD_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
@@ -43,7 +43,11 @@ class Crew:
         """Fork the process that handles a held unit."""
         unit, slot = holding.unit, holding.slot
         orders = Orders(
-            unit, holding.token, holding.epoch, cautious=holding.blameless >= CAUTIOUS_AFTER
+            unit,
+            holding.token,
+            holding.epoch,
+            cautious=holding.blameless >= CAUTIOUS_AFTER,
+            suspects=holding.suspects,
         )
         slot.state = WorkerState.BOOTING
         slot.command = Command.PAUSE if paused else Command.NONE
@@ -52,7 +56,7 @@ class Crew:
 
         def run(control: socket.socket) -> int:
             logs.assume("worker")
-            return Worker(orders, settings, consumer, slot, control).run()
+            return new_worker(orders, settings, consumer, slot, control).run()
 
         title = f"streamqd: worker {unit.topic}/{unit.partition} {unit.group}"
         try:
@@ -163,12 +167,12 @@ class Crew:
             # It reads its command before the first message: it has nothing in hand, nor will.
             self.kill(holding, "unstarted")
 
-    def pause(self, holdings: Iterable[Holding], *, paused: bool) -> None:
-        """Tell all workers to pause or to go on."""
-        for holding in holdings:
-            if holding.child is not None and holding.slot.command != Command.STOP:
-                holding.slot.command = Command.PAUSE if paused else Command.NONE
-                holding.child.tell(b"look")
+    def pause(self, holding: Holding, *, paused: bool) -> None:
+        """Tell a worker to pause or to go on, unless it knows or was told to leave."""
+        wanted = Command.PAUSE if paused else Command.NONE
+        if holding.child is not None and holding.slot.command not in (wanted, Command.STOP):
+            holding.slot.command = wanted
+            holding.child.tell(b"look")
 
     def kill(self, holding: Holding, reason: str, run_seq: int | None = None) -> None:
         """Kill a worker with everything in its process group, because of the run `run_seq`."""

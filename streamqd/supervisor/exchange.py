@@ -22,10 +22,9 @@ from streamqd import logs, startup
 from streamqd.config import Settings
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.model import Unit
-from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import Seen, View
 from streamqd.scoreboard import Scoreboard, now_ns
-from streamqd.store import leases, members, messages
+from streamqd.store import control, leases, members, messages
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -49,6 +48,7 @@ class FleetView:
     views: dict[Unit, View] = field(default_factory=dict)
     tokens: dict[Unit, str] = field(default_factory=dict)
     fresh: bool = False  # the views belong to the last beat and have not been acted on
+    control: control.Control | None = None  # what operators want; a new one when it has changed
 
 
 class Exchange:
@@ -78,6 +78,8 @@ class Exchange:
         self._listen_at = 0.0
         self._listen_backoff = LISTEN_RETRY_SECONDS[0]
         self._started = time.time()
+        self._orders: list[bytes] | None = None
+        self.obeyed: dict[str, object] = {}  # what the beat tells of orders, see `steering`
 
     @property
     def ok(self) -> bool:
@@ -250,6 +252,7 @@ class Exchange:
             "leaving": self.leaving,
             "version": __version__,
             "started": round(self._started, 3),
+            **self.obeyed,
         }
         return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl)
 
@@ -269,7 +272,10 @@ class Exchange:
             return
         present = members.Present.parse(reply)
         self.view.server_unix_ms = present.now_unix_ms
-        self.view.seen = [seen_of(member) for member in present.members]
+        self.view.seen = [members.seen_of(member) for member in present.members]
+        if present.orders != self._orders:
+            self._orders = present.orders
+            self.view.control = control.read(present.orders)
         self.views_due = True
 
     def _bury(self) -> None:
@@ -350,18 +356,3 @@ class Exchange:
 _NOT_NOW = frozenset(
     {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"}
 )
-
-
-def seen_of(beat: members.Beat) -> Seen:
-    """Turn a member's record into what the rebalancer needs; a strange one offers nothing."""
-    name, beat_unix_ms, raw = beat
-    try:
-        offers = frozenset((str(topic), str(group)) for topic, group in raw.get("offers", ()))
-        member = Member(name, int(raw.get("weight", 1)), int(raw.get("cap", 0)), offers)
-        broken = frozenset(
-            Unit(str(topic), int(partition), str(group))
-            for topic, partition, group in raw.get("broken", ())
-        )
-        return Seen(member, beat_unix_ms, bool(raw.get("leaving")), broken)
-    except (ValueError, TypeError, AttributeError, ArithmeticError):
-        return Seen(Member(name, 1, 0, frozenset()), beat_unix_ms, leaving=True)

@@ -25,11 +25,13 @@ from streamqd.errors import RedisRefused
 from streamqd.model import Unit
 from streamqd.policy import restart
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import Slot, WorkerState
+from streamqd.scoreboard import Slot, WorkerState, now_ns
 from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.worker import ExitCode
+
+SUSPECTS_MAX = 512
 
 
 class Phase(enum.Enum):
@@ -76,6 +78,7 @@ class Holding:
     release_after: bool = False  # give the unit up once the refence is answered
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, not before
+    suspects: frozenset[bytes] = frozenset()  # places of which one has killed a process
     blameless: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.Exit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = has not booted
@@ -196,16 +199,20 @@ class Holding:
         """Take the end of the process: find whom to blame, and want what follows."""
         batch = self.slot.batch()
         kill, reason = self.kill, self.stop_reason
-        in_time = kill is None or kill.run_seq == self.slot.run_seq
-        blamed_kill = kill is not None and kill.reason == "hard-limit" and in_time
         # A handler can end its process with any code; a worker that ends by itself is quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unordered = kill is None and not (quiet and exit_.code in _ORDERLY)
-        charged: bytes | None = None
-        if (unordered or blamed_kill) and len(batch.running) == 1:
-            # With several running nobody is charged: the next process runs each of them alone.
-            charged = batch.running[0]
+        suspects = batch.running if unordered else []
+        if kill is not None and kill.reason == "hard-limit":
+            # Of those that run, only what the kill was meant for; nothing when that has ended.
+            suspects = self.slot.running_in(kill.run_seq)
+        # With several running nobody is charged: the next process runs each of them alone.
+        charged = suspects[0] if len(suspects) == 1 else None
+        if charged is None:
+            self.suspects = frozenset([*self.suspects, *suspects][-SUSPECTS_MAX:])
         crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
+        if not crashed:
+            self.suspects = frozenset()  # it has lived through all that it was warned of
         if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
             self.blameless += 1
         elif charged is not None or not crashed:
@@ -217,6 +224,7 @@ class Holding:
         if crashed:
             self.slot.add("crashes")
             self.last_exit = f"{kill.reason}: {exit_}" if kill else str(exit_)
+            self.slot.failures.note(f"process ended by {self.last_exit}", now_ns())
         self._after(exit_, reason, orderly=not unordered)
         self.child = None
         self.kill = None

@@ -102,23 +102,32 @@ class Limits:
         soft, hard = holding.consumer.timeout, holding.consumer.hard_timeout
         if not soft and not hard:
             return now + MEASURE_SECONDS
-        sequence = holding.slot.run_seq
         if not running:
             # A run may begin at any moment: look again before its limit could be over.
             return now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
-        elapsed = self._elapsed(min(entry.started_ns for entry in running))
-        if hard and elapsed > hard:
-            # Two readings: the run that was over its limit must still be the one that runs.
-            if self._suspected.get(holding.slot.index) == sequence == holding.slot.run_seq:
-                self._crew.kill(holding, "hard-limit", sequence)
+        # Runs are numbered as they begin: of several, the lowest number is the oldest.
+        spent = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
+        oldest = min(spent)
+        if hard and spent[oldest] > hard:
+            # Two readings: the run that was over its limit must still be one that runs.
+            again = self._suspected.get(holding.slot.index) == oldest
+            if again and holding.slot.running_in(oldest):
+                self._crew.kill(holding, "hard-limit", oldest)
                 return now + MEASURE_SECONDS
-            self._suspected[holding.slot.index] = sequence
+            self._suspected[holding.slot.index] = oldest
             return now + 0.01
-        if soft and elapsed > soft and holding.soft_limited != sequence:
-            holding.soft_limited = sequence
-            holding.slot.soft_kill_seq = sequence
+        over = max((each for each, seconds in spent.items() if soft and seconds > soft), default=0)
+        if over > holding.soft_limited:
+            # Meant for this run and for those that began before it.
+            holding.soft_limited = over
+            holding.slot.soft_kill_seq = over
             child.signal(signal.SIGUSR1)
-        left = [limit - elapsed for limit in (soft, hard) if limit and limit > elapsed]
+        left = [
+            limit - seconds
+            for limit in (soft, hard)
+            for seconds in spent.values()
+            if limit and limit > seconds
+        ]
         return now + max(0.01, min(left, default=LOOK_SECONDS))
 
     # --- frozen time ---

@@ -37,10 +37,16 @@ class Reload:
         self._settings: Settings | None = None
         self._queue: list[Unit] = []
         self._rolling: tuple[Unit, int] | None = None  # unit, pid of the old worker
+        self.problem = ""  # why the last reload was refused, '' when it was not
 
     def request(self) -> None:
         """Ask for a reload; a second request during one is done after it."""
         self._requested = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no reload is asked for or under way."""
+        return not (self._requested or self._probe or self._queue or self._rolling)
 
     @property
     def pids(self) -> set[int]:
@@ -65,6 +71,7 @@ class Reload:
     def _begin(self) -> None:
         self._supervisor.notifier.reloading()
         logs.event("reload.begun")
+        self.problem = ""
         if self._load is None:
             self._refused(["this daemon was started without a configuration file"])
             return
@@ -127,6 +134,7 @@ class Reload:
         logs.event("reload.rolling", partitions=len(self._queue))
 
     def _refused(self, problems: list[str]) -> None:
+        self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)
         self._supervisor.notifier.ready("reload refused, the old configuration goes on")

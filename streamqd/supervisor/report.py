@@ -38,6 +38,7 @@ class Report:
         fleet_seen: bool,
         draining: bool,
         paused: bool,
+        drained: bool = False,
     ) -> None:
         """Publish flags and progress.
 
@@ -52,6 +53,7 @@ class Report:
             (redis_ok, InstanceFlags.REDIS_OK),
             (draining, InstanceFlags.DRAINING),
             (paused, InstanceFlags.PAUSED),
+            (drained, InstanceFlags.DRAINED),
             (fleet_seen and not wanted, InstanceFlags.STANDBY),
         ):
             if condition:
@@ -62,6 +64,8 @@ class Report:
         status = f"{running}/{len(owned)} partitions running"
         if draining:
             status = f"draining, {running} partitions left"
+        if drained:
+            status += ", drained by an operator"
         if paused:
             status += ", paused"
         if not redis_ok:
@@ -105,7 +109,7 @@ def dump(holdings: Mapping[Unit, Holding]) -> None:
             epoch=holding.epoch,
             child=holding.child.pid if holding.child else None,
             worker=holding.slot.state,
-            in_hand=holding.slot.in_hand,
+            in_hand=holding.slot.unfinished,
             last_exit=holding.last_exit or None,
         )
     logs.flush(1.0)

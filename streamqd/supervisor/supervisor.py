@@ -16,7 +16,6 @@ from streamqd.errors import StreamqdError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.policy import restart
-from streamqd.policy.rebalance import Liveness, Rebalancer
 from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.supervisor import report
 from streamqd.supervisor.burst import BurstCheck
@@ -25,8 +24,10 @@ from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
 from streamqd.supervisor.exchange import Exchange
 from streamqd.supervisor.holding import Holding, Phase
 from streamqd.supervisor.limits import Limits
+from streamqd.supervisor.moves import Moves
 from streamqd.supervisor.reload import Reload
 from streamqd.supervisor.restore import Restore
+from streamqd.supervisor.steering import Steering
 
 TICK_SECONDS = 0.25
 EMBEDDED_RETRY_SECONDS = 1.0
@@ -47,7 +48,6 @@ class Supervisor:
         only: frozenset[str],
         signals: process.SignalQueue,
     ) -> None:
-        daemon = settings.daemon
         self.settings = settings
         self.only = only
         self.embedded = embedded
@@ -61,14 +61,8 @@ class Supervisor:
         self.holdings: dict[Unit, Holding] = {}
         self.unwanted: set[Unit] = set()  # known units that a reload took out
         self._offer(settings, partitions)
-        self.liveness = Liveness(daemon.instance, daemon.lease_ttl, self.exchange.interval)
-        self.rebalancer = Rebalancer(
-            daemon.instance,
-            daemon.rebalance_delay,
-            daemon.rebalance_hold,
-            daemon.rebalance_moves,
-            patience=2 * self.exchange.interval,
-        )
+        self.moves = Moves(self)
+        self.steering = Steering(self)
         self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
         self.limits = Limits(self.crew)
         self.reload = Reload(self, load)
@@ -78,7 +72,6 @@ class Supervisor:
         self.signals = signals
         self.paused = False
         self.exit_code: int | None = None
-        self._looked = False  # at who owns what, and acted on it
         self._twin_since = 0.0
         self._next_look = 0.0
         self._embedded_at = 0.0
@@ -123,10 +116,11 @@ class Supervisor:
         self.crew.abandon_undead(self.holdings.values(), now)
         self.crew.keep_housekeeper(now)
         self._keep_embedded(now)
-        self.exchange.tick(now, self.holdings, self._wanted_units())
+        self.exchange.tick(now, self.holdings, self.wanted_units())
         self.restore.tick(now, self.settings)
         self._judge_twin(now)
-        self._move(now)
+        self.steering.tick()
+        self.moves.tick(now)
         self._start_workers(now)
         self._next_look = self.limits.watch(self.holdings.values(), time.monotonic())
         self.reload.tick()
@@ -134,9 +128,10 @@ class Supervisor:
         self.report.tick(
             self.holdings,
             redis_ok=self.exchange.ok,
-            fleet_seen=self._looked,
+            fleet_seen=self.moves.looked,
             draining=self.drain.begun,
             paused=self.paused,
+            drained=self.steering.drained,
         )
         logs.flush()
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
@@ -178,9 +173,7 @@ class Supervisor:
     def adopt(self, settings: Settings, partitions: dict[str, int]) -> None:
         """Use a reloaded configuration from now on; running workers keep what they have."""
         self.settings = self.crew.settings = self.exchange.settings = settings
-        self.rebalancer.delay = settings.daemon.rebalance_delay
-        self.rebalancer.hold = settings.daemon.rebalance_hold
-        self.rebalancer.moves_max = settings.daemon.rebalance_moves
+        self.moves.damp(settings.daemon)
         self._offer(settings, partitions)
         self.exchange.beat_soon()
 
@@ -189,7 +182,8 @@ class Supervisor:
         new = _units_of(settings, partitions).keys() - self.holdings.keys()
         return self.board.used + len(new) <= self.board.size
 
-    def _wanted_units(self) -> list[Unit]:
+    def wanted_units(self) -> list[Unit]:
+        """The units of all present consumers."""
         return [unit for unit in self.holdings if unit not in self.unwanted]
 
     # --- signals ---
@@ -209,7 +203,15 @@ class Supervisor:
             report.dump(self.holdings)
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             self.paused = number is signal.SIGTSTP
-            self.crew.pause(self.holdings.values(), paused=self.paused)
+            self.apply_pauses()
+
+    def apply_pauses(self) -> None:
+        """Tell the workers to pause or to go on: the signal is for all, orders are for some."""
+        for holding in self.holdings.values():
+            self.crew.pause(holding, paused=self._is_paused(holding))
+
+    def _is_paused(self, holding: Holding) -> bool:
+        return self.paused or self.steering.is_paused(holding.unit)
 
     # --- children ---
 
@@ -280,7 +282,7 @@ class Supervisor:
                 if holding.broken_until:
                     holding.broken_until = 0.0
                     logs.event("breaker.closed", unit=unit)
-                self.crew.start_worker(holding, paused=self.paused)
+                self.crew.start_worker(holding, paused=self._is_paused(holding))
 
     def _known_pids(self) -> set[int]:
         known = {holding.child.pid for holding in self.holdings.values() if holding.child}
@@ -304,46 +306,6 @@ class Supervisor:
         else:
             logs.event("embedded.started", child=self.embedded.pid)
 
-    # --- moves ---
-
-    def _move(self, now: float) -> None:
-        """Act on a fresh view of the fleet: acquire what is ours, hand over what is not."""
-        view, holdings = self.exchange.view, self.holdings
-        if not view.fresh or self.drain.begun:
-            return
-        view.fresh = False
-        self._looked = True
-        live = self.liveness.observe(now, view.server_unix_ms, view.seen)
-        mine = {u: h.since for u, h in holdings.items() if h.phase is not Phase.FREE}
-        moving = sum(1 for unit in mine if holdings[unit].stop_reason == "shed")
-        views = {
-            unit: seen
-            for unit, seen in view.views.items()
-            if holdings[unit].phase is Phase.FREE
-            and holdings[unit].child is None
-            and unit not in self.crew.lingering
-            and now >= holdings[unit].broken_until
-        }
-        cap = self.settings.daemon.max_partitions or len(holdings)
-        # `room` is negative when a reload has lowered the cap: then some are handed over.
-        decision = self.rebalancer.decide(
-            now, live, self._wanted_units(), mine, moving, views, room=cap - len(mine)
-        )
-        for unit in decision.acquire:
-            holdings[unit].take(views[unit].epoch, view.tokens.get(unit, ""))
-        for unit in [*decision.shed, *(self.unwanted & mine.keys())]:
-            self._shed(holdings[unit])
-
-    def _shed(self, holding: Holding) -> None:
-        if holding.stop_reason in ("shed", "drain") or holding.phase is Phase.RELEASING:
-            return
-        self.board.add("rebalance_shed")
-        logs.event("rebalance.shed", unit=holding.unit, epoch=holding.epoch)
-        if holding.child is None:
-            holding.give_up()
-        else:
-            self.crew.stop(holding, "shed")
-
     def _judge_twin(self, now: float) -> None:
         """Another instance beats under our id: wait one ttl, it may be a corpse; then give way."""
         if not self.exchange.view.twin:
@@ -366,7 +328,7 @@ class Supervisor:
             return
         if self.burst is not None:
             self._end_burst(now, self.burst)
-        wanted = self._wanted_units()
+        wanted = self.wanted_units()
         broken = sum(1 for unit in wanted if self.holdings[unit].broken_until > now)
         if broken and broken == len(wanted):
             logs.event("crash_loop", logging.CRITICAL, units=broken)
@@ -374,7 +336,7 @@ class Supervisor:
             self.drain.begin(0.0)  # no worker is left; the leases are given back
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
-        wanted = {unit: self.holdings[unit] for unit in self._wanted_units()}
+        wanted = {unit: self.holdings[unit] for unit in self.wanted_units()}
         verdict = burst.verdict(now, wanted)
         if verdict is None:
             return
@@ -387,7 +349,7 @@ class Supervisor:
 def _units_of(settings: Settings, partitions: dict[str, int]) -> dict[Unit, Consumer]:
     """Return every unit of every consumer, with its consumer."""
     return {
-        Unit(consumer.topic, partition, consumer.group): consumer
+        Unit(consumer.topic, partition, consumer.unit_group): consumer
         for consumer in settings.consumers
         for partition in range(partitions[consumer.topic])
     }

@@ -1,0 +1,37 @@
+-- dead_deliver: moving -> ready
+--
+-- Write a dead letter that has left its slot into its new stream, once: the name of the letter is
+-- remembered for a while, so that a move that was interrupted can be done again.
+--
+-- KEYS[1]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
+-- KEYS[2]  dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>
+--
+-- ARGV[1]  group      str     whose retry stream the target is; '' = the target is the partition
+-- ARGV[2]  window_ms  int     how long the name is remembered
+-- ARGV[3..] fields    list    names and values of the whole entry
+--
+-- Returns  OK       written                          [2] id
+-- Returns  DUP      written before under the name    [2] id of that entry
+-- Returns  NOGROUP  the group does not exist on its retry stream
+--
+-- Cost     O(1) + size of the body
+-- Repeat   safe within the window: the second answers DUP
+-- @include _groups
+-- @include _lists
+
+local target, dedup = KEYS[1], KEYS[2]
+local group, window_ms, fields = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
+
+local earlier = redis.call('GET', dedup)
+if earlier then
+  return {'DUP', earlier}
+end
+if group ~= '' and not group_on(target, group) then
+  return {'NOGROUP'}
+end
+redis.call('XLEN', target)
+
+-- Guards end here
+local id = redis.call('XADD', target, '*', unpack(fields))
+redis.call('SET', dedup, id, 'PX', window_ms)
+return {'OK', id}

@@ -1,0 +1,45 @@
+-- ghost_settle: in-flight, its entry gone -> settled, counted
+--
+-- Settle what a group still has in hand of entries that are no longer in the partition. Partitions
+-- are trimmed from the old end only, so what is older than the first entry never comes back. Only
+-- for a topic that drops what is not settled: elsewhere somebody else has trimmed, and the owner,
+-- who may still have the body, settles it.
+--
+-- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
+-- KEYS[3]  trim      HASH    streaming:mq:trim:{T:p:i}       the record
+--
+-- ARGV[1]  group     str     consumer group
+-- ARGV[2]  count     int     at most so many
+--
+-- Returns  OK       [2] settled; fewer than count = no more there
+-- Returns  NOGROUP  the group does not exist on the partition
+--
+-- Cost     O(g + count x log n), g = groups, n = pending entries
+-- Repeat   safe: settles the next ones. Works when memory is full, but for the counting
+-- @include _groups
+-- @include _places
+
+local stream, attempts, trim = KEYS[1], KEYS[2], KEYS[3]
+local group, count = ARGV[1], tonumber(ARGV[2])
+
+if not group_on(stream, group) then
+  return {'NOGROUP'}
+end
+local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+local before = first and '(' .. first[1] or '+'
+local rows = redis.call('XPENDING', stream, group, '-', before, count)
+redis.call('HLEN', attempts)
+redis.call('HLEN', trim)
+
+-- Guards end here
+local ids = {}
+for at, row in ipairs(rows) do
+  ids[at] = row[1]
+  forget_attempts(attempts, 'm:' .. row[1])
+end
+local settled = acknowledge(stream, group, ids)
+if settled > 0 then
+  redis.call('HINCRBY', trim, 'dropped_pending:' .. group, settled)
+end
+return {'OK', settled}

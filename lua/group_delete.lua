@@ -1,0 +1,57 @@
+-- group_delete: present -> absent, for a group on a partition
+--
+-- Remove a group with everything of its own: position, pending entries, retry stream, delayed
+-- retries, counters, fence and lease. Dead letters stay. An owner's worker is refused from then on.
+--
+-- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[3]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G
+-- KEYS[4]  items     HASH    streaming:mq:retry:item:{T:p:i}:G
+-- KEYS[5]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
+-- KEYS[6]  fence     HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[7]  lease     STRING  streaming:mq:lease:{T:p:i}:G
+-- KEYS[8]  trim      HASH    streaming:mq:trim:{T:p:i}
+--
+-- ARGV[1]  group     str     consumer group
+-- ARGV[2]  force     flag    1 = also when it is owned or has something that is not settled
+--
+-- Returns  OK         removed, or there was nothing to remove
+-- Returns  OWNED      a lease lives                        [2] owner [3] epoch
+-- Returns  UNSETTLED  [2] pending [3] delayed [4] 1 = the retry stream holds unread entries
+--
+-- Cost     O(n), n = pending entries
+-- Repeat   safe; a late copy removes a group that was made anew. Works when memory is full
+-- @include _groups
+
+local stream, retry, delayed, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local attempts, fence, lease, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local group, force = ARGV[1], ARGV[2]
+
+local held = redis.call('HMGET', fence, 'owner', 'epoch')
+if redis.call('GET', lease) and force ~= '1' then
+  return {'OWNED', held[1] or '', held[2] or '0'}
+end
+local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
+local pending = on_stream and on_stream['pending'] or 0
+local unread = 0
+if on_retry then
+  pending = pending + on_retry['pending']
+  unread = #redis.call('XRANGE', retry, '(' .. on_retry['last-delivered-id'], '+', 'COUNT', 1)
+end
+local waiting = redis.call('ZCARD', delayed)
+redis.call('HLEN', items)
+redis.call('HLEN', attempts)
+redis.call('HLEN', trim)
+if force ~= '1' and pending + waiting + unread > 0 then
+  return {'UNSETTLED', pending, waiting, unread}
+end
+
+-- Guards end here
+-- HDEL first: accepted when memory is full, and so is every write behind it.
+redis.call('HDEL', trim, 'floor:' .. group)
+if on_stream then
+  redis.call('XGROUP', 'DESTROY', stream, group)
+end
+redis.call('HDEL', trim, 'dropped_unread:' .. group, 'dropped_pending:' .. group)
+redis.call('UNLINK', retry, delayed, items, attempts, fence, lease)
+return {'OK'}

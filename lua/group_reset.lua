@@ -1,0 +1,73 @@
+-- group_reset: one position -> another, for a group on a partition
+--
+-- Let a group go on from another position. What is handed out and not settled is forgotten: from the
+-- new position on it is unread again, before it it counts as finished. Crash counts start again. An
+-- owner loses the partition in the same step, so whatever its worker still does is refused.
+--
+-- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G
+-- KEYS[3]  stream    STREAM  stream:topic:{T:p:i}
+-- KEYS[4]  retry     STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[5]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G
+-- KEYS[6]  items     HASH    streaming:mq:retry:item:{T:p:i}:G
+-- KEYS[7]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
+-- KEYS[8]  trim      HASH    streaming:mq:trim:{T:p:i}
+--
+-- ARGV[1]  group     str     consumer group
+-- ARGV[2]  after     id      the group reads what comes after it; '' = after the last id issued
+-- ARGV[3]  drop      flag    1 = its retries go too: the delayed ones and those in the retry stream
+-- ARGV[4]  force     flag    1 = also when it is owned
+--
+-- Returns  OK       [2] position before [3] position now [4] pending entries forgotten [5] delayed
+--                   retries dropped [6] entries of the retry stream dropped, at most
+-- Returns  OWNED    a lease lives                        [2] owner [3] epoch
+-- Returns  NOGROUP  the group does not exist on the partition
+--
+-- Cost     O(n), n = pending entries and dropped retries
+-- Repeat   safe; a late copy sets the position again. Works when memory is full
+-- @include _groups
+-- @include _ids
+
+local fence, lease, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local delayed, items, attempts, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local group, after, drop, force = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local held = redis.call('HMGET', fence, 'owner', 'epoch')
+if redis.call('GET', lease) and force ~= '1' then
+  return {'OWNED', held[1] or '', held[2] or '0'}
+end
+local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
+if not on_stream then
+  return {'NOGROUP'}
+end
+-- A position beyond the last id would skip messages that are still to come.
+local last = named(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+if after == '' or older(last, after) then
+  after = last
+end
+local dropped, waiting, retry_end = redis.call('ZCARD', delayed), redis.call('XLEN', retry), '0-0'
+redis.call('HLEN', items)
+redis.call('HLEN', attempts)
+redis.call('HLEN', trim)
+if on_retry then
+  retry_end = named(redis.call('XINFO', 'STREAM', retry))['last-generated-id']
+end
+
+-- Guards end here
+-- HDEL first: accepted when memory is full, and so is every write behind it.
+redis.call('HDEL', fence, 'token', 'session', 'mark', 'solo', 'owner')
+redis.call('DEL', lease)
+redis.call('XGROUP', 'DESTROY', stream, group)
+redis.call('XGROUP', 'CREATE', stream, group, after)
+redis.call('UNLINK', attempts)
+redis.call('HSET', trim, 'floor:' .. group, successor(after))
+if drop == '1' then
+  if on_retry then
+    redis.call('XGROUP', 'DESTROY', retry, group)
+    redis.call('XGROUP', 'CREATE', retry, group, retry_end)
+  end
+  redis.call('UNLINK', delayed, items)
+else
+  dropped, waiting = 0, 0
+end
+return {'OK', on_stream['last-delivered-id'], after, on_stream['pending'], dropped, waiting}

@@ -1,0 +1,46 @@
+-- growth_begin: settled count -> growing
+--
+-- Say that a topic is about to get more partitions. Nothing changes for anybody yet. The token is
+-- that of the leases by which the growth keeps the new partitions, until each group may read them.
+--
+-- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
+--
+-- ARGV[1]  seen   int    partition count that the caller has seen
+-- ARGV[2]  to     int    partition count that is wanted
+-- ARGV[3]  token  token  new, random
+--
+-- Returns  OK       begun, or under way to the same count     [2] token that holds [3] count before
+--                   [4] phase: begun, switched or marked [5] barriers, '' before they are marked
+-- Returns  OTHER    growing to another count                  [2] that count
+-- Returns  CHANGED  the count is another than the caller saw  [2] it
+-- Returns  MISSING  there is no such topic
+--
+-- Cost     O(1)
+-- Repeat   safe: the second answers the same. A late copy answers CHANGED
+-- @include _clock
+
+local meta = KEYS[1]
+local seen, to, token = ARGV[1], ARGV[2], ARGV[3]
+
+local known = redis.call(
+  'HMGET', meta, 'partitionCount', 'growTo', 'growToken', 'growFrom', 'growBarriers')
+local count = known[1]
+if not count then
+  return {'MISSING'}
+end
+if known[3] then
+  if known[2] ~= to then
+    return {'OTHER', known[2]}
+  end
+  local phase = known[5] and 'marked' or count == to and 'switched' or 'begun'
+  return {'OK', known[3], known[4], phase, known[5] or ''}
+end
+if count ~= seen then
+  return {'CHANGED', count}
+end
+
+-- Guards end here
+redis.call(
+  'HSET', meta, 'growTo', to, 'growToken', token, 'growFrom', count, 'growSince',
+  text(now_unix_ms()))
+return {'OK', token, count, 'begun', ''}

@@ -1,0 +1,33 @@
+-- growth_switch: growing -> grown, for producers
+--
+-- From here on every message is routed by the new count: writes that were routed by the old one are
+-- transactions under WATCH of this key, and are refused.
+--
+-- KEYS[1]  meta        HASH   streaming:mq:topic:{T}:meta
+-- KEYS[2]  partitions  SET    streaming:mq:topic:{T}:partitions
+--
+-- ARGV[1]  token       token  that of the growth
+-- ARGV[2..] streams    list   names of the new partition streams
+--
+-- Returns  OK    switched, now or before
+-- Returns  GONE  no such growth is under way
+--
+-- Cost     O(p), p = new partitions
+-- Repeat   safe
+-- @include _lists
+
+local meta, partitions = KEYS[1], KEYS[2]
+local token, streams = ARGV[1], slice(ARGV, 2, #ARGV)
+
+local known = redis.call('HMGET', meta, 'partitionCount', 'growTo', 'growToken')
+if not known[1] or known[3] ~= token then
+  return {'GONE'}
+end
+redis.call('SCARD', partitions)
+
+-- Guards end here
+for _, stream in ipairs(streams) do
+  redis.call('SADD', partitions, stream)
+end
+redis.call('HSET', meta, 'partitionCount', known[2])
+return {'OK'}

@@ -1,0 +1,61 @@
+-- retention_measure: no transition, reads only
+--
+-- What keeps the memory of a partition: its size, and of each group where it stands.
+--
+-- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}       the record
+--
+-- Returns  OK  [2] length [3] bytes of memory, about, or '' when the user may not ask [4] first id
+--              or '' [5] last id ever issued or '' [6] archived or '' [7] shrink_from or ''
+--              [8] of each group: name, pending, first entry that it needs or '', unread or '' when
+--              unknown, milliseconds since a consumer of it was last seen or '', unread and pending
+--              ever dropped [9] first entry that is not archived or ''
+--
+-- Cost     O(g x (c + log n)) + size of g + 3 bodies, g = groups, c = consumers of a group, n = pending
+--          entries, and the sizes of 1,000 nodes
+-- Repeat   safe: reads only
+-- @include _groups
+-- @include _ids
+-- @include _floors
+
+local stream, trim = KEYS[1], KEYS[2]
+
+local record = redis.call('HMGET', trim, 'archived', 'shrink_from')
+if redis.call('EXISTS', stream) == 0 then
+  return {'OK', 0, 0, '', '', record[1] or '', record[2] or '', {}, ''}
+end
+local function first_from(id)
+  local found = redis.call('XRANGE', stream, id, '+', 'COUNT', 1)[1]
+  return found and found[1] or ''
+end
+local info = named(redis.call('XINFO', 'STREAM', stream))
+local bytes = redis.pcall('MEMORY', 'USAGE', stream, 'SAMPLES', 1000)
+local groups = {}
+for at, group in ipairs(groups_of(stream)) do
+  local idle = ''
+  for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group['name'])) do
+    local seen = named(flat)['idle']
+    idle = idle == '' and seen or math.min(idle, seen)
+  end
+  local unread = group['lag'] or ''
+  if not older(group['last-delivered-id'], info['last-generated-id']) then
+    unread = 0
+  end
+  local lost = redis.call(
+    'HMGET', trim, 'dropped_unread:' .. group['name'], 'dropped_pending:' .. group['name']
+  )
+  local name, pending = group['name'], group['pending']
+  local needs = first_from(floor_of(stream, group))
+  groups[at] = {name, pending, needs, unread, idle, tonumber(lost[1] or 0), tonumber(lost[2] or 0)}
+end
+return {
+  'OK',
+  info['length'],
+  type(bytes) == 'number' and bytes or '',
+  info['first-entry'] and info['first-entry'][1] or '',
+  info['last-generated-id'],
+  record[1] or '',
+  record[2] or '',
+  groups,
+  first_from(archive_floor(record[1])),
+}

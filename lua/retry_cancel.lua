@@ -1,0 +1,73 @@
+-- retry_cancel: delayed -> dead, or delayed -> nothing
+--
+-- Take delayed retries out before they are due. Each becomes a dead letter, its body with the fields
+-- that say what and why; with `drop` it is lost.
+--
+-- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G
+-- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G
+-- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
+--
+-- ARGV[1]  drop      flag    1 = no dead letter is made
+-- ARGV[2..] entries  list    for each: place, field_count, so many names and values that change
+--
+-- Returns  OK  [2] a word for each entry [3] the letter's id for each entry, or ''
+--
+-- Entry    MOVED       out of the delayed ones
+-- Entry    GONE        not delayed any more, nothing done
+-- Entry    UNREADABLE  what is kept of it cannot be made a letter; nothing done. It can be dropped
+--
+-- Cost     O(e x (log n + size of a body)), e = entries, n = delayed retries
+-- Repeat   safe: the second answers GONE for each
+-- @include _clock
+-- @include _lists
+-- @include _fields
+
+local delayed, items, dlq = KEYS[1], KEYS[2], KEYS[3]
+local drop, entries = ARGV[1], slice(ARGV, 2, #ARGV)
+
+local function body_in(packed)
+  local readable, body = pcall(cmsgpack.unpack, packed or '')
+  if readable and type(body) == 'table' and #body > 0 and #body <= WIDE and #body % 2 == 0 then
+    return body
+  end
+  return nil
+end
+
+local chosen, seen = {}, {}
+local at = 1
+while at <= #entries do
+  local last = at + 1 + tonumber(entries[at + 1])
+  local entry = {place = entries[at], changed = slice(entries, at + 2, last)}
+  if seen[entry.place] or not redis.call('ZSCORE', delayed, entry.place) then
+    entry.word = 'GONE'
+  else
+    entry.body = body_in(redis.call('HGET', items, entry.place))
+    entry.word = 'MOVED'
+    if drop ~= '1' and not entry.body then
+      entry.word = 'UNREADABLE'
+    end
+  end
+  seen[entry.place] = true
+  chosen[#chosen + 1] = entry
+  at = last + 1
+end
+redis.call('HLEN', items)
+redis.call('XLEN', dlq)
+
+-- Guards end here
+-- Entry by entry, its insertion first and its source last: a write that is refused leaves every
+-- entry in exactly one place.
+local failed_at = text(now_unix_ms())
+local words, letters = {}, {}
+for number, entry in ipairs(chosen) do
+  words[number], letters[number] = entry.word, ''
+  if entry.word == 'MOVED' then
+    if drop ~= '1' then
+      local fields = merged(entry.body, entry.changed, {failedAt = true})
+      letters[number] = redis.call('XADD', dlq, '*', 'failedAt', failed_at, unpack(fields))
+    end
+    redis.call('ZREM', delayed, entry.place)
+    redis.call('HDEL', items, entry.place)
+  end
+end
+return {'OK', words, letters}

@@ -1,0 +1,36 @@
+-- retry_hasten: delayed -> delayed, due now
+--
+-- Let delayed retries be due at once. message_promote moves them, as it does with all that are due.
+--
+-- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G
+--
+-- ARGV[1..] places  list  which ones
+--
+-- Returns  OK  [2] made due, or due already [3] not delayed any more
+--
+-- Cost     O(p x log n), p = places, n = delayed retries
+-- Repeat   safe: the second finds them due or gone
+-- @include _clock
+
+local delayed = KEYS[1]
+local places = ARGV
+
+local now = now_unix_ms()
+local early, due, gone = {}, 0, 0
+for _, place in ipairs(places) do
+  local score = redis.call('ZSCORE', delayed, place)
+  if not score then
+    gone = gone + 1
+  else
+    due = due + 1
+    if tonumber(score) > now then
+      early[#early + 1] = place
+    end
+  end
+end
+
+-- Guards end here
+for _, place in ipairs(early) do
+  redis.call('ZADD', delayed, 'XX', text(now), place)
+end
+return {'OK', due, gone}

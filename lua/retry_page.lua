@@ -1,0 +1,69 @@
+-- retry_page: no transition, reads only
+--
+-- A page of the delayed retries of a group, the earliest first. Payloads are measured here, so that
+-- no body travels.
+--
+-- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G
+-- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G
+--
+-- ARGV[1]  after_due    int   due time of the last row of the page before, unix ms; 0 = begin
+-- ARGV[2]  after_place  str   place of that row; '' = begin
+-- ARGV[3]  count        int   at most so many rows
+--
+-- Returns  OK  [2] rows, each place, due, payload bytes (-1 when the item cannot be read), fields
+--              without payload and headers
+--
+-- Cost     O(log n + count x size of a body), n = delayed retries
+-- Repeat   safe: reads only
+-- @include _clock
+
+local delayed, items = KEYS[1], KEYS[2]
+local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+
+-- Pages looked at for one answer: more than one only when the last row has gone meanwhile and many
+-- others are due in the same millisecond.
+local PAGES = 100
+
+local function described(packed)
+  local readable, fields = pcall(cmsgpack.unpack, packed or '')
+  if not readable or type(fields) ~= 'table' or #fields % 2 == 1 then
+    return -1, {}
+  end
+  local size, told = -1, {}
+  for at = 1, #fields, 2 do
+    if fields[at] == 'payload' then
+      size = #fields[at + 1]
+    elseif fields[at] ~= 'headers' then
+      told[#told + 1] = fields[at]
+      told[#told + 1] = fields[at + 1]
+    end
+  end
+  return size, told
+end
+
+local first = 0
+if after_place ~= '' then
+  local due = redis.call('ZSCORE', delayed, after_place)
+  if due and tonumber(due) == after_due then
+    first = redis.call('ZRANK', delayed, after_place) + 1
+  else
+    first = redis.call('ZCOUNT', delayed, '-inf', '(' .. ARGV[1])
+  end
+end
+local rows = {}
+for _ = 1, PAGES do
+  local page = redis.call('ZRANGE', delayed, first, first + count - 1, 'WITHSCORES')
+  for at = 1, #page, 2 do
+    local place, due = page[at], tonumber(page[at + 1])
+    local behind = due > after_due or (due == after_due and place > after_place)
+    if #rows < count and (behind or after_place == '') then
+      local size, told = described(redis.call('HGET', items, place))
+      rows[#rows + 1] = {place, text(due), size, told}
+    end
+  end
+  first = first + count
+  if #rows == count or #page < 2 * count then
+    break
+  end
+end
+return {'OK', rows}

@@ -1,0 +1,95 @@
+-- stream_drop: not settled, beyond a limit that allows the loss -> gone, counted
+--
+-- Remove the oldest entries, whole nodes at a time, also those that a group has still to read or to
+-- finish: only for a topic whose settings ask for it by name. What is not archived stays, if the
+-- topic requires an archive. What each group had not read is counted here; what it had in hand keeps
+-- its place among the pending ones and is counted when `ghost_settle` settles it.
+--
+-- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  trim         HASH    streaming:mq:trim:{T:p:i}       the record
+--
+-- ARGV[1]  drop_before  id      entries before this id go; 0-0 = none goes for its age
+-- ARGV[2]  max_len      int     more entries than this go; -1 = no such bound
+-- ARGV[3]  archive      flag    1 = what is not archived stays
+-- ARGV[4]  limit        int     remove at most so many, 1 or more (a node holds 100)
+-- ARGV[5..] expected    list    groups that must exist
+--
+-- Returns  OK             [2] removed [3] of each group: name, how many of them it had not read
+-- Returns  NO_GROUPS      nobody reads the stream (or there is none)
+-- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
+--
+-- Cost     O(g x (log n + size of a node) + limit), g = groups, n = pending entries; O(g) while
+--          nothing is beyond the limits
+-- Repeat   safe: removes the next ones beyond the limits. Works when memory is full
+-- @include _groups
+-- @include _ids
+-- @include _lists
+-- @include _floors
+-- @include _record
+
+local stream, trim = KEYS[1], KEYS[2]
+local drop_before, max_len, archive = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local limit, expected = tonumber(ARGV[4]), slice(ARGV, 5, #ARGV)
+
+local groups = groups_of(stream)
+if #groups == 0 then
+  return {'NO_GROUPS'}
+end
+local missing = absent(groups, expected)
+if missing then
+  return {'MISSING_GROUP', missing}
+end
+local info = named(redis.call('XINFO', 'STREAM', stream))
+local ceiling = successor(info['last-generated-id'])
+local archived = redis.call('HGET', trim, 'archived')
+if archive == '1' and older(archive_floor(archived), ceiling) then
+  ceiling = archive_floor(archived)
+end
+local by_age = older(drop_before, ceiling) and drop_before or ceiling
+local length = info['length']
+local record = {}
+lowest_floor(stream, groups, record)
+table.sort(groups, function(a, b)
+  return older(a['last-delivered-id'], b['last-delivered-id'])
+end)
+
+-- Guards end here
+local removed = 0
+-- Remove what is before an id, as far as age and length want it gone.
+local function cut(before)
+  local age = older(by_age, before) and by_age or before
+  if removed < limit then
+    removed = removed + redis.call('XTRIM', stream, 'MINID', '~', age, 'LIMIT', limit - removed)
+  end
+  local room = math.min(max_len >= 0 and length - removed - max_len or 0, limit - removed)
+  if room > 0 then
+    local upto = older(ceiling, before) and ceiling or before
+    removed = removed + redis.call('XTRIM', stream, 'MINID', '~', upto, 'LIMIT', room)
+  end
+end
+
+-- From group to group, in the order of what they have read: what goes after a group's turn it has
+-- not read, but for the read ones in the node where its reading ended, which are counted before.
+local unread = {}
+for at, group in ipairs(groups) do
+  cut(successor(group['last-delivered-id']))
+  unread[at] = {removed, 0}
+  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+  local goes_on = first and (older(first[1], by_age) or max_len >= 0 and length - removed > max_len)
+  if goes_on and removed < limit then
+    unread[at][2] = #redis.call('XRANGE', stream, '-', group['last-delivered-id'], 'COUNT', 1000)
+  end
+end
+cut(ceiling)
+local dropped = {}
+for at, group in ipairs(groups) do
+  local lost = math.max(0, removed - unread[at][1] - unread[at][2])
+  dropped[2 * at - 1], dropped[2 * at] = group['name'], lost
+  if lost > 0 then
+    redis.call('HINCRBY', trim, 'dropped_unread:' .. group['name'], lost)
+  end
+end
+if removed > 0 then
+  note_trim(stream, trim, removed, record)
+end
+return {'OK', removed, dropped}

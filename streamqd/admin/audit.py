@@ -1,0 +1,135 @@
+"""The audit trail of a topic: who did what to it, in a bounded stream beside its settings.
+
+Verbs that replay, delete or export write one entry when they are done, also when they were
+interrupted. The stream keeps about the last 10,000; it belongs to no partition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.admin.pages import read_fields, read_id
+from streamqd.errors import Refused
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+ENTRIES_MAX = 10_000
+_VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand letters
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One entry. `at_unix_ms` is the server's time, `who` is user@host.
+
+    `what` says which things were chosen, `counts` how many met which end, `first_id` and `last_id`
+    are the ends of what was touched, '' where that says nothing. `note` is text for people.
+    """
+
+    id: str
+    at_unix_ms: int
+    who: str
+    verb: str
+    what: dict[str, Any]
+    counts: dict[str, int]
+    first_id: str
+    last_id: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """A page of the trail, the newest entries first. `cursor` continues; '' at the end."""
+
+    topic: str
+    deeds: list[Deed]
+    cursor: str
+
+
+def record(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    verb: str,
+    *,
+    what: Mapping[str, Any] | None = None,
+    counts: Mapping[str, int] | None = None,
+    first_id: str = "",
+    last_id: str = "",
+    note: str = "",
+) -> str:
+    """Write one entry and return its id. Raises RedisUnavailable, RedisRefused.
+
+    `verb` is what the command line calls it, such as "dlq replay". The topic need not exist.
+    """
+    fields = {
+        "who": who(),
+        "verb": verb,
+        "what": _json(what),
+        "counts": _json(counts),
+        "first": first_id,
+        "last": last_id,
+        "note": note[:_VALUE_CHARS],
+    }
+    flat = [part for pair in fields.items() if pair[1] for part in pair]
+    raw = link.execute("XADD", keys.audit(topic), "MAXLEN", "~", ENTRIES_MAX, "*", *flat)
+    return str(raw.decode())
+
+
+def trail(link: Link, keys: Keys, topic: str, *, limit: int = 20, cursor: str = "") -> Trail:
+    """Read a page of the trail; an empty one when there is none, or no such topic."""
+    upper = "+"
+    if cursor:
+        try:
+            upper = f"({read_id(cursor)}"
+        except ValueError as error:
+            raise Refused(str(error)) from None
+    found = link.execute("XREVRANGE", keys.audit(topic), upper, "-", "COUNT", limit + 1)
+    page = [_deed(raw_id, read_fields(fields)) for raw_id, fields in found[:limit]]
+    return Trail(topic, page, page[-1].id if len(found) > limit else "")
+
+
+def who() -> str:
+    """`user@host` of this process, as far as the system knows them."""
+    user = "?"
+    with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+def _json(value: Mapping[str, Any] | None) -> str:
+    text = json.dumps(value or {}, separators=(",", ":"), default=str)
+    if len(text) > _VALUE_CHARS:
+        text = json.dumps({"cut": text[: _VALUE_CHARS // 2]})
+    return "" if text == "{}" else text
+
+
+def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> Deed:
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode("utf-8", "replace")
+
+    def table(name: bytes) -> dict[str, Any]:
+        # Written by hand, or by a later version: what cannot be read is shown as it is.
+        try:
+            found = json.loads(text(name) or "{}")
+        except ValueError:
+            return {"text": text(name)}
+        return found if isinstance(found, dict) else {"text": text(name)}
+
+    counts = {name: count for name, count in table(b"counts").items() if isinstance(count, int)}
+    return Deed(
+        id=raw_id.decode(),
+        at_unix_ms=read_id(raw_id).ms,
+        who=text(b"who"),
+        verb=text(b"verb"),
+        what=table(b"what"),
+        counts=counts,
+        first_id=text(b"first"),
+        last_id=text(b"last"),
+        note=text(b"note"),
+    )

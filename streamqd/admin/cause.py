@@ -1,0 +1,351 @@
+"""Why a partition does not move: facts in, causes out, what is most likely first. Pure.
+
+Each cause is one sentence and one advice. They are judged in the order in which one hides the
+other: work that an operator has paused says nothing of its handler, and without an owner no handler
+runs at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from streamqd.admin.growth import OWNER as GROWTH
+from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit
+from streamqd.model import Unit
+
+STUCK_SECONDS = 10.0  # one run that lasts longer is named as what holds the partition
+FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause
+RECENT_SECONDS = 300.0
+MOVING = 0.05  # messages per second that count as moving
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason. `word` is stable; `moves` tells that nothing is wrong."""
+
+    word: str
+    sentence: str
+    advice: str
+    moves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFacts:
+    """A member, for one unit. `state` as in `status`; `cap` 0 is no limit; `owned` counts units."""
+
+    instance: str
+    state: str
+    offers: bool
+    broken: bool
+    leaving: bool
+    cap: int
+    owned: int
+    redis_up: bool | None
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one unit. Durations in seconds.
+
+    `lease` is owned, expired or free. `told` is what the owner has published of it, None when it
+    has not; `foreign` are the other clients that hold pending entries of the group, with how many.
+    `lag` is None when the server cannot count it. `unread` says whether anything is unread.
+    """
+
+    unit: Unit
+    lease: str
+    owner: str
+    lag: int | None
+    unread: bool
+    pending: int
+    delayed: int
+    next_due_seconds: float | None
+    oldest_seconds: float | None
+    foreign: dict[str, int]
+    told: LiveUnit | None
+    failures: tuple[LiveFailure, ...]
+    pause: LiveOrder | None
+    drained: tuple[str, ...]
+    members: tuple[MemberFacts, ...]
+    solo: bool
+
+
+def causes(facts: Facts) -> list[Cause]:
+    """All that holds the unit, the first of them first; never empty."""
+    found = list(_held(facts))
+    waiting = bool(facts.unread or facts.pending or facts.delayed)
+    owner = _owner(facts)
+    grave = [each for each in found if each.word in _GRAVE]
+    if not waiting and not grave:
+        return [Cause("idle", f"nothing waits in {facts.unit}: every message is settled", "", True)]
+    if found:
+        return found
+    if facts.told is not None and (facts.told.acked or 0) > MOVING:
+        return [_moving(facts, facts.told)]
+    if facts.delayed and not facts.unread and not facts.pending:
+        return [_delayed(facts)]
+    if owner is not None and facts.told is not None:
+        text = f"{facts.unit} is owned by {owner.instance} and its worker is {facts.told.state}"
+        if facts.told.state == "ready":
+            return [
+                Cause(
+                    "starting",
+                    f"{text}; {_waiting(facts)}, and nothing was acknowledged in the last seconds",
+                    "look again in some seconds; if it stays so, send the supervisor SIGUSR1 and"
+                    " read the stack of the worker in the log",
+                )
+            ]
+        return [Cause("starting", text, "look again in some seconds")]
+    return [
+        Cause(
+            "unknown",
+            f"{facts.unit} is {facts.lease} and nothing that is known holds it",
+            "look again in some seconds, then at the log of the owner",
+        )
+    ]
+
+
+# These hold the unit also while nothing waits.
+_GRAVE = frozenset(
+    {"no-member", "no-offer", "crash-loop", "caps-full", "owner-silent", "paused", "drained"}
+)
+
+
+def _held(facts: Facts) -> Iterator[Cause]:
+    yield from _paused(facts)
+    yield from _ownerless(facts) if facts.lease != "owned" else _owned(facts)
+    for client, count in sorted(facts.foreign.items()):
+        yield Cause(
+            "foreign-client",
+            f"the client {client!r} holds {_entries(count)} of {facts.unit} that it never"
+            " acknowledged",
+            "stop that client; streamqd takes its entries over after reclaim_idle",
+        )
+
+
+def _paused(facts: Facts) -> Iterator[Cause]:
+    order = facts.pause
+    if order is not None:
+        who = f" by {order.by}" if order.by else ""
+        because = f" ({order.why})" if order.why else ""
+        yield Cause(
+            "paused",
+            f"{facts.unit} is paused{who}{because}, by the order for {order.scope}",
+            f"`streamqd resume {_as_argument(order.scope)}`",
+        )
+    owner = _owner(facts)
+    told = facts.told
+    if order is None and owner is not None and owner.state == "paused":
+        yield Cause(
+            "paused",
+            f"the instance {owner.instance}, which owns {facts.unit}, is paused by a signal",
+            f"send SIGCONT to the supervisor of {owner.instance}",
+        )
+    elif order is None and told is not None and told.state == "paused":
+        yield Cause(
+            "paused", f"the worker of {facts.unit} on {told.owner} is paused", "`streamqd resume`"
+        )
+
+
+def _as_argument(scope: str) -> str:
+    """A scope as `resume` takes it, without a star that a shell would expand."""
+    match scope.split("/"):
+        case ["*", "*", "*"]:
+            return "--all"
+        case [topic, "*", "*"]:
+            return topic
+        case [topic, "*", group]:
+            return f"{topic}/{group}"
+        case [topic, partition, "*"]:
+            return f"{topic} --partition {partition}"
+        case _:
+            return scope
+
+
+def _ownerless(facts: Facts) -> Iterator[Cause]:
+    unit = facts.unit
+    alive = [each for each in facts.members if each.state != "silent"]
+    if facts.lease == "expired":
+        owner = _owner(facts)
+        silent = f" and has been silent for {owner.silent_seconds:.0f} s" if owner else ""
+        yield Cause(
+            "owner-silent",
+            f"{facts.owner}, the owner of {unit}, does not renew its lease{silent}",
+            "another member takes over by itself if one offers it; else see whether that host"
+            " lives and reaches Redis",
+        )
+    if not alive:
+        yield Cause(
+            "no-member", f"nobody owns {unit}: no instance of the fleet is alive", "start streamqd"
+        )
+        return
+    offering = [each for each in alive if each.offers]
+    pair = f"{unit.topic}/{unit.group}"
+    if not offering:
+        yield Cause(
+            "no-offer",
+            f"nobody owns {unit}: none of {_count(len(alive), 'live instance')} offers {pair}",
+            f"start an instance whose configuration has a consumer of {pair}",
+        )
+        return
+    fit = [each for each in offering if not each.broken]
+    if not fit:
+        names = ", ".join(each.instance for each in offering)
+        yield Cause(
+            "crash-loop",
+            f"the worker of {unit} crashes in a loop on {names}, and rests{_last_error(facts)}",
+            "read the last worker.exited events of the log, mend the handler, then reload",
+        )
+        return
+    present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
+    if not present:
+        names = ", ".join(each.instance for each in fit)
+        yield Cause(
+            "drained",
+            f"nobody owns {unit}: all that offer {pair} are drained or leaving ({names})",
+            "start another instance, or take the drain back",
+        )
+        return
+    if all(each.cap and each.owned >= each.cap for each in present):
+        names = ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in present)
+        yield Cause(
+            "caps-full",
+            f"nobody owns {unit}: every instance that offers {pair} owns as many partitions as"
+            f" it may ({names})",
+            "raise daemon.max_partitions, or start another instance",
+        )
+        return
+    if facts.lease == "free":
+        yield Cause(
+            "changing-hands",
+            f"{unit} is between two owners; {present[0].instance} may take it",
+            "look again in some seconds",
+        )
+
+
+def _owned(facts: Facts) -> Iterator[Cause]:
+    unit, told, owner = facts.unit, facts.told, _owner(facts)
+    if facts.owner == GROWTH:
+        yield Cause(
+            "growing",
+            f"{unit.topic} grows: {unit} is read when {unit.group} has settled what is in the old"
+            " partitions",
+            "`streamqd topic grow` with the new number shows how much is left, and must be run"
+            " until it is over",
+        )
+        return
+    if owner is not None and owner.state == "silent":
+        yield Cause(
+            "owner-silent",
+            f"{facts.owner}, the owner of {unit}, has been silent for {owner.silent_seconds:.0f} s",
+            "see whether that host lives and reaches Redis; its lease expires by itself",
+        )
+        return
+    if told is None:
+        yield Cause(
+            "owner-untold",
+            f"{facts.owner} owns {unit} but has published nothing of it",
+            "look again in some seconds; if it stays so, read the log of that instance",
+        )
+        return
+    if told.state == "broken" or (owner is not None and owner.broken):
+        yield Cause(
+            "crash-loop",
+            f"the worker of {unit} on {told.owner} crashes in a loop, and rests"
+            f"{_last_error(facts)}",
+            "read the last worker.exited events of its log, mend the handler, then reload",
+        )
+        return
+    run = told.longest_run_seconds or 0.0
+    if run >= STUCK_SECONDS:
+        limit = "the limit ends it by itself" if told.hard_timeout else "no hard_timeout ends it"
+        yield Cause(
+            "slow-handler",
+            f"the handler of {unit} on {told.owner} has been working on one message"
+            f" ({told.running}) for {run:.0f} s, and {_waiting(facts)}",
+            f"{limit}; SIGUSR1 to the supervisor of {told.owner} logs where the handler stands",
+        )
+    crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
+    if crashes and told.state in ("gone", "booting"):
+        yield Cause(
+            "crashing",
+            f"the worker of {unit} on {told.owner} keeps ending ({crashes[0].error},"
+            f" {crashes[0].seconds_ago:.0f} s ago) and is being started again",
+            "read the last worker.exited events of its log",
+        )
+    acked, failed = told.acked or 0.0, told.failed or 0.0
+    if failed > MOVING and failed >= FAILING_SHARE * (acked + failed):
+        yield Cause(
+            "failing",
+            f"{failed / (acked + failed):.0%} of the runs of {unit} fail{_last_error(facts)}",
+            f"mend the handler or what it depends on; `streamqd dlq stats {unit.topic}` shows"
+            " what died of it",
+        )
+    if facts.solo and acked <= MOVING:
+        yield Cause(
+            "solo",
+            f"{unit} runs what it inherited from an owner that was lost one message at a time",
+            "wait: it is how the message is found that kills its process",
+        )
+    if owner is not None and owner.redis_up is False:
+        yield Cause(
+            "redis-away", f"{told.owner}, the owner of {unit}, does not reach Redis", "mend that"
+        )
+
+
+# --- what does not hold it --------------------------------------------------------------------
+
+
+def _moving(facts: Facts, told: LiveUnit) -> Cause:
+    acked, slope = told.acked or 0.0, told.lag_per_second or 0.0
+    text = f"{facts.unit} moves: {acked:.1f} messages/s on {told.owner}, {_waiting(facts)}"
+    if slope > 0.5:
+        return Cause(
+            "falling-behind",
+            f"{text}, growing by {slope:.1f}/s",
+            "it gets more than one worker handles: make the handler faster, or grow the topic",
+            True,
+        )
+    if slope < -0.5 and facts.lag:
+        return Cause("moving", f"{text}, caught up in about {facts.lag / -slope:.0f} s", "", True)
+    return Cause("moving", text, "", True)
+
+
+def _delayed(facts: Facts) -> Cause:
+    due = facts.next_due_seconds
+    when = "" if due is None else f", the next in {max(0.0, due):.0f} s"
+    return Cause(
+        "waiting-for-retry",
+        f"{_entries(facts.delayed)} of {facts.unit} wait for their next attempt{when}"
+        f"{_last_error(facts)}",
+        "wait, or mend what they fail of",
+    )
+
+
+def _owner(facts: Facts) -> MemberFacts | None:
+    return next((each for each in facts.members if each.instance == facts.owner), None)
+
+
+def _recent(facts: Facts) -> list[LiveFailure]:
+    return [each for each in facts.failures if each.seconds_ago <= RECENT_SECONDS]
+
+
+def _last_error(facts: Facts) -> str:
+    last = min(facts.failures, key=lambda each: each.seconds_ago, default=None)
+    return "" if last is None else f"; last: {last.error}, {last.seconds_ago:.0f} s ago"
+
+
+def _waiting(facts: Facts) -> str:
+    lag = "more than 1,000" if facts.lag is None else f"{facts.lag:,}"
+    age = "" if facts.oldest_seconds is None else f", the oldest {facts.oldest_seconds:.0f} s old"
+    return f"{lag} unread and {facts.pending:,} pending{age}"
+
+
+def _entries(count: int) -> str:
+    return _count(count, "message")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,145 @@
+"""Which dead letters are meant, and walking over them page by page.
+
+A walk sees the letters that existed when it began and no later ones, so what a replay brings back
+and what dies again meanwhile is not met twice. It holds one page in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from streamqd.admin.letters_reading import Fields, find, streams_of, total
+from streamqd.admin.pages import PAGE_MAX, SEQ_MAX, Entry, Id, ask, forwards, read_id
+from streamqd.errors import Refused
+from streamqd.policy.fingerprint import of_letter
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which letters: those named, else all that exist now; of those, what each other field says.
+
+    `error_class` is the class with its module, or its last part. `key` is exact. `headers` are
+    pairs that must all be there. `since_unix_ms` and `until_unix_ms` bound the time of death, the
+    end left out. None and () choose everything.
+    """
+
+    letter_ids: tuple[str, ...] = ()
+    group: str | None = None
+    fingerprint: str | None = None
+    error_class: str | None = None
+    reason: str | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    since_unix_ms: int | None = None
+    until_unix_ms: int | None = None
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether a letter is chosen, its name aside."""
+        told = Fields(entry.fields)
+        if self.since_unix_ms is not None and entry.id.ms < self.since_unix_ms:
+            return False
+        if self.until_unix_ms is not None and entry.id.ms >= self.until_unix_ms:
+            return False
+        if self.group is not None and told.text(b"group") != self.group:
+            return False
+        if self.reason is not None and told.text(b"reason") != self.reason:
+            return False
+        if self.error_class is not None and not _is_class(
+            told.text(b"errorClass"), self.error_class
+        ):
+            return False
+        if self.key is not None and entry.fields.get(b"key") != self.key:
+            return False
+        if self.fingerprint is not None and of_letter(entry.fields) != self.fingerprint:
+            return False
+        if not self.headers:
+            return True
+        headers = entry.headers or {}
+        return all(headers.get(name) == value for name, value in self.headers)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it chooses less than all letters."""
+        return any(getattr(self, each.name) != each.default for each in fields(self))
+
+    def stated(self) -> dict[str, Any]:
+        """What it says, for the audit trail: only what is not the default."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.key is not None:
+            found["key"] = self.key.decode("utf-8", "backslashreplace")
+        found["headers"] = dict(self.headers)
+        return {name: value for name, value in found.items() if value not in (None, (), {})}
+
+
+EVERY_LETTER = Choice()
+
+
+def _is_class(told: str, wanted: str) -> bool:
+    return told == wanted or told.rpartition(".")[2] == wanted
+
+
+Page = list[Entry]  # letters of one partition, the oldest first
+
+
+def pages(
+    link: Link, keys: Keys, topic: str, choice: Choice, size: int = PAGE_MAX
+) -> Iterator[Page]:
+    """Yield the letters chosen, partition by partition, the oldest first.
+
+    The letters that exist are fixed before this returns. Raises TopicMissing; Refused when a letter
+    that is named does not exist or is not chosen.
+    """
+    streams = streams_of(link, keys, topic)
+    if choice.letter_ids:
+        return iter(_named(link, streams, choice))
+    ends = ask(link, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
+    until = {
+        partition: read_id(newest[0][0])
+        for partition, newest in zip(streams, ends, strict=True)
+        if newest
+    }
+    return _walk(link, streams, choice, until, size)
+
+
+def _walk(
+    link: Link, streams: dict[int, str], choice: Choice, ends: dict[int, Id], size: int
+) -> Iterator[Page]:
+    after = None
+    if choice.since_unix_ms:
+        after = Id(choice.since_unix_ms - 1, SEQ_MAX)
+    for partition, until in ends.items():
+        if choice.until_unix_ms is not None:
+            if choice.until_unix_ms <= 0:
+                return
+            until = min(until, Id(choice.until_unix_ms - 1, SEQ_MAX))
+        for page in forwards(link, streams[partition], after=after, until=until, size=size):
+            entries = [Entry(partition, *each) for each in page]
+            kept = [each for each in entries if choice.takes(each)]
+            if kept:
+                yield kept
+
+
+def _named(link: Link, streams: dict[int, str], choice: Choice) -> list[Page]:
+    """The letters named, all found before any is touched."""
+    found = [find(link, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
+    for entry in found:
+        if choice.takes(entry):
+            continue
+        owner = Fields(entry.fields).text(b"group")
+        if choice.group is not None and owner != choice.group:
+            raise Refused(
+                f"the dead letter {entry.place} is one of the group {owner}, not {choice.group}"
+            )
+        raise Refused(f"the dead letter {entry.place} is not one of those that the filter chooses")
+    return [[entry] for entry in found]
+
+
+def count(link: Link, keys: Keys, topic: str, choice: Choice) -> int:
+    """How many letters are chosen. Raises TopicMissing, Refused."""
+    if choice == EVERY_LETTER:
+        return total(link, keys, topic)
+    return sum(len(page) for page in pages(link, keys, topic, choice))

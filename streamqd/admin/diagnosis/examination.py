@@ -1,0 +1,189 @@
+"""One examination: what to look at, the looking, the judgements, the report."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.admin import rights as rights_of
+from streamqd.admin.diagnosis import (
+    delays,
+    fleet,
+    fleet_facts,
+    host,
+    host_facts,
+    leases,
+    letters,
+    partitions,
+    partitions_facts,
+    rights,
+    server,
+    server_facts,
+    topics,
+    topics_facts,
+    units_facts,
+)
+from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
+from streamqd.admin.diagnosis.facts import Facts, Fleet
+from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.pages import server_unix_ms
+from streamqd.config import Settings
+from streamqd.errors import RedisRefused, Refused
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+CHECKS: tuple[Check, ...] = (
+    *server.CHECKS,
+    *rights.CHECKS,
+    *topics.CHECKS,
+    *partitions.CHECKS,
+    *delays.CHECKS,
+    *letters.CHECKS,
+    *fleet.CHECKS,
+    *leases.CHECKS,
+    *host.CHECKS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found. `about` names the thing, '' for the server or this host.
+
+    `severity` is problem, warning or note. `evidence` holds the figures; its fields depend on the
+    check and may grow.
+    """
+
+    check: str
+    area: str
+    severity: str
+    about: str
+    what: str
+    mend: str
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `doctor` found. `ok`: no problem and no warning.
+
+    `checks` are the ids of those that were run, `unseen` sentences about what was not looked at.
+    `server` is '' and `now_unix_ms` 0 when Redis does not answer: then only this host was
+    looked at.
+    """
+
+    ok: bool
+    server: str
+    now_unix_ms: int
+    checks: list[str]
+    findings: list[Finding]
+    unseen: list[str]
+
+
+def chosen(names: Sequence[str]) -> list[Check]:
+    """The checks of these ids or areas; all when there are none. Refused: there is no such."""
+    if not names:
+        return list(CHECKS)
+    known = {check.id for check in CHECKS} | {check.area for check in CHECKS}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else "`streamqd doctor --list` shows them"
+            raise Refused(f"there is no check {name}; {hint}")
+    return [check for check in CHECKS if check.id in names or check.area in names]
+
+
+def examine(link: Link, settings: Settings, checks: Sequence[Check], *, unit: str = "") -> Report:
+    """Gather what the checks need and let them judge it. Writes nothing.
+
+    `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. Raises
+    RedisUnavailable, and RedisRefused when the server as a whole does not serve.
+    """
+    facts = gather(link, settings, {need for check in checks for need in check.needs}, unit)
+    findings = [_finding(check, found) for check in checks for found in check.judge(facts)]
+    return Report(
+        ok=not any(each.severity != Severity.NOTE for each in findings),
+        server=link.address,
+        now_unix_ms=facts.now_unix_ms,
+        checks=[check.id for check in checks],
+        findings=findings,
+        unseen=list(facts.unseen),
+    )
+
+
+def without_redis(
+    settings: Settings, checks: Sequence[Check], error: str, *, unit: str = ""
+) -> Report:
+    """Run the checks that need nothing of Redis, because it does not answer."""
+    some = [check for check in checks if set(check.needs) == {Need.HOST}]
+    seen = host_facts.gather(settings, unit, 0) if some else None
+    facts = Facts(settings, 0, host=seen)
+    findings = [_finding(check, found) for check in some for found in check.judge(facts)]
+    unseen = [f"everything in Redis: {error}"]
+    return Report(False, "", 0, [check.id for check in some], findings, unseen)
+
+
+def _finding(check: Check, found: Found) -> Finding:
+    return Finding(
+        check=check.id,
+        area=check.area,
+        severity=str(found.severity or check.severity),
+        about=found.about,
+        what=found.what,
+        mend=found.mend,
+        evidence=dict(found.evidence),
+    )
+
+
+def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts:
+    """Look at what is needed, and at nothing else."""
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    name = settings.daemon.fleet
+    reader = Reader(link)
+    now = server_unix_ms(link)
+    unseen: list[str] = []
+    about = server_facts.gather(reader, keys) if Need.SERVER in needs else None
+    lacking, members, found = [], Fleet(), []
+    if Need.RIGHTS in needs:
+        try:
+            lacking = rights_of.missing(link, keys, name)
+        except RedisRefused as error:
+            lacking = [rights_of.Lacking("MULTI", "")]
+            unseen.append(f"the other rights, because MULTI is refused: {error}")
+    if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
+        members = fleet_facts.gather(reader, keys, name)
+    facts = Facts(settings, now, fleet=members)
+    if needs & {Need.TOPICS, Need.UNITS}:
+        found = topics_facts.gather(reader, keys, settings, [topic for topic, _ in facts.offered])
+    places, total = partitions_facts.places_of(found if Need.UNITS in needs else [])
+    if len(places) < total:
+        unseen.append(f"{total - len(places):,} of {total:,} partitions: the last of each topic")
+    if Need.BODIES in needs and len(places) > partitions_facts.BODIES_MAX:
+        unseen.append(f"messages beyond {partitions_facts.BODIES_MAX} partitions, for their size")
+    looked, standing = partitions_facts.gather(reader, keys, places, bodies=Need.BODIES in needs)
+    units = units_facts.gather(reader, keys, looked, standing)
+    if Need.FLEET in needs:
+        members = Fleet(
+            members.beats,
+            members.summaries,
+            members.orders,
+            fleet_facts.changed(reader, keys, name, members.beats),
+        )
+    counts = {topic.name: topic.partitions or 0 for topic in found}
+    owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
+    unseen += [
+        f"what needs {words}: this user may not run it" for words in sorted(reader.forbidden)
+    ]
+    return Facts(
+        settings=settings,
+        now_unix_ms=now,
+        server=about or facts.server,
+        lacking=lacking,
+        fleet=members,
+        topics=found,
+        partitions=looked,
+        units=units,
+        host=host_facts.gather(settings, unit, owned) if Need.HOST in needs else None,
+        unseen=unseen,
+    )

@@ -1,0 +1,41 @@
+"""The members of a fleet, the summaries that they publish, and the orders of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamqd.admin import steering
+from streamqd.admin.diagnosis.facts import Fleet
+from streamqd.admin.diagnosis.reading import Reader
+from streamqd.store import control, members
+from streamqd.store.keys import Keys
+from streamqd.store.members import Beat
+
+
+def gather(reader: Reader, keys: Keys, fleet: str) -> Fleet:
+    """Read what the fleet says of itself."""
+    scores, infos, orders = reader.ask(
+        [*members.stored(keys, fleet), ("HGETALL", keys.orders(fleet))]
+    )
+    beats = members.beats(scores, infos)
+    asked = [("GET", keys.instance(fleet, beat.instance)) for beat in beats]
+    raw = reader.ask(asked)
+    summaries: dict[str, Mapping[str, Any]] = {
+        beat.instance: steering.document(text)
+        for beat, text in zip(beats, raw, strict=True)
+        if text is not None
+    }
+    return Fleet(beats, summaries, control.read(orders or ()))
+
+
+def changed(reader: Reader, keys: Keys, fleet: str, beats: Sequence[Beat]) -> frozenset[str]:
+    """Look again: which instances are another run now than they were in `beats`?"""
+    (infos,) = reader.ask([("HGETALL", keys.info(fleet))])
+    scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]
+    now = members.beats(scores, infos)
+    return frozenset(
+        old.instance
+        for old, new in zip(beats, now, strict=True)
+        if old.info and new.info and old.info.get("nonce") != new.info.get("nonce")
+    )

@@ -1,0 +1,297 @@
+"""Checks of the partitions: their keys, their groups, and messages that nobody will get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from streamqd.admin.diagnosis.declaration import (
+    Check,
+    Found,
+    Need,
+    Severity,
+    lasting,
+    plural,
+    spans,
+)
+from streamqd.admin.diagnosis.facts import Facts, UnitFacts
+from streamqd.admin.pages import read_id
+
+ABANDONED_SECONDS = 600.0  # without an owner and without a reader
+HELD_SECONDS = 300.0  # beyond max_age: trimming takes its time, and whole nodes
+
+Pair = tuple[str, str]  # topic and group
+
+
+def by_group(
+    units: Iterable[UnitFacts], wanted: Callable[[UnitFacts], object]
+) -> dict[Pair, list[UnitFacts]]:
+    """The units of which `wanted` is true, by topic and group."""
+    found: dict[Pair, list[UnitFacts]] = {}
+    for each in units:
+        if wanted(each):
+            found.setdefault((each.unit.topic, each.unit.group), []).append(each)
+    return found
+
+
+def numbers(units: Iterable[UnitFacts]) -> list[int]:
+    """The partitions of units."""
+    return [each.unit.partition for each in units]
+
+
+def _wrong_type(facts: Facts) -> Iterator[Found]:
+    wrong = {
+        key: (topic, kind)
+        for topic, keys in (
+            *((each.topic, each.wrong_types) for each in facts.partitions),
+            *((each.unit.topic, each.wrong_types) for each in facts.units),
+        )
+        for key, kind in keys.items()
+    }
+    for key, (topic, kind) in wrong.items():
+        yield Found(
+            f"the key {key} holds a {kind}, which streamqd has not written: what needs it fails",
+            f"see what it is (`redis-cli OBJECT ENCODING {key}`) and who writes it, then move it"
+            f" away: `redis-cli RENAME {key} ELSEWHERE`",
+            about=topic,
+            evidence={"key": key, "type": kind},
+        )
+
+
+def _group_missing(facts: Facts) -> Iterator[Found]:
+    for topic in facts.topics:
+        looked = [each for each in facts.partitions if each.topic == topic.name]
+        expected = {
+            group for name, group in facts.configured | facts.offered if name == topic.name
+        } | topic.groups
+        for group in sorted(expected):
+            lacking = [each.partition for each in looked if group not in each.groups]
+            if not lacking:
+                continue
+            yield Found(
+                f"the group {group} does not exist on {spans(lacking)} of {topic.name}: nobody"
+                " reads there for it, and nothing is trimmed",
+                "`streamqd reload` makes it again, beginning where trimming says that it stood; if"
+                f" nobody needs it, `streamqd group delete {topic.name} {group}` and take it out"
+                " of the configuration",
+                about=f"{topic.name}/{group}",
+                evidence={"partitions": lacking, "of": len(looked)},
+            )
+
+
+def _abandoned(facts: Facts, each: UnitFacts) -> bool:
+    pair = each.unit.topic, each.unit.group
+    if pair in facts.offered or pair in facts.configured or each.standing is None:
+        return False
+    view, idle = each.view, each.standing.idle_seconds
+    owned = view is not None and view.ttl is not None
+    behind = each.standing.needs_unix_ms is not None
+    return behind and not owned and (idle is None or idle >= ABANDONED_SECONDS)
+
+
+def _group_abandoned(facts: Facts) -> Iterator[Found]:
+    for (topic, group), units in by_group(
+        facts.units, lambda each: _abandoned(facts, each)
+    ).items():
+        yield Found(
+            f"the group {group} has messages on {spans(numbers(units))} of {topic} and nobody who"
+            " reads them, so they are never trimmed",
+            f"start its consumer, or, if nobody needs it, `streamqd group delete {topic} {group}"
+            " --yes`",
+            about=f"{topic}/{group}",
+            evidence={
+                "partitions": numbers(units),
+                "pending": sum(each.pending for each in units),
+                "idle_seconds": min(
+                    (
+                        each.standing.idle_seconds
+                        for each in units
+                        if each.standing and each.standing.idle_seconds is not None
+                    ),
+                    default=None,
+                ),
+            },
+        )
+
+
+def _floor_held(facts: Facts) -> Iterator[Found]:
+    limits = {
+        topic.name: facts.now_unix_ms - (topic.holds.retention.max_age + HELD_SECONDS) * 1000
+        for topic in facts.topics
+        if topic.holds.retention.max_age is not None
+    }
+
+    def holds(each: UnitFacts) -> bool:
+        needs = each.standing.needs_unix_ms if each.standing else None
+        limit = limits.get(each.unit.topic)
+        return (
+            needs is not None
+            and limit is not None
+            and needs < limit
+            and not _abandoned(facts, each)
+        )
+
+    for (topic, group), units in by_group(facts.units, holds).items():
+        oldest = min(
+            each.standing.needs_unix_ms or 0 for each in units if each.standing is not None
+        )
+        ago = lasting((facts.now_unix_ms - oldest) / 1000)
+        yield Found(
+            f"the group {group} still needs messages of {ago} ago on"
+            f" {spans(numbers(units))} of {topic}, so retention cannot let go of them",
+            f"`streamqd why {topic}/{units[0].unit.partition}/{group}` says what it waits for;"
+            f" `streamqd doctor stream {topic}` what that costs",
+            about=f"{topic}/{group}",
+            evidence={"partitions": numbers(units), "oldest_unix_ms": oldest},
+        )
+
+
+def _archive_behind(facts: Facts) -> Iterator[Found]:
+    for topic in facts.topics:
+        age = topic.holds.retention.max_age
+        if topic.holds.archive != "required" or age is None:
+            continue
+        limit = facts.now_unix_ms - (age + HELD_SECONDS) * 1000
+        held = [
+            each.partition
+            for each in facts.partitions
+            if each.topic == topic.name
+            and each.unarchived_unix_ms is not None
+            and each.unarchived_unix_ms < limit
+        ]
+        if held:
+            yield Found(
+                f"{spans(held)} of {topic.name} hold messages that retention would let go of, but"
+                " which are not archived",
+                f"`streamqd pipeline archive --topic {topic.name}`, or, if they need not be kept,"
+                f" `streamqd topic settings {topic.name} archive=off`",
+                about=topic.name,
+                evidence={"partitions": held},
+            )
+
+
+def _foreign(facts: Facts) -> Iterator[Found]:
+    for (topic, group), units in by_group(facts.units, lambda each: each.foreign).items():
+        names = sorted({name for each in units for name in each.foreign})
+        held = sum(sum(each.foreign.values()) for each in units)
+        yield Found(
+            f"another client reads as {', '.join(names[:4])} in the group {group} of {topic} and"
+            f" holds {plural(held, 'message')} on {spans(numbers(units))}",
+            "end that client, or give it a group of its own; a running daemon takes the messages"
+            f" over once they lie idle, `streamqd group adopt {topic} {group}` takes them over"
+            " while none runs",
+            about=f"{topic}/{group}",
+            evidence={"partitions": numbers(units), "consumers": names[:16], "pending": held},
+        )
+
+
+def _ghosts(facts: Facts) -> Iterator[Found]:
+    firsts = {
+        (each.topic, each.partition): each.figures.first_id
+        for each in facts.partitions
+        if each.figures is not None
+    }
+
+    def haunted(each: UnitFacts) -> bool:
+        if each.figures is None:
+            return False
+        main, retry = each.figures.main, each.figures.retry
+        if retry.pending and not retry.length:
+            return True
+        if not main.pending:
+            return False
+        if each.unit.reads_letters or not main.length:
+            return not main.length
+        first = firsts.get((each.unit.topic, each.unit.partition), "")
+        return bool(first) and read_id(main.oldest_pending_id) < read_id(first)
+
+    for (topic, group), units in by_group(facts.units, haunted).items():
+        yield Found(
+            f"the group {group} holds entries on {spans(numbers(units))} of {topic} that somebody"
+            " has trimmed or deleted: those messages are lost",
+            "find who trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let streamqd do it (`streamqd"
+            f" topic settings {topic}`); a running daemon settles and counts the entries:"
+            f" `streamqd why {topic}/{units[0].unit.partition}/{group}`",
+            about=f"{topic}/{group}",
+            evidence={
+                "partitions": numbers(units),
+                "oldest_pending": {
+                    str(each.unit.partition): each.figures.main.oldest_pending_id
+                    for each in units[:16]
+                    if each.figures is not None
+                },
+            },
+        )
+
+
+def _oversize(facts: Facts) -> Iterator[Found]:
+    limit = facts.settings.daemon.max_message_bytes
+    large: dict[str, dict[int, int]] = {}
+    for each in facts.partitions:
+        if each.large_bytes is not None and each.large_bytes > limit:
+            large.setdefault(each.topic, {})[each.partition] = each.large_bytes
+    for topic, sizes in large.items():
+        yield Found(
+            f"a message of {max(sizes.values()):,} bytes lies in {topic}, and max_message_bytes is"
+            f" {limit:,}: somebody writes past the producer's limit, and workers fetch fewer at"
+            " once to keep their memory",
+            "let that client store the body elsewhere and send a reference, or write"
+            f" `max_message_bytes = {max(sizes.values())}` under [daemon]",
+            about=topic,
+            evidence={"bytes": {str(number): size for number, size in sizes.items()}},
+        )
+
+
+_PROBLEM, _WARNING, _UNITS = Severity.PROBLEM, Severity.WARNING, (Need.UNITS,)
+_FLEET = (Need.FLEET, Need.UNITS)
+CHECKS = (
+    Check("partitions.wrong-type", _PROBLEM, "A key is of another type.", _UNITS, _wrong_type),
+    Check(
+        "partitions.group-missing",
+        _PROBLEM,
+        "A group that is consumed, or once was, is missing on a partition.",
+        _FLEET,
+        _group_missing,
+    ),
+    Check(
+        "partitions.group-abandoned",
+        _WARNING,
+        "A group has messages, no owner, no consumer, and was not read for 10 minutes.",
+        _FLEET,
+        _group_abandoned,
+    ),
+    Check(
+        "partitions.floor-held",
+        _WARNING,
+        "A group needs messages 5 minutes and more beyond the topic's max_age.",
+        _FLEET,
+        _floor_held,
+    ),
+    Check(
+        "partitions.archive-behind",
+        _WARNING,
+        "What is beyond max_age is not archived, and must be first.",
+        _UNITS,
+        _archive_behind,
+    ),
+    Check(
+        "partitions.foreign-pending",
+        _WARNING,
+        "A consumer that is not ours holds entries of a group.",
+        _UNITS,
+        _foreign,
+    ),
+    Check(
+        "partitions.ghosts",
+        _PROBLEM,
+        "The oldest pending entry of a group is not in the stream any more.",
+        _UNITS,
+        _ghosts,
+    ),
+    Check(
+        "partitions.oversize",
+        _WARNING,
+        "The first or last entry of a partition is larger than max_message_bytes.",
+        (Need.UNITS, Need.BODIES),
+        _oversize,
+    ),
+)

@@ -1,0 +1,116 @@
+"""How far groups are behind: exact figures of many units, also where the server keeps none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamqd.admin.pages import ask, measure
+from streamqd.model import Unit
+from streamqd.store import spark, statistics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
+PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBacklog:
+    """What a group has before it on one partition.
+
+    `position` is the id last handed out. `lag` counts unread messages, those in the group's retry
+    stream (`retry_unread`) too; where the server keeps no count they are counted, and `lag_exact`
+    is false when there are at least as many as `lag` says. `pending` ones are handed out and not
+    settled, `delayed` ones wait for their next attempt. Both times are those of writing, null when
+    there is no such message.
+    """
+
+    position: str
+    lag: int
+    lag_exact: bool
+    pending: int
+    retry_unread: int
+    delayed: int
+    oldest_unread_unix_ms: int | None
+    oldest_pending_unix_ms: int | None
+
+    @property
+    def oldest_unix_ms(self) -> int | None:
+        """When the oldest message that is not settled was written."""
+        times = (self.oldest_unread_unix_ms, self.oldest_pending_unix_ms)
+        return min((each for each in times if each is not None), default=None)
+
+
+def backlogs(link: Link, keys: Keys, units: Sequence[Unit]) -> dict[Unit, UnitBacklog]:
+    """Look at units; those of which the group does not exist are left out."""
+    replies = measure(link, [statistics.measure_unit(keys, unit) for unit in units])
+    answers = zip(units, map(statistics.unit_figures, replies), strict=True)
+    figures = {unit: each for unit, each in answers if each is not None}
+    mains = positions(link, sorted({keys.source(*unit) for unit in figures}))
+    retries = positions(link, [keys.retry_stream(*unit) for unit in figures])
+    found = {}
+    for unit, each in figures.items():
+        stream, retry = keys.source(*unit), keys.retry_stream(*unit)
+        position = mains[stream].get(unit.group, "0-0")
+        unread, exact = _unread(link, stream, position, each.main)
+        waiting, retry_exact = _unread(
+            link, retry, retries[retry].get(unit.group, "0-0"), each.retry
+        )
+        pending = [each.main.oldest_pending_id, each.retry.oldest_pending_id]
+        found[unit] = UnitBacklog(
+            position=position,
+            lag=unread + waiting,
+            lag_exact=exact and retry_exact,
+            pending=each.pending,
+            retry_unread=waiting,
+            delayed=each.delayed,
+            oldest_unread_unix_ms=each.oldest_unread_unix_ms(),
+            oldest_pending_unix_ms=min(
+                (statistics.unix_ms(entry_id) for entry_id in pending if entry_id), default=None
+            ),
+        )
+    return found
+
+
+def positions(link: Link, streams: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The groups of each stream, with the id last handed out to each."""
+    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams])
+    found: dict[str, dict[str, str]] = {}
+    for stream, reply in zip(streams, replies, strict=True):
+        infos = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply or ()]
+        found[stream] = {
+            each[b"name"].decode(): each[b"last-delivered-id"].decode() for each in infos
+        }
+    return found
+
+
+def count_behind(link: Link, stream: str, position: str) -> tuple[int, bool]:
+    """Count the entries behind a position; False when there may be more than were counted.
+
+    No body travels, and entries that are written meanwhile do not keep it going.
+    """
+    newest = link.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
+    if not newest:
+        return 0, True
+    return count_between(link, stream, position, newest[0][0].decode())
+
+
+def count_between(link: Link, stream: str, position: str, upto: str) -> tuple[int, bool]:
+    """Count the entries behind a position and not beyond `upto`; False as for `count_behind`."""
+    total = 0
+    while total < COUNT_MAX:
+        gone, last = link.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
+        total += int(gone)
+        position = last.decode()
+        if gone < spark.STEP_MAX:
+            return total, True
+    return total, position == upto
+
+
+def _unread(
+    link: Link, stream: str, position: str, backlog: statistics.Backlog
+) -> tuple[int, bool]:
+    if backlog.unread is not None:
+        return backlog.unread, True
+    return count_behind(link, stream, position)

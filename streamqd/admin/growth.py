@@ -1,0 +1,250 @@
+"""Giving a topic more partitions while it is written and read, so that each key keeps its order.
+
+The new count is a multiple of the old one: then a key stays where it is or moves to a new
+partition, never to another old one. The growth owns the new partitions in the name of every group,
+by leases that nobody renews, and gives them to a group once that has settled what the old
+partitions held when producers went over to the new count.
+
+1. begin    the meta key says that the topic grows, and keeps the token
+2. keep     on each new partition each group is made, and its lease taken
+3. switch   the count changes; producers route anew, because their writes are under WATCH of it
+4. mark     the last id of each old partition is kept: its barrier
+5. settle   a group that is past all barriers gets the new partitions: their leases are released
+6. end      when every group has them, the growth is forgotten
+
+Every step may be repeated, by anybody, at any time: a growth that was left goes on where it was.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from streamqd.admin import groups_lag, topics
+from streamqd.admin.pages import BATCH, ask, measure, read_id
+from streamqd.errors import ContractError, Refused
+from streamqd.model import Unit
+from streamqd.store import growth as store
+from streamqd.store import leases, messages
+from streamqd.store.client import Link
+from streamqd.store.growth import Growth
+from streamqd.store.keys import Keys
+
+OWNER = "topic-grow"  # whom views show as the owner of a new partition meanwhile
+LEASE_SECONDS = 3650 * 86_400.0  # the growth is not there to renew them
+PARTITIONS_MAX = 4096
+SWITCHED, RELEASED = "switched", "released"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettling:
+    """How far a group is. `left` counts its messages before the barriers that are not settled.
+
+    They are exact up to some 200,000 on each old partition (`left_exact`). `done` says that the
+    group reads the new partitions.
+    """
+
+    group: str
+    left: int
+    left_exact: bool
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a growth is. `done` says that it is over."""
+
+    topic: str
+    before: int
+    partitions: int
+    done: bool
+    groups: list[GroupSettling]
+
+
+def grow(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    to: int,
+    *,
+    tell: Callable[[str], None] = lambda _what: None,
+) -> Progress:
+    """Begin to grow a topic to `to` partitions, or go on, as far as that goes now. Never waits.
+
+    `tell` gets a word for what daemons should be told of: SWITCHED, when there are partitions that
+    they have to look for, before the growth is over at the latest; RELEASED, when some of those may
+    be owned. A topic that has them is done. Raises TopicMissing, Refused.
+    """
+    count = topics.partition_count(link, keys, topic)
+    if count == to and store.under_way(link, keys, topic) is None:
+        return Progress(topic, count, to, True, [])
+    found = _begun(link, keys, topic, count, to)
+    new = range(found.before, to)
+    if found.phase == store.BEGUN:
+        _keep(link, keys, topic, found, _groups(link, keys, topic, found), new)
+        _expect(link.run(store.switch(keys, topic, found.token, new)).word, topic)
+        found = found._replace(phase=store.SWITCHED)
+    if found.phase == store.SWITCHED:
+        # Groups that appeared between the look at them and the switch.
+        _keep(link, keys, topic, found, _groups(link, keys, topic, found), new)
+        reply = link.run(store.mark(keys, topic, found.token, _last_ids(link, keys, topic, found)))
+        _expect(reply.word, topic)
+        found = found._replace(phase=store.MARKED, barriers=reply.rest[0].decode().split())
+    tell(SWITCHED)
+    return _settle(link, keys, topic, found, to, tell)
+
+
+def check(link: Link, keys: Keys, topic: str, to: int) -> None:
+    """See whether a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
+    _check(topic, topics.partition_count(link, keys, topic), to)
+
+
+def look(link: Link, keys: Keys, topic: str) -> Progress | None:
+    """How far the growth of a topic is; None when it does not grow. Writes nothing."""
+    found = store.under_way(link, keys, topic)
+    if found is None:
+        return None
+    state = Growth(found.token, found.before, store.MARKED, found.barriers)
+    kept = _kept(link, keys, topic, state, found.to)
+    rows = [_settling(link, keys, topic, state, name) for name in sorted(kept)]
+    return Progress(topic, found.before, found.to, False, rows)
+
+
+def _begun(link: Link, keys: Keys, topic: str, count: int, to: int) -> Growth:
+    under_way = store.under_way(link, keys, topic)
+    if under_way is None:
+        _check(topic, count, to)
+    reply = link.run(store.begin(keys, topic, count, to, secrets.token_hex(16)))
+    match reply.word:
+        case "OK":
+            return Growth.parse(reply)
+        case "OTHER":
+            raise Refused(
+                f"the topic {topic} grows to {int(reply.rest[0])} partitions; finish that first"
+            )
+        case _:
+            raise Refused(f"somebody else changes the topic {topic}; look at it and try again")
+
+
+def _check(topic: str, count: int, to: int) -> None:
+    if to < count:
+        raise Refused(f"the topic {topic} has {count} partitions already; a topic cannot shrink")
+    if to % count:
+        near = [each for each in (to // count * count, (to // count + 1) * count) if each > count]
+        raise Refused(
+            f"{to} is not a multiple of the {count} partitions of {topic}: keys would move between"
+            f" old partitions and lose their order; take {' or '.join(map(str, near))}"
+        )
+    if to > PARTITIONS_MAX:
+        raise Refused(f"a topic has {PARTITIONS_MAX} partitions at most")
+
+
+def _groups(link: Link, keys: Keys, topic: str, found: Growth) -> list[str]:
+    # Who reads dead letters has no part in the order of keys.
+    return topics.groups(link, keys, topic, range(found.before), letters=False)
+
+
+def _keep(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    found: Growth,
+    names: Iterable[str],
+    new: Iterable[int],
+) -> None:
+    """Make the groups on the new partitions, from their first message on, and take the leases."""
+    units = [Unit(topic, number, name) for name in names for number in new]
+    measure(link, [messages.ensure_group(keys, unit, "0") for unit in units])
+    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
+    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    calls = [
+        leases.acquire(keys, unit, found.token, view.epoch, LEASE_SECONDS, OWNER)
+        for unit, view in zip(units, views, strict=True)
+    ]
+    for unit, reply in zip(units, measure(link, calls), strict=True):
+        # After the switch a group that is new may be read by a daemon already: it has no past here.
+        if reply.word not in ("OK", "MINE") and found.phase == store.BEGUN:
+            raise Refused(
+                f"{unit} is owned already, although the topic has only {found.before} partitions;"
+                f" delete what was left of an older topic {topic} first"
+            )
+
+
+def _last_ids(link: Link, keys: Keys, topic: str, found: Growth) -> list[str]:
+    streams = [keys.stream(topic, number) for number in range(found.before)]
+    replies = ask(link, [("XINFO", "STREAM", stream) for stream in streams])
+    return [
+        dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"].decode()
+        if info
+        else "0-0"
+        for info in replies
+    ]
+
+
+def _settle(
+    link: Link, keys: Keys, topic: str, found: Growth, to: int, tell: Callable[[str], None]
+) -> Progress:
+    """Give the new partitions to the groups that may have them; end when all have them."""
+    kept = _kept(link, keys, topic, found, to)
+    rows = []
+    for name in sorted(kept):
+        row = _settling(link, keys, topic, found, name)
+        if row.done:
+            measure(link, [leases.release(keys, unit, found.token) for unit in kept[name]])
+            tell(RELEASED)
+        rows.append(row)
+    done = all(row.done for row in rows)
+    if done:
+        link.run(store.end(keys, topic, found.token))
+    return Progress(topic, found.before, to, done, rows)
+
+
+def _kept(link: Link, keys: Keys, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
+    """The new units that the growth still owns, by group."""
+    new = range(found.before, to)
+    names = topics.groups(link, keys, topic, new, letters=False)
+    units = [Unit(topic, number, name) for name in names for number in new]
+    replies = ask(link, [("HGET", keys.fence(*unit), "token") for unit in units])
+    kept: dict[str, list[Unit]] = {}
+    for unit, token in zip(units, replies, strict=True):
+        if token == found.token.encode():
+            kept.setdefault(unit.group, []).append(unit)
+    return kept
+
+
+def _settling(link: Link, keys: Keys, topic: str, found: Growth, name: str) -> GroupSettling:
+    """Count what a group has before the barriers, that it has not settled."""
+    left, exact = 0, True
+    for start in range(0, len(found.barriers), BATCH):
+        numbers = range(start, min(start + BATCH, len(found.barriers)))
+        for stream, barrier, position in _positions(link, keys, topic, found, name, numbers):
+            if position is None:
+                continue  # the group has been deleted here
+            # Unread first: what is read in between is pending afterwards, and counts.
+            unread = 0
+            if read_id(position) < read_id(barrier):
+                unread, whole = groups_lag.count_between(link, stream, position, barrier)
+                exact = exact and whole
+            waiting = link.execute("XPENDING", stream, name, "-", barrier, groups_lag.PENDING_MAX)
+            exact = exact and len(waiting) < groups_lag.PENDING_MAX
+            left += unread + len(waiting)
+    return GroupSettling(name, left, exact, done=left == 0 and bool(found.barriers))
+
+
+def _positions(
+    link: Link, keys: Keys, topic: str, found: Growth, name: str, numbers: Sequence[int]
+) -> list[tuple[str, str, str | None]]:
+    streams = [keys.stream(topic, number) for number in numbers]
+    known = groups_lag.positions(link, streams)
+    return [
+        (stream, found.barriers[number], known[stream].get(name))
+        for number, stream in zip(numbers, streams, strict=True)
+    ]
+
+
+def _expect(word: str, topic: str) -> None:
+    if word == "GONE":
+        raise Refused(f"somebody else has ended this growth of {topic}; look at it and try again")
+    if word != "OK":
+        raise ContractError(f"growing {topic}: {word}")

@@ -1,0 +1,361 @@
+"""The whole fleet as it published itself: what `top` shows. Writes nothing, scans nothing.
+
+One look is two exchanges, whatever the number of keys: the members, then their summaries together
+with the partition counts of the topics that they offer. Only partitions that no summary owns are
+measured in Redis, at most `STRAYS_MAX` of them. What was published may be of another version, so
+every field may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamqd.admin import partitions
+from streamqd.admin.pages import ask
+from streamqd.model import Unit
+from streamqd.store import control
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+STRAYS_MAX = 64
+TOPICS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFailure:
+    """One kind of failure on one unit. `count` since the instance first owned it."""
+
+    error: str
+    count: int
+    seconds_ago: float
+    topic: str
+    partition: int
+    group: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveUnit:
+    """One group on one partition.
+
+    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, gone), or free or
+    expired when no instance says that it owns it. Rates are per second and averages of about the
+    last 10 seconds, `arriving` (entries written to the partition) and `lag_per_second` of about the
+    last 20, `p50_seconds` and `p99_seconds` of the handler runs of about the last minute.
+    `longest_run_seconds` is how long the run has lasted that runs now, `running` its place.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    owner: str
+    state: str
+    epoch: int
+    since_unix_ms: int | None
+    handler: str
+    lag: int | None
+    pending: int | None
+    delayed: int | None
+    in_hand: int | None
+    dead_letters: int | None
+    oldest_seconds: float | None
+    oldest_unread_unix_ms: int | None
+    next_due_unix_ms: int | None
+    acked: float | None
+    failed: float | None
+    arriving: float | None
+    lag_per_second: float | None
+    p50_seconds: float | None
+    p99_seconds: float | None
+    mean_seconds: float | None
+    longest_run_seconds: float | None
+    running: str
+    timeout: float | None
+    hard_timeout: float | None
+    paused: bool  # by an order of an operator, obeyed or not yet
+
+    @property
+    def name(self) -> str:
+        """`topic/partition/group`."""
+        return f"{self.topic}/{self.partition}/{self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveInstance:
+    """One instance. `state` as in `status`; `told` is false when it has published no summary."""
+
+    instance: str
+    state: str
+    host: str
+    version: str
+    beat_unix_ms: int
+    at_unix_ms: int | None
+    told: bool
+    redis_up: bool | None
+    owned: int
+    acked: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOrder:
+    """A pause or a drain that holds. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
+
+    kind: str  # pause | drain
+    scope: str
+    at_unix_ms: int
+    by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTotals:
+    """Sums over the fleet. Rates per second; `arriving` counts each partition once."""
+
+    arriving: float
+    acked: float
+    failed: float
+    lag: int
+    pending: int
+    delayed: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """The fleet at one instant of the server's clock. `unseen` counts strays not looked at."""
+
+    fleet: str
+    now_unix_ms: int
+    orders: list[LiveOrder]
+    instances: list[LiveInstance]
+    units: list[LiveUnit]
+    failures: list[LiveFailure]
+    totals: LiveTotals
+    unseen: int
+
+
+def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
+    """Look once. `stale`: seconds of silence after which an instance counts as gone."""
+    time, beats, infos, flat = ask(
+        link,
+        [
+            ("TIME",),
+            ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
+            ("HGETALL", keys.info(fleet)),
+            ("HGETALL", keys.orders(fleet)),
+        ],
+    )
+    now = int(time[0]) * 1000 + int(time[1]) // 1000
+    orders = control.read(flat)
+    names = [_text(raw) for raw in beats[::2]]
+    told = {_text(n): document(raw) for n, raw in zip(infos[::2], infos[1::2], strict=True)}
+    offers = {pair for name in names for pair in offered(told.get(name, {}))}
+    topics = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
+    commands: list[tuple[object, ...]] = [
+        ("HGET", keys.meta(topic), "partitionCount") for topic in topics
+    ]
+    # One by one in one exchange: users that may GET need not be allowed MGET too.
+    commands += [("GET", keys.instance(fleet, name)) for name in names]
+    replies = ask(link, commands)
+    summaries = [document(raw) for raw in replies[len(topics) :]]
+    counts = {t: int(raw) for t, raw in zip(topics, replies, strict=False) if raw}
+    instances = [
+        _instance(name, int(float(beat)), told.get(name, {}), each, now - int(stale * 1000))
+        for name, beat, each in zip(names, beats[1::2], summaries, strict=True)
+    ]
+    # Two instances may claim one unit while it moves: the newer epoch is right.
+    owned: dict[Unit, LiveUnit] = {}
+    failures: list[LiveFailure] = []
+    for name, each in zip(names, summaries, strict=True):
+        for raw in tables(each.get("units")):
+            found = unit_of(name, raw)
+            unit = unit_key(found)
+            failures += _failures(found, raw)
+            known = owned.get(unit)
+            if known is None or found.epoch > known.epoch:
+                owned[unit] = found
+    wanted = [
+        Unit(t, number, group) for t, group in sorted(offers) for number in range(counts.get(t, 0))
+    ]
+    strays = [unit for unit in wanted if unit not in owned]
+    seen = partitions.rows(link, keys, strays[:STRAYS_MAX])
+    units = sorted(
+        (
+            replace(one, paused=True) if orders.pause_of(unit_key(one)) else one
+            for one in (*owned.values(), *(_stray(row, now) for row in seen))
+        ),
+        key=lambda one: (one.topic, one.group, one.partition),
+    )
+    return LiveView(
+        fleet=fleet,
+        now_unix_ms=now,
+        orders=[
+            *(order_of("pause", str(scope), each) for scope, each in orders.pauses.items()),
+            *(order_of("drain", name, each) for name, each in orders.drains.items()),
+        ],
+        instances=instances,
+        units=units,
+        failures=sorted(failures, key=lambda one: one.seconds_ago),
+        totals=_totals(units),
+        unseen=max(0, len(strays) - STRAYS_MAX),
+    )
+
+
+def _instance(
+    name: str, beat: int, info: dict[str, Any], summary: dict[str, Any], stale_unix_ms: int
+) -> LiveInstance:
+    units = [unit for unit in tables(summary.get("units")) if unit.get("owned")]
+    up = summary.get("redis_up")
+    return LiveInstance(
+        instance=name,
+        state="silent" if beat < stale_unix_ms else str(summary.get("state") or "unknown"),
+        host=str(info.get("host", "")),
+        version=str(info.get("version", "")),
+        beat_unix_ms=beat,
+        at_unix_ms=_whole(summary.get("at_unix_ms")),
+        told=bool(summary),
+        redis_up=up if isinstance(up, bool) else None,
+        owned=len(units),
+        acked=round(sum(_rate(unit, "acked") or 0.0 for unit in units), 2),
+    )
+
+
+def unit_key(unit: LiveUnit) -> Unit:
+    """Which unit a row is about."""
+    return Unit(unit.topic, unit.partition, unit.group)
+
+
+def order_of(kind: str, scope: str, order: control.Order) -> LiveOrder:
+    """An order that holds, for people."""
+    return LiveOrder(kind, scope, order.at_unix_ms, order.by, order.why)
+
+
+def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
+    """Read what an instance has published of one unit."""
+    numbers: dict[str, Any] = {name: _whole(raw.get(name)) for name in _WHOLE}
+    numbers |= {name: _real(raw.get(name)) for name in _REAL}
+    return LiveUnit(
+        topic=str(raw.get("topic", "")),
+        partition=_whole(raw.get("partition")) or 0,
+        group=str(raw.get("group", "")),
+        owner=owner,
+        state=str(raw.get("state", "unknown")),
+        epoch=_whole(raw.get("epoch")) or 0,
+        since_unix_ms=_whole(raw.get("since_unix_ms")),
+        handler=str(raw.get("handler", "")),
+        paused=False,
+        running=str(raw.get("running") or ""),
+        acked=_rate(raw, "acked"),
+        failed=_rate(raw, "failed"),
+        **numbers,
+    )
+
+
+_WHOLE = (
+    *("lag", "pending", "delayed", "in_hand", "dead_letters"),
+    *("oldest_unread_unix_ms", "next_due_unix_ms"),
+)
+_REAL = (
+    *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),
+    *("mean_seconds", "longest_run_seconds", "timeout", "hard_timeout"),
+)
+
+
+def _stray(row: partitions.UnitRow, now: int) -> LiveUnit:
+    """A unit that no summary owns, as Redis knows it."""
+    oldest = row.oldest_unix_ms
+    raw = {
+        "topic": row.topic,
+        "partition": row.partition,
+        "group": row.group,
+        # Owned by the fence but told by nobody: the summary comes with the owner's next turn.
+        "state": "unknown" if row.state == "owned" else row.state,
+        "epoch": row.epoch,
+        "since_unix_ms": row.since_unix_ms,
+        "lag": row.lag,
+        "pending": row.pending,
+        "delayed": row.delayed,
+        "oldest_seconds": None if oldest is None else max(0, now - oldest) / 1000,
+    }
+    return unit_of(row.owner, raw)
+
+
+def _failures(unit: LiveUnit, raw: dict[str, Any]) -> list[LiveFailure]:
+    return [
+        LiveFailure(
+            error=str(each.get("error", "")),
+            count=_whole(each.get("count")) or 0,
+            seconds_ago=_real(each.get("seconds_ago")) or 0.0,
+            topic=unit.topic,
+            partition=unit.partition,
+            group=unit.group,
+            instance=unit.owner,
+        )
+        for each in tables(raw.get("failures"))
+    ]
+
+
+def _totals(units: list[LiveUnit]) -> LiveTotals:
+    # What belongs to a partition is published by the owner of each of its groups.
+    by_place = {(unit.topic, unit.partition): unit for unit in units}
+
+    def total(of: Callable[[LiveUnit], float | None], some: Iterable[LiveUnit] = units) -> float:
+        return sum(of(unit) or 0 for unit in some)
+
+    return LiveTotals(
+        arriving=round(total(lambda u: u.arriving, by_place.values()), 2),
+        acked=round(total(lambda u: u.acked), 2),
+        failed=round(total(lambda u: u.failed), 2),
+        lag=int(total(lambda u: u.lag)),
+        pending=int(total(lambda u: u.pending)),
+        delayed=int(total(lambda u: u.delayed)),
+        dead_letters=int(total(lambda u: u.dead_letters, by_place.values())),
+    )
+
+
+# --- reading what instances have published: they may be of another version ------------------------
+
+
+def document(raw: bytes | None) -> dict[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    try:
+        found = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def tables(value: Any) -> list[dict[str, Any]]:
+    """A list of JSON objects; whatever else is in it is left out."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def offered(info: dict[str, Any]) -> set[tuple[str, str]]:
+    """The (topic, group)s that a member's record offers."""
+    found = info.get("offers")
+    pairs = found if isinstance(found, list) else []
+    return {
+        (str(each[0]), str(each[1])) for each in pairs if isinstance(each, list) and len(each) == 2
+    }
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _real(value: Any) -> float | None:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain else None
+
+
+def _whole(value: Any) -> int | None:
+    found = _real(value)
+    return None if found is None else int(found)
+
+
+def _rate(raw: dict[str, Any], name: str) -> float | None:
+    rates = raw.get("rates")
+    return _real(rates.get(name)) if isinstance(rates, dict) else None

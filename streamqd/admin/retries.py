@@ -1,0 +1,306 @@
+"""Messages that wait for their next attempt: one list over all partitions, by due time.
+
+A retry is named `PARTITION:place`, as `3:m:1700000000000-0`: the place that it was taken from.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from streamqd.admin import groups
+from streamqd.admin.pages import ask, server_unix_ms
+from streamqd.errors import Refused
+from streamqd.model import LETTERS, Unit
+from streamqd.store import retries as store
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.messages import ITEMS_MAX
+
+PAGE = 200
+_NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
+_CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
+
+Position = tuple[int, int, str]  # due, partition, place: the order of the list
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRow:
+    """One delayed retry. `attempt` is the number of the attempt that it waits for, from 1.
+
+    `uid` names the message over all its copies; `key` is '' when there is none. `payload_bytes` is
+    null when what is kept of it cannot be read.
+    """
+
+    id: str
+    due_unix_ms: int
+    attempt: int
+    crashes: int
+    key: str
+    uid: str
+    payload_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetriesView:
+    """A page, the earliest first. `total` counts all delayed retries of the group on the topic.
+
+    `cursor` continues behind the last row; it is '' at the end.
+    """
+
+    topic: str
+    group: str
+    now_unix_ms: int
+    total: int
+    rows: list[RetryRow]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hastened:
+    """What `retry now` did: `due` run at once, `gone` had run or were cancelled meanwhile."""
+
+    topic: str
+    group: str
+    due: int
+    gone: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What `retry cancel` did.
+
+    `dead` became dead letters (`letters` are their ids), or `dropped` were lost for good; `gone`
+    had run meanwhile. `unreadable` stay: they can only be dropped.
+    """
+
+    topic: str
+    group: str
+    dead: int
+    dropped: int
+    gone: int
+    unreadable: int
+    letters: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which retries: those named, else all that pass every filter that is given."""
+
+    ids: tuple[str, ...] = ()
+    partition: int | None = None
+    key: str | None = None
+    attempt_min: int = 0
+    due_within_ms: int | None = None
+
+
+def listed(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    group: str,
+    *,
+    choice: Choice = Choice(),
+    limit: int = 50,
+    cursor: str = "",
+) -> RetriesView:
+    """A page of the chosen retries. Raises TopicMissing, Refused."""
+    count = groups.known(link, keys, topic, group)
+    now = server_unix_ms(link)
+    after = _read_cursor(cursor) if cursor else (0, 0, "")
+    found = []
+    for position, row in _merged(link, keys, topic, group, count, after):
+        if _passes(position, row, choice, now):
+            found.append(row)
+            if len(found) > limit:
+                break
+    page = found[:limit]
+    totals = ask(link, [("ZCARD", keys.retry(topic, each, group)) for each in range(count)])
+    return RetriesView(
+        topic=topic,
+        group=group,
+        now_unix_ms=now,
+        total=sum(totals),
+        rows=page,
+        cursor=f"{page[-1].due_unix_ms}/{page[-1].id}" if len(found) > limit else "",
+    )
+
+
+def chosen(
+    link: Link, keys: Keys, topic: str, group: str, choice: Choice
+) -> dict[int, list[RetryRow]]:
+    """The chosen retries by partition. Raises TopicMissing; Refused when a name is none."""
+    count = groups.known(link, keys, topic, group)
+    if choice.ids:
+        return _named(link, keys, topic, group, count, choice.ids)
+    now = server_unix_ms(link)
+    found: dict[int, list[RetryRow]] = {}
+    for position, row in _merged(link, keys, topic, group, count, (0, 0, "")):
+        if _passes(position, row, choice, now):
+            found.setdefault(position[1], []).append(row)
+    return found
+
+
+def hasten(
+    link: Link, keys: Keys, topic: str, group: str, rows: dict[int, list[RetryRow]]
+) -> Hastened:
+    """Let retries be due now; the owner's housekeeper moves them within a second."""
+    due = gone = 0
+    for unit, batch in _batches(topic, group, rows):
+        reply = link.run(store.hasten(keys, unit, [_place(row) for row in batch]))
+        due += int(reply.rest[0])
+        gone += int(reply.rest[1])
+    return Hastened(topic, group, due, gone)
+
+
+def cancel(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    group: str,
+    rows: dict[int, list[RetryRow]],
+    *,
+    drop: bool = False,
+) -> Cancelled:
+    """Make dead letters of retries, with the reason cancelled; or with `drop`, lose them.
+
+    Of a group that reads dead letters they are always dropped: the letters have stayed.
+    """
+    drop = drop or group.endswith(LETTERS)
+    words: list[str] = []
+    letters: list[str] = []
+    for unit, batch in _batches(topic, group, rows):
+        items = [(_place(row), {} if drop else _context(unit, row)) for row in batch]
+        found, ids = link.run(store.cancel(keys, unit, items, drop=drop)).rest
+        words += [word.decode() for word in found]
+        letters += [f"{unit.partition}:{each.decode()}" for each in ids if each]
+    moved = words.count("MOVED")
+    return Cancelled(
+        topic=topic,
+        group=group,
+        dead=0 if drop else moved,
+        dropped=moved if drop else 0,
+        gone=words.count("GONE"),
+        unreadable=words.count("UNREADABLE"),
+        letters=letters,
+    )
+
+
+def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
+    """The fields of a dead letter that the message does not have by itself."""
+    topic, partition, original = row.uid.rsplit("/", 2)
+    texts = {
+        "originalTopic": topic,
+        "originalPartition": partition,
+        "originalId": original,
+        "timestamp": original.partition("-")[0],
+        "group": unit.group,
+        "attempts": str(row.attempt - 1),
+        "crashes": str(row.crashes),
+        "reason": "cancelled",
+    }
+    return {name.encode(): text.encode() for name, text in texts.items()}
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _merged(
+    link: Link, keys: Keys, topic: str, group: str, count: int, after: Position
+) -> Iterator[tuple[Position, RetryRow]]:
+    readers = [_ordered(link, keys, Unit(topic, each, group), after) for each in range(count)]
+    return heapq.merge(*readers, key=lambda found: found[0])
+
+
+def _ordered(
+    link: Link, keys: Keys, unit: Unit, after: Position
+) -> Iterator[tuple[Position, RetryRow]]:
+    """The retries of one partition behind a position of the whole list."""
+    due, partition, place = after
+    if unit.partition < partition:
+        start = (due, "s")  # behind every place of that due time
+    elif unit.partition == partition:
+        start = (due, place)
+    else:
+        start = (due, "")
+    while True:
+        page = store.rows(link.run(store.page(keys, unit, start, PAGE)))
+        for each in page:
+            position = (each.due_unix_ms, unit.partition, each.place)
+            if position > after:
+                yield position, _row(unit, each)
+        if len(page) < PAGE:
+            return
+        start = (page[-1].due_unix_ms, page[-1].place)
+
+
+def _row(unit: Unit, each: store.Delayed) -> RetryRow:
+    original = each.fields.get(b"originalId", b"").decode("utf-8", "replace")
+    return RetryRow(
+        id=f"{unit.partition}:{each.place}",
+        due_unix_ms=each.due_unix_ms,
+        attempt=_number(each.fields.get(b"retryCount")) + 1,
+        crashes=_number(each.fields.get(b"crashCount")),
+        key=each.fields.get(b"key", b"").decode("utf-8", "replace"),
+        uid=f"{unit.topic}/{unit.partition}/{original or each.place[2:]}",
+        payload_bytes=None if each.payload_bytes < 0 else each.payload_bytes,
+    )
+
+
+def _named(
+    link: Link, keys: Keys, topic: str, group: str, count: int, ids: Sequence[str]
+) -> dict[int, list[RetryRow]]:
+    """The retries named, all found before any is touched."""
+    found: dict[int, list[RetryRow]] = {}
+    for name in dict.fromkeys(ids):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise Refused(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
+        unit = Unit(topic, int(match[1]), group)
+        if unit.partition >= count:
+            raise Refused(f"the topic {topic} has no partition {unit.partition}")
+        due = link.execute("ZSCORE", keys.retry(*unit), match[2])
+        if due is None:
+            raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
+        # The page that begins just before it; a due time has no fraction.
+        [row] = store.rows(link.run(store.page(keys, unit, (int(float(due)), match[2][:-1]), 1)))
+        if row.place == match[2]:
+            found.setdefault(unit.partition, []).append(_row(unit, row))
+    return found
+
+
+def _passes(position: Position, row: RetryRow, choice: Choice, now: int) -> bool:
+    return (
+        choice.partition in (None, position[1])
+        and choice.key in (None, row.key)
+        and row.attempt >= choice.attempt_min
+        and (choice.due_within_ms is None or row.due_unix_ms <= now + choice.due_within_ms)
+    )
+
+
+def _batches(
+    topic: str, group: str, rows: dict[int, list[RetryRow]]
+) -> Iterator[tuple[Unit, list[RetryRow]]]:
+    for partition, found in sorted(rows.items()):
+        for start in range(0, len(found), ITEMS_MAX):
+            yield Unit(topic, partition, group), found[start : start + ITEMS_MAX]
+
+
+def _place(row: RetryRow) -> str:
+    return row.id.partition(":")[2]
+
+
+def _number(raw: bytes | None) -> int:
+    try:
+        return int(raw or 0)
+    except ValueError:
+        return 0
+
+
+def _read_cursor(text: str) -> Position:
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise Refused(f"{text!r} is not a cursor that this verb has printed")
+    return int(match[1]), int(match[2]), match[3]

@@ -1,0 +1,337 @@
+"""Orders to a fleet: written into Redis, obeyed by every instance with its next beat.
+
+Nothing here talks to an instance. What is refused is refused by what Redis tells of the fleet at
+this moment; an order stays until it is taken back, also while nobody runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from streamqd.admin import topics
+from streamqd.admin.pages import ask, server_unix_ms
+from streamqd.errors import Refused
+from streamqd.policy.rebalance import Seen
+from streamqd.store import control, members
+from streamqd.store.client import Link
+from streamqd.store.control import Changed, Control, Order, Scope
+from streamqd.store.keys import Keys
+
+
+class Fleet(NamedTuple):
+    """The fleet to be steered. `stale`: seconds after which a silent instance counts as gone."""
+
+    link: Link
+    keys: Keys
+    name: str
+    stale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A fleet as Redis knows it. `infos` is what each member tells of itself."""
+
+    now_unix_ms: int
+    live: dict[str, Seen]
+    silent: dict[str, int]  # instance -> milliseconds since its last beat
+    infos: dict[str, dict[str, Any]]
+    control: Control
+
+    def placeable(self) -> list[Seen]:
+        """The members that may own something."""
+        return [
+            seen
+            for name, seen in self.live.items()
+            if not seen.leaving and name not in self.control.drains
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRow:
+    """One order. `kind` is pause, move, drain, reload or rebalance, `target` what it is about.
+
+    `to` is the instance that a move names. `gone` tells that it names an instance that does not
+    live. `name` is what `control clear` takes.
+    """
+
+    name: str
+    kind: str
+    target: str
+    to: str
+    at_unix_ms: int
+    by: str
+    why: str
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControlView:
+    """All orders, and under `strange` what cannot be read, with the problem."""
+
+    now_unix_ms: int
+    orders: list[OrderRow]
+    strange: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """What a verb did.
+
+    `order` is its name; `at_unix_ms` when it was given, null when nothing was written; `changed` is
+    false when all was so before. `notes` and `waiting` are sentences for people: what to know, and
+    who has not obeyed when the time to wait was over.
+    """
+
+    order: str
+    at_unix_ms: int | None
+    changed: bool
+    dry_run: bool
+    notes: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+
+
+def look(fleet: Fleet) -> Sight:
+    """Read members and orders."""
+    commands = [
+        *members.stored(fleet.keys, fleet.name),
+        ("HGETALL", fleet.keys.orders(fleet.name)),
+    ]
+    scores, infos, orders = ask(fleet.link, commands)
+    now = server_unix_ms(fleet.link)
+    beats = members.beats(scores, infos)
+    ages = {beat.instance: now - beat.beat_unix_ms for beat in beats}
+    return Sight(
+        now_unix_ms=now,
+        live={
+            beat.instance: members.seen_of(beat)
+            for beat in beats
+            if ages[beat.instance] <= fleet.stale * 1000
+        },
+        silent={name: age for name, age in ages.items() if age > fleet.stale * 1000},
+        infos={beat.instance: beat.info for beat in beats},
+        control=control.read(orders or ()),
+    )
+
+
+def view(fleet: Fleet) -> ControlView:
+    """All orders as they are written down."""
+    sight = look(fleet)
+    return ControlView(sight.now_unix_ms, rows(sight), sight.control.strange)
+
+
+def rows(sight: Sight) -> list[OrderRow]:
+    """The orders in one list: pauses first, then drains, moves and the rest."""
+    found, live = sight.control, sight.live
+
+    def row(kind: str, target: str, order: Order, *, gone: bool = False) -> OrderRow:
+        name = f"{kind}:{target}" if target else kind
+        return OrderRow(name, kind, target, order.to, *order[:3], gone)
+
+    listed = [row("pause", str(scope), order) for scope, order in sorted(_named(found.pauses))]
+    listed += [
+        row("drain", name, order, gone=name not in live)
+        for name, order in sorted(found.drains.items())
+    ]
+    listed += [
+        row("move", str(unit), order, gone=order.to not in live)
+        for unit, order in sorted(found.moves.items())
+    ]
+    listed += [
+        row("reload", name, order, gone=name not in (control.EVERYBODY, *live))
+        for name, order in sorted(found.reloads.items())
+    ]
+    if found.rebalance is not None:
+        listed.append(row("rebalance", "", found.rebalance))
+    return listed
+
+
+def _named(pauses: dict[Scope, Order]) -> list[tuple[str, Order]]:
+    return [(str(scope), order) for scope, order in pauses.items()]
+
+
+def author() -> str:
+    """Who gives the orders, as `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def write(
+    fleet: Fleet, name: str = "", *, why: str = "", to: str = "", remove: list[str] | None = None
+) -> Changed:
+    """Write an order, take others out, and wake the fleet. Refused when there are too many."""
+    call = control.change(
+        fleet.keys, fleet.name, name, by=author(), why=why, to=to, remove=remove or []
+    )
+    reply = fleet.link.run(call)
+    if reply.word == "FULL":
+        raise Refused(
+            f"the fleet has {int(reply.rest[0])} orders, no more are allowed; `streamqd control"
+            " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
+        )
+    # Without the right to publish, or when nobody hears it, the next beats find it as well.
+    fleet.link.pipeline([("PUBLISH", fleet.keys.wake(fleet.name), "order")])
+    return Changed.parse(reply)
+
+
+# --- pauses ---------------------------------------------------------------------------------------
+
+
+def check_scope(fleet: Fleet, scope: Scope) -> None:
+    """Refused when what is named does not exist."""
+    if scope.topic is None:
+        return
+    count = topics.partition_count(fleet.link, fleet.keys, scope.topic)
+    if scope.partition is not None and scope.partition >= count:
+        raise Refused(
+            f"{scope.topic} has no partition {scope.partition}: they are numbered 0 to {count - 1}"
+        )
+    if scope.group is not None:
+        known = topics.groups(fleet.link, fleet.keys, scope.topic, range(count))
+        if scope.group not in known:
+            there = ", ".join(known) or "none"
+            raise Refused(f"no group {scope.group} reads {scope.topic}; there are: {there}")
+
+
+def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
+    """Let nothing be fetched of what is named. Refused when it does not exist."""
+    check_scope(fleet, scope)
+    name = f"pause:{scope}"
+    found = look(fleet).control.pauses
+    wider = [str(each) for each in found if each != scope and each.covers(scope)]
+    notes = [f"it is paused by {each} too" for each in wider]
+    if dry_run:
+        return Steered(name, None, scope not in found, True, notes)
+    at = write(fleet, name, why=why).at_unix_ms
+    return Steered(name, at, scope not in found, False, notes)
+
+
+def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
+    """End the pause of what is named and of its parts. Refused while a wider pause holds it."""
+    name = f"pause:{scope}"
+    found = look(fleet).control.pauses
+    ended = [each for each in found if scope.covers(each)]
+    wider = [each for each in found if each not in ended and each.covers(scope)]
+    if wider and not ended:
+        raise Refused(f"{scope} is paused as a part of {wider[0]}; resume that")
+    if not ended:
+        check_scope(fleet, scope)
+        return Steered(name, None, False, dry_run, [f"{scope} was not paused"])
+    notes = [
+        f"{each} is still paused" for each in found if each not in ended and _meet(each, scope)
+    ]
+    if dry_run:
+        return Steered(name, None, True, True, notes)
+    at = write(fleet, remove=[f"pause:{each}" for each in ended]).at_unix_ms
+    return Steered(name, at, True, False, notes)
+
+
+def _meet(one: Scope, other: Scope) -> bool:
+    return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+def living(sight: Sight, instance: str) -> Seen:
+    """A member of the fleet. Refused when it does not live."""
+    if instance in sight.live:
+        return sight.live[instance]
+    if instance in sight.silent:
+        seconds = sight.silent[instance] / 1000
+        raise Refused(f"the instance {instance} has been silent for {seconds:.0f} s")
+    near = difflib.get_close_matches(instance, sight.live, n=1)
+    there = ", ".join(sorted(sight.live)) or "none"
+    hint = f"did you mean {near[0]}?" if near else f"there are: {there}"
+    raise Refused(f"no instance {instance} lives in this fleet; {hint}")
+
+
+def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
+    """Let an instance hand over all that it owns and own nothing. Refused when it does not live."""
+    sight = look(fleet)
+    seen = living(sight, instance)
+    others = [one for one in sight.placeable() if one.member.id != instance]
+    left = sorted(
+        f"{topic}/{group}"
+        for topic, group in seen.member.offers
+        if not any((topic, group) in one.member.offers for one in others)
+    )
+    notes = [f"nobody else offers {each}: its partitions will wait" for each in left]
+    name = f"drain:{instance}"
+    changed = instance not in sight.control.drains
+    if dry_run:
+        return Steered(name, None, changed, True, notes)
+    return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False, notes)
+
+
+def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
+    """Let a drained instance own partitions again, also one that does not live at present."""
+    sight = look(fleet)
+    name = f"drain:{instance}"
+    if instance not in sight.control.drains:
+        living(sight, instance)
+        return Steered(name, None, False, dry_run, [f"{instance} was not drained"])
+    if dry_run:
+        return Steered(name, None, True, True)
+    return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False)
+
+
+def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
+    """Let one instance, or all in turn, read configuration and code again."""
+    sight = look(fleet)
+    if instance is not None:
+        living(sight, instance)
+    elif not sight.live:
+        raise Refused(f"no instance of the fleet {fleet.name} is alive")
+    name = f"reload:{instance or control.EVERYBODY}"
+    if dry_run:
+        order = [instance] if instance else sorted(sight.live)
+        return Steered(name, None, True, True, [f"in this order: {', '.join(order)}"])
+    gone = [each for each in sight.control.reloads if each not in (control.EVERYBODY, *sight.live)]
+    done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
+    return Steered(name, done.at_unix_ms, True, False)
+
+
+# --- clearing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The orders that were taken out, or would be."""
+
+    orders: list[str]
+    dry_run: bool
+
+
+def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool = False) -> Cleared:
+    """Take out orders by name, strange ones too; with `gone` those to instances that do not live.
+
+    Refused when there is no order of a name.
+    """
+    sight = look(fleet)
+    listed = rows(sight)
+    known = {row.name for row in listed} | sight.control.strange.keys()
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise Refused(f"there is no order {missing[0]}; `streamqd control list` shows those there")
+    chosen = sorted({*names, *(row.name for row in listed if gone and row.gone)})
+    if chosen and not dry_run:
+        write(fleet, remove=chosen)
+    return Cleared(chosen, dry_run)
+
+
+def document(raw: bytes | None) -> dict[str, Any]:
+    """What an instance has published, perhaps of another version; {} when it cannot be read."""
+    try:
+        found = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,118 @@
+"""Orders about who owns what: a move, a rebalance, and the plan that a rebalance would follow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from streamqd.admin.pages import ask
+from streamqd.admin.steering import Fleet, Sight, Steered, check_scope, living, look, write
+from streamqd.errors import Refused
+from streamqd.model import Unit
+from streamqd.policy.rebalance import place
+from streamqd.store import control, leases
+from streamqd.store import topics as registry
+from streamqd.store.control import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A unit that is to change hands; `owner` and `to` are '' for nobody."""
+
+    topic: str
+    partition: int
+    group: str
+    owner: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """What a rebalance does: the moves that it begins, and the orders to move that it forgets.
+
+    `waiting` are the units that had not arrived when the time to wait was over.
+    """
+
+    at_unix_ms: int | None
+    dry_run: bool
+    moves: list[PlannedMove]
+    forgotten: list[str]
+    waiting: list[str]
+
+
+def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
+    """Let an instance own a unit until it is moved again or the fleet is rebalanced.
+
+    Refused when the instance could not have it now.
+    """
+    check_scope(fleet, Scope(unit.topic, unit.partition, None))
+    sight = look(fleet)
+    seen = living(sight, to)
+    if seen.leaving:
+        raise Refused(f"the instance {to} is leaving")
+    if to in sight.control.drains:
+        raise Refused(f"the instance {to} is drained; `streamqd drain {to} --undo` ends that")
+    if (unit.topic, unit.group) not in seen.member.offers:
+        raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
+    if unit in seen.broken:
+        raise Refused(f"the worker of {unit} crashes in a loop on {to}")
+    owners = owners_of(fleet, offered(fleet, sight))
+    owner = owners.get(unit, "")
+    cap = seen.member.cap
+    if cap and owner != to and Counter(owners.values())[to] >= cap:
+        raise Refused(f"the instance {to} owns {cap} partitions, which is its max_partitions")
+    name = f"move:{unit}"
+    notes = [f"{to} owns it already, and will keep it"] if owner == to else []
+    known = sight.control.moves.get(unit)
+    changed = owner != to or known is None or known.to != to
+    if dry_run:
+        return Steered(name, None, changed, True, notes)
+    at = write(fleet, name, why=why, to=to).at_unix_ms
+    return Steered(name, at, changed, False, notes)
+
+
+def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
+    """Forget all moves that were ordered and level the fleet now, without waiting times."""
+    sight = look(fleet)
+    planned = plan(fleet, sight)
+    forgotten = [f"move:{unit}" for unit in sorted(sight.control.moves)]
+    if dry_run:
+        return Rebalanced(None, True, planned, forgotten, [])
+    done = write(fleet, control.REBALANCE, why=why, remove=forgotten)
+    return Rebalanced(done.at_unix_ms, False, planned, forgotten, [])
+
+
+def plan(fleet: Fleet, sight: Sight) -> list[PlannedMove]:
+    """The units that would change hands if the fleet were levelled now, without ordered moves."""
+    units = offered(fleet, sight)
+    owners = owners_of(fleet, units)
+    wanted = place(sight.placeable(), units, owners)
+    return [
+        PlannedMove(*unit, owners.get(unit, ""), wanted.get(unit, ""))
+        for unit in units
+        if owners.get(unit, "") != wanted.get(unit, "")
+    ]
+
+
+def offered(fleet: Fleet, sight: Sight) -> list[Unit]:
+    """Every unit that a living member offers."""
+    pairs = {pair for seen in sight.live.values() for pair in seen.member.offers}
+    counts = {
+        topic: registry.partition_count(fleet.link, fleet.keys, topic) or 0
+        for topic in {topic for topic, _ in pairs}
+    }
+    return sorted(
+        Unit(topic, number, group) for topic, group in pairs for number in range(counts[topic])
+    )
+
+
+def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
+    """Who owns each of the units that somebody owns."""
+    commands = [command for unit in units for command in leases.view(fleet.keys, unit)]
+    replies = ask(fleet.link, commands)
+    found = {}
+    for number, unit in enumerate(units):
+        held = leases.LeaseView.parse(*replies[2 * number : 2 * number + 2])
+        if held.token:
+            found[unit] = held.owner
+    return found

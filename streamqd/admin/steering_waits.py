@@ -1,0 +1,97 @@
+"""Who has not obeyed an order yet, as sentences for people; nothing when all have."""
+
+from __future__ import annotations
+
+from streamqd.admin.pages import ask
+from streamqd.admin.steering import Fleet, document, look
+from streamqd.admin.steering_moves import offered, owners_of, plan
+from streamqd.model import Unit
+from streamqd.store.control import Scope
+
+
+def not_moved(fleet: Fleet, unit: Unit, to: str) -> list[str]:
+    """Whether the unit has not arrived."""
+    owner = owners_of(fleet, [unit]).get(unit, "")
+    return [] if owner == to else [f"{unit} is owned by {owner or 'nobody'}"]
+
+
+def not_drained(fleet: Fleet, instance: str) -> list[str]:
+    """What a drained instance still owns."""
+    owners = owners_of(fleet, offered(fleet, look(fleet)))
+    return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
+
+
+def not_levelled(fleet: Fleet) -> list[str]:
+    """What is not where it should be."""
+    return [
+        f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'nobody'},"
+        f" not by {each.to or 'nobody'}"
+        for each in plan(fleet, look(fleet))
+    ]
+
+
+def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers still run, or have not told since the order that they do not."""
+    return _not_in(fleet, scope, since_unix_ms, paused=True)
+
+
+def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers are still paused, or have not told since the order that they are not.
+
+    What another pause covers is left out.
+    """
+    return _not_in(fleet, scope, since_unix_ms, paused=False)
+
+
+def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str]:
+    sight = look(fleet)
+    units = [unit for unit in offered(fleet, sight) if scope.covers(unit)]
+    if not paused:
+        units = [unit for unit in units if sight.control.pause_of(unit) is None]
+    owners = owners_of(fleet, units)
+    told = summaries(fleet, sorted(set(owners.values())))
+    waiting = []
+    for unit, owner in owners.items():
+        at, states = told[owner]
+        state = states.get(unit, "")
+        if at < since:
+            waiting.append(f"{owner} has not reported on {unit} yet")
+        elif state in (("ready", "booting", "quiet") if paused else ("paused",)):
+            doing = "has a message running" if paused else "is still paused"
+            waiting.append(f"{unit} on {owner} {doing}")
+    return waiting
+
+
+def summaries(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
+    """When each instance last told of itself, by the server's clock, and its workers' states."""
+    replies = ask(fleet.link, [("GET", fleet.keys.instance(fleet.name, one)) for one in instances])
+    found = {}
+    for name, raw in zip(instances, replies, strict=True):
+        told = document(raw)
+        at = told.get("at_unix_ms")
+        states = {
+            Unit(str(each.get("topic")), int(each.get("partition", -1)), str(each.get("group"))): (
+                str(each.get("state"))
+            )
+            for each in told.get("units", ())
+            if isinstance(each, dict)
+        }
+        found[name] = (at if isinstance(at, int) else 0, states)
+    return found
+
+
+def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> list[str]:
+    """Which of the instances that still live have not done with a reload."""
+    live = look(fleet).live
+    return [
+        f"{name} has not reloaded"
+        for name in instances
+        if name in live and (live[name].reloaded or 0) < ordered_unix_ms
+    ]
+
+
+def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
+    """Why instances have refused their last reload."""
+    infos = look(fleet).infos
+    told = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
+    return {name: problem for name, problem in told.items() if problem}

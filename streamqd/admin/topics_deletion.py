@@ -1,0 +1,166 @@
+"""Deleting a topic with everything that is its own.
+
+The order is what makes it safe to interrupt and to repeat:
+
+1. The number of partitions is taken away, in one step. From then on the topic does not exist for
+   producers and daemons, and nobody can create it; how many partitions there were is kept.
+2. All keys of the partitions go, in bounded pieces: first those whose names are known, then what a
+   scan of the key space finds under their hash tags.
+3. The name leaves the registry, and last of all goes the key that says that it is being deleted.
+
+A deletion that was interrupted after the first step goes on when it is asked for again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from streamqd.admin import topics as admin
+from streamqd.admin.pages import ask
+from streamqd.errors import Refused
+from streamqd.model import Unit
+from streamqd.store import leases, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+UNLINK_MAX = 256  # keys of one command
+SCAN_COUNT = 1000  # keys looked at by one command
+
+Progress = Callable[[int], None]
+
+# The kinds of control keys that carry the tag of a partition.
+_OF_PARTITIONS = (
+    *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
+    *("attempts", "dedup", "trim", "sink", "moving"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What a deletion would remove. `owned` are units that an instance holds."""
+
+    topic: str
+    partitions: int
+    messages: int
+    dead: int
+    groups: list[str]
+    owned: list[str]
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What `topic delete` did. `keys` counts what was removed."""
+
+    topic: str
+    partitions: int
+    keys: int
+
+
+def look(link: Link, keys: Keys, topic: str) -> Doomed:
+    """See what there is to delete. Raises TopicMissing."""
+    raw = link.execute("HGET", keys.meta(topic), "deleting")
+    count = int(raw) if raw is not None else admin.partition_count(link, keys, topic)
+    names = sorted(
+        {*admin.groups(link, keys, topic, range(count)), *topics.groups_seen(link, keys, topic)}
+    )
+    units = [Unit(topic, number, name) for number in range(count) for name in names]
+    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
+    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    lengths = ask(
+        link,
+        [
+            command
+            for number in range(count)
+            for command in (
+                ("XLEN", keys.stream(topic, number)),
+                ("XLEN", keys.dlq(topic, number)),
+            )
+        ],
+    )
+    return Doomed(
+        topic=topic,
+        partitions=count,
+        messages=sum(lengths[::2]),
+        dead=sum(lengths[1::2]),
+        groups=names,
+        owned=[
+            f"{unit} by {view.owner}"
+            for unit, view in zip(units, views, strict=True)
+            if view.ttl is not None
+        ],
+        begun=raw is not None,
+    )
+
+
+def delete(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    *,
+    force: bool,
+    progress: Progress = lambda _removed: None,
+) -> Deleted:
+    """Delete a topic, or go on with it. `progress` is told the keys removed so far.
+
+    Raises TopicMissing; Refused while a group on it is owned, unless `force` says to do it.
+    """
+    found = look(link, keys, topic)
+    if found.owned and not force:
+        more = f" and {len(found.owned) - 1} more" if len(found.owned) > 1 else ""
+        raise Refused(
+            f"{found.owned[0]}{more}: the topic is being consumed. Stop its consumers first, or"
+            " say --force"
+        )
+    reply = link.run(topics.retirement(keys, topic))
+    if reply.word == "MISSING":
+        raise Refused(f"the topic {topic} was deleted by somebody else meanwhile")
+    removed = 0
+    for batch in _batches(link, keys, topic, found):
+        removed += int(link.execute("UNLINK", *batch))
+        progress(removed)
+    link.execute("SREM", keys.registry(), topic)
+    removed += int(link.execute("UNLINK", keys.partitions(topic), keys.meta(topic)))
+    return Deleted(topic, found.partitions, removed)
+
+
+def _batches(link: Link, keys: Keys, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
+    """The keys to remove: the known ones, owner's keys first, then what a scan finds."""
+    names: list[str | bytes] = []
+    for number in range(found.partitions):
+        for group in found.groups:
+            unit = (topic, number, group)
+            # Without a fence every call of an owner is refused.
+            names += [keys.fence(*unit), keys.lease(*unit), keys.retry(*unit)]
+            names += [keys.retry_items(*unit), keys.retry_stream(*unit), keys.attempts(*unit)]
+        names += [keys.stream(topic, number), keys.dlq(topic, number), keys.trim(topic, number)]
+        names += [keys.scheduled(topic, number), keys.scheduled_items(topic, number)]
+        names += [keys.sink(topic, number), keys.moving(topic, number)]
+    for start in range(0, len(names), UNLINK_MAX):
+        yield names[start : start + UNLINK_MAX]
+    own = pattern(keys, topic)
+    cursor = b"0"
+    while True:
+        # A hash tag stands in braces, which mean nothing in a glob.
+        cursor, page = link.execute("SCAN", cursor, "MATCH", f"*{{{topic}*}}*", "COUNT", SCAN_COUNT)
+        hit: list[str | bytes] = [key for key in page if own.fullmatch(key)]
+        for start in range(0, len(hit), UNLINK_MAX):
+            yield hit[start : start + UNLINK_MAX]
+        if cursor == b"0":
+            return
+
+
+def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
+    """What the names of all keys of a topic look like, but for the two that its deletion needs."""
+    tag = rf"\{{{re.escape(topic)}:p:[0-9]+\}}"
+    control, streams = re.escape(keys.control), re.escape(keys.streams)
+    kinds = "|".join(_OF_PARTITIONS)
+    whole = (
+        rf"{control}:(?:{kinds}):{tag}(?::.*)?"
+        rf"|{streams}:{tag}(?::dlq|:retry:.*)?"
+        rf"|{control}:pipeline:\{{{re.escape(topic)}\}}:.*"
+        rf"|{control}:topic:\{{{re.escape(topic)}\}}:audit"
+    )
+    return re.compile(whole.encode(), re.DOTALL)

@@ -1,0 +1,176 @@
+"""The settings that are registered with a topic: read and changed as the file states them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamqd import config
+from streamqd.config.checks import check
+from streamqd.config.overlay import meant_by, setting_at
+from streamqd.config.problems import Problems
+from streamqd.config.reading import read_table, written
+from streamqd.config.setting import Kind, Setting, settings_of
+from streamqd.errors import ConfigError, Refused
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+TRIES = 5  # when somebody else changes the same settings
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What `topic settings` shows. The three fields are those of `topic describe`.
+
+    `changed` says whether this call has changed what is registered.
+    """
+
+    topic: str
+    registered: dict[str, Any]
+    configured: dict[str, Any]
+    effective: dict[str, Any]
+    changed: bool
+
+
+def show(link: Link, keys: Keys, topic: str, configured: config.Topic | None) -> TopicSettings:
+    """The settings of a topic that is registered."""
+    meta = topics.meta(link, keys, topic)
+    return _seen(topic, meta.settings if meta else {}, configured, changed=False)
+
+
+def change(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    assignments: Sequence[str],
+    configured: config.Topic | None,
+) -> TopicSettings:
+    """Change registered settings, each `NAME=VALUE` as `retention.max_age=24h`.
+
+    They are checked as those of the file are. Raises ConfigError with every problem, Refused.
+    """
+    for _ in range(TRIES):
+        text = topics.stored(link, keys, topic)
+        before = _loaded(topic, text)
+        after = _merged(before, changed_topic(topic, before, assignments))
+        reply = link.run(topics.configuration(keys, topic, text, after))
+        if reply.word == "MISSING":
+            raise Refused(f"the topic {topic} was deleted meanwhile")
+        if reply.word == "OK":
+            return _seen(topic, after, configured, changed=after != before)
+    raise Refused(f"somebody else keeps changing the settings of {topic}; try again")
+
+
+def changed_topic(
+    topic: str, stored: Mapping[str, Any], assignments: Sequence[str]
+) -> config.Topic:
+    """The registered settings with the assignments laid over them. Raises ConfigError."""
+    problems = Problems()
+    path = ("topics", topic)
+    raw: dict[str, Any] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        parts = name.strip().split(".")
+        if not (equals and all(parts)):
+            problems.sentences.append(f"{text}: write NAME=VALUE, such as retention.max_age=24h")
+        elif parts == ["partitions"]:
+            problems.sentences.append(
+                f"partitions: the number grows by `streamqd topic grow {topic} N` only"
+            )
+        else:
+            setting = setting_at((*path, *parts))
+            table = raw
+            for part in parts[:-1]:
+                table = table.setdefault(part, {})
+            table[parts[-1]] = meant_by(value, setting.kind if setting else Kind.TEXT)
+    changed: config.Topic = read_table(
+        config.effective(config.Topic(), stored), raw, path, problems, Path()
+    )
+    # What holds between settings; the other sections are at their defaults here.
+    among = Problems()
+    check(config.Settings(topics={topic: changed}), among, {})
+    own = [each for each in among.sentences if each.startswith("topics.")]
+    if problems.sentences or own:
+        raise ConfigError([*problems.sentences, *own])
+    return changed
+
+
+def stated(topic: config.Topic) -> dict[str, Any]:
+    """The settings of a topic that its file states, without the number of partitions."""
+    whole = plain(topic)
+    bounds = {name: whole["retention"][name] for name in sorted(topic.retention.stated)}
+    said = {
+        name: whole[name] for name in sorted(topic.stated) if name in whole and name != "retention"
+    }
+    return {**said, **({"retention": bounds} if bounds else {})}
+
+
+def plain(topic: config.Topic) -> dict[str, Any]:
+    """All settings of a topic, in the form in which they are registered."""
+    bounds = {name: getattr(topic.retention, name) for name in settings_of(config.Retention)}
+    return {**config.registered(topic), "retention": bounds}
+
+
+def lines(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as TOML writes them: `retention.max_age = "24h"`."""
+    found = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found += [f"{name}.{line}" for line in _table_lines(value, config.Retention)]
+        else:
+            found += _table_lines({name: value}, config.Topic)
+    return found
+
+
+def _table_lines(table: Mapping[str, Any], section: type) -> list[str]:
+    known = settings_of(section)
+    return [f"{name} = {_text(known.get(name), value)}" for name, value in table.items()]
+
+
+def _text(setting: Setting | None, value: Any) -> str:
+    if value is None:
+        return '"none"'
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return written(setting, value) if setting and number else json.dumps(value)
+
+
+def _seen(
+    topic: str, registered: dict[str, Any], configured: config.Topic | None, *, changed: bool
+) -> TopicSettings:
+    file = configured or config.Topic()
+    return TopicSettings(
+        topic=topic,
+        registered=registered,
+        configured=stated(file),
+        effective=plain(config.effective(file, registered)),
+        changed=changed,
+    )
+
+
+def _loaded(topic: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(f"the settings of the topic {topic} in Redis are not a JSON object: {text!r}")
+    return found
+
+
+def _merged(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
+    """The settings to store. What a later version has stored is kept."""
+    new = config.registered(topic)
+    bounds = before.get("retention")
+    foreign = {
+        name: value
+        for name, value in (bounds if isinstance(bounds, dict) else {}).items()
+        if name not in settings_of(config.Retention)
+    }
+    known = {each.name for each in dataclasses.fields(config.Topic)}
+    kept = {name: value for name, value in before.items() if name not in known}
+    return {**kept, **new, "retention": {**foreign, **new["retention"]}}

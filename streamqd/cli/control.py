@@ -1,0 +1,75 @@
+"""`streamqd control`: the orders that are written down for the fleet."""
+
+from __future__ import annotations
+
+import click
+
+from streamqd.admin import steering
+from streamqd.cli.arguments import json_option, yes_option
+from streamqd.cli.output import age, confirm, count, emit, printable, table
+from streamqd.cli.session import Session, pass_session
+from streamqd.cli.steering import dry_run_option, fleet_of
+
+
+@click.group()
+def control() -> None:
+    """See and clear the orders to the fleet: pauses, moves, drains."""
+
+
+@control.command("list")
+@json_option
+@pass_session
+def list_(session: Session, as_json: bool) -> None:
+    """Show all orders. A `gone` one names an instance that does not live."""
+    with session.link() as link:
+        seen = steering.view(fleet_of(session, link))
+    if as_json:
+        emit(seen)
+        return
+    if not seen.orders and not seen.strange:
+        click.echo("no orders")
+    if seen.orders:
+        table(
+            ("ORDER", "TO", "AGE", "BY", "", "REASON"),
+            [
+                (
+                    row.name,
+                    row.to or "-",
+                    age(seen.now_unix_ms - row.at_unix_ms),
+                    row.by,
+                    "gone" if row.gone else "",
+                    row.why,
+                )
+                for row in seen.orders
+            ],
+        )
+    for name, problem in seen.strange.items():
+        click.echo(printable(f"! {name} cannot be read: {problem}"))
+
+
+@control.command()
+@click.argument("orders", metavar="ORDER...", nargs=-1)
+@click.option("--gone", is_flag=True, help="Those to instances that do not live.")
+@dry_run_option
+@yes_option
+@json_option
+@pass_session
+def clear(
+    session: Session, orders: tuple[str, ...], gone: bool, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Take orders back, by the names that `control list` shows."""
+    if not orders and not gone:
+        raise click.UsageError("name orders, or say --gone")
+    with session.link() as link:
+        fleet = fleet_of(session, link)
+        chosen = steering.clear(fleet, list(orders), gone=gone, dry_run=True)
+        if not dry_run and chosen.orders:
+            confirm(f"Take back {', '.join(chosen.orders)}?", yes)
+            chosen = steering.clear(fleet, chosen.orders)
+    if as_json:
+        emit(chosen)
+        return
+    said = "would be taken back" if dry_run else "taken back"
+    click.echo(f"{count(len(chosen.orders), 'order')} {said}")
+    for name in chosen.orders:
+        click.echo(f"  {printable(name)}")

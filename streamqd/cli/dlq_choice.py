@@ -1,0 +1,233 @@
+"""The options by which the verbs of `dlq` choose letters, and the way back to a command line."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from streamqd.admin.dead import Choice
+from streamqd.admin.pages import server_unix_ms
+from streamqd.cli.session import Session
+from streamqd.config.values import parse_duration
+from streamqd.store.client import Link
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+NOT_AUDITED = "the audit trail could not be written: this is not in it"
+_METER_SECONDS = 0.5
+_UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
+
+ALL = click.option("--all", "all_", is_flag=True, help="All letters that exist now.")
+IDS = click.option(
+    "--id", "ids", metavar="PARTITION:MS-SEQ", multiple=True, help="This letter; may be repeated."
+)
+
+
+class Moment(click.ParamType[tuple[float, bool]]):
+    """An instant: a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
+
+    Becomes unix milliseconds, or seconds with True: those count back from the server's clock.
+    """
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, bool]:
+        """Read one."""
+        text = str(value).strip()
+        if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
+            return float(text), False
+        with contextlib.suppress(ValueError):
+            return parse_duration(text), True
+        try:
+            found = dt.datetime.fromisoformat(text)
+            if found.tzinfo is None:
+                found = found.replace(tzinfo=dt.UTC)
+            return found.timestamp() * 1000, False
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{text!r} is not a time: write so long ago (12h, 7d), or UTC as"
+                " 2026-11-21 or 2026-11-21T08:30",
+                param,
+                ctx,
+            )
+
+
+class Header(click.ParamType[tuple[str, str]]):
+    """`NAME=VALUE`."""
+
+    name = "header"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Read one."""
+        name, equals, rest = str(value).partition("=")
+        if not name or not equals:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, rest
+
+
+_FILTERS = (
+    click.option("-g", "--group", help="Only letters of this group."),
+    click.option("--fingerprint", metavar="HEX", help="Only those that died alike; see stats."),
+    click.option(
+        "--class", "error_class", metavar="NAME", help="Only those of this exception class."
+    ),
+    click.option("--reason", metavar="WORD", help="Only these: attempts, dead, crashes, …"),
+    click.option("--key", help="Only messages with this key."),
+    click.option(
+        "-H", "--header", "headers", metavar="NAME=VALUE", type=Header(), multiple=True,
+        help="Only messages with this header; may be repeated.",
+    ),
+    click.option(
+        "--since", type=Moment(), metavar="TIME",
+        help="Only those that died at this time or later: 12h (ago), or 2026-11-21T08:30 (UTC).",
+    ),
+    click.option("--until", type=Moment(), metavar="TIME", help="Only those that died before."),
+)  # fmt: skip
+
+
+def filter_options(command: Command) -> Command:
+    """Give a verb the options that narrow which letters it is about."""
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def chosen(
+    link: Link,
+    filters: Mapping[str, Any],
+    ids: Sequence[str] = (),
+    older_than: float | None = None,
+) -> Choice:
+    """The letters that the options mean, by the server's clock."""
+    now = server_unix_ms(link)
+
+    def instant(moment: tuple[float, bool] | None) -> int | None:
+        if moment is None:
+            return None
+        number, ago = moment
+        return round(now - number * 1000 if ago else number)
+
+    until = instant(filters["until"])
+    if older_than is not None:
+        oldest = round(now - older_than * 1000)
+        until = oldest if until is None else min(until, oldest)
+    key = filters["key"]
+    return Choice(
+        letter_ids=tuple(ids),
+        group=filters["group"],
+        fingerprint=filters["fingerprint"],
+        error_class=filters["error_class"],
+        reason=filters["reason"],
+        key=None if key is None else key.encode("utf-8", "surrogateescape"),
+        headers=tuple(filters["headers"]),
+        since_unix_ms=instant(filters["since"]),
+        until_unix_ms=until,
+    )
+
+
+def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> None:
+    """Refuse a verb that does not say which letters. `others`: whether it does by filters."""
+    if ids and all_:
+        raise click.UsageError("--id and --all exclude each other")
+    if not ids and not all_ and not others:
+        raise click.UsageError(f"say which letters: {ways}")
+
+
+def stated(filters: Mapping[str, Any]) -> bool:
+    """Whether any filter is there."""
+    return any(value not in (None, ()) for value in filters.values())
+
+
+def command_line(
+    session: Session, verb: str, topic: str, choice: Choice, rest: Sequence[str]
+) -> str:
+    """The command that means the same choice, for people to copy."""
+    args = ["streamqd"]
+    if session.config_path is not None:
+        args += ["--config", str(session.config_path)]
+    args += ["dlq", verb, topic]
+    for letter_id in choice.letter_ids:
+        args += ["--id", letter_id]
+    if not choice.narrows or (choice == Choice(until_unix_ms=choice.until_unix_ms)):
+        args.append("--all")
+    texts = {
+        "--group": choice.group,
+        "--fingerprint": choice.fingerprint,
+        "--class": choice.error_class,
+        "--reason": choice.reason,
+        "--key": None if choice.key is None else choice.key.decode("utf-8", "surrogateescape"),
+        "--since": _instant(choice.since_unix_ms),
+        "--until": _instant(choice.until_unix_ms),
+    }
+    for option, text in texts.items():
+        if text is not None:
+            args += [option, text]
+    for name, value in choice.headers:
+        args += ["--header", f"{name}={value}"]
+    return shlex.join([*args, *rest])
+
+
+def _instant(unix_ms: int | None) -> str | None:
+    if unix_ms is None:
+        return None
+    found = dt.datetime.fromtimestamp(unix_ms / 1000, dt.UTC)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C end the work in order; the second ends it at once."""
+    told = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal told
+        if told:
+            raise KeyboardInterrupt
+        told = True
+        # Not by way of a buffer: the handler may have interrupted a write to that very one.
+        os.write(sys.stderr.fileno(), b"\nstopping after this batch; once more: at once\n")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: told
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Meter:
+    """Counts letters on a terminal while they are dealt with."""
+
+    def __init__(self, session: Session) -> None:
+        self._shown = sys.stderr.isatty() and not session.quiet
+        self._count = 0
+        self._next = time.monotonic() + _METER_SECONDS
+
+    def __call__(self, count: int) -> None:
+        """Add to the count."""
+        self._count += count
+        if self._shown and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _METER_SECONDS
+            click.echo(f"\r{self._count:,} letters …", nl=False, err=True)
+
+    def end(self) -> None:
+        """Leave the line to what comes next."""
+        if self._shown:
+            click.echo("\r" + " " * 30 + "\r", nl=False, err=True)

@@ -1,0 +1,114 @@
+"""How letters, what they died of and the audit trail are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from streamqd.admin.audit import Deed
+from streamqd.admin.dead import Cause
+from streamqd.admin.letters import Letter, LetterRow
+from streamqd.cli.output import age, printable, table
+
+_TEXT_CHARS = 70  # of an error message in a list of causes
+
+
+def print_rows(rows: Sequence[LetterRow], now_unix_ms: int) -> None:
+    """Letters, one a line."""
+    table(
+        ("ID", "GROUP", "REASON", "AGE", "TRIES", "KEY", "ERROR"),
+        [
+            (
+                row.id,
+                row.group,
+                row.reason,
+                age(None if row.failed_unix_ms is None else now_unix_ms - row.failed_unix_ms),
+                row.attempts,
+                None if row.key is None else printable(row.key)[:20],
+                ": ".join(filter(None, (row.error_class, row.error_message))),
+            )
+            for row in rows
+        ],
+    )
+
+
+def print_causes(causes: Sequence[Cause], now_unix_ms: int) -> None:
+    """Causes, three lines each: what and where; when and on which instances; an example."""
+    width = max(len(f"{each.count:,}") for each in causes)
+    for each in causes:
+        where = f" at {each.frame}" if each.frame else ""
+        what = (each.error_class or each.error_message or each.reason) + where
+        lines = [
+            f"{each.fingerprint}  {each.group}  {each.reason}: {what}",
+            f"last {age(now_unix_ms - each.last_unix_ms)} ago,"
+            f" first {age(now_unix_ms - each.first_unix_ms)} ago"
+            + (f", on {', '.join(each.instances)}" if each.instances else "")
+            + (f", {each.replayed:,} replayed before" if each.replayed else ""),
+            f"as {each.example}"
+            + (f" in {each.handler}" if each.handler else "")
+            + (f": {each.error_message[:_TEXT_CHARS]}" if each.error_class else ""),
+        ]
+        click.echo(f"{each.count:>{width},}  {printable(lines[0])}")
+        for line in lines[1:]:
+            click.echo(" " * (width + 2) + printable(line))
+
+
+def print_letter(letter: Letter, now_unix_ms: int) -> None:
+    """One letter whole."""
+    failed = letter.failed_unix_ms
+    pairs: list[tuple[str, object]] = [
+        ("id", letter.id),
+        ("uid", letter.uid),
+        ("topic", f"{letter.topic}, partition {letter.partition}"),
+        ("group", letter.group),
+        ("reason", letter.reason),
+        ("fingerprint", letter.fingerprint),
+        ("died", None if failed is None else f"{age(now_unix_ms - failed)} ago"),
+        ("on", letter.instance),
+        ("handler", letter.handler),
+        ("at", letter.frame),
+        ("attempts", letter.attempts),
+        ("crashes", letter.crashes),
+        ("replays", letter.replays or None),
+        ("moving to", letter.moving_to),
+        ("pid", None if letter.pid is None else str(letter.pid)),
+        ("signal", letter.signal),
+        ("exit code", letter.exit_code),
+        ("memory", None if letter.rss is None else f"{letter.rss:,} bytes"),
+        ("key", letter.key),
+        *((f"header {name}", value) for name, value in (letter.headers or {}).items()),
+        *letter.other.items(),
+        ("error", ": ".join(filter(None, (letter.error_class, letter.error_message)))),
+    ]
+    for name, value in pairs:
+        if value is not None and value != "":
+            shown = printable(value) if isinstance(value, bytes) else printable(str(value))
+            click.echo(f"{printable(name) + ':':<13}{shown}")
+    if letter.traceback:
+        click.echo()
+        click.echo(printable(letter.traceback, lines=True).rstrip())
+    click.echo()
+    click.echo(f"payload, {len(letter.payload):,} bytes:")
+    click.echo(printable(letter.payload, lines=True))
+
+
+def print_deeds(deeds: Sequence[Deed], now_unix_ms: int) -> None:
+    """Entries of the audit trail, one a line."""
+    table(
+        ("AGE", "WHO", "VERB", "COUNTS", "WHAT"),
+        [
+            (
+                age(now_unix_ms - each.at_unix_ms),
+                each.who,
+                each.verb,
+                _pairs(each.counts) or None,
+                "; ".join(filter(None, (_pairs(each.what), each.note))) or None,
+            )
+            for each in deeds
+        ],
+    )
+
+
+def _pairs(values: dict[str, int] | dict[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

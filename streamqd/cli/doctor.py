@@ -1,0 +1,201 @@
+"""`streamqd doctor`: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import click
+
+from streamqd.admin import diagnosis, holders, topics_settings
+from streamqd.admin.diagnosis import Check, Finding, Report
+from streamqd.cli.arguments import Duration, json_option
+from streamqd.cli.output import age, count, emit, json_text, memory, printable, table
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import RedisUnavailable
+
+EXIT_PROBLEMS = 1
+EXIT_REDIS = 4
+_KEPT_BY = {
+    "retention": "retention",
+    "settings": "no retention is set",
+    "empty": "-",
+}
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--only",
+    metavar="CHECK",
+    multiple=True,
+    help="This check, or all of this area; may be repeated. Default: all.",
+)
+@click.option(
+    "--unit",
+    default="",
+    metavar="UNIT",
+    help="The daemon's systemd unit, or its file (with a /). Default: streamqd.service.",
+)
+@click.option("--list", "as_list", is_flag=True, help="Show the checks, and run none.")
+@json_option
+@pass_session
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    session: Session,
+    only: tuple[str, ...],
+    unit: str,
+    as_list: bool,
+    as_json: bool,
+) -> int | None:
+    """Find out what is wrong, and what to do about it.
+
+    Without a verb behind it: check the server, the rights, the topics, the partitions, the fleet
+    and this host. Reads only. Ends with 1 when there is a problem or a warning.
+    """
+    if ctx.invoked_subcommand is not None:
+        if only or unit or as_list or as_json:
+            raise click.UsageError(f"options stand behind {ctx.invoked_subcommand}")
+        return None
+    checks = diagnosis.chosen(only)
+    if as_list:
+        _list(checks, as_json)
+        return 0
+    code = 0
+    try:
+        with session.link() as link:
+            report = diagnosis.examine(link, session.settings, checks, unit=unit)
+    except RedisUnavailable as error:
+        # What this host lacks may well be the reason.
+        report = diagnosis.without_redis(session.settings, checks, str(error), unit=unit)
+        click.echo(f"Error: {error}", err=True)
+        code = EXIT_REDIS
+    if as_json:
+        emit(report)
+    else:
+        _report(report)
+    return code or (0 if report.ok else EXIT_PROBLEMS)
+
+
+def _list(checks: list[Check], as_json: bool) -> None:
+    if as_json:
+        emit(
+            [
+                {
+                    "check": each.id,
+                    "area": each.area,
+                    "severity": str(each.severity),
+                    "looks_for": each.title,
+                    "cost": each.cost,
+                }
+                for each in checks
+            ]
+        )
+    else:
+        table(("CHECK", "SEVERITY", "LOOKS FOR"), [(c.id, c.severity, c.title) for c in checks])
+
+
+def _report(report: Report) -> None:
+    area = ""
+    for each in report.findings:
+        if each.area != area:
+            area = each.area
+            click.echo(f"{area}:")
+        _finding(each)
+    for text in report.unseen:
+        click.echo(f"not looked at: {printable(text)}")
+    serious = [each for each in report.findings if each.severity == "problem"]
+    warned = [each for each in report.findings if each.severity == "warning"]
+    told = f"{count(len(serious), 'problem')}, {count(len(warned), 'warning')}"
+    click.echo(f"{count(len(report.checks), 'check')}: {told}")
+
+
+def _finding(found: Finding) -> None:
+    click.echo(f"  {found.severity} {found.check}: {printable(found.what)}")
+    click.echo(f"    mend: {printable(found.mend)}")
+    told = "  ".join(f"{name}={json_text(value)}" for name, value in found.evidence.items())
+    if told:
+        click.echo(f"    seen: {printable(told)}")
+
+
+@doctor.command()
+@click.argument("topic")
+@click.option(
+    "--abandoned-after",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="A group that nobody owns, with messages and no reader for so long, is a problem.",
+)
+@json_option
+@pass_session
+def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) -> int:
+    """Say what keeps the memory of TOPIC.
+
+    KEPT BY is who still needs messages that retention would let go of (a group, or @archive), or
+    retention itself. NEEDED counts the messages from the oldest on that somebody still needs, SINCE
+    is the age of that one. Ends with 1 when there is a problem.
+    """
+    stated = session.settings.topics.get(topic)
+    expected = session.settings.groups_of(topic)
+    with session.link() as link:
+        found = holders.examine(link, session.keys, topic, stated, expected, abandoned_after)
+    if as_json:
+        emit(found)
+    else:
+        _show(found)
+    return EXIT_PROBLEMS if found.problems else 0
+
+
+def _show(found: holders.StreamReport) -> None:
+    bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
+    click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
+    click.echo(bounds or "no retention is set: what is acknowledged stays for ever")
+    if found.dead or found.retry_bytes:
+        dead = f"{count(found.dead, 'dead letter')}, {memory(found.dead_bytes)}"
+        click.echo(f"beside them: {dead}; retry streams, {memory(found.retry_bytes)}")
+    if found.archive == "required":
+        click.echo("nothing goes before it is archived")
+    click.echo()
+    table(
+        ("PARTITION", "MESSAGES", "MEMORY", "OLDEST", "NEEDED", "SINCE", "KEPT BY"),
+        [_cells(found.now_unix_ms, row) for row in found.partitions],
+    )
+    if any(row.groups for row in found.partitions):
+        click.echo()
+        _show_groups(found)
+    for problem in found.problems:
+        click.echo(f"\npartition {problem.partition}: {problem.text}\n  {problem.advice}")
+
+
+def _show_groups(found: holders.StreamReport) -> None:
+    table(
+        ("PARTITION", "GROUP", "OWNER", "UNREAD", "PENDING", "OLDEST", "LAST READ", "DROPPED"),
+        [
+            (
+                str(row.partition),
+                group.group,
+                group.owner or "-",
+                group.unread,
+                group.pending,
+                _since(found.now_unix_ms, group.needs_unix_ms),
+                "never" if group.idle_seconds is None else f"{age(group.idle_seconds * 1000)} ago",
+                group.dropped,
+            )
+            for row in found.partitions
+            for group in row.groups
+        ],
+    )
+
+
+def _cells(now: int, row: holders.StreamRow) -> tuple[object, ...]:
+    return (
+        str(row.partition),
+        row.messages,
+        memory(row.bytes),
+        _since(now, row.oldest_unix_ms),
+        "over 100,000" if row.needed is None else f"{row.needed:,}",
+        _since(now, row.since_unix_ms),
+        _KEPT_BY.get(row.kept_by, row.holder),
+    )
+
+
+def _since(now: int, unix_ms: int | None) -> str:
+    return "-" if unix_ms is None else age(now - unix_ms)

@@ -1,0 +1,207 @@
+"""`streamqd group`: who reads a topic, how far, from where, and whether at all."""
+
+from __future__ import annotations
+
+import click
+
+from streamqd.admin import groups, groups_reset
+from streamqd.admin.pages import server_unix_ms
+from streamqd.cli.adopt import adopt
+from streamqd.cli.arguments import json_option, yes_option
+from streamqd.cli.output import age, confirm, count, emit, table
+from streamqd.cli.session import Session, pass_session
+
+
+@click.group()
+def group() -> None:
+    """Look at groups, set their position, delete them."""
+
+
+group.add_command(adopt)
+
+
+@group.command("list")
+@click.argument("topic", required=False)
+@json_option
+@pass_session
+def list_(session: Session, topic: str | None, as_json: bool) -> None:
+    """Show the groups of one topic, or of all.
+
+    LAG counts unread messages (`+`: at least so many), PENDING those handed out and not settled,
+    DELAYED those that wait for their next attempt. OLDEST is the age of the oldest of the unread
+    and pending ones.
+    """
+    with session.link() as link:
+        rows = groups.listed(link, session.keys, topic)
+        now = server_unix_ms(link)
+    if as_json:
+        emit(rows)
+    elif not rows:
+        click.echo(f"no group reads {topic or 'any topic'}")
+    else:
+        table(
+            ("TOPIC", "GROUP", "OWNED", "LAG", "PENDING", "DELAYED", "OLDEST", "OWNERS"),
+            [
+                (
+                    row.topic,
+                    row.group,
+                    f"{row.owned}/{row.partitions}",
+                    _lag(row.lag, row.lag_exact),
+                    row.pending,
+                    row.delayed,
+                    _ago(now, row.oldest_unix_ms),
+                    ", ".join(row.owners) or "-",
+                )
+                for row in rows
+            ],
+        )
+
+
+@group.command()
+@click.argument("topic")
+@click.argument("name", metavar="GROUP")
+@json_option
+@pass_session
+def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
+    """Show one group, partition by partition.
+
+    POSITION is the id last handed out, LAG what comes behind it (`+`: at least so many); UNREAD and
+    PENDING are the ages of the oldest message of each kind.
+    """
+    with session.link() as link:
+        detail = groups.describe(link, session.keys, topic, name)
+    if as_json:
+        emit(detail)
+        return
+    now = detail.now_unix_ms
+    click.echo(
+        f"group {name} of {topic}: {_lag(detail.lag, detail.lag_exact)} unread,"
+        f" {detail.pending:,} pending, {detail.delayed:,} delayed"
+    )
+    if detail.missing:
+        numbers = ", ".join(map(str, detail.missing))
+        click.echo(f"not on partition {numbers} yet: its daemon makes it there")
+    click.echo()
+    table(
+        (
+            *("PARTITION", "OWNER", "EPOCH", "LAG", "UNREAD", "IN HAND", "PENDING"),
+            *("DELAYED", "POSITION"),
+        ),
+        [
+            (
+                str(row.partition),
+                f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
+                str(row.epoch) if row.epoch else None,
+                _lag(row.lag, row.lag_exact),
+                _ago(now, row.oldest_unread_unix_ms),
+                row.pending,
+                _ago(now, row.oldest_pending_unix_ms),
+                row.delayed,
+                row.position,
+            )
+            for row in detail.partitions
+        ],
+    )
+
+
+@group.command()
+@click.argument("topic")
+@click.argument("name", metavar="GROUP")
+@click.option(
+    "--to", required=True, metavar="earliest|latest|ID|TIME",
+    help="The first message to read: an id, a time (RFC 3339), or how long ago, such as 2h.",
+)  # fmt: skip
+@click.option(
+    "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True,
+    help="Only this partition; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--keep-retries/--drop-retries", default=True, show_default=True,
+    help="What becomes of messages that wait for their next attempt.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Take partitions away from their owners.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@yes_option
+@json_option
+@pass_session
+def reset(
+    session: Session,
+    topic: str,
+    name: str,
+    to: str,
+    partitions: tuple[int, ...],
+    keep_retries: bool,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Let a group go on from another position.
+
+    What is handed out and not settled is forgotten: behind the new position it is read again,
+    before it it counts as finished. Refused while a partition is owned; with --force its owner
+    loses it, and what its worker still does is not recorded.
+    """
+    with session.link() as link:
+        if not dry_run:
+            foreseen = groups_reset.reset(
+                link, session.keys, topic, name, to, partitions=partitions,
+                drop_retries=not keep_retries, force=force, dry_run=True,
+            )  # fmt: skip
+            where = count(len(foreseen.partitions), "partition")
+            confirm(f"Let {name} read {topic} from {to} on, on {where}?", yes)
+        done = groups_reset.reset(
+            link, session.keys, topic, name, to, partitions=partitions,
+            drop_retries=not keep_retries, force=force, dry_run=dry_run,
+        )  # fmt: skip
+    if as_json:
+        emit(done)
+        return
+    table(
+        ("PARTITION", "BEFORE", "NOW", "UNREAD", "FORGOTTEN", "DROPPED"),
+        [
+            (
+                str(row.partition),
+                row.before,
+                row.after,
+                _lag(row.unread, row.unread_exact),
+                row.pending,
+                row.delayed + row.retried,
+            )
+            for row in done.partitions
+        ],
+    )
+    if dry_run:
+        session.note("nothing was changed")
+
+
+@group.command()
+@click.argument("topic")
+@click.argument("name", metavar="GROUP")
+@click.option("--force", is_flag=True, help="Also when it is owned or has unsettled messages.")
+@yes_option
+@json_option
+@pass_session
+def delete(session: Session, topic: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
+    """Delete a group: its position, its retries, its counters. Dead letters stay.
+
+    A daemon whose configuration still names the group makes it anew, from where its consumer's
+    `start` says.
+    """
+    with session.link() as link:
+        if name not in groups.names(link, session.keys, topic):
+            groups.known(link, session.keys, topic, name)  # says that there is none
+        confirm(f"Delete the group {name} of {topic}?", yes)
+        done = groups.delete(link, session.keys, topic, name, force=force)
+    if as_json:
+        emit(done)
+    else:
+        click.echo(f"{name} deleted from {count(done.partitions, 'partition')} of {topic}")
+
+
+def _lag(lag: int, exact: bool) -> str:
+    return f"{lag:,}{'' if exact else '+'}"
+
+
+def _ago(now: int, unix_ms: int | None) -> str | None:
+    return None if unix_ms is None else age(now - unix_ms)

@@ -1,0 +1,55 @@
+"""`streamqd move`: a partition belongs on an instance."""
+
+from __future__ import annotations
+
+import click
+
+from streamqd.admin import steering_moves, steering_waits
+from streamqd.cli.arguments import json_option
+from streamqd.cli.session import Session, pass_session
+from streamqd.cli.steering import (
+    dry_run_option,
+    finish,
+    fleet_of,
+    read_unit,
+    reason_option,
+    wait_options,
+)
+
+
+@click.command(short_help="Move a partition to an instance.")
+@click.argument("name", metavar="TOPIC/PARTITION/GROUP")
+@click.option("--to", metavar="INSTANCE", required=True, help="Who is to own it.")
+@reason_option
+@wait_options
+@dry_run_option
+@json_option
+@pass_session
+def move(
+    session: Session,
+    name: str,
+    to: str,
+    reason: str,
+    wait: bool,
+    timeout: float,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Move a partition to an instance, and keep it there.
+
+    The owner finishes the message that runs and hands over. The partition stays with the instance
+    until it is moved again or `rebalance` forgets it; while the instance cannot have it, it is
+    placed like any other.
+    """
+    unit = read_unit(name)
+    with session.link() as link:
+        fleet = fleet_of(session, link)
+        done = steering_moves.move(fleet, unit, to, reason, dry_run=dry_run)
+        return finish(
+            done,
+            f"{unit} belongs on {to}",
+            as_json=as_json,
+            wait=wait,
+            timeout=timeout,
+            look=lambda: steering_waits.not_moved(fleet, unit, to),
+        )

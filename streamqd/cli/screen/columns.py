@@ -1,0 +1,194 @@
+"""The columns of the partitions table: how each is written, sorted, and when there is room for it.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamqd.admin.live import LiveUnit
+from streamqd.cli.output import age, printable
+
+NAME_MIN = 18  # columns of the partition's name that are always kept
+GAP = 1
+CALM = ("ready",)
+ALARMING = ("free", "expired", "broken", "gone")
+SLOW_RUN = 10.0  # seconds of one run after which it is worth a look
+
+
+class Cell(NamedTuple):
+    """Text of a cell and its style: '', bold, dim, good, warn or bad."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. Shown from screens of `from_width` on; `rank` sorts, the highest first."""
+
+    name: str
+    heading: str
+    width: int
+    from_width: int
+    cell: Callable[[LiveUnit, int], Cell]
+    rank: Callable[[LiveUnit], tuple[float | str, ...]]
+    left: bool = False
+
+
+def number(value: float | None, width: int = 7) -> str:
+    """A number in at most `width` characters: 1,204 or 12.3k or 4.5M; `-` for None."""
+    if value is None:
+        return "-"
+    if abs(value) < 10 and value != int(value):
+        return f"{value:.1f}"
+    whole = f"{value:,.0f}"
+    if len(whole) <= width:
+        return whole
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            short = f"{value / size:.1f}{unit}"
+            return short if len(short) <= width else f"{value / size:.0f}{unit}"
+    return whole
+
+
+def seconds(value: float | None) -> str:
+    """A duration in at most six characters: 850us, 12ms, 1.4s, 3m10s; `-` for None."""
+    if value is None:
+        return "-"
+    if value < 0.0009995:
+        return f"{value * 1e6:.0f}us"
+    if value < 0.9995:
+        return f"{value * 1e3:.0f}ms"
+    return age(value * 1000)
+
+
+def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
+    """Pauses and what does not work first, then the longest wait."""
+    trouble = 3 if unit.paused or unit.state == "paused" else 2 if unit.state in ALARMING else 0
+    if not trouble and (unit.state not in CALM or (unit.longest_run_seconds or 0) > SLOW_RUN):
+        trouble = 1
+    # In steps that double, so that rows of about equal rank do not change places all the time.
+    return trouble, *(
+        int(math.log2(1 + figure / 4)) for figure in (unit.oldest_seconds or 0, unit.lag or 0)
+    )
+
+
+def state_cell(unit: LiveUnit) -> Cell:
+    """The state as a word: capitals where somebody should look, which needs no colour."""
+    if unit.paused or unit.state == "paused":
+        return Cell("PAUSED", "warn")
+    if unit.state in ALARMING:
+        return Cell(unit.state.upper(), "bad")
+    if (unit.longest_run_seconds or 0) > SLOW_RUN:
+        return Cell("SLOW", "warn")
+    return Cell(unit.state, "" if unit.state in CALM else "warn")
+
+
+def _run_cell(unit: LiveUnit) -> Cell:
+    run = unit.longest_run_seconds or 0
+    return Cell(seconds(run or None), "warn" if run > SLOW_RUN else "")
+
+
+def _since(unit: LiveUnit, now: int) -> str:
+    return "-" if not unit.since_unix_ms else age(now - unit.since_unix_ms)
+
+
+def _slope(unit: LiveUnit) -> Cell:
+    slope = unit.lag_per_second
+    if slope is None:
+        return Cell("-")
+    if abs(slope) < 0.5:
+        return Cell("steady", "dim")
+    return Cell(f"{'+' if slope > 0 else '-'}{number(abs(slope), 5)}", "warn" if slope > 0 else "")
+
+
+def _numeric(
+    name: str, heading: str, width: int, from_width: int, value: Callable[[LiveUnit], float | None]
+) -> Column:
+    return Column(
+        name,
+        heading,
+        width,
+        from_width,
+        lambda unit, _now: Cell(number(value(unit), width)),
+        lambda unit: (value(unit) or 0,),
+    )
+
+
+def _timed(
+    name: str, heading: str, from_width: int, value: Callable[[LiveUnit], float | None]
+) -> Column:
+    return Column(
+        name,
+        heading,
+        6,
+        from_width,
+        lambda unit, _now: Cell(seconds(value(unit))),
+        lambda unit: (value(unit) or 0,),
+    )
+
+
+COLUMNS = (
+    Column(
+        "owner", "OWNER", 10, 0,
+        lambda unit, _now: Cell(printable(unit.owner) or "-", "" if unit.owner else "bad"),
+        lambda unit: (unit.owner,), left=True,
+    ),
+    Column("state", "STATE", 7, 0, lambda unit, _now: state_cell(unit), urgency, left=True),
+    Column(
+        "epoch", "EPOCH", 14, 160,
+        lambda unit, _now: Cell(str(unit.epoch or "-")), lambda unit: (unit.epoch,),
+    ),
+    Column(
+        "since", "SINCE", 6, 110,
+        lambda unit, now: Cell(_since(unit, now)), lambda unit: (unit.since_unix_ms or 0,),
+    ),
+    _numeric("rate", "MSG/S", 6, 0, lambda unit: unit.acked),
+    _numeric("fails", "FAIL/S", 6, 110, lambda unit: unit.failed),
+    _numeric("lag", "LAG", 7, 0, lambda unit: unit.lag),
+    Column(
+        "trend", "LAG/S", 7, 110,
+        lambda unit, _now: _slope(unit), lambda unit: (unit.lag_per_second or 0,),
+    ),
+    _timed("oldest", "OLDEST", 0, lambda unit: unit.oldest_seconds),
+    _numeric("pending", "PEND", 5, 0, lambda unit: unit.pending),
+    _numeric("delayed", "DELAY", 5, 0, lambda unit: unit.delayed),
+    _timed("p99", "P99", 0, lambda unit: unit.p99_seconds),
+    Column(
+        "run", "RUN", 6, 110,
+        lambda unit, _now: _run_cell(unit), lambda unit: (unit.longest_run_seconds or 0,),
+    ),
+    _numeric("dead", "DEAD", 5, 110, lambda unit: unit.dead_letters),
+)  # fmt: skip
+
+# What `s` goes through.
+ORDERS = ("urgency", "name", *(column.name for column in COLUMNS if column.name != "state"))
+
+
+def shown(width: int) -> tuple[list[Column], int]:
+    """The columns that a screen has room for, and the width of the name before them."""
+    fit = [column for column in COLUMNS if column.from_width <= width]
+    while len(fit) > 1:
+        name = width - sum(column.width + GAP for column in fit)
+        if name >= NAME_MIN:
+            return fit, name
+        # On a very narrow screen the last columns go, the owner and the state stay.
+        fit.pop()
+    return fit, max(1, width - sum(column.width + GAP for column in fit))
+
+
+def ordered(units: list[LiveUnit], order: str) -> list[LiveUnit]:
+    """Sort units by one of `ORDERS`, the highest first; by name where they are equal."""
+    by_name = sorted(units, key=lambda unit: (unit.topic, unit.group, unit.partition))
+    if order == "name":
+        return by_name
+    if order == "urgency":
+        return sorted(by_name, key=urgency, reverse=True)
+    column = next(each for each in COLUMNS if each.name == order)
+    # Names from A on, numbers from the greatest on.
+    return sorted(by_name, key=column.rank, reverse=order != "owner")

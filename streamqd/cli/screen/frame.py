@@ -1,0 +1,346 @@
+"""One screenful of `streamqd top`: a list of lines, each a list of (text, style). Pure.
+
+From top to bottom: what fleet this is and whether what is shown is fresh, the sums, what is wrong
+with pauses first, the partitions, slow handlers beside recent failures, and the line for keys.
+"""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamqd.admin.live import LiveFailure, LiveUnit, LiveView
+from streamqd.cli.output import age, printable
+from streamqd.cli.screen.columns import NAME_MIN, SLOW_RUN, Cell, number, ordered, seconds, shown
+
+Line = list[Cell]
+
+PANEL_ROWS = (3, 8)  # of slow handlers and failures: at least, and on a large screen
+PANEL_MIN_HEIGHT = 16  # below, the partitions get every line
+TROUBLES_MAX = 3
+RECENT_SECONDS = 600.0  # failures that are older are not news
+KEYS = "q quit s sort / filter p page space freeze ? help"
+HELP = (
+    "q          quit",
+    "s, S       sort by the next or the previous column; r turns the order round",
+    "/          filter by partition, owner or state; Enter keeps it, Esc clears it",
+    "p, arrows  next page, one row up or down (Page Up and Down, Home, End)",
+    "space      freeze what is shown, or go on",
+    "",
+    "MSG/S  acknowledged per second, about the last 10 seconds",
+    "LAG    unread messages; LAG/S how fast they grow (about 20 seconds)",
+    "OLDEST age of the oldest message that is unread or pending",
+    "PEND   handed out and not acknowledged; DELAY waiting for their next attempt",
+    "P99    99 of 100 handler runs of the last minute took at most this",
+    "RUN    how long the present handler run has lasted; DEAD dead letters of the partition",
+    "",
+    "`streamqd why TOPIC/PARTITION` says why one of them does not move.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the person at the terminal has chosen."""
+
+    order: str = "urgency"
+    reverse: bool = False
+    filter: str = ""
+    typing: bool = False  # the filter is being written
+    top: int = 0  # first row shown
+    frozen: bool = False
+    help: bool = False
+
+
+def frame(
+    view: LiveView | None,
+    chosen: Shown,
+    width: int,
+    height: int | None,
+    *,
+    trouble: str = "",
+    old: float = 0.0,
+) -> list[Line]:
+    """Lay out one screenful of `height` lines; None: as many as it takes.
+
+    `trouble` is why there is no fresher view than one of `old` seconds ago, '' when there is.
+    """
+    if view is None:
+        lines = [[Cell("streamqd top", "bold")], [Cell(trouble or "looking …")]]
+        return _fitted(lines, width, height)
+    lines = [_head(view, chosen, trouble, old), _sums(view)]
+    lines += [[Cell("! ", "bad"), each] for each in _troubles(view, trouble)]
+    if chosen.help:
+        lines += [[], *([Cell(text)] for text in HELP)]
+        return _fitted(lines, width, height)
+    panels = _panels(view, width, height)
+    rows = visible(view, chosen)
+    room = None if height is None else max(1, height - len(lines) - len(panels) - 2)
+    lines += _table(view, rows, chosen, width, room)
+    if height is not None:
+        lines += [[] for _ in range(height - len(lines) - len(panels) - 1)]
+    lines += panels
+    if height is not None:
+        lines = [*lines[: max(0, height - 1)], _foot(rows, chosen, room or 1)]
+    return _fitted(lines, width, height)
+
+
+def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
+    """The units that pass the filter, in the chosen order."""
+    wanted = chosen.filter.lower()
+    found = [
+        unit
+        for unit in view.units
+        if wanted in f"{unit.name} {unit.owner} {unit.state}{' paused' * unit.paused}".lower()
+    ]
+    found = ordered(found, chosen.order)
+    return found[::-1] if chosen.reverse else found
+
+
+def rows_of(view: LiveView | None, width: int, height: int, trouble: str = "") -> int:
+    """How many rows of the table a screen holds."""
+    if view is None:
+        return 1
+    panels = len(_panels(view, width, height))
+    return max(1, height - 2 - len(_troubles(view, trouble)) - panels - 2)
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+def _head(view: LiveView, chosen: Shown, trouble: str, old: float) -> Line:
+    states = Counter(each.state for each in view.instances)
+    told = ", ".join(f"{count} {word}" for word, count in sorted(states.items()))
+    clock = time.strftime("%H:%M:%S", time.gmtime(view.now_unix_ms / 1000))
+    line = [Cell(f"streamqd fleet {printable(view.fleet)}", "bold")]
+    if trouble:
+        line.append(Cell(f"  REDIS AWAY, data {age(old * 1000)} old", "bad"))
+    if chosen.frozen:
+        line.append(Cell("  FROZEN", "warn"))
+    when = "" if trouble else f"  {clock}Z"
+    return [*line, Cell(f"{when}  instances: {told or 'none'}")]
+
+
+def _sums(view: LiveView) -> Line:
+    sums = view.totals
+    return [
+        Cell(f"in {number(sums.arriving)}/s  out {number(sums.acked)}/s"),
+        Cell(f"  fail {number(sums.failed)}/s", "warn" if sums.failed >= 0.05 else ""),
+        Cell(f"  lag {number(sums.lag)}  pending {number(sums.pending)}"),
+        Cell(f"  delayed {number(sums.delayed)}"),
+        Cell(f"  dead {number(sums.dead_letters)}", "bad" if sums.dead_letters else ""),
+    ]
+
+
+def _troubles(view: LiveView, trouble: str) -> list[Cell]:
+    now = view.now_unix_ms
+    found = [
+        Cell(
+            f"{order.kind} of {printable(order.scope)} for {age(now - order.at_unix_ms)}"
+            f" by {printable(order.by) or '?'}{': ' if order.why else ''}{printable(order.why)}",
+            "warn",
+        )
+        for order in sorted(view.orders, key=lambda each: (each.kind != "pause", each.at_unix_ms))
+    ]
+    found += [Cell(trouble, "bad")] if trouble else []
+    for each in view.instances:
+        name = printable(each.instance)
+        if each.state == "silent":
+            found.append(Cell(f"{name} silent for {age(now - each.beat_unix_ms)}", "bad"))
+        elif each.state in ("paused", "draining", "drained"):
+            found.append(Cell(f"{name} is {each.state}", "warn"))
+        elif not each.told:
+            found.append(Cell(f"{name} beats but publishes no summary", "warn"))
+        elif each.redis_up is False:
+            found.append(Cell(f"the housekeeper of {name} does not reach Redis", "bad"))
+    for word, text in (
+        ("broken", "crashing in a loop"),
+        ("free", "without an owner"),
+        ("expired", "with an owner that does not renew"),
+    ):
+        names = [printable(unit.name) for unit in view.units if unit.state == word]
+        if names:
+            more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+            found.append(Cell(f"{text}: {', '.join(names[:2])}{more}", "bad"))
+    slow = [unit for unit in view.units if (unit.longest_run_seconds or 0) > SLOW_RUN]
+    if slow:
+        worst = max(slow, key=lambda unit: unit.longest_run_seconds or 0)
+        run = age((worst.longest_run_seconds or 0) * 1000)
+        more = f"; slow too: {len(slow) - 1} more" if len(slow) > 1 else ""
+        text = f"{printable(worst.name)} has been at one message for {run}{more}"
+        found.append(Cell(text, "warn"))
+    if view.unseen:
+        found.append(Cell(f"{view.unseen} more partitions without owner are not shown", "bad"))
+    if len(found) > TROUBLES_MAX:
+        left = len(found) - TROUBLES_MAX + 1
+        found = [*found[: TROUBLES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]
+    return found
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def _table(
+    view: LiveView, rows: Sequence[LiveUnit], chosen: Shown, width: int, room: int | None
+) -> list[Line]:
+    columns, name_width = shown(width)
+    # A wide screen is no reason to tear the names from their figures.
+    longest = max((_cut(printable(unit.name), width)[1] for unit in view.units), default=0)
+    name_width = min(name_width, max(NAME_MIN, longest + 1))
+    mark = "^" if chosen.reverse else "v"
+    heading = [
+        Cell(_padded(f"PARTITION{mark if chosen.order == 'name' else ''}", name_width), "head")
+    ]
+    for column in columns:
+        at = column.name == chosen.order or (column.name, chosen.order) == ("state", "urgency")
+        text = f"{column.heading[: column.width - at]}{mark if at else ''}"
+        heading.append(Cell(" " + _padded(text, column.width, left=column.left), "head"))
+    lines: list[Line] = [heading]
+    top = min(chosen.top, max(0, len(rows) - 1))
+    for unit in rows[top : None if room is None else top + room]:
+        line = [Cell(_padded(printable(unit.name), name_width))]
+        for column in columns:
+            text, style = column.cell(unit, view.now_unix_ms)
+            line += [Cell(" "), Cell(_padded(text, column.width, left=column.left), style)]
+        lines.append(line)
+    if not rows:
+        why = f"nothing matches {chosen.filter}" if chosen.filter else "no partition is offered"
+        lines.append([Cell(why, "dim")])
+    return lines
+
+
+def _foot(rows: Sequence[LiveUnit], chosen: Shown, room: int) -> Line:
+    if chosen.typing:
+        return [
+            Cell("/" + chosen.filter + "_", "bold"),
+            Cell("  Enter keeps it, Esc clears it", "dim"),
+        ]
+    last = min(len(rows), chosen.top + room)
+    where = f"{min(chosen.top + 1, len(rows))}-{last} of {len(rows)} by {chosen.order}"
+    kept = f"  /{chosen.filter}" if chosen.filter else ""
+    return [Cell(f"{where}{kept}  ", "bold"), Cell(KEYS, "dim")]
+
+
+# --- the panels -----------------------------------------------------------------------------------
+
+
+def _panels(view: LiveView, width: int, height: int | None) -> list[Line]:
+    if height is not None and height < PANEL_MIN_HEIGHT:
+        return []
+    most = PANEL_ROWS[1] if height is None else min(PANEL_ROWS[1], max(PANEL_ROWS[0], height // 6))
+    slow, failed = _slowest(view.units)[:most], _failures(view.failures)[:most]
+    count = max(1, len(slow), len(failed))
+    half = width // 2
+    lines: list[Line] = []
+    left = (
+        [Cell("SLOWEST HANDLERS", "head"), *slow]
+        if slow
+        else [Cell("SLOWEST HANDLERS", "head"), Cell("no handler has run lately", "dim")]
+    )
+    right = (
+        [Cell("RECENT FAILURES", "head"), *failed]
+        if failed
+        else [Cell("RECENT FAILURES", "head"), Cell(f"none in {age(RECENT_SECONDS * 1000)}", "dim")]
+    )
+    for at in range(count + 1):
+        one = left[at] if at < len(left) else Cell("")
+        two = right[at] if at < len(right) else Cell("")
+        lines.append(
+            [
+                Cell(_padded(one.text, half - 1), one.style),
+                Cell(" "),
+                Cell(_padded(two.text, width - half), two.style),
+            ]
+        )
+    return lines
+
+
+def _slowest(units: Sequence[LiveUnit]) -> list[Cell]:
+    by_handler: dict[tuple[str, str], list[LiveUnit]] = defaultdict(list)
+    for unit in units:
+        if unit.p99_seconds is not None or unit.longest_run_seconds:
+            by_handler[unit.topic, unit.group].append(unit)
+
+    def worst(some: list[LiveUnit]) -> tuple[float, float]:
+        return (
+            max(unit.p99_seconds or 0 for unit in some),
+            max(unit.longest_run_seconds or 0 for unit in some),
+        )
+
+    ranked = sorted(by_handler.items(), key=lambda item: -max(worst(item[1])))
+    found = []
+    for (topic, group), some in ranked[: PANEL_ROWS[1]]:
+        p99, run = worst(some)
+        text = f"{topic}/{group}  p99 {seconds(p99 or None)}"
+        found.append(Cell(printable(f"{text}  now {seconds(run)}" if run >= 1 else text)))
+    return found
+
+
+def _failures(failures: Sequence[LiveFailure]) -> list[Cell]:
+    by_class: dict[tuple[str, str, str], list[LiveFailure]] = defaultdict(list)
+    for each in failures:
+        if each.seconds_ago <= RECENT_SECONDS:
+            by_class[each.error, each.topic, each.group].append(each)
+    ranked = sorted(by_class.items(), key=lambda item: min(one.seconds_ago for one in item[1]))
+    return [
+        Cell(
+            printable(
+                # The name of a class alone: its module is in the log and in the dead letter.
+                f"{error if ' ' in error else error.rpartition('.')[2]}"
+                f" x{number(sum(one.count for one in some), 5)} {topic}/{group}"
+                f" {age(min(one.seconds_ago for one in some) * 1000)} ago"
+            )
+        )
+        for (error, topic, group), some in ranked[: PANEL_ROWS[1]]
+    ]
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _cut(text: str, width: int) -> tuple[str, int]:
+    """As much of a text as fits, and how many columns it takes."""
+    if text.isascii():
+        return text[:width], min(len(text), width)
+    taken, used = [], 0
+    for character in text:
+        columns = _columns_of(character)
+        if used + columns > width:
+            break
+        taken.append(character)
+        used += columns
+    return "".join(taken), used
+
+
+def _padded(text: str, width: int, *, left: bool = True) -> str:
+    cut, used = _cut(text, width)
+    if cut != text and width > 1:
+        # The end of a name tells more than its middle: partition and group are there.
+        cut, used = _cut(text, width - 1)
+        cut, used = cut + "~", used + 1
+    space = " " * (width - used)
+    return cut + space if left else space + cut
+
+
+def _fitted(lines: Sequence[Line], width: int, height: int | None) -> list[Line]:
+    """Cut and filled to the screen."""
+    fitted: list[Line] = []
+    for line in lines[:height]:
+        room = width
+        cells: Line = []
+        for text, style in line:
+            cut, used = _cut(text, room)
+            room -= used
+            if cut:
+                cells.append(Cell(cut, style))
+        # Spaces paint over what the frame before has left there.
+        fitted.append([*cells, Cell(" " * room)] if room else cells)
+    return fitted + [[Cell(" " * width)] for _ in range((height or 0) - len(fitted))]

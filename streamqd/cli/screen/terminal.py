@@ -1,0 +1,148 @@
+"""The terminal itself: its size, its modes, and one write per frame. Knows nothing of streamqd.
+
+Its life: 1. `enter` takes the alternate screen, hides the cursor and reads keys one by one 2. each
+`paint` writes one whole frame at once, so nothing flickers 3. `leave` gives everything back, also
+after an exception. Signals only note their names; the loop that waits on `wait` acts on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from streamqd.cli.screen.columns import Cell
+
+# Alternate screen, no cursor, no wrapping at the right edge: a full last column must not scroll.
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+_LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+# Terminals that know it show a frame when it is whole; others ignore it.
+_BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[?2026l"
+_PLAIN = {"head": "\x1b[7m", "bold": "\x1b[1m"}
+_COLOURS = _PLAIN | {
+    "dim": "\x1b[2m",
+    "warn": "\x1b[33m",
+    "bad": "\x1b[1;31m",
+    "good": "\x1b[32m",
+}
+_MONOCHROME = _PLAIN | {"bad": "\x1b[1m", "warn": "\x1b[1m"}
+
+SIGNALS = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTSTP)
+
+
+class Terminal:
+    """The terminal on standard input and output. Used by the main thread."""
+
+    def __init__(self, *, colour: bool) -> None:
+        self._styles = _COLOURS if colour else _MONOCHROME
+        self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
+        self._before: list[Any] | None = None
+        self._noted: list[signal.Signals] = []
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take the terminal, and give it back whatever happens."""
+        handlers = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCONT)}
+        for number in handlers:
+            signal.signal(number, self._note)
+        try:
+            self.enter()
+            yield
+        finally:
+            self.leave()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def enter(self) -> None:
+        """Take the terminal. May be repeated."""
+        if self._before is None:
+            self._before = termios.tcgetattr(self._in)
+        modes = termios.tcgetattr(self._in)
+        # Keys at once and unseen; signals by keys stay, so that Ctrl-Z and Ctrl-C do what they do.
+        modes[3] &= ~(termios.ICANON | termios.ECHO)
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(self._in, termios.TCSANOW, modes)
+        self._write(_ENTER)
+
+    def leave(self) -> None:
+        """Give the terminal back as it was. May be repeated."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        # A terminal that is gone needs nothing back.
+        with contextlib.suppress(OSError):
+            self._write(_LEAVE)
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(self._in, termios.TCSANOW, before)
+
+    def suspend(self) -> None:
+        """Stop this process as Ctrl-Z does, with the terminal given back meanwhile."""
+        self.leave()
+        ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, ours)
+        self.enter()
+
+    def size(self) -> tuple[int, int]:
+        """Columns and lines."""
+        try:
+            found = os.get_terminal_size(self._out)
+        except OSError:
+            return 80, 24
+        return found.columns or 80, found.lines or 24
+
+    def paint(self, lines: Sequence[Sequence[Cell]]) -> None:
+        """Show a frame that covers the whole screen."""
+        # Nothing is erased: a line that ends at the right edge would lose its last character.
+        self._write(_BEGIN + "\r\n".join(self.text(line) for line in lines) + _END)
+
+    def text(self, line: Sequence[Cell]) -> str:
+        """A line with its styles."""
+        return "".join(
+            f"{self._styles[style]}{text}\x1b[0m" if style in self._styles else text
+            for text, style in line
+        )
+
+    # --- waiting ---
+
+    def wait(self, seconds: float) -> bytes:
+        """Wait for keys, a signal or a `wake`; return what was typed. EOFError: it is gone."""
+        ready, _, _ = select.select([self._in, self._wake_read], [], [], max(0.0, seconds))
+        if self._wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+        if self._in not in ready:
+            return b""
+        try:
+            raw = os.read(self._in, 1024)
+        except OSError:
+            raw = b""
+        if not raw:
+            raise EOFError
+        return raw
+
+    def wake(self) -> None:
+        """End a `wait` that is under way. Any thread may call it."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"!")
+
+    def signals(self) -> list[signal.Signals]:
+        """The signals since the last call."""
+        noted, self._noted = self._noted, []
+        return noted
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._noted.append(signal.Signals(number))
+        self.wake()
+
+    def _write(self, text: str) -> None:
+        raw = memoryview(text.encode("utf-8", "replace"))
+        while raw:
+            raw = raw[os.write(self._out, raw) :]

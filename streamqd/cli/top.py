@@ -1,0 +1,195 @@
+"""`streamqd top`: the whole fleet, live, in a terminal.
+
+It is drawn with a handful of escape sequences that every terminal since the VT100 has, and the
+standard library's termios. Curses would bring a terminal database and its own idea of signals and
+of resizing; rich, textual and blessed would each bring a dependency (and an event loop) for one
+verb that shows a table. A frame is a pure function of what was read, so all of it is testable.
+
+A thread reads from Redis, so that a Redis that does not answer never holds a key or a resize. The
+main thread waits for keys, signals and news, and paints.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import click
+
+from streamqd import config
+from streamqd.admin import live
+from streamqd.admin.live import LiveView
+from streamqd.cli.arguments import Duration, json_option
+from streamqd.cli.output import emit, printable
+from streamqd.cli.screen import input as keyboard
+from streamqd.cli.screen.frame import Shown, frame, rows_of, visible
+from streamqd.cli.screen.terminal import Terminal
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Link
+
+INTERVAL_MIN = 0.2
+LOOK_TIMEOUT = 3.0  # seconds that one look may take
+ESCAPE_SECONDS = 0.1  # how long the rest of an escape sequence may take to come
+WIDTH_ELSEWHERE = 132  # of --once where no terminal says otherwise
+
+
+@click.command(short_help="Watch the fleet live.")
+@click.option(
+    "-i",
+    "--interval",
+    type=Duration(),
+    default="2s",
+    show_default=True,
+    help="Time between two looks. Instances publish every 2 seconds.",
+)
+@click.option("--once", is_flag=True, help="Print one plain frame with all partitions, and end.")
+@json_option
+@pass_session
+def top(session: Session, interval: float, once: bool, as_json: bool) -> int | None:
+    """Watch partitions, owners, rates, lag, slow handlers and failures.
+
+    Keys: q quits, s sorts by the next column, / filters, p or the arrows page, space freezes, ?
+    explains the columns. Nothing is written. NO_COLOR switches colours off.
+    """
+    if interval < INTERVAL_MIN:
+        raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
+    daemon = session.settings.daemon
+    if once or as_json:
+        with session.link() as link:
+            seen = live.look(link, session.keys, daemon.fleet, stale=daemon.lease_ttl)
+        if as_json:
+            emit(seen)
+            return None
+        width = shutil.get_terminal_size((WIDTH_ELSEWHERE, 24)).columns
+        for line in frame(seen, Shown(), width, None):
+            click.echo("".join(cell.text for cell in line).rstrip())
+        return None
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError(
+            "top needs a terminal; --once prints one frame, and --json one document, without"
+        )
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Watch(session, Terminal(colour=colour), interval).run()
+
+
+class Watch:
+    """One sitting: 1. a reader thread looks 2. the loop paints what it has, and obeys keys."""
+
+    def __init__(self, session: Session, terminal: Terminal, interval: float) -> None:
+        self._terminal = terminal
+        self._reader = Reader(session, interval, terminal.wake)
+        self._chosen = Shown()
+        self._frozen: LiveView | None = None
+        self._rest = b""  # the begin of an escape sequence
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Watch until told to end; return the exit code. Raises KeyboardInterrupt at Ctrl-C."""
+        with self._terminal.taken():
+            self._reader.start()
+            while self._code is None:
+                self._paint()
+                # Ages grow on the screen also while Redis is away, hence never longer than 1 s.
+                try:
+                    typed = self._terminal.wait(ESCAPE_SECONDS if self._rest else 1.0)
+                except EOFError:
+                    return 128 + signal.SIGHUP
+                self._type(typed)
+                for number in self._terminal.signals():
+                    self._obey(number)
+            self._reader.stop()
+        if self._code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        return self._code
+
+    def _paint(self) -> None:
+        view, trouble, old = self._reader.news()
+        if self._chosen.frozen:
+            view = self._frozen
+        width, height = self._terminal.size()
+        rows = len(visible(view, self._chosen)) if view else 0
+        last = max(0, rows - rows_of(view, width, height, trouble))
+        if self._chosen.top > last:
+            self._chosen = replace(self._chosen, top=last)
+        self._terminal.paint(
+            frame(view, self._chosen, width, height, trouble=printable(trouble), old=old)
+        )
+
+    def _type(self, typed: bytes) -> None:
+        if self._rest and not typed:
+            found, self._rest = keyboard.flush(self._rest), b""
+        else:
+            found, self._rest = keyboard.keys(self._rest + typed)
+        for key in found:
+            view = self._frozen if self._chosen.frozen else self._reader.news()[0]
+            rows = len(visible(view, self._chosen)) if view else 0
+            room = rows_of(view, *self._terminal.size(), self._reader.news()[1])
+            after = keyboard.pressed(self._chosen, key, rows=rows, room=room)
+            if after is None:
+                self._code = 0
+                return
+            if after.frozen and not self._chosen.frozen:
+                self._frozen = view
+            self._chosen = after
+
+    def _obey(self, number: signal.Signals) -> None:
+        match number:
+            case signal.SIGTSTP:
+                self._terminal.suspend()
+            case signal.SIGCONT:
+                # After a stop that nobody could see coming, the shell has had the terminal.
+                self._terminal.enter()
+            case signal.SIGTERM | signal.SIGHUP | signal.SIGINT:
+                self._code = 128 + number
+
+
+class Reader:
+    """Looks at the fleet every `interval` seconds, in a thread with a connection of its own."""
+
+    def __init__(self, session: Session, interval: float, wake: Callable[[], None]) -> None:
+        self._session = session
+        self._interval = interval
+        self._wake = wake
+        self._view: LiveView | None = None
+        self._at = time.monotonic()
+        self._trouble = ""
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin to look. The thread does not keep the process alive."""
+        threading.Thread(target=self._run, name="reader", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more; a look under way is not waited for."""
+        self._stop.set()
+
+    def news(self) -> tuple[LiveView | None, str, float]:
+        """The last view, why there is no newer one ('' when fresh), its age in seconds."""
+        return self._view, self._trouble, time.monotonic() - self._at
+
+    def _run(self) -> None:
+        daemon, keys = self._session.settings.daemon, self._session.keys
+        link: Link | None = None
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                if link is None:
+                    redis = config.resolved(self._session.settings).redis
+                    link = Link(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
+                self._view = live.look(link, keys, daemon.fleet, stale=daemon.lease_ttl)
+                self._at, self._trouble = time.monotonic(), ""
+            except RedisUnavailable as error:
+                self._trouble = str(self._session.explained(error))
+            except RedisRefused as error:
+                self._trouble = f"Redis refuses to tell: {error}"
+            self._wake()
+            self._stop.wait(max(INTERVAL_MIN / 2, self._interval - (time.monotonic() - began)))
+        if link is not None:
+            link.close()

@@ -1,0 +1,130 @@
+"""Removing what is not acknowledged, for topics whose settings ask for it, and counting the loss.
+
+It is never silent: each loss is in the metric, in the log and in the record of the partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from streamqd import logs
+from streamqd.config import Topic
+from streamqd.errors import RedisRefused
+from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.metrics.view import View
+from streamqd.model import Unit
+from streamqd.store import retention
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.retention import Dropped
+from streamqd.store.scripts import Call, Reply
+
+PAGE = 2_000  # entries removed, or pending ones settled, by one script
+ROUNDS_MAX = 20  # scripts for one partition in one run
+
+Place = tuple[str, int]  # topic, partition
+Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
+
+
+class Dropper:
+    """Drops the oldest of a partition, then settles what its groups had in hand of that."""
+
+    def __init__(self, link: Link, view: View, keys: Keys, groups: Mapping[str, list[str]]) -> None:
+        self._link = link
+        self._view = view
+        self._keys = keys
+        self._groups = groups
+        self._seen: set[Place] = set()
+
+    def run(self, places: Mapping[Place, Topic], refusals: Refusals) -> bool:
+        """Drop a bounded number of entries; return whether there is more to drop at once."""
+        waiting = {place: topic for place, topic in places.items() if topic.retention.drops}
+        losses: Counter[Loss] = Counter()
+        ghosts: set[Unit] = set()
+        for _ in range(ROUNDS_MAX):
+            if not waiting:
+                break
+            replies = run_calls(self._link, [self._call(*each) for each in waiting.items()])
+            waiting = {
+                place: topic
+                for (place, topic), reply in zip(waiting.items(), replies, strict=True)
+                if self._book(place, reply, refusals, losses, ghosts)
+            }
+        unsettled = self._settle(ghosts, refusals, losses)
+        self._tell(losses)
+        return bool(waiting or unsettled)
+
+    def _call(self, place: Place, topic: Topic) -> Call:
+        bounds = topic.retention
+        drop_before = "0-0"
+        if bounds.drop_unacked_after is not None:
+            age_ms = round(bounds.drop_unacked_after * 1000)
+            drop_before = f"{max(0, self._view.now_unix_ms() - age_ms)}-0"
+        return retention.drop(
+            self._keys,
+            *place,
+            drop_before=drop_before,
+            max_length=bounds.drop_unacked_above,
+            archive=topic.archive == "required",
+            limit=PAGE,
+            expected=self._groups.get(place[0], []),
+        )
+
+    def _book(
+        self,
+        place: Place,
+        reply: Reply | RedisRefused,
+        refusals: Refusals,
+        losses: Counter[Loss],
+        ghosts: set[Unit],
+    ) -> bool:
+        """Note one answer; return whether there is more to drop at once."""
+        if isinstance(reply, RedisRefused):
+            refusals.took(reply)
+            return False
+        if reply.word != "OK":
+            return False  # the trimmer says which group is missing
+        dropped = Dropped.parse(reply)
+        if dropped.removed:
+            self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
+        if dropped.removed or place not in self._seen:
+            # At first sight too: who dropped may have died before it settled.
+            self._seen.add(place)
+            ghosts |= {Unit(*place, group) for group in dropped.unread}
+        for group, lost in dropped.unread.items():
+            losses[*place, group, "unread"] += lost
+        return dropped.removed >= PAGE // 2
+
+    def _settle(self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]) -> set[Unit]:
+        """Settle what was in hand; return the units that may have more of it."""
+        for _ in range(ROUNDS_MAX):
+            if not ghosts:
+                break
+            units = sorted(ghosts)
+            calls = [retention.settle_ghosts(self._keys, unit, PAGE) for unit in units]
+            for unit, reply in zip(units, run_calls(self._link, calls), strict=True):
+                settled = 0
+                if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
+                    settled = int(reply.rest[0])
+                losses[*unit, "pending"] += settled
+                if settled < PAGE:
+                    ghosts.discard(unit)
+        for unit in ghosts:
+            self._seen.discard((unit.topic, unit.partition))
+        return ghosts
+
+    def _tell(self, losses: Counter[Loss]) -> None:
+        for (topic, partition, group, state), lost in sorted(losses.items()):
+            if lost:
+                self._view.count("dropped", (topic, str(partition), group, state), lost)
+                logs.event(
+                    "retention.dropped",
+                    logging.WARNING,
+                    topic=topic,
+                    partition=partition,
+                    group=group,
+                    state=state,
+                    entries=lost,
+                )

@@ -1,0 +1,125 @@
+"""How the work goes just now: what comes in, how the lag moves, how long handlers take.
+
+Counters say what has been since the start; people who look want the last minute. Everything here
+forgets by time, and is kept by the housekeeper alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from streamqd.metrics.view import View
+from streamqd.model import Unit
+from streamqd.scoreboard import BUCKETS, now_ns
+
+TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
+LATENCY_SECONDS = 60.0
+QUIET = 0.01  # runs below which nothing is said of how long they take
+
+
+class Trend:
+    """How fast numbers change per second, smoothed. None before the second look."""
+
+    def __init__(self, seconds: float = TREND_SECONDS) -> None:
+        self._seconds = seconds
+        self._last: dict[Hashable, tuple[float, int]] = {}
+        self._slopes: dict[Hashable, float] = {}
+
+    def observe(self, numbers: dict[Hashable, float], now: int) -> None:
+        """Take the numbers as they are at `now`, in ns. Names that are missing are forgotten."""
+        slopes: dict[Hashable, float] = {}
+        for name, number in numbers.items():
+            if name not in self._last:
+                continue
+            before, then = self._last[name]
+            seconds = max(1e-3, (now - then) / 1e9)
+            slope = (number - before) / seconds
+            old = self._slopes.get(name)
+            share = 1.0 if old is None else 1 - math.exp(-seconds / self._seconds)
+            slopes[name] = slope if old is None else old + share * (slope - old)
+        self._slopes = slopes
+        self._last = {name: (number, now) for name, number in numbers.items()}
+
+    def of(self, name: Hashable) -> float | None:
+        """The slope of a number."""
+        slope = self._slopes.get(name)
+        return None if slope is None else round(slope, 2)
+
+
+class Durations(NamedTuple):
+    """Of about the last minute's handler runs, in seconds; the true value is at most this."""
+
+    p50: float
+    p99: float
+    mean: float
+
+
+class Latency:
+    """Histograms of handler runs that forget."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[list[int], float, int]] = {}
+        self._kept: dict[int, tuple[list[float], float]] = {}
+
+    def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
+        """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""
+        before, total_before, then = self._last.get(index, ([0] * len(counts), 0.0, now))
+        self._last[index] = counts, total, now
+        kept, kept_total = self._kept.get(index, ([0.0] * len(counts), 0.0))
+        keep = math.exp(-max(0, now - then) / 1e9 / LATENCY_SECONDS)
+        self._kept[index] = (
+            [old * keep + new - past for old, new, past in zip(kept, counts, before, strict=True)],
+            kept_total * keep + total - total_before,
+        )
+
+    def of(self, index: int) -> Durations | None:
+        """How long the runs of a slot take; None when it has had none lately."""
+        kept, total = self._kept.get(index, ([], 0.0))
+        runs = math.fsum(kept)
+        if runs < QUIET:
+            return None
+        return Durations(_quantile(kept, 0.5), _quantile(kept, 0.99), round(total / runs, 6))
+
+
+def _quantile(counts: Sequence[float], share: float) -> float:
+    """The upper bound of the bucket in which a quantile lies."""
+    wanted = math.fsum(counts) * share
+    seen = 0.0
+    for bound, count in zip(BUCKETS, counts, strict=False):
+        seen += count
+        if seen >= wanted:
+            return round(bound, 6)
+    return round(BUCKETS[-1], 6)
+
+
+class Pace:
+    """What the summary says of the pace, from look to look."""
+
+    def __init__(self) -> None:
+        self.arriving = Trend()
+        self.lag = Trend()
+        self.latency = Latency()
+
+    def observe(self, view: View) -> None:
+        """Take the view as it is now."""
+        now = now_ns()
+        self.arriving.observe({place: each.added for place, each in view.partitions.items()}, now)
+        lags: dict[Hashable, float] = {
+            unit: each.lag for unit, each in view.units.items() if each.lag is not None
+        }
+        self.lag.observe(lags, now)
+        for slot, _ in view.named():
+            self.latency.observe(slot.index, *slot.histogram("handle"), now)
+
+    def document(self, index: int, unit: Unit) -> dict[str, float | None]:
+        """The fields of one unit: rates per second, durations in seconds, null when not known."""
+        durations = self.latency.of(index)
+        return {
+            "arriving": self.arriving.of((unit.topic, unit.partition)),
+            "lag_per_second": self.lag.of(unit),
+            "p50_seconds": durations.p50 if durations else None,
+            "p99_seconds": durations.p99 if durations else None,
+            "mean_seconds": durations.mean if durations else None,
+        }

@@ -1,0 +1,59 @@
+"""The settings of topics that hold now: the file's, over what is registered in Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from streamqd import config
+from streamqd.config import Topic
+from streamqd.errors import StreamqdError
+from streamqd.housekeeper.batch import CALLS_MAX
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+REFRESH_SECONDS = 30.0
+
+
+class Topics:
+    """Reads registered settings now and then, of a bounded number of topics at a time."""
+
+    def __init__(self, link: Link, keys: Keys, stated: Mapping[str, Topic]) -> None:
+        self._link = link
+        self._keys = keys
+        self._stated = stated
+        self._known: dict[str, tuple[Topic, int]] = {}  # with its number of partitions
+        self._read: dict[str, float] = {}  # when each was read
+        self.trouble: StreamqdError | None = None  # the last that could not be read
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Read those that were never read, and the ones read longest ago."""
+        now = time.monotonic()
+        due = sorted(
+            (self._read.get(name, 0.0), name)
+            for name in {*names}
+            if now - self._read.get(name, -REFRESH_SECONDS) >= REFRESH_SECONDS
+        )[:CALLS_MAX]
+        if not due:
+            return
+        self.trouble = None
+        wanted = [name for _, name in due]
+        for name, found in zip(wanted, topics.metas(self._link, self._keys, wanted), strict=True):
+            if isinstance(found, StreamqdError):
+                self.trouble = found
+                continue
+            self._read[name] = now
+            stated = self._stated.get(name, Topic())
+            if found is None:
+                self._known[name] = stated, 0
+            else:
+                self._known[name] = config.effective(stated, found.settings), found.partitions
+
+    def get(self, name: str) -> Topic | None:
+        """Return the settings that hold; None before they are known, when nothing may go."""
+        return self._known[name][0] if name in self._known else None
+
+    def partitions(self, name: str) -> int:
+        """Return the registered number of partitions, 0 when there is no such topic."""
+        return self._known[name][1] if name in self._known else 0

@@ -1,0 +1,84 @@
+"""Giving a topic more partitions, phase by phase. Called by `streamqd.admin.growth` only.
+
+Each function builds a call on the topic's meta key; between them the caller works on partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from streamqd.store import scripts
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+BEGUN, SWITCHED, MARKED = "begun", "switched", "marked"
+
+
+class Growth(NamedTuple):
+    """A growth under way. `barriers` are the last ids of the old partitions, once marked."""
+
+    token: str
+    before: int
+    phase: str
+    barriers: list[str]
+
+    @classmethod
+    def parse(cls, reply: Reply) -> Growth:
+        """Read OK of `begin`."""
+        token, before, phase, barriers = (raw.decode() for raw in reply.rest)
+        return cls(token, int(before), phase, barriers.split())
+
+
+class UnderWay(NamedTuple):
+    """What views show of a growth. `barriers` is empty before they are marked."""
+
+    before: int
+    to: int
+    since_unix_ms: int
+    token: str
+    barriers: list[str]
+
+
+def under_way(link: Link, keys: Keys, topic: str) -> UnderWay | None:
+    """Return the growth that a topic is in, None when there is none."""
+    fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
+    before, to, since, token, barriers = link.execute("HMGET", keys.meta(topic), *fields)
+    if token is None:
+        return None
+    return UnderWay(
+        int(before or 0),
+        int(to or 0),
+        int(since or 0),
+        token.decode(),
+        (barriers or b"").decode().split(),
+    )
+
+
+def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
+    """Begin to grow, or learn how far a growth to the same count is."""
+    return _call("growth_begin", keys, topic, seen=seen, to=to, token=token)
+
+
+def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
+    """Let producers route by the new count; `new` are the new partitions."""
+    return scripts.get("growth_switch").call(
+        {"meta": keys.meta(topic), "partitions": keys.partitions(topic)},
+        token=token,
+        streams=[keys.stream(topic, number) for number in new],
+    )
+
+
+def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
+    """Keep the last ids of the old partitions, read after the switch; the first ones hold."""
+    return _call("growth_mark", keys, topic, token=token, barriers=" ".join(barriers))
+
+
+def end(keys: Keys, topic: str, token: str) -> Call:
+    """Forget the growth."""
+    return _call("growth_end", keys, topic, token=token)
+
+
+def _call(name: str, keys: Keys, topic: str, **args: Any) -> Call:
+    return scripts.get(name).call({"meta": keys.meta(topic)}, **args)

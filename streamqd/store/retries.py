@@ -1,0 +1,89 @@
+"""Delayed retries of a group on a partition, as the administration looks at and changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from streamqd.errors import ContractError
+from streamqd.model import Unit
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.messages import ITEMS_MAX
+from streamqd.store.scripts import Call, Reply
+
+
+class Delayed(NamedTuple):
+    """A delayed retry. `payload_bytes` is -1 when its item cannot be read.
+
+    `fields` are those of the message without payload and headers.
+    """
+
+    place: str
+    due_unix_ms: int
+    payload_bytes: int
+    fields: dict[bytes, bytes]
+
+
+def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
+    """Ask for the next retries by due time behind `after` (due, place); (0, '') = from the begin.
+
+    Such a pair need not exist any more.
+    """
+    due, place = after
+    return scripts.get("retry_page").call(
+        {"delayed": keys.retry(*unit), "items": keys.retry_items(*unit)},
+        after_due=due,
+        after_place=place,
+        count=_bounded(count),
+    )
+
+
+def rows(reply: Reply) -> list[Delayed]:
+    """Read the answer to `page`."""
+    return [
+        Delayed(
+            place.decode("utf-8", "replace"),
+            int(due),
+            size,
+            dict(zip(fields[::2], fields[1::2], strict=True)),
+        )
+        for place, due, size, fields in reply.rest[0]
+    ]
+
+
+def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:
+    """Let retries be due now. Answers how many are due, and how many are not delayed any more."""
+    _bounded(len(places))
+    return scripts.get("retry_hasten").call({"delayed": keys.retry(*unit)}, places=places)
+
+
+def cancel(
+    keys: Keys,
+    unit: Unit,
+    items: Sequence[tuple[str, Mapping[bytes, bytes]]],
+    *,
+    drop: bool,
+) -> Call:
+    """Make dead letters of retries, (place, changed fields) each; with `drop`, nothing of them."""
+    _bounded(len(items))
+    flat: list[object] = []
+    for place, fields in items:
+        flat += (place, 2 * len(fields))
+        for pair in fields.items():
+            flat += pair
+    return scripts.get("retry_cancel").call(
+        {
+            "delayed": keys.retry(*unit),
+            "items": keys.retry_items(*unit),
+            "dlq": keys.dlq(unit.topic, unit.partition),
+        },
+        drop=drop,
+        entries=flat,
+    )
+
+
+def _bounded(count: int) -> int:
+    if not 1 <= count <= ITEMS_MAX:
+        raise ContractError(f"{count} retries in one call, not 1 to {ITEMS_MAX}")
+    return count
