@@ -18,9 +18,9 @@ from pathlib import Path
 import click
 
 from streamqd import config, errors, logs
+from streamqd.admin import diagnosis
 from streamqd.cli import cli as command
 from streamqd.metrics import METRICS
-from streamqd.producer.sender import ChunkRefused, ChunkUnknown
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 
@@ -158,7 +158,7 @@ def keys() -> str:
     }
     rows = []
     for name, method in inspect.getmembers(Keys, inspect.isfunction):
-        if name.startswith("_"):
+        if name.startswith("_") or name == "source":  # which is `stream` or `dlq`
             continue
         wanted = [each for each in inspect.signature(method).parameters if each != "self"]
         example = getattr(Keys(), name)(*(samples[each] for each in wanted))
@@ -184,7 +184,7 @@ def error_tree() -> str:
     ]
     rows = (
         (f"`{each.__name__}`", f"`{each.__bases__[0].__name__}`", inspect.getdoc(each) or "")
-        for each in (*classes, ChunkUnknown, ChunkRefused)
+        for each in classes
     )
     return _page(
         "Errors",
@@ -195,6 +195,41 @@ def error_tree() -> str:
 What handlers raise to say how they ended, `Retry` and `Dead`, are not errors: see
 [write a handler](../how-to/write-a-handler.md#say-how-it-ended).
 """,
+    )
+
+
+def checks() -> str:
+    """All checks of the doctor, by their declarations."""
+    parts = []
+    for area in dict.fromkeys(check.area for check in diagnosis.CHECKS):
+        rows = (
+            (
+                f"`{check.id}`",
+                str(check.severity),
+                check.title,
+                ", ".join(need.name.lower() for need in check.needs),
+            )
+            for check in diagnosis.CHECKS
+            if check.area == area
+        )
+        parts.append(f"## {area.capitalize()}")
+        parts.append(_table(("Check", "Severity", "Looks for", "Reads"), rows))
+    needs = ((need.name.lower(), need.value) for need in diagnosis.Need)
+    return _page(
+        "Checks",
+        "streamqd/admin/diagnosis",
+        """
+What `streamqd doctor` looks for: see [diagnose](../how-to/diagnose.md). The ids stay the same over
+versions. A problem loses messages, holds them, or leaves them unguarded; a warning becomes one, or
+costs more than it should; a note does not change the exit code.
+""",
+        *parts,
+        "## What it costs",
+        """
+Facts are read once for all checks that need them, in exchanges of at most 256 commands; `--only`
+reads what is needed and nothing else.
+""",
+        _table(("Reads", "Cost"), needs),
     )
 
 
@@ -250,6 +285,7 @@ def _option_meaning(option: click.Option) -> str:
 
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "etc" / "streamq.toml": config.reference_toml,
+    REFERENCE / "checks.md": checks,
     REFERENCE / "cli.md": cli,
     REFERENCE / "configuration.md": configuration,
     REFERENCE / "errors.md": error_tree,

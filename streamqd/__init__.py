@@ -5,34 +5,97 @@ This is the public API. Everything else may change between releases.
 
 from __future__ import annotations
 
-from streamqd.errors import (
-    BacklogFull,
-    ConfigError,
-    MessageTooLarge,
-    RedisRefused,
-    RedisUnavailable,
-    StreamqdError,
-    UnknownOutcome,
-)
-from streamqd.handlers import Context, Dead, Retry, SoftTimeout, handler
-from streamqd.message import Message
-from streamqd.producer import Producer
-from streamqd.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamqd.errors import (
+        BacklogFull,
+        BufferFull,
+        ChunkRefused,
+        ChunkUnknown,
+        ConfigError,
+        MessageTooLarge,
+        RedisRefused,
+        RedisUnavailable,
+        StreamqdError,
+        TopicMissing,
+        UnknownOutcome,
+    )
+    from streamqd.handlers import (
+        Context,
+        Dead,
+        Failures,
+        Release,
+        Result,
+        Retry,
+        SoftTimeout,
+        handler,
+    )
+    from streamqd.letter import Letter
+    from streamqd.message import Message
+    from streamqd.producer import Outgoing, Producer
+    from streamqd.producer.asynchronous import AsyncProducer
+    from streamqd.producer.buffered import BufferedProducer, Receipt
+    from streamqd.version import __version__
 
 __all__ = [
+    "AsyncProducer",
     "BacklogFull",
+    "BufferFull",
+    "BufferedProducer",
+    "ChunkRefused",
+    "ChunkUnknown",
     "ConfigError",
     "Context",
     "Dead",
+    "Failures",
+    "Letter",
     "Message",
     "MessageTooLarge",
+    "Outgoing",
     "Producer",
+    "Receipt",
     "RedisRefused",
     "RedisUnavailable",
+    "Release",
+    "Result",
     "Retry",
     "SoftTimeout",
     "StreamqdError",
+    "TopicMissing",
     "UnknownOutcome",
     "__version__",
     "handler",
 ]
+
+# Names are imported when they are first used: the command, its workers and each of Spark's many
+# Python processes should not load a Redis client to learn a version.
+_MODULES = {
+    "streamqd.errors": (
+        *("BacklogFull", "BufferFull", "ChunkRefused", "ChunkUnknown", "ConfigError"),
+        *("MessageTooLarge", "RedisRefused", "RedisUnavailable", "StreamqdError", "TopicMissing"),
+        "UnknownOutcome",
+    ),
+    "streamqd.handlers": (
+        *("Context", "Dead", "Failures", "Release", "Result", "Retry", "SoftTimeout", "handler"),
+    ),
+    "streamqd.letter": ("Letter",),
+    "streamqd.message": ("Message",),
+    "streamqd.producer": ("Outgoing", "Producer"),
+    "streamqd.producer.asynchronous": ("AsyncProducer",),
+    "streamqd.producer.buffered": ("BufferedProducer", "Receipt"),
+    "streamqd.version": ("__version__",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

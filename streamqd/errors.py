@@ -56,6 +56,32 @@ class RedisRefused(StreamqdError):
         self.code = code
 
 
+class ChunkUnknown(UnknownOutcome):
+    """The connection was lost in the middle of `send_many`.
+
+    `ids` follow the order of the items, from the first one on: what Redis has confirmed (None
+    stands for a message that it refused). The `unknown` messages behind them may or may not have
+    been written. Items behind those were not sent.
+    """
+
+    def __init__(self, message: str, ids: list[str | None], unknown: int) -> None:
+        super().__init__(message)
+        self.ids = ids
+        self.unknown = unknown
+
+
+class ChunkRefused(RedisRefused):
+    """Redis refused messages of `send_many`, as when its memory is full.
+
+    `ids` follow the order of the items, from the first one on; None stands for a message that was
+    refused and not written. Items behind them were not sent.
+    """
+
+    def __init__(self, code: str, message: str, ids: list[str | None]) -> None:
+        super().__init__(code, message)
+        self.ids = ids
+
+
 class ContractError(StreamqdError):
     """A script answered what its contract does not allow: a bug in streamqd, please report it."""
 
@@ -73,7 +99,19 @@ class MessageTooLarge(StreamqdError):
 
 
 class BacklogFull(StreamqdError):
-    """The partition's backlog is at its limit; consume first, or send later."""
+    """Too many messages wait in the partition (`max_backlog`); consume first, or send later.
+
+    Of `send_many`, `ids` follow the order of the items, from the first one on; None stands for a
+    message that was refused. Items behind them were not sent.
+    """
+
+    def __init__(self, message: str, ids: list[str | None] | None = None) -> None:
+        super().__init__(message)
+        self.ids: list[str | None] = [] if ids is None else ids
+
+
+class BufferFull(StreamqdError):
+    """The buffer of the producer is full; this message was not taken. Send it again later."""
 
 
 class StartRefused(StreamqdError):

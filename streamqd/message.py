@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from streamqd.letter import Letter
 from streamqd.model import Unit
 
 # Bookkeeping fields. They are believed in the retry stream only, which streamqd alone writes; in
-# the partition stream a producer could have written anything into them.
+# the partition stream a producer could have written anything into them. Where a message was written
+# first is believed everywhere: it names the message and decides nothing.
 ORIGINAL_ID = b"originalId"
+ORIGINAL_TOPIC = b"originalTopic"
+ORIGINAL_PARTITION = b"originalPartition"
 RETRY_COUNT = b"retryCount"
 CRASH_COUNT = b"crashCount"
 REPLAY_COUNT = b"replayCount"
+# A producer's own word, believed everywhere.
+EXPIRES_AT = b"expiresAt"
+EXPIRES_AFTER = b"expiresAfter"
 
 _DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+_TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_NUMBER = re.compile(rb"[0-9]{1,9}")
+
+
+def _nobody_watches() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,7 @@ class Delivery:
     unit: Unit
     instance: str
     epoch: int
+    progress: Callable[[], None] = _nobody_watches  # tells the daemon that a run gets on
 
 
 class Message:
@@ -79,7 +94,7 @@ class Message:
 
     @property
     def group(self) -> str:
-        """The consumer group that this run belongs to."""
+        """The consumer group that this run belongs to; of dead letters `<name>@dlq`."""
         return self._delivery.unit.group
 
     @property
@@ -121,7 +136,12 @@ class Message:
     @property
     def replay_count(self) -> int:
         """How many times an operator has brought it back from the dead letters."""
-        return self._count(REPLAY_COUNT)
+        return self._count(REPLAY_COUNT, believed=self._delivery.unit.reads_letters)
+
+    @cached_property
+    def letter(self) -> Letter | None:
+        """Why, where and when it died, for a consumer with `source = "dlq"`; None for others."""
+        return Letter.read(self.fields) if self._delivery.unit.reads_letters else None
 
     @property
     def original_id(self) -> str:
@@ -132,15 +152,43 @@ class Message:
         return written.decode()
 
     @property
+    def origin(self) -> tuple[str, int]:
+        """Topic and partition of the first write: others only for a dead letter moved here."""
+        names = (ORIGINAL_ID, ORIGINAL_TOPIC, ORIGINAL_PARTITION)
+        written, topic, number = (self.fields.get(name, b"") for name in names)
+        if _ENTRY_ID.fullmatch(written) and _TOPIC.fullmatch(topic) and _NUMBER.fullmatch(number):
+            return topic.decode(), int(number)
+        return self._delivery.unit.topic, self._delivery.unit.partition
+
+    @property
     def uid(self) -> str:
         """`topic/partition/original_id`: the same on every run, to recognise a repeated one by."""
-        unit = self._delivery.unit
-        return f"{unit.topic}/{unit.partition}/{self.original_id}"
+        topic, partition = self.origin
+        return f"{topic}/{partition}/{self.original_id}"
 
     @property
     def timestamp(self) -> float:
         """When the message was first written, unix seconds by the server's clock."""
         return int(self.original_id.partition("-")[0]) / 1000
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it is not handled any more, unix seconds; None when the producer did not say.
+
+        A dead letter does not expire.
+        """
+        names = self._fields
+        if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
+            return None  # at the price of a look: this is asked of every message
+        if self._delivery.unit.reads_letters:
+            return None
+        at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))
+        ends = []
+        if at.isdigit() and len(at) <= _DIGITS_MAX:
+            ends.append(int(at) / 1000)
+        if after.isdigit() and len(after) <= _DIGITS_MAX:
+            ends.append(self.timestamp + int(after) / 1000)
+        return min(ends, default=None)
 
     def text(self, encoding: str = "utf-8") -> str:
         """Return the payload as text. Raises UnicodeDecodeError when it is not."""
@@ -150,8 +198,16 @@ class Message:
         """Return the payload as parsed JSON. Raises ValueError when it is not."""
         return json.loads(self.payload)
 
-    def _count(self, name: bytes) -> int:
-        if not self._retried:
+    def progress(self) -> None:
+        """Say that this run gets on: `status` and `top` show when it was said last. Costs nothing.
+
+        It extends no limit: `timeout` and `hard_timeout` count from the beginning of the run. A
+        long run needs no sign of life to keep its message.
+        """
+        self._delivery.progress()
+
+    def _count(self, name: bytes, *, believed: bool = False) -> int:
+        if not (self._retried or believed):
             return 0
         raw = self.fields.get(name, b"0")
         return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0

@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
+
 
 class Unit(NamedTuple):
-    """The unit of ownership: one partition of a topic, as one group sees it."""
+    """The unit of ownership: one partition of a topic, or its dead letters, as one group sees it.
+
+    The group of dead letters is the configured name with `@dlq` behind it.
+    """
 
     topic: str
     partition: int
     group: str
+
+    @property
+    def reads_letters(self) -> bool:
+        """Whether it is the dead letters of the partition that the group reads."""
+        return self.group.endswith(LETTERS)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}/{self.group}"
@@ -72,13 +82,18 @@ class RetryAsked:
 
 @dataclass(frozen=True, slots=True)
 class DeadAsked:
-    """The handler raised `Dead`, or the entry could not be decoded."""
+    """The handler raised `Dead`, or its payload could not be decoded."""
 
-    reason: str  # dead | decode
+    reason: str  # dead | undecodable
     failure: Failed
 
 
-Outcome = Succeeded | Failed | RetryAsked | DeadAsked
+@dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """The handler raised `Release`: it could not handle the message now, whatever the message."""
+
+
+Outcome = Succeeded | Failed | RetryAsked | DeadAsked | ReleaseAsked
 
 
 # --- what is done with the message ----------------------------------------------------------------
@@ -100,7 +115,12 @@ class RetryVerdict:
 class DeadVerdict:
     """The message is moved to the dead-letter stream. `reason` is a stable word."""
 
-    reason: str  # dead | decode | attempts | crashes | too-old | not-retried
+    reason: str  # dead | undecodable | attempts | crashes | too-old | not-retried
 
 
-Verdict = Ack | RetryVerdict | DeadVerdict
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The message stays pending, and no attempt is spent."""
+
+
+Verdict = Ack | RetryVerdict | DeadVerdict | Leave

@@ -30,7 +30,14 @@ def ensure_topics(link: Link, settings: Settings, *, emptied: bool = False) -> d
     problems: list[str] = []
     for topic in sorted({consumer.topic for consumer in settings.consumers}):
         declared = settings.topics.get(topic)
-        wanted = declared.partitions if declared is not None else None
+        if _unknown(link, keys, settings, topic):
+            problems.append(
+                f"consumers: the dead letters of {topic} are read, but there is no such topic yet;"
+                f" correct the name, write [topics.{topic}] with its partitions, or start its"
+                " producer or consumer first"
+            )
+            continue
+        wanted = _wanted(declared)
         counts[topic] = count = topics.create(link, keys, topic, declared or Topic())
         if wanted is None or wanted == count:
             continue
@@ -43,10 +50,10 @@ def ensure_topics(link: Link, settings: Settings, *, emptied: bool = False) -> d
             logs.event(
                 "config.warning",
                 logging.WARNING,
-                about=f"topics.{topic}.partitions is {wanted}, but {count} are registered and "
-                "stay; growing a topic comes in a later release",
+                about=f"topics.{topic}.partitions is {wanted}, but {count} are registered; "
+                f"`streamqd topic grow {topic} {wanted}` makes them as many",
             )
-    units = sum(counts[consumer.topic] for consumer in settings.consumers)
+    units = sum(counts.get(consumer.topic, 0) for consumer in settings.consumers)
     if units > SLOT_COUNT:
         problems.append(
             f"consumers: they read {units} partitions in all, one instance can take {SLOT_COUNT}; "
@@ -59,12 +66,31 @@ def ensure_topics(link: Link, settings: Settings, *, emptied: bool = False) -> d
     return counts
 
 
+def _wanted(declared: Topic | None) -> int | None:
+    """How many partitions somebody asks for; None when any number will do."""
+    if declared is None:
+        return None
+    # What code builds states nothing by name: there a value that is not the default counts.
+    said = "partitions" in declared.stated or declared.partitions != Topic().partitions
+    return declared.partitions if said else None
+
+
+def _unknown(link: Link, keys: Keys, settings: Settings, topic: str) -> bool:
+    """Whether only readers of dead letters name a topic that does not exist: none to make up."""
+    declared = settings.topics.get(topic)
+    named = declared is not None and declared.stated
+    readers = [each for each in settings.consumers if each.topic == topic]
+    if named or not all(each.reads_letters for each in readers):
+        return False
+    return topics.partition_count(link, keys, topic) is None
+
+
 def _ensure_group(link: Link, keys: Keys, consumer: Consumer, count: int, *, emptied: bool) -> None:
-    meta, field = keys.meta(consumer.topic), f"group:{consumer.group}"
+    meta, field = keys.meta(consumer.topic), f"group:{consumer.unit_group}"
     seen_before = link.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
     start = "$" if consumer.start == "latest" and new else "0"
-    units = [Unit(consumer.topic, number, consumer.group) for number in range(count)]
+    units = [Unit(consumer.topic, number, consumer.unit_group) for number in range(count)]
     for first in range(0, count, 256):
         batch = units[first : first + 256]
         for reply in link.run_many([messages.ensure_group(keys, unit, start) for unit in batch]):

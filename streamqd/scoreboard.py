@@ -17,6 +17,7 @@ import mmap
 import time
 from typing import NamedTuple
 
+from streamqd import failures
 from streamqd.model import Unit
 
 SLOT_COUNT = 4096
@@ -40,42 +41,25 @@ _OFFSET_RUNNING = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
 _OFFSET_NAME = _OFFSET_RUNNING + RUNNING_MAX * 2 * 8
 _OFFSET_STATES = _OFFSET_NAME + _NAME_BYTES
 _OFFSET_PLACES = _OFFSET_STATES + ENTRIES_MAX
-_USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
+_OFFSET_FAILURES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
+_OFFSET_SEQUENCES = _OFFSET_FAILURES + failures.BYTES
+_USED_BYTES = _OFFSET_SEQUENCES + RUNNING_MAX * 8
 SLOT_BYTES = -(-_USED_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 _BOARD_BYTES = mmap.PAGESIZE
+
+_NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 
 # State bytes of an entry in hand.
 WAITING, RUNNING, DONE, FAILED, SETTLED = range(5)
 
 COUNTERS = (
-    "fetched",
-    "acked",
-    "retried",
-    "dead",
-    "failed",
-    "timeouts",
-    "released",
-    "fenced",
-    "ghosts",
-    "reclaimed",
-    "round_trips",
-    "bytes",
-    "crashes",
-    "restarts",
-    "charged",
-    "recycled",
-    "redis_errors",
-    "parked",
+    *("fetched", "acked", "retried", "dead", "failed", "timeouts", "released", "fenced", "ghosts"),
+    *("reclaimed", "round_trips", "bytes", "crashes", "restarts", "charged", "recycled"),
+    *("redis_errors", "parked", "given_up", "expired"),
 )
 BOARD_COUNTERS = (
-    "rebalance_acquired",
-    "rebalance_shed",
-    "renew_late",
-    "lease_lost",
-    "exchanges",
-    "exchange_errors",
-    "housekeeper_restarts",
-    "log_dropped",
+    *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
+    *("exchange_errors", "housekeeper_restarts", "log_dropped"),
 )
 
 
@@ -117,10 +101,11 @@ class _Field:
 
 
 class RunningEntry(NamedTuple):
-    """An entry whose handler is running: its place and start (`now_ns` clock)."""
+    """An entry whose handler is running: its place, start (`now_ns` clock) and run sequence."""
 
     place: bytes
     started_ns: int
+    sequence: int
 
 
 class Batch(NamedTuple):
@@ -142,7 +127,9 @@ class Slot:
     """One unit's page. `words`, `lanes` and `states` are public for the worker's hot path.
 
     A lane is a place for one running entry: `lanes[2 * k]` is the entry's index in the batch and
-    `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses lane 0 alone.
+    `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses lane 0 alone, and
+    so does one that runs a batch at a time, for all of its entries. One that runs several writes
+    `sequences[k]` too: the run sequence of the lane's entry, 0 while the lane is free.
     """
 
     # written by the supervisor
@@ -163,6 +150,7 @@ class Slot:
     next_due_unix_ms = _Field(14)
     progress_ns = _Field(15)  # last completed exchange or handler run
     reclaim_done = _Field(16)
+    beat_ns = _Field(17)  # when a handler has last said that it gets on
     # written by the housekeeper
     reclaim_requested = _Field(20)
     _name_length = _Field(30)
@@ -177,7 +165,9 @@ class Slot:
         self.lanes: memoryview[int] = view[_OFFSET_RUNNING:_OFFSET_NAME].cast("Q")
         self._name = view[_OFFSET_NAME:_OFFSET_STATES]
         self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
-        self._places = view[_OFFSET_PLACES:_USED_BYTES]
+        self._places = view[_OFFSET_PLACES:_OFFSET_FAILURES]
+        self.failures = failures.Failures(view[_OFFSET_FAILURES:_OFFSET_SEQUENCES])
+        self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_USED_BYTES].cast("Q")
 
     @property
     def unit(self) -> Unit | None:
@@ -208,6 +198,10 @@ class Slot:
         values = words.tolist()
         return values[:-1], values[-1] / 1e9
 
+    def beat(self) -> None:
+        """Note that a handler gets on."""
+        self.beat_ns = now_ns()
+
     # --- the batch ---
 
     def post_batch(self, places: list[bytes]) -> None:
@@ -223,6 +217,19 @@ class Slot:
         self.words[13] = len(places)
         self.words[12] = generation + 2
 
+    def open_table(self) -> None:
+        """Make the batch a table: entries come and go one by one, each at an index of its own."""
+        self.states[:] = bytes([SETTLED]) * ENTRIES_MAX
+        self._places[:] = _NO_PLACE * ENTRIES_MAX
+        self.words[18] = len(self._places)
+        self.words[13] = ENTRIES_MAX
+
+    def put(self, index: int, place: bytes) -> None:
+        """Write an entry into the table, at an index that is SETTLED. Its state becomes WAITING."""
+        start = index * PLACE_BYTES_MAX
+        self._places[start : start + PLACE_BYTES_MAX] = place.ljust(PLACE_BYTES_MAX)
+        self.states[index] = WAITING
+
     def batch(self) -> Batch:
         """Read the batch of a worker that is dead.
 
@@ -232,12 +239,20 @@ class Slot:
         count = self.in_hand
         if self.generation % 2 or not count:
             return Batch([], [], [], 0)
-        places = bytes(self._places[: self.words[18]]).split(b" ")
+        places = self._read_places()
         states = bytes(self.states[:count])
         by_state: dict[int, list[bytes]] = {DONE: [], RUNNING: [], FAILED: [], WAITING: []}
         for place, state in zip(places, states, strict=True):
             by_state.get(state, []).append(place)
         return Batch(by_state[DONE], by_state[RUNNING], by_state[FAILED], len(by_state[WAITING]))
+
+    def _read_places(self) -> list[bytes]:
+        raw = bytes(self._places[: self.words[18]])
+        if len(raw) < len(self._places):
+            return raw.split(b" ")
+        # A table. By width, for a place that was being written may be two halves.
+        starts = range(0, len(raw), PLACE_BYTES_MAX)
+        return [raw[start : start + PLACE_BYTES_MAX].rstrip() for start in starts]
 
     @property
     def unfinished(self) -> int:
@@ -257,11 +272,22 @@ class Slot:
         indexes = [i for i, state in enumerate(bytes(self.states[:count])) if state == RUNNING]
         if not indexes:
             return []
-        lanes = self.lanes.tolist()
+        lanes, latest = self.lanes.tolist(), self.run_seq
         # An unused lane reads (0, 0), which must not pass for the start of entry 0.
-        starts = {i: start for i, start in zip(lanes[0::2], lanes[1::2], strict=True) if start}
-        places = bytes(self._places[: self.words[18]]).split(b" ")
-        return [RunningEntry(places[i], starts.get(i, 0)) for i in indexes if i < len(places)]
+        runs = {
+            i: (start, sequence or latest)
+            for i, start, sequence in zip(
+                lanes[0::2], lanes[1::2], self.sequences.tolist(), strict=True
+            )
+            if start
+        }
+        first = (lanes[1], latest)  # a batch has one lane for all
+        places = self._read_places()
+        return [RunningEntry(places[i], *runs.get(i, first)) for i in indexes if i < len(places)]
+
+    def running_in(self, sequence: int) -> list[bytes]:
+        """Return the places of what runs in one run: none when it is over."""
+        return [each.place for each in self.running if each.sequence == sequence]
 
     def clear(self) -> None:
         """Forget the batch and the process; counters stay. Called after the death was settled."""
@@ -273,6 +299,9 @@ class Slot:
         self.state = WorkerState.GONE
         self.command = Command.NONE
         self.soft_kill_seq = 0
+        # Lanes of a worker that ran several are nothing to the next one.
+        self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
+        self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")
 
 
 class Scoreboard:
@@ -364,3 +393,4 @@ class InstanceFlags(enum.IntFlag):
     DRAINING = 4
     PAUSED = 8
     STANDBY = 16  # healthy, owning nothing because others own everything
+    DRAINED = 32  # an operator wants it to own nothing

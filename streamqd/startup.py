@@ -103,6 +103,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         settings = config.declare_consumers(settings, found.declared)
     except ConfigError as error:
         return Prepared(settings, problems + error.problems)
+    problems += handlers.misfits(settings.consumers, found.kinds)
     if not settings.consumers and not problems:
         problems.append(
             "consumers: nothing to do; name a module in daemon.handlers, or add [[consumers]]"
@@ -184,15 +185,17 @@ def begin(
     only: frozenset[str],
     patience: float = 5.0,
     interrupted: Callable[[], bool] = lambda: False,
+    prepared: Prepared | None = None,
 ) -> tuple[Settings, dict[str, int]]:
     """Do everything that must succeed before the first fork.
 
+    `prepared` is what `prepare` has found already, perhaps before the server's address was known.
     Returns the complete settings and the registered partition count of every consumed topic.
     Raises StartRefused with all problems and the exit code that fits.
     """
-    prepared = prepare(settings, only, interrupted)
+    prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
-    settings = prepared.settings
+    settings = replace(prepared.settings, redis=settings.redis)
     link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
         # Waiting for a server that starts up makes sense only if it could help.
@@ -216,7 +219,7 @@ def begin(
 
 def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[str]]:
     """Keep the consumers that `--only TOPIC/GROUP` names."""
-    known = {f"{one.topic}/{one.group}": one for one in settings.consumers}
+    known = {one.name: one for one in settings.consumers}
     unknown = sorted(only - known.keys())
     problems = [
         f"--only {name}: there is no such consumer; there are {', '.join(sorted(known)) or 'none'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from streamqd.config.checks import warnings
 from streamqd.config.consumers import Consumer, Retention, Topic
+from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, masked, redis_url, resolved
 from streamqd.config.loader import declare_consumers, load
 from streamqd.config.reference import json_schema, reference_toml, shown
@@ -25,11 +26,13 @@ __all__ = [
     "Topic",
     "claim_socket_path",
     "declare_consumers",
+    "effective",
     "json_schema",
     "load",
     "masked",
     "redis_url",
     "reference_toml",
+    "registered",
     "resolved",
     "shown",
     "warnings",

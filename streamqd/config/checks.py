@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from streamqd.config.consumers import Consumer
+from streamqd.config.consumers import Consumer, Retention
 from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, has_password, url_fault
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
@@ -24,6 +24,8 @@ def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) ->
     _check_daemon(settings.daemon, problems)
     _check_http(settings.http, problems)
     _check_keys(settings.keys, problems)
+    for name, topic in settings.topics.items():
+        _check_retention(topic.retention, ("topics", name, "retention"), problems)
     check_consumers(settings, problems)
 
 
@@ -139,18 +141,27 @@ def _check_keys(keys: Keys, problems: Problems) -> None:
         )
 
 
+def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -> None:
+    # A limit that drops removes whatever is oldest, also what the other setting retains.
+    for limit, bound in (("drop_unacked_after", "max_age"), ("drop_unacked_above", "max_length")):
+        least, most = getattr(retention, bound), getattr(retention, limit)
+        both = problems.ok((*path, limit), (*path, bound))
+        if both and least is not None and most is not None and most < least:
+            problems.add((*path, limit), f"is less than {bound}: what {bound} retains would go too")
+
+
 def check_consumers(settings: Settings, problems: Problems) -> None:
     """Add what is wrong with the consumers, each for itself and among each other."""
-    first: dict[tuple[str, str], int] = {}
+    first: dict[str, int] = {}
     for index, consumer in enumerate(settings.consumers):
         path = ("consumers", index)
         if not problems.ok(path) or not (consumer.topic and consumer.group):
             continue
-        other = first.setdefault((consumer.topic, consumer.group), index)
+        other = first.setdefault(consumer.name, index)
         if other != index:
             problems.add(
                 path,
-                f"consumers[{other}] reads {consumer.topic} as {consumer.group} already:"
+                f"consumers[{other}] reads {_read_by(consumer)} as {consumer.group} already:"
                 " give this one another group, or remove one",
             )
         check_consumer(consumer, path, problems)
@@ -162,6 +173,10 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
                 'is missing: write handler = "module:function", or name the module that declares'
                 " it in daemon.handlers",
             )
+
+
+def _read_by(consumer: Consumer) -> str:
+    return f"the dead letters of {consumer.topic}" if consumer.reads_letters else consumer.topic
 
 
 def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
@@ -194,6 +209,11 @@ def warnings(settings: Settings) -> list[str]:
             " connection can let leases expire"
         )
     for consumer in settings.consumers:
+        if consumer.concurrency > 1 and consumer.order == "partition":
+            found.append(
+                f"concurrency: {consumer.name} handles one message at a time, because its order is"
+                ' "partition"; "key" lets messages of different keys run together'
+            )
         limit = consumer.hard_timeout or consumer.timeout
         if limit is not None and limit > daemon.drain_timeout:
             found.append(

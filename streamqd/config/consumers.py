@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from streamqd.config.setting import NAME, NAME_HINT, Kind, described
-from streamqd.model import Backoff, RetryPolicy
+from streamqd.model import LETTERS, Backoff, RetryPolicy
 
 _HANDLER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -36,6 +36,75 @@ class Retention:
             optional=True,
         ),
     )
+    max_bytes: int | None = field(
+        default=None,
+        metadata=described(
+            "Acknowledged entries are trimmed while a partition takes more memory than this, about."
+            " none: size trims nothing.",
+            Kind.SIZE,
+            min=1,
+            optional=True,
+        ),
+    )
+    shrink_every: float | None = field(
+        default=None,
+        metadata=described(
+            "Each time so much has passed, acknowledged entries that were there the time before are"
+            " trimmed: an entry stays for once to twice as long. none: nothing is trimmed so.",
+            Kind.DURATION,
+            min=1,
+            optional=True,
+        ),
+    )
+    ack_policy: str = field(
+        default="keep",
+        metadata=described(
+            "delete: an entry is trimmed as soon as every group has acknowledged it. keep: the"
+            " other settings decide.",
+            choices=("keep", "delete"),
+        ),
+    )
+    without_groups: bool = field(
+        default=False,
+        metadata=described(
+            "Trim also while no group reads the topic: one that is only archived, or read by"
+            " position.",
+            Kind.BOOLEAN,
+        ),
+    )
+    drop_unacked_after: float | None = field(
+        default=None,
+        metadata=described(
+            "Loses messages: entries older than this go, acknowledged or not, and are counted."
+            " none: what is not acknowledged stays.",
+            Kind.DURATION,
+            min=1,
+            optional=True,
+        ),
+    )
+    drop_unacked_above: int | None = field(
+        default=None,
+        metadata=described(
+            "Loses messages: beyond this many entries per partition the oldest go, acknowledged or"
+            " not, and are counted. none: what is not acknowledged stays.",
+            Kind.INTEGER,
+            min=1,
+            optional=True,
+        ),
+    )
+    # Which settings somebody wrote: those registered with the topic fill in the others.
+    stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether any setting ever trims something that is acknowledged."""
+        bounds = (self.max_age, self.max_length, self.max_bytes, self.shrink_every)
+        return self.ack_policy == "delete" or any(each is not None for each in bounds)
+
+    @property
+    def drops(self) -> bool:
+        """Whether what is not acknowledged may be lost."""
+        return self.drop_unacked_after is not None or self.drop_unacked_above is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +133,16 @@ class Topic:
         metadata=described(
             "required: nothing is trimmed before `streamqd pipeline archive` has stored it.",
             choices=("off", "required"),
+        ),
+    )
+    dlq_retention: float | None = field(
+        default=None,
+        metadata=described(
+            "Dead letters older than this are deleted for good, and counted. none: they stay until"
+            " somebody replays or purges them.",
+            Kind.DURATION,
+            min=1,
+            optional=True,
         ),
     )
     # Which settings somebody wrote. A topic that only a consumer names has none: its partition
@@ -95,6 +174,14 @@ class Consumer:
             pattern_hint='write "module:function", such as "weblog:count_hit"',
         ),
     )
+    source: str = field(
+        default="topic",
+        metadata=described(
+            "What it reads: the messages of the topic, or with dlq the dead letters of all its"
+            " groups, as the group NAME@dlq.",
+            choices=("topic", "dlq"),
+        ),
+    )
     start: str = field(
         default="earliest",
         metadata=described(
@@ -118,6 +205,42 @@ class Consumer:
             Kind.SIZE,
             min=1,
             max=1 << 30,
+        ),
+    )
+    batch: int | None = field(
+        default=None,
+        metadata=described(
+            "Messages that a handler of list[Message] is given at once, at most: fewer when fewer"
+            " are there. none: 100.",
+            Kind.INTEGER,
+            min=1,
+            max=256,
+            optional=True,
+        ),
+    )
+    codec: str = field(
+        default="json",
+        metadata=described(
+            "How payloads are written that a handler takes as a typed value.",
+            choices=("json", "msgpack"),
+        ),
+    )
+    concurrency: int = field(
+        default=1,
+        metadata=described(
+            "Messages of one partition that are handled at once, in coroutines or threads of its"
+            " worker.",
+            Kind.INTEGER,
+            min=1,
+            max=128,
+        ),
+    )
+    order: str = field(
+        default="key",
+        metadata=described(
+            "What keeps its order when concurrency is more than 1. key: messages of one key."
+            " partition: all of them, so that one is handled at a time. none: nothing.",
+            choices=("key", "none", "partition"),
         ),
     )
     max_attempts: int = field(
@@ -236,8 +359,23 @@ class Consumer:
 
     @property
     def name(self) -> str:
-        """`topic/group`, as `--only` takes it."""
-        return f"{self.topic}/{self.group}"
+        """`topic/group`, as `--only` takes it; of dead letters `topic/group@dlq`."""
+        return f"{self.topic}/{self.unit_group}"
+
+    @property
+    def reads_letters(self) -> bool:
+        """Whether it reads the dead letters of its topic."""
+        return self.source == "dlq"
+
+    @property
+    def unit_group(self) -> str:
+        """The group as units, keys and views name it: `group`, of dead letters `group@dlq`."""
+        return self.group + LETTERS if self.reads_letters else self.group
+
+    @property
+    def lanes(self) -> int:
+        """How many messages a worker of it handles at once."""
+        return 1 if self.order == "partition" else self.concurrency
 
     @property
     def policy(self) -> RetryPolicy:

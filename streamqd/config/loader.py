@@ -116,9 +116,17 @@ def _topics(raw: object, problems: Problems, base_dir: Path) -> dict[str, Topic]
             problems.add(path, f"{wording.shown(name)} cannot be used: {NAME_HINT}")
         else:
             topic = read_table(Topic(), table, path, problems, base_dir)
-            stated = frozenset(table) if isinstance(table, Mapping) else frozenset[str]()
-            topics[name] = dataclasses.replace(topic, stated=stated)
+            bounds = table.get("retention") if isinstance(table, Mapping) else None
+            topics[name] = dataclasses.replace(
+                topic,
+                stated=_names(table),
+                retention=dataclasses.replace(topic.retention, stated=_names(bounds)),
+            )
     return topics
+
+
+def _names(table: object) -> frozenset[str]:
+    return frozenset(table) if isinstance(table, Mapping) else frozenset()
 
 
 def _with_named_topics(
@@ -162,14 +170,14 @@ def declare_consumers(settings: Settings, declared: Sequence[Mapping[str, Any]])
     of the file that has no handler.
     """
     problems = Problems()
-    found: dict[tuple[str, str], Consumer] = {}
+    found: dict[str, Consumer] = {}
     for raw in declared:
         stated = {name: value for name, value in raw.items() if value is not None}
         name = f"@handler({raw.get('topic')}/{raw.get('group')})"
         consumer = _consumer(stated, (name,), problems, settings.base_dir)
         if consumer is None:
             continue
-        other = found.setdefault((consumer.topic, consumer.group), consumer)
+        other = found.setdefault(consumer.name, consumer)
         if other.handler != consumer.handler:
             problems.add(
                 (name,),
@@ -178,7 +186,7 @@ def declare_consumers(settings: Settings, declared: Sequence[Mapping[str, Any]])
             )
     consumers = []
     for index, consumer in enumerate(settings.consumers):
-        merged = _merged(consumer, found.pop((consumer.topic, consumer.group), None))
+        merged = _merged(consumer, found.pop(consumer.name, None))
         consumers.append(merged)
         check_consumer(merged, ("consumers", index), problems)
         if not merged.handler:

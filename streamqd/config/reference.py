@@ -53,8 +53,17 @@ def _settings_lines(section: Any) -> list[str]:
     lines: list[str] = []
     for name, setting in settings_of(type(section)).items():
         value = getattr(section, name)
-        lines += ["", *_comment(_described(setting)), f"#{name} = {_toml(setting, value)}"]
+        lines += ["", *_comment(_described(setting)), *_stated(name, setting, value)]
     return lines
+
+
+def _stated(name: str, setting: Setting, value: Any) -> list[str]:
+    """The setting as a file would state it: a table that is too wide key by key."""
+    line = f"#{name} = {_toml(setting, value)}"
+    if setting.table is None or len(line) <= _COLUMNS:
+        return [line]
+    inner = settings_of(setting.table)
+    return [f"#{name}.{key} = {_toml(inner[key], getattr(value, key))}" for key in inner]
 
 
 def _described(setting: Setting) -> str:

@@ -335,6 +335,12 @@ class Settings:
     base_dir: Path = Path()
     source: str = "defaults"
 
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that read the messages of a topic here; not those of its dead letters."""
+        return [
+            each.group for each in self.consumers if each.topic == topic and not each.reads_letters
+        ]
+
 
 SECTIONS: dict[str, type] = {
     "redis": Redis,

@@ -1,13 +1,18 @@
-"""The producer: encodes a message, chooses its partition and writes it. Never reads messages.
+"""The producers: encode a message, choose its partition and write it. Never read messages.
 
-Used by applications and by `streamqd produce`. Plain sends are plain XADDs, so a producer needs no
-right to run scripts; `delay`, `dedup_id` and the creation of a topic do. Nothing is repeated
-unless that is certain to write the message once.
+Used by applications and by `streamqd produce`. Plain sends are XADDs in a transaction that the
+server refuses when the topic has grown meanwhile, so a producer needs no right to run scripts;
+`delay`, `at`, `dedup_id`, `max_backlog` and the creation of a topic do. Nothing is repeated unless
+that is certain to write the message once.
+
+A message on its way: `encoding` (in the thread that sends), `outbox` (buffered and asynchronous
+producers: a buffer and the one thread that writes), `sender`, `carrier`, `routes`, `guard`.
 """
 
 from __future__ import annotations
 
+from streamqd.errors import ChunkRefused, ChunkUnknown
 from streamqd.producer.encoding import Outgoing
-from streamqd.producer.sender import ChunkRefused, ChunkUnknown, Producer
+from streamqd.producer.producer import Producer
 
 __all__ = ["ChunkRefused", "ChunkUnknown", "Outgoing", "Producer"]

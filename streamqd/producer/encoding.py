@@ -1,14 +1,22 @@
-"""What a producer writes: values, keys and headers as the fields of an entry."""
+"""What a producer writes: a message as the fields of an entry, and how it is to be written.
+
+Nothing here touches Redis, a clock or a thread: every kind of producer encodes by it, in the thread
+that sends.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from streamqd.errors import MessageTooLarge
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+CENTURY = 36_525 * 86_400.0  # seconds; what is further away is a mistake, or milliseconds
 
 
 class Outgoing(NamedTuple):
@@ -18,6 +26,47 @@ class Outgoing(NamedTuple):
     key: str | bytes | None = None
     headers: Mapping[str, str] | None = None
     partition: int | None = None
+    delay: float | timedelta | None = None
+    at: float | datetime | None = None
+    expires: float | timedelta | datetime | None = None
+    dedup_id: str | None = None
+
+
+class Envelope(NamedTuple):
+    """A message as it is written: its entry's fields, and what decides where and when.
+
+    A scheduled message has a `send_id`, and either of the two times.
+    """
+
+    fields: list[bytes]
+    size: int  # bytes of names and values
+    key: bytes | None = None
+    partition: int | None = None
+    dedup_id: str | None = None
+    send_id: str = ""
+    delay: float | None = None
+    at_unix_ms: int | None = None
+
+
+def envelope_of(item: Outgoing, max_bytes: int) -> Envelope:
+    """Encode a message. Raises MessageTooLarge, TypeError, ValueError."""
+    if item.dedup_id == "":
+        raise ValueError("dedup_id must not be empty")
+    if item.delay is not None and item.at is not None:
+        raise ValueError("delay= and at= exclude each other")
+    fields = fields_of(item, max_bytes)
+    delay = None if item.delay is None else _seconds("delay", item.delay)
+    at_unix_ms = None if item.at is None else _unix_ms("at", item.at)
+    return Envelope(
+        fields,
+        sum(map(len, fields)),
+        None if item.key is None else encoded_key(item.key),
+        item.partition,
+        item.dedup_id,
+        "" if delay is None and at_unix_ms is None else secrets.token_hex(16),
+        delay,
+        at_unix_ms,
+    )
 
 
 def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
@@ -36,6 +85,8 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
         raw_headers = _encoded_headers(item.headers)
         fields += (b"headers", raw_headers)
         extra += len(raw_headers)
+    if item.expires is not None:
+        fields += _expiry(item.expires)
     if len(payload) > max_bytes or extra > max_bytes:
         what = "payload takes" if len(payload) > max_bytes else "key and headers take"
         raise MessageTooLarge(
@@ -43,6 +94,59 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
             f" {max_bytes:,}: store the body elsewhere and send a reference to it"
         )
     return fields
+
+
+def batches(
+    items: Iterable[Any], encode: Callable[[Outgoing], Envelope], *, count: int, size: int
+) -> Iterator[list[Envelope]]:
+    """Encode items and cut them into what one transaction carries: messages of one kind.
+
+    At most `count` messages; a batch is full once it has `size` bytes. An error, of an item or of
+    `items` itself, is raised behind those before it.
+    """
+    batch: list[Envelope] = []
+    held = 0
+    kind = ""
+    failure: Exception | None = None
+    source = iter(items)
+    while failure is None:
+        try:
+            value = next(source)
+            envelope = encode(value if isinstance(value, Outgoing) else Outgoing(value))
+        except StopIteration:
+            break
+        except Exception as error:  # noqa: BLE001 - raised below, behind the items before it
+            failure = error
+            continue
+        own = kind_of(envelope)
+        if batch and own != kind:
+            yield batch
+            batch, held = [], 0
+        kind = own
+        batch.append(envelope)
+        held += envelope.size
+        if len(batch) >= count or held >= size:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+    if failure is not None:
+        raise failure
+
+
+def kind_of(envelope: Envelope) -> str:
+    """How it is written: `plain`, `deduplicated` or `scheduled`. A transaction has one kind."""
+    if envelope.send_id:
+        return "scheduled"
+    return "plain" if envelope.dedup_id is None else "deduplicated"
+
+
+def encoded_key(key: str | bytes) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, bytes):
+        return key
+    raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
 
 
 def _encoded(value: Any) -> bytes:
@@ -55,16 +159,36 @@ def _encoded(value: Any) -> bytes:
     return _to_json(value).encode()
 
 
-def encoded_key(key: str | bytes) -> bytes:
-    if isinstance(key, str):
-        return key.encode()
-    if isinstance(key, bytes):
-        return key
-    raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
-
-
 def _encoded_headers(headers: Mapping[str, str]) -> bytes:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"names and values of headers are str; {name!r} is not, or its value")
     return _to_json(dict(headers)).encode()
+
+
+def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:
+    """A time span is written as such: only Redis knows when it begins."""
+    if isinstance(expires, datetime):
+        return b"expiresAt", b"%d" % _unix_ms("expires", expires)
+    return b"expiresAfter", b"%d" % round(_seconds("expires", expires) * 1000)
+
+
+def _seconds(name: str, span: float | timedelta) -> float:
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} is a number of seconds or a timedelta, not {span!r}")
+    if not 0 <= seconds <= CENTURY:
+        raise ValueError(f"{name} is 0 seconds to a hundred years, not {seconds}")
+    return float(seconds)
+
+
+def _unix_ms(name: str, instant: float | datetime) -> int:
+    if isinstance(instant, datetime):
+        if instant.tzinfo is None:
+            raise ValueError(f"{name} needs a time zone, as in datetime.now(timezone.utc)")
+        instant = instant.timestamp()
+    if isinstance(instant, bool) or not isinstance(instant, int | float):
+        raise TypeError(f"{name} is unix seconds or a datetime, not {instant!r}")
+    if not 0 <= instant <= 4 * CENTURY:
+        raise ValueError(f"{name} is in unix seconds, and {instant} is none of the near centuries")
+    return round(instant * 1000)

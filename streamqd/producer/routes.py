@@ -3,106 +3,123 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused, TopicMissing
-from streamqd.policy.partitioning import crc32_partition
-from streamqd.producer.encoding import Outgoing, encoded_key
+from streamqd.producer.encoding import Envelope
+from streamqd.producer.guard import Guard
+from streamqd.producer.partitioners import Partitioners
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-
-COUNT_TTL = 60.0  # seconds after which a topic's partition count is read again
 
 _log = logging.getLogger("streamqd.producer")
 
 
 class Routes:
-    """Knows the partition counts of topics, and whose turn it is among messages without a key."""
+    """Routes messages by the partition counts that the guard knows."""
 
-    def __init__(self, settings: config.Settings, keys: Keys, *, create: bool) -> None:
+    def __init__(
+        self,
+        settings: config.Settings,
+        keys: Keys,
+        guard: Guard,
+        partitioners: Partitioners,
+        *,
+        create: bool,
+    ) -> None:
         self._settings = settings
         self._keys = keys
+        self._guard = guard
+        self._partitioners = partitioners
         self._create = create
-        self._counts: dict[str, tuple[int, float]] = {}  # topic -> partitions, read when
-        self._turns: dict[str, int] = {}  # topic -> messages without a key so far
+        self._greeted: set[str] = set()  # topics of which the count was looked at before
 
     def forget_turns(self) -> None:
         """After a fork: else every child would begin at the same partition."""
-        self._turns.clear()
+        self._partitioners.forget_turns()
 
-    def choose(self, link: Link, topic: str, item: Outgoing, dedup_id: str | None = None) -> int:
+    def begin_batch(self, topic: str) -> None:
+        """What is chosen next is written in another transaction than what was before."""
+        self._partitioners.of(topic).begin_batch()
+
+    def choose(self, link: Link, topic: str, envelope: Envelope) -> int:
         """Choose the partition. Reads or creates the topic when it is not known yet.
 
-        Raises TopicMissing, Refused, RedisRefused, RedisUnavailable (nothing was sent), ValueError.
+        Raises TopicMissing, Refused, RedisRefused, RedisUnavailable (nothing was sent), ValueError,
+        and what a partitioner of the user's raises.
         """
-        count = self._count(link, topic)
-        if item.partition is not None:
-            if not 0 <= item.partition < count:
-                raise Refused(
-                    f"the topic {topic} has {count} partitions: there is no partition"
-                    f" {item.partition}"
-                )
-            return item.partition
-        if item.key is not None:
-            return crc32_partition(encoded_key(item.key), count)
-        if dedup_id is not None:
-            # The repetition must meet the first send, so it must go where that went.
-            return crc32_partition(dedup_id.encode(), count)
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = random.randrange(count)  # many short-lived producers must not all begin at 0
-        self._turns[topic] = turn + 1
-        return turn % count
+        count = self.count(link, topic)
+        partition = envelope.partition
+        if partition is None:
+            return self._partitioners.of(topic).choose(envelope.key, envelope.dedup_id, count)
+        if not 0 <= partition < count:
+            raise Refused(
+                f"the topic {topic} has {count} partitions: there is no partition {partition}"
+            )
+        return partition
 
-    def _count(self, link: Link, topic: str) -> int:
-        now = time.monotonic()
-        known = self._counts.get(topic)
-        if known is not None and now - known[1] < COUNT_TTL:
-            return known[0]
-        if not NAME.fullmatch(topic):
+    def again(self, link: Link, topic: str, envelope: Envelope, was: int) -> int:
+        """Choose anew after the count has changed; a message whose turn it was stays, if it can."""
+        chooser = self._partitioners.of(topic)
+        free = envelope.partition is None and chooser.takes_turns(envelope.key, envelope.dedup_id)
+        if free and was < self.count(link, topic):
+            return was
+        return self.choose(link, topic, envelope)
+
+    def count(self, link: Link, topic: str) -> int:
+        """The topic's partition count. Reads it, or creates the topic, when it is not known yet.
+
+        Raises as `choose` does. Never guesses.
+        """
+        if topic not in self._greeted and not NAME.fullmatch(topic):
             raise ValueError(f"not a topic name: {topic!r}; {NAME_HINT}")
         try:
-            count = self._look_up(link, topic, first=known is None)
+            count = self._guard.count(link, topic)
+            if count is None:
+                self._create_topic(link, topic)
+                count = self._guard.count(link, topic)
+            elif topic not in self._greeted and self._create:
+                self._register(link, topic)
         except RedisUnavailable as error:
             raise RedisUnavailable(
                 f"the partition count of {topic} is not known, nothing was sent: {error}",
                 sent=False,
             ) from error
-        self._counts[topic] = (count, now)
+        if count is None:
+            raise TopicMissing(f"the topic {topic} was deleted; nothing was sent")
+        if topic not in self._greeted:
+            self._greet(topic, count)
         return count
 
-    def _look_up(self, link: Link, topic: str, *, first: bool) -> int:
-        """Read the topic's partition count, or create the topic. Never guesses."""
+    def _greet(self, topic: str, count: int) -> None:
+        """Say once when the configuration states another count."""
+        self._greeted.add(topic)
         stated = self._settings.topics.get(topic)
-        count = topics.partition_count(link, self._keys, topic)
-        if count is None:
-            count = self._create_topic(link, topic, stated or config.Topic())
-        elif first and self._create:
-            # Whoever created it may have died before this step.
-            try:
-                topics.register(link, self._keys, topic)
-            except RedisRefused as error:
-                if error.code != "NOPERM":
-                    raise
-        if first and stated and "partitions" in stated.stated and stated.partitions != count:
+        if stated and "partitions" in stated.stated and stated.partitions != count:
             _log.warning(
                 "the topic %s has %d partitions; the configured %d do not change that",
                 topic,
                 count,
                 stated.partitions,
             )
-        return count
 
-    def _create_topic(self, link: Link, topic: str, wanted: config.Topic) -> int:
+    def _register(self, link: Link, topic: str) -> None:
+        # Whoever created it may have died before this step.
+        try:
+            topics.register(link, self._keys, topic)
+        except RedisRefused as error:
+            if error.code != "NOPERM":
+                raise
+
+    def _create_topic(self, link: Link, topic: str) -> None:
+        wanted = self._settings.topics.get(topic) or config.Topic()
         advice = f"create it with `streamqd topic create {topic}`"
         if not self._create:
             raise TopicMissing(f"the topic {topic} does not exist; {advice}")
         try:
-            return topics.create(link, self._keys, topic, wanted)
+            topics.create(link, self._keys, topic, wanted)
         except RedisRefused as error:
             if error.code != "NOPERM":
                 raise

@@ -100,6 +100,20 @@ class Gate:
                 return True
         raise RedisUnavailable("no answer from Redis; connecting anew", sent=True)
 
+    def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
+        """Wait until some are readable, or the supervisor says something. Returns those that are.
+
+        Whether the supervisor wants something is then in the slot.
+        """
+        self.slot.progress_ns = now_ns()
+        poller = select.poll()
+        for descriptor in (*descriptors, self.control.fileno()):
+            poller.register(descriptor, select.POLLIN)
+        ready = {found for found, _ in poller.poll(seconds * 1000)}
+        if self.control.fileno() in ready:
+            self._read()
+        return ready
+
     def ring(self) -> None:
         """Wake the supervisor: the scoreboard has news."""
         with contextlib.suppress(OSError):

@@ -34,9 +34,10 @@ def letter(
     fingerprint: str,
 ) -> dict[bytes, bytes]:
     """Return the context of a dead letter. `failedAt` is added by the script, by its clock."""
+    topic, partition = message.origin
     texts = {
-        "originalTopic": delivery.unit.topic,
-        "originalPartition": str(delivery.unit.partition),
+        "originalTopic": topic,
+        "originalPartition": str(partition),
         "timestamp": str(int(message.timestamp * 1000)),
         "group": delivery.unit.group,
         "instance": delivery.instance,

@@ -14,13 +14,15 @@ from random import random
 from streamqd import handlers, logs
 from streamqd.config import Consumer
 from streamqd.message import Delivery, Message
-from streamqd.model import Ack, Failed, Outcome, RetryVerdict, Succeeded
+from streamqd.model import Ack, DeadAsked, Failed, Leave, Outcome, RetryAsked, RetryVerdict
 from streamqd.policy import settlement
+from streamqd.policy.fingerprint import fingerprint
 from streamqd.scoreboard import (
     BUCKETS,
     DONE,
     FAILED,
     RUNNING,
+    SETTLED,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
     Slot,
@@ -49,21 +51,28 @@ class Runner:
         self.gate = gate
         self.settler = settler
         self.policy = consumer.policy
-        self.function: Callable[[Message], object] = _not_loaded
+        self.function: Callable[..., object] = _not_loaded
+        # How a run is interrupted that does not run in the main thread.
+        self.interrupt: Callable[[BaseException], None] | None = None
         self.handled = 0
+        self.released = 0  # entries that were given back since somebody looked
         self._server_ahead_ns = 0  # the server's unix time less `now_ns`
-        self._clock_read_ns = 0  # 0 = ages do not matter
+        self._clock_read_ns = 0  # 0 = not read yet
         self._in_handler = False
         self._last_run_ns = 0
         self._histogram = [0] * (len(BUCKETS) + 2)
         self._dead_lines = logs.Limit("message.dead", logging.WARNING)
+        self._given_up_lines = logs.Limit("letter.given_up", logging.WARNING)
         self._retry_lines = logs.Limit("message.retry", logging.INFO)
+        self._expired_lines = logs.Limit("message.expired", logging.INFO)
 
     def handle(self, index: int, message: Message, retried: bool, crashes: int) -> None:
         """Run the handler for the entry at `index` of the batch, and note the verdict.
 
         `crashes` are those charged to the entry itself, on top of what its fields carry.
         """
+        if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
+            return
         slot, settler = self.slot, self.settler
         words, states, lanes = slot.words, slot.states, slot.lanes
         now = now_ns()
@@ -80,23 +89,23 @@ class Runner:
         words[WORD_RUN_SEQ] += 1
         states[index] = RUNNING
         logs.current = message
-        error: BaseException | None = None
+        end: object = None  # what it returned, or raised
         try:
             self._in_handler = True
             try:
-                self.function(message)
+                end = self.function(message)
             finally:
                 self._in_handler = False
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-            error = raised
-        states[index] = DONE if error is None else FAILED
+            end = raised
+        states[index] = DONE if end is None else state_after(end)
         ended = now_ns()
         logs.current = None
         self._last_run_ns = elapsed = ended - now
         self._histogram[min((elapsed >> 10).bit_length(), len(BUCKETS))] += 1
         self._histogram[-1] += elapsed
         self.handled += 1
-        if error is None:
+        if end is None or (error := handlers.error_of(end)) is None:
             settler.ack(
                 message.id_bytes, retried=retried, index=index, charged=crashes > 0, now=ended
             )
@@ -105,6 +114,25 @@ class Runner:
         if self.handled == self.consumer.max_messages:
             raise Stop(ExitCode.RECYCLE)
 
+    def begin(self) -> None:
+        """Entries of a new read are in hand; those of the one before are forgotten."""
+
+    def finish(self) -> None:
+        """Handle what `handle` has only collected: nothing, where it handles at once."""
+
+    def pass_over(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+        """Acknowledge a message that has expired, without a run; False when it has not."""
+        expires_at = message.expires_at
+        if expires_at is None or self._server_time() < expires_at:
+            return False
+        self.slot.states[index] = DONE
+        self.slot.add("expired")
+        self.settler.ack(
+            message.id_bytes, retried=retried, index=index, charged=crashes > 0, now=now_ns()
+        )
+        self._expired_lines.event(unit=self.delivery.unit, uid=message.uid, attempt=message.attempt)
+        return True
+
     def bury_crasher(self, index: int, message: Message, entry: Held) -> bool:
         """Dead-letter a message that has killed its process as often as the policy allows."""
         crashes = message.crash_count + entry.crashes
@@ -112,6 +140,10 @@ class Runner:
         if verdict is None:
             return False
         what, context = letters.crash_fields(entry.context)
+        if self.delivery.unit.reads_letters:
+            self._give_up(index, message, entry.retried, True, verdict.reason, what)
+            self.settler.flush()
+            return True
         failure = Failed("", f"the process that handled it ended by {what}", "", ())
         fields = letters.carried(message, retries=message.retry_count, crashes=crashes) | context
         fields |= letters.letter(
@@ -122,7 +154,7 @@ class Runner:
             failure,
             attempts=message.retry_count,
             crashes=crashes,
-            fingerprint=f"crash-{what}".replace(" ", "-"),
+            fingerprint=fingerprint(what, "", self.consumer.handler),
         )
         self._set_aside(index, message, entry.retried, None, fields)
         self._say_dead(message, verdict.reason, what)
@@ -138,12 +170,12 @@ class Runner:
                 self._histogram[bucket] = 0
         self.slot.progress_ns = now_ns()
         self._dead_lines.catch_up(unit=self.delivery.unit)
+        self._given_up_lines.catch_up(unit=self.delivery.unit)
         self._retry_lines.catch_up(unit=self.delivery.unit)
+        self._expired_lines.catch_up(unit=self.delivery.unit)
 
     def read_clock(self, link: Link) -> None:
-        """Learn the server's time, if ages matter: it gave the messages their ids."""
-        if self.policy.max_age is None:
-            return
+        """Learn the server's time: it gave the messages their ids, and they may have an end."""
         seconds, micros = link.execute("TIME")
         self._clock_read_ns = now_ns()
         unix_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000
@@ -162,9 +194,15 @@ class Runner:
         if self._in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
             # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
             self._in_handler = False
-            raise handlers.SoftTimeout(
-                f"the handler ran longer than its time limit of {self.consumer.timeout:g} s"
-            )
+            if self.interrupt is None:
+                raise self.soft_timeout()
+            self.interrupt(self.soft_timeout())
+
+    def soft_timeout(self) -> handlers.SoftTimeout:
+        """The exception of a run that is over its soft limit."""
+        return handlers.SoftTimeout(
+            f"the handler ran longer than its time limit of {self.consumer.timeout:g} s"
+        )
 
     # --- failures ---
 
@@ -172,7 +210,6 @@ class Runner:
         self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
     ) -> None:
         outcome = handlers.outcome_of(error, self.consumer.dlq_error)
-        failure = _failure(outcome)
         verdict = settlement.decide(
             outcome,
             attempt=message.attempt,
@@ -181,7 +218,15 @@ class Runner:
             policy=self.policy,
             jitter=random(),
         )
+        if isinstance(verdict, Leave):
+            # It stays pending, and is in hand no more: the next listing brings it back.
+            self.slot.states[index] = SETTLED
+            self.slot.add("released")
+            self.released += 1
+            return
+        failure = _failure(outcome)
         self.slot.add("failed")
+        self.slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self.slot.add("timeouts")
         fields = letters.carried(message, retries=message.attempt, crashes=crashes)
@@ -196,6 +241,10 @@ class Runner:
             self._set_aside(index, message, retried, verdict.delay, fields)
             return
         assert not isinstance(verdict, Ack)
+        if self.delivery.unit.reads_letters:
+            charged, name = crashes > message.crash_count, failure.error_class
+            self._give_up(index, message, retried, charged, verdict.reason, name)
+            return
         fields |= letters.letter(
             message,
             self.delivery,
@@ -213,7 +262,12 @@ class Runner:
         # Both times are the server's: hosts need not agree on theirs.
         if self.policy.max_age is None:
             return 0.0
-        return max(0.0, (now_ns() + self._server_ahead_ns) / 1e9 - message.timestamp)
+        # A letter begins anew when it is one: its message may be old.
+        since = message.timestamp if message.letter is None else message.letter.failed_at
+        return max(0.0, self._server_time() - since)
+
+    def _server_time(self) -> float:
+        return (now_ns() + self._server_ahead_ns) / 1e9
 
     def _set_aside(
         self,
@@ -228,8 +282,22 @@ class Runner:
         place = place_of(message.id_bytes, retried=retried)
         self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())
 
+    def _give_up(
+        self, index: int, message: Message, retried: bool, charged: bool, reason: str, error: str
+    ) -> None:
+        """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
+        self.slot.states[index] = DONE
+        self.slot.add("given_up")
+        self.settler.ack(
+            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
+        )
+        self._say_end(self._given_up_lines, message, reason, error)
+
     def _say_dead(self, message: Message, reason: str, error: str) -> None:
-        self._dead_lines.event(
+        self._say_end(self._dead_lines, message, reason, error)
+
+    def _say_end(self, lines: logs.Limit, message: Message, reason: str, error: str) -> None:
+        lines.event(
             unit=self.delivery.unit,
             uid=message.uid,
             attempt=message.attempt,
@@ -238,8 +306,13 @@ class Runner:
         )
 
 
+def state_after(end: object) -> int:
+    """Return the state byte of an entry whose run has returned or raised `end`."""
+    return DONE if handlers.error_of(end) is None else FAILED
+
+
 def _failure(outcome: Outcome) -> Failed:
-    assert not isinstance(outcome, Succeeded)
+    assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
     return outcome if isinstance(outcome, Failed) else outcome.failure
 
 

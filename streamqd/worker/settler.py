@@ -253,7 +253,7 @@ class Settler:
         """Compare the server's count of our pending entries with what is owed."""
         unit = self.unit
         commands = [
-            ("XPENDING", self.keys.stream(unit.topic, unit.partition), unit.group),
+            ("XPENDING", self.keys.source(*unit), unit.group),
             ("XPENDING", self.keys.retry_stream(*unit), unit.group),
         ]
         pending = 0

@@ -6,22 +6,23 @@ import logging
 import secrets
 import socket
 from random import random
-from typing import Any, NamedTuple
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable
 from streamqd.message import Delivery, Message
-from streamqd.model import Unit
 from streamqd.scoreboard import DONE, WORD_COMMAND, Slot, WorkerState, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Link
 from streamqd.store.fetch import Fetcher, Round
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.worker.appetite import Appetite
+from streamqd.worker.appetite import Appetite, bytes_of
+from streamqd.worker.batches import BatchRunner
 from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.hooks import Hooks
 from streamqd.worker.inherited import Held, in_order
+from streamqd.worker.orders import Anew, Orders
 from streamqd.worker.runs import Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
 
@@ -29,16 +30,8 @@ BLOCK_SECONDS = 5.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
 RECOVER_PAGE = 128
 IDLE_CHECK_SECONDS = 30.0
+RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
-
-
-class Orders(NamedTuple):
-    """What the supervisor gives a worker at its birth."""
-
-    unit: Unit
-    token: str
-    epoch: int
-    cautious: bool  # one entry at a time: two processes died without anything to blame
 
 
 class Worker:
@@ -61,13 +54,16 @@ class Worker:
         self.link = Link(settings.redis, timeout=REPLY_SECONDS, name=f"streamqd:{orders.unit}")
         self.fetcher = Fetcher(self.link, self.keys, self.unit, self.token)
         self.settler = Settler(self.link, self.keys, self.unit, self.token, slot)
-        self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch)
+        self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch, slot.beat)
+        self.suspects = orders.suspects
         self.gate = Gate(slot, control, self.settler.try_to_flush)
         self.runner = Runner(consumer, self.delivery, slot, self.gate, self.settler)
         self.session = ""  # of the present connection
-        self.hooks: handlers.Loaded | None = None
-        self.batch_max = 1 if orders.cautious else consumer.prefetch_max
-        self.appetite = Appetite(consumer, settings.daemon.max_message_bytes, self.batch_max)
+        self.hooks: Hooks | None = None
+        batch_max = 1 if orders.cautious else consumer.prefetch_max
+        self.appetite = Appetite(
+            consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
+        )
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
         self.reconnect_wait = 0.0  # 0 = the last round was completed
         self.last_main = b"0-0"
@@ -101,29 +97,25 @@ class Worker:
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self.runner.publish()
-        if self.hooks is not None and self.hooks.on_stop is not None:
-            try:
-                self.hooks.on_stop()
-            except BaseException as error:  # noqa: BLE001 - user code
-                logs.event("worker.hook_failed", logging.ERROR, unit=self.unit, exc=error)
+        if self.hooks is not None:
+            self.hooks.stop()
         self.slot.state = WorkerState.QUIET
         return code
 
     def _boot(self) -> None:
-        self.hooks = handlers.load(self.consumer.handler, self.settings.base_dir)
-        self.runner.function = self.hooks.function
+        hooks = self.hooks = Hooks(self.consumer, self.settings.base_dir, self.unit)
+        self.runner = self._make_runner(hooks)
+        self.runner.function = hooks.function
+        self.runner.interrupt = hooks.interrupt
         logs.mark_records(self.consumer.handler)
         self.runner.listen_for_soft_limit()
-        if self.hooks.on_start is None:
-            return
         daemon = self.settings.daemon
-        try:
-            self.hooks.on_start(handlers.Context(self.unit, daemon.instance, daemon.state_dir))
-        except Exception as error:
-            raise HandlerLoadError(
-                f"on_start of {self.consumer.handler} failed: "
-                f"{type(error).__name__}: {handlers.text_of(error)}"
-            ) from error
+        hooks.start(handlers.Context(self.unit, daemon.instance, daemon.state_dir))
+
+    def _make_runner(self, hooks: Hooks) -> Runner:
+        if not hooks.loaded.form.batch:
+            return self.runner
+        return BatchRunner(self.consumer, self.delivery, self.slot, self.gate, self.settler)
 
     def _work(self) -> ExitCode:
         """Serve for ever; every trouble with the connection leads back to attach."""
@@ -134,7 +126,7 @@ class Worker:
                 self._serve()
             except Fenced:
                 return self._superseded()
-            except _Anew:
+            except Anew:
                 self.link.close()
             except (RedisUnavailable, RedisRefused) as error:
                 if isinstance(error, RedisRefused) and error.code == "NOGROUP":
@@ -205,10 +197,16 @@ class Worker:
             message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)
             if self.runner.bury_crasher(index, message, entry):
                 continue
+            alone = session or entry.crashes or entry.place in self.suspects
+            if alone:
+                self.runner.finish()
             if session:
                 self.settler.flush()
                 self._mark(session, entry.place)
             self.runner.handle(index, message, entry.retried, entry.crashes)
+            if alone:
+                self.runner.finish()
+        self.runner.finish()
         size = sum(entry.size for entry in held)
         self.appetite.fed(len(held), size, now_ns() - began)
         self.runner.publish()
@@ -230,6 +228,9 @@ class Worker:
         idle_since = 0
         while True:
             self.gate.check()
+            if self.runner.released:
+                self._begin_anew()
+                continue
             if self.settler.items:
                 # Verdicts first: only plain acknowledgements ride on a read.
                 self.settler.flush_verdicts()
@@ -252,6 +253,13 @@ class Worker:
                 if self.settler.pending_differs():
                     self._attach()
 
+    def _begin_anew(self) -> None:
+        """Wait a little, and begin with the oldest pending entry, because some were given back."""
+        self.settler.flush()
+        self.runner.released = 0
+        self.gate.sleep(RELEASE_SECONDS)
+        self._attach()
+
     def _retire(self) -> None:
         """End a worker that is too old. After a round, so that every worker makes progress."""
         if self.retire_ns and now_ns() > self.retire_ns:
@@ -267,7 +275,7 @@ class Worker:
             self.settler.flush()
             if self.settler.items:
                 self.gate.sleep(0.2)
-        return min(room, self.batch_max)
+        return min(room, self.appetite.batch_max)
 
     def _round(self, *, doorbell: bool) -> Round:
         """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
@@ -287,11 +295,15 @@ class Worker:
             # stays pending for the next owner, or for our own next session.
             self.link.close()
             self.gate.check()
-            raise _Anew
+            raise Anew
         fetched = self.fetcher.receive_round(rang=doorbell)
         self.slot.add("round_trips")
         if fetched.executed:
             settler.acks_confirmed(now_ns())
+        return self._accepted(fetched, count)
+
+    def _accepted(self, fetched: Round, count: int) -> Round:
+        """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
         if not fetched.mine:
             raise Fenced
         if fetched.error == "OOM":
@@ -321,7 +333,8 @@ class Worker:
         self._post(places)
         total = len(places)
         self.slot.add("fetched", total)
-        size = self._measure(retried or main, total)
+        size = bytes_of(retried or main, total)
+        self.slot.add("bytes", size)
         began = now_ns()
         delivery, handle, words = self.delivery, self.runner.handle, self.slot.words
         index = 0
@@ -332,6 +345,7 @@ class Worker:
                 message = Message(delivery, entry_id, fields, retried=was_retried)
                 handle(index, message, was_retried, 0)
                 index += 1
+        self.runner.finish()
         now = now_ns()
         self.appetite.fed(total, size, now - began, self.fetcher.received)
         self.runner.publish()
@@ -340,15 +354,9 @@ class Worker:
 
     def _post(self, places: list[bytes]) -> None:
         """Write the batch into the scoreboard, with the parked entries behind it."""
+        self.runner.begin()
         self.slot.post_batch(places + self.settler.parked_places)
         self.settler.renumber_parked(len(places))
-
-    def _measure(self, entries: list[Any], total: int) -> int:
-        """Book and return the bytes of a batch, about: some of its entries stand for all."""
-        sample = entries[:: max(1, len(entries) // 8)]
-        size = sum(sum(map(len, fields)) for _, fields in sample) * total // len(sample)
-        self.slot.add("bytes", size)
-        return size
 
     # --- what others left behind ---
 
@@ -363,6 +371,7 @@ class Worker:
                 self.keys,
                 self.unit,
                 self.token,
+                self.session,
                 source="r" if retried else "m",
                 idle=self.consumer.reclaim_idle,
                 count=count,
@@ -388,7 +397,3 @@ class Worker:
             # A copy of an earlier recover has come late. The unit is still ours.
             raise RedisUnavailable("the session is not the last one opened", sent=True)
         return reply
-
-
-class _Anew(Exception):  # noqa: N818 - nothing is wrong
-    """The connection was given up on purpose; begin again with another."""

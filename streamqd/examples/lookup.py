@@ -1,0 +1,37 @@
+"""An async handler: it waits for another service without holding up the other messages.
+
+With `concurrency = 20` a worker handles up to twenty messages of its partition at once, in
+coroutines of one event loop. `order = "key"` keeps messages of one key in their order.
+
+Run it: `streamqd --config lookup.toml` with `handlers = ["streamqd.examples.lookup"]`, then
+`streamqd produce lookups 127.0.0.1`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from streamqd import Context, Dead, Message, handler
+
+_folder = Path()
+
+
+async def on_start(context: Context) -> None:
+    """Runs on the event loop that the handler runs on: open your clients and pools here."""
+    global _folder
+    _folder = context.state_dir / "lookups"
+    _folder.mkdir(parents=True, exist_ok=True)
+
+
+@handler(topic="lookups", group="names", concurrency=20, order="key", timeout="10s")
+async def look_up(msg: Message) -> None:
+    """Find the name of an address. A repeated run writes the same file again: no harm done."""
+    loop = asyncio.get_running_loop()
+    try:
+        name, _service = await loop.getnameinfo((msg.text(), 0), socket.NI_NAMEREQD)
+    except OSError as error:
+        raise Dead(f"nobody knows this address: {error}") from error
+    file = _folder / msg.uid.replace("/", "-")
+    await asyncio.to_thread(file.write_text, name)

@@ -1,0 +1,38 @@
+"""Orders from many tasks at once into the topic `orders`, as a web service would send them.
+
+    python -m streamqd.examples.produce_async redis://localhost:6379/0 100
+
+sends a hundred of them and prints what each customer is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from streamqd import AsyncProducer, BacklogFull, UnknownOutcome
+
+
+async def order(producer: AsyncProducer, number: int) -> str:
+    """Answer one request: the id of the message, or what to tell the customer."""
+    try:
+        # The id of the order makes it safe to send again, for us and for the customer.
+        sending = producer.send(
+            "orders", {"id": number}, key=f"customer-{number % 9}", dedup_id=f"order-{number}"
+        )
+        return await asyncio.wait_for(sending, timeout=5)
+    except BacklogFull:
+        return "busy, try again in a minute"
+    except (TimeoutError, UnknownOutcome):
+        return "not sure, try again"
+
+
+async def serve(url: str, requests: int) -> list[str]:
+    """Answer so many requests at once."""
+    async with AsyncProducer(url, max_backlog=10_000) as producer:
+        return await asyncio.gather(*(order(producer, number) for number in range(requests)))
+
+
+if __name__ == "__main__":
+    answers = asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    sys.stdout.write("\n".join(answers) + "\n")

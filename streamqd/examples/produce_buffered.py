@@ -1,0 +1,45 @@
+"""Readings of many sensors into the topic `readings`: a buffer, one write for many messages.
+
+    python -m streamqd.examples.produce_buffered redis://localhost:6379/0 < readings.txt
+
+A line is `SENSOR VALUE`. Readings of a sensor keep their order; nobody wants them after an hour.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from streamqd import BufferedProducer, BufferFull, StreamqdError
+
+
+def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
+    """Send a message for each line; return how many were written and how many were not."""
+    written = lost = 0
+
+    def ended(receipt: Future[str]) -> None:
+        nonlocal written, lost
+        if receipt.exception() is None:
+            written += 1
+        else:
+            lost += 1
+
+    with BufferedProducer(url, linger="20ms", block="10s") as producer:
+        for line in lines:
+            sensor, value = line.split()
+            try:
+                receipt = producer.send("readings", float(value), key=sensor, expires=3600)
+            except BufferFull:
+                lost += 1  # Redis is slower than the sensors, or away: drop it, or stop reading
+            else:
+                receipt.add_done_callback(ended)
+    return written, lost
+
+
+if __name__ == "__main__":
+    try:
+        written, lost = send(sys.argv[1], sys.stdin)
+    except StreamqdError as error:
+        sys.exit(f"Error: {error}")
+    sys.stdout.write(f"{written} written, {lost} not\n")

@@ -1,0 +1,59 @@
+"""A short table of what has gone wrong most recently, in memory that processes share.
+
+Each unit has one in its slot of the scoreboard: the class of an exception, or how a process ended,
+how often, and when last. Never a message or a traceback, which may hold what was in a payload. It
+is written by the worker when a handler fails, and by the supervisor when no worker lives.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+ROWS = 12
+_ROW = struct.Struct("<QQ80s")  # count, `now_ns` of the last one, name
+BYTES = ROWS * _ROW.size
+
+
+class Failure(NamedTuple):
+    """One kind of failure: how often since the slot was named, and when last (`now_ns` clock)."""
+
+    name: str
+    times: int
+    last_ns: int
+
+
+class Failures:
+    """The table. A new kind takes the row that has been quiet for longest."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def note(self, name: str, now: int) -> None:
+        """Count one failure."""
+        raw = _cut(name)
+        quietest, quietest_ns = 0, -1
+        for at in range(ROWS):
+            count, last, there = _ROW.unpack_from(self._view, at * _ROW.size)
+            if count and there.rstrip(b"\0") == raw:
+                _ROW.pack_into(self._view, at * _ROW.size, count + 1, now, raw)
+                return
+            if quietest_ns < 0 or last < quietest_ns:
+                quietest, quietest_ns = at, last
+        _ROW.pack_into(self._view, quietest * _ROW.size, 1, now, raw)
+
+    def recent(self) -> list[Failure]:
+        """The kinds, the latest first."""
+        rows = [_ROW.unpack_from(self._view, at * _ROW.size) for at in range(ROWS)]
+        found = [
+            Failure(raw.rstrip(b"\0").decode("utf-8", "replace"), count, last)
+            for count, last, raw in rows
+            if count
+        ]
+        return sorted(found, key=lambda each: -each.last_ns)
+
+
+def _cut(name: str) -> bytes:
+    raw = name.encode("utf-8", "replace")[:80]
+    # A character that was cut in two goes whole.
+    return raw.decode("utf-8", "ignore").encode()

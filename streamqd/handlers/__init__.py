@@ -1,0 +1,64 @@
+"""Handlers: how user code declares them, how they are found, and how a run's end becomes a value.
+
+User code is imported in children only: in the workers, and in a probe that tells the supervisor
+what the modules declare and whether they import at all.
+
+`declaration` is the decorator, `signatures` reads what a handler takes, `payloads` makes that of
+the bytes, `loading` finds it by name, `probing` does so in a child. `verdicts` are what a handler
+may say of a message, and `outcomes` turns what it said into a value.
+"""
+
+from __future__ import annotations
+
+from streamqd.handlers.declaration import Context, handler
+from streamqd.handlers.loading import Loaded, import_paths, load
+from streamqd.handlers.outcomes import (
+    MESSAGE_CHARS_MAX,
+    TRACEBACK_BYTES_MAX,
+    failure_of,
+    fingerprint,
+    outcome_of,
+    text_of,
+)
+from streamqd.handlers.probing import Probe, examine, misfits, probe
+from streamqd.handlers.signatures import Form, is_async
+from streamqd.handlers.verdicts import (
+    AFTER_MAX,
+    Dead,
+    Failures,
+    Release,
+    Result,
+    Retry,
+    SoftTimeout,
+    Undecodable,
+    error_of,
+)
+
+__all__ = [
+    "AFTER_MAX",
+    "MESSAGE_CHARS_MAX",
+    "TRACEBACK_BYTES_MAX",
+    "Context",
+    "Dead",
+    "Failures",
+    "Form",
+    "Loaded",
+    "Probe",
+    "Release",
+    "Result",
+    "Retry",
+    "SoftTimeout",
+    "Undecodable",
+    "error_of",
+    "examine",
+    "failure_of",
+    "fingerprint",
+    "handler",
+    "import_paths",
+    "is_async",
+    "load",
+    "misfits",
+    "outcome_of",
+    "probe",
+    "text_of",
+]

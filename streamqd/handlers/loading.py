@@ -1,0 +1,98 @@
+"""Finding a handler by its name, and making it callable with a message whatever it takes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamqd.errors import HandlerLoadError
+from streamqd.handlers.declaration import Context
+from streamqd.handlers.outcomes import text_of
+from streamqd.handlers.payloads import Decode, decoder
+from streamqd.handlers.signatures import Form, form_of
+from streamqd.message import Message
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+class Loaded(NamedTuple):
+    """A handler, ready to run, with the hooks of its module.
+
+    `function` takes the message, or a batch of them, whatever the handler itself takes; it returns
+    a coroutine when the form is asynchronous.
+    """
+
+    function: Callable[..., object]
+    on_start: Callable[[Context], object] | None
+    on_stop: Callable[[], object] | None
+    form: Form = Form()
+
+
+def import_paths(base_dir: Path) -> None:
+    """Let modules be found beside the configuration file and in the working directory."""
+    for path in (str(Path.cwd()), str(base_dir)):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+
+
+def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
+    """Import `module:function`. Raises HandlerLoadError with one sentence that says where.
+
+    `codec` is how a typed payload is written: json or msgpack.
+    """
+    module_name, _, function_name = reference.partition(":")
+    import_paths(base_dir)
+    module = import_module(module_name)
+    function: Any = module
+    for part in function_name.split("."):
+        function = getattr(function, part, None)
+        if function is None:
+            raise HandlerLoadError(f"module {module_name} has no function {function_name}")
+    if not callable(function):
+        raise HandlerLoadError(f"{reference} is not a function")
+    form = form_of(function, reference)
+    if form.payload is not None:
+        function = _typed(function, decoder(form.payload, codec, reference), form)
+    hooks = getattr(module, "on_start", None), getattr(module, "on_stop", None)
+    return Loaded(function, *hooks, form)
+
+
+def _typed(
+    function: Callable[..., object], decode: Decode, form: Form
+) -> Callable[[Message], object]:
+    """Wrap a handler of payloads. What is wrapped is asynchronous when the handler is."""
+    if form.with_message:
+        return lambda message: function(decode(message.payload), message)
+    return lambda message: function(decode(message.payload))
+
+
+def import_module(name: str) -> Any:
+    """Import a module of the user. Raises HandlerLoadError with one sentence."""
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise HandlerLoadError(
+                f"no module named {name}: it is looked for beside the configuration file, "
+                "in the working directory and on PYTHONPATH"
+            ) from None
+        place = _own_place(error)
+        raise HandlerLoadError(
+            f"cannot import {name}: {type(error).__name__}: {text_of(error)}{place}"
+        ) from error
+
+
+def _own_place(error: BaseException) -> str:
+    """Where an import failed: the innermost line of the user's own code, not of Python's."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text names file and line
+    foreign = ("<", sysconfig.get_path("stdlib"), _PACKAGE)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(foreign):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""

@@ -1,0 +1,116 @@
+"""The end of a run as a value: what was raised becomes an outcome that policies can judge."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from streamqd.handlers.verdicts import AFTER_MAX, Dead, Release, Retry, SoftTimeout, Undecodable
+from streamqd.model import DeadAsked, Failed, Outcome, ReleaseAsked, RetryAsked
+from streamqd.policy.fingerprint import fingerprint as fingerprint_of
+from streamqd.policy.fingerprint import innermost
+
+TRACEBACK_BYTES_MAX = 8192
+MESSAGE_CHARS_MAX = 1000
+
+# Between the call of a handler and its first line may lie frames of these folders.
+_PACKAGE = Path(__file__).parent.parent
+_OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
+
+
+def outcome_of(error: BaseException, detail: str) -> Outcome:
+    """Turn what a handler raised into an outcome. Never raises, whatever the exception does.
+
+    `detail` is the `dlq_error` setting: none, class, message or traceback.
+    """
+    try:
+        failure = failure_of(error, detail)
+        if isinstance(error, Retry):
+            return RetryAsked(_wait_asked(error), failure)
+    except Exception:  # noqa: BLE001 - an exception's attributes are user code
+        name = type(error).__name__
+        failure = Failed("" if detail == "none" else name, "", "", (name,))
+    if isinstance(error, Dead):
+        return DeadAsked("dead", failure)
+    if isinstance(error, Undecodable):
+        return DeadAsked("undecodable", failure)
+    if isinstance(error, Release):
+        return ReleaseAsked()
+    return failure
+
+
+def _wait_asked(error: Retry) -> float | None:
+    # A subclass may never have called our __init__, or have put something else there.
+    after = getattr(error, "after", None)
+    if isinstance(after, int | float) and 0 <= after <= AFTER_MAX:
+        return float(after)
+    return None
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says of itself. Never raises."""
+    try:
+        return str(error)
+    except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+        return f"<its text cannot be had: {type(raised).__name__}>"
+
+
+def failure_of(error: BaseException, detail: str) -> Failed:
+    """Describe an exception as far as `detail` allows. Local variables are never recorded."""
+    kind = type(error)
+    lineage = []
+    for base in kind.__mro__:
+        lineage += [f"{base.__module__}.{base.__qualname__}", base.__qualname__]
+    text = trace = ""
+    if detail in ("message", "traceback"):
+        text = text_of(error)[:MESSAGE_CHARS_MAX]
+    # That a payload does not fit is told by its text; what there is of a stack is all ours.
+    if detail == "traceback" and not isinstance(error, Undecodable):
+        trace = _traceback(error)
+    return Failed(
+        error_class="" if detail == "none" else _class_name(kind),
+        message=text,
+        traceback=trace,
+        lineage=tuple(lineage),
+        timed_out=isinstance(error, SoftTimeout),
+    )
+
+
+def fingerprint(error: BaseException, reference: str) -> str:
+    """Return a short stable name for "the same failure": class, frame of user code, handler.
+
+    Never raises.
+    """
+    frame, kind = "", type(error).__name__
+    with contextlib.suppress(Exception):  # the class's attributes are user code
+        kind = _class_name(type(error))
+        frames = traceback.extract_tb(_of_user(error))
+        frame = innermost((each.filename, each.name) for each in frames)
+    return fingerprint_of(kind, frame, reference)
+
+
+def _of_user(error: BaseException) -> TracebackType | None:
+    # The first frame is the worker's own call of the handler, and more of ours may follow: of no
+    # use to the reader.
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        first = trace is error.__traceback__
+        if not first and not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _class_name(kind: type[BaseException]) -> str:
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _traceback(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(type(error), error, _of_user(error)))
+    if len(text) > TRACEBACK_BYTES_MAX:
+        half = TRACEBACK_BYTES_MAX // 2 - 20
+        text = f"{text[:half]}\n… cut …\n{text[-half:]}"
+    return text

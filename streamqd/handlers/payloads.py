@@ -1,0 +1,120 @@
+"""Payloads as typed values: what the annotation of a handler's first parameter asks for.
+
+`bytes` and `str` are the payload as it is. A pydantic model validates itself; anything else that
+can be decoded (dataclasses, TypedDicts, Structs, lists, unions) is the business of msgspec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from streamqd.errors import HandlerLoadError
+from streamqd.handlers.verdicts import Undecodable
+
+Decode = Callable[[bytes], Any]
+
+FAULTS_NAMED_MAX = 5
+
+
+def decoder(annotation: Any, codec: str, reference: str) -> Decode:
+    """Return the function that makes a payload into what `annotation` says.
+
+    `codec` is json or msgpack. The function raises Undecodable. Raises HandlerLoadError when a
+    library is missing, or nothing can decode such a type.
+    """
+    if annotation is bytes:
+        return bytes
+    if annotation is str:
+        return _text
+    if _is_model(annotation):
+        return _model_decoder(annotation, codec, reference)
+    return _msgspec_decoder(annotation, codec, reference)
+
+
+def _text(payload: bytes) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError as error:
+        raise Undecodable(f"the payload is not a text: {error.reason}") from None
+
+
+def _is_model(annotation: Any) -> bool:
+    # Whoever annotates with a model has imported pydantic; nobody else pays for the import.
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, pydantic.BaseModel) or (
+        dataclasses.is_dataclass(annotation) and hasattr(annotation, "__pydantic_validator__")
+    )
+
+
+def _model_decoder(annotation: Any, codec: str, reference: str) -> Decode:
+    pydantic = sys.modules["pydantic"]
+    adapter = pydantic.TypeAdapter(annotation)
+    unpack = _msgspec(reference, 'codec = "msgpack"').msgpack.decode if codec == "msgpack" else None
+    name = annotation.__qualname__
+
+    def decode(payload: bytes) -> Any:
+        try:
+            if unpack is None:
+                return adapter.validate_json(payload)
+            return adapter.validate_python(unpack(payload))
+        except pydantic.ValidationError as error:
+            raise Undecodable(f"the payload is no {name}: {_faults(error)}") from None
+        except Exception as error:  # noqa: BLE001 - validators are user code
+            raise _undecodable(name, error) from None
+
+    return decode
+
+
+def _faults(error: Any) -> str:
+    """Say what is wrong and where, without the values: they may be nobody's business."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    told = [
+        f"{'.'.join(str(part) for part in each['loc']) or 'payload'}: {each['msg']}"
+        for each in found[:FAULTS_NAMED_MAX]
+    ]
+    left = len(found) - len(told)
+    return "; ".join(told) + (f"; and {left} more" if left else "")
+
+
+def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
+    name = getattr(annotation, "__qualname__", None) or str(annotation)
+    msgspec = _msgspec(reference, f"a payload of type {name}")
+    try:
+        form = msgspec.msgpack if codec == "msgpack" else msgspec.json
+        parse = form.Decoder(annotation).decode
+    except (TypeError, NameError) as error:
+        raise HandlerLoadError(
+            f"{reference} asks for a payload of type {name}, which cannot be decoded ({error}); "
+            "annotate the first parameter with Message, or with a type made of data"
+        ) from None
+
+    def decode(payload: bytes) -> Any:
+        try:
+            return parse(payload)
+        except Exception as error:  # noqa: BLE001 - a __post_init__ is user code
+            raise _undecodable(name, error) from None
+
+    return decode
+
+
+def _undecodable(name: str, error: Exception) -> Undecodable:
+    return Undecodable(f"the payload is no {name}: {error}")
+
+
+def _msgspec(reference: str, what: str) -> Any:
+    try:
+        msgspec: ModuleType = importlib.import_module("msgspec")
+        importlib.import_module("msgspec.json")
+        importlib.import_module("msgspec.msgpack")
+    except ImportError:
+        raise HandlerLoadError(
+            f"{reference} needs msgspec for {what}: pip install 'streamqd[msgspec]'"
+        ) from None
+    return msgspec

@@ -1,0 +1,95 @@
+"""Importing user code in a child to learn what it declares, before any worker needs it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamqd.config import Consumer
+from streamqd.errand import Errand
+from streamqd.errors import HandlerLoadError
+from streamqd.handlers.declaration import declared
+from streamqd.handlers.loading import import_module, import_paths, load
+
+BATCH, TYPED = "batch", "typed"
+
+
+class Probe(NamedTuple):
+    """What a probe child found: what the modules declare, and every problem.
+
+    `kinds` names the handlers that not every setting suits: reference -> batch or typed.
+    """
+
+    declared: list[dict[str, Any]]
+    problems: list[str]
+    kinds: dict[str, str] = {}  # noqa: RUF012 - nobody writes into it
+
+
+def probe(
+    modules: Iterable[str],
+    references: Iterable[str],
+    base_dir: Path,
+    timeout: float,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Probe:
+    """Import modules and resolve references in a forked child, and wait for what it finds.
+
+    A child that dies or hangs is a problem too. When `interrupted` says so it is given up.
+    """
+    names, wanted = list(modules), list(references)
+    errand = Errand(
+        lambda: examine(names, wanted, base_dir), title="streamqd: probe", timeout=timeout
+    )
+    while (found := errand.poll(0.5)) is None:
+        if interrupted():
+            errand.cancel()
+    if found.trouble:
+        return Probe([], [f"importing the handler modules failed: {found.trouble}"])
+    return Probe(*found.result)
+
+
+def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
+    """Import modules and resolve references in this process, which must be one to throw away."""
+    problems = []
+    kinds: dict[str, str] = {}
+    declared.clear()
+    import_paths(base_dir)
+    for name in modules:
+        try:
+            import_module(name)
+        except HandlerLoadError as error:
+            problems.append(str(error))
+    for reference in [*(found["handler"] for found in declared), *references]:
+        try:
+            form = load(reference, base_dir).form
+        except HandlerLoadError as error:
+            problems.append(str(error))
+            continue
+        if form.batch or form.payload is not None:
+            kinds[reference] = BATCH if form.batch else TYPED
+    return Probe(list(declared), list(dict.fromkeys(problems)), kinds)
+
+
+def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str]:
+    """Return the settings that do not go with the handlers that they are given to."""
+    problems = []
+    for index, consumer in enumerate(consumers):
+        kind, path = kinds.get(consumer.handler), f"consumers[{index}]"
+        if consumer.batch is not None and kind != BATCH:
+            problems.append(
+                f"{path}.batch: {consumer.handler} takes one message; annotate its parameter with "
+                "list[Message], or remove batch"
+            )
+        if kind == BATCH and consumer.lanes > 1:
+            problems.append(
+                f"{path}.concurrency: {consumer.handler} takes batches, which are handled one at a "
+                "time; remove concurrency, or write it for one message"
+            )
+        packed = kind == TYPED and consumer.codec == "msgpack"
+        if packed and importlib.util.find_spec("msgspec") is None:
+            problems.append(
+                f'{path}.codec: "msgpack" needs msgspec: pip install "streamqd[msgspec]"'
+            )
+    return problems

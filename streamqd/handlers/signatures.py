@@ -1,0 +1,101 @@
+"""What a handler takes, read from its signature: a message, a batch of them, or a typed payload."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.errors import HandlerLoadError
+from streamqd.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The kind of a handler. `payload` is its type, None when the handler takes the message."""
+
+    batch: bool = False
+    asynchronous: bool = False
+    payload: Any = None
+    with_message: bool = False  # the message comes second, after the payload
+
+
+def form_of(function: Callable[..., object], reference: str) -> Form:
+    """Read the form of a handler. Raises HandlerLoadError with one sentence."""
+    asynchronous = is_async(function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return Form(asynchronous=asynchronous)  # written in C: it says nothing of itself
+    taken = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
+    first, second = [*taken, None, None][:2]
+    if first is None or first.annotation is inspect.Parameter.empty:
+        _bind(signature, 1, reference)
+        return Form(asynchronous=asynchronous)
+    annotation = _annotation(function, first, reference)
+    if typing.get_origin(annotation) is list and typing.get_args(annotation) == (Message,):
+        _bind(signature, 1, reference)
+        return Form(batch=True, asynchronous=asynchronous)
+    if _means_message(annotation):
+        _bind(signature, 1, reference)
+        return Form(asynchronous=asynchronous)
+    wants_message = second is not None and second.default is inspect.Parameter.empty
+    _bind(signature, 2 if wants_message else 1, reference)
+    if second is not None and wants_message and second.annotation is not inspect.Parameter.empty:
+        given = _annotation(function, second, reference)
+        if not _means_message(given):
+            raise HandlerLoadError(
+                f"{reference} takes a payload and {second.name}: the second parameter can only be "
+                "the message, annotate it with Message"
+            )
+    return Form(asynchronous=asynchronous, payload=annotation, with_message=wants_message)
+
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+def is_async(function: object) -> bool:
+    """Whether calling it gives a coroutine: an async function, or an object that is called so."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not that it is there
+    )
+
+
+def _bind(signature: inspect.Signature, count: int, reference: str) -> None:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError as error:
+        raise HandlerLoadError(
+            f"{reference} must take exactly one argument, the message, or a payload and the "
+            f"message ({error})"
+        ) from None
+
+
+def _means_message(annotation: Any) -> bool:
+    """Whether a message fits: its class, a base of it, Any, or a protocol."""
+    if annotation is Any or getattr(annotation, "_is_protocol", False):
+        return True
+    return isinstance(annotation, type) and issubclass(Message, annotation)
+
+
+def _annotation(
+    function: Callable[..., object], parameter: inspect.Parameter, reference: str
+) -> Any:
+    """Resolve one annotation, which may be a text; the others need not be resolvable."""
+    written = parameter.annotation
+    if not isinstance(written, str):
+        return written
+    # Message is known in any case: many import it for their type checker only.
+    known = {"Message": Message, **getattr(inspect.unwrap(function), "__globals__", {})}
+    try:
+        return eval(written, known)  # noqa: S307 - it is the user's own code
+    except Exception as error:  # noqa: BLE001 - an annotation may be any expression
+        raise HandlerLoadError(
+            f"{reference}: the annotation {written} of {parameter.name} cannot be resolved "
+            f"({error}); import it where it is there at run time, not under TYPE_CHECKING"
+        ) from None

@@ -1,0 +1,134 @@
+"""The producer for asyncio: the event loop never waits for Redis, a thread does.
+
+It is the buffered producer without linger, seen from a loop: sends of many tasks that are under way
+together are written together, and there is one implementation of what a lost answer means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from streamqd import config
+from streamqd.producer.encoding import Envelope, Outgoing
+from streamqd.producer.outbox import Outbox
+from streamqd.producer.producer import told
+from streamqd.producer.sender import CHUNK_COUNT, ProducerOptions, Result, Sender, confirmed
+
+Ticket = asyncio.Future[list[Result]]
+
+
+class AsyncProducer:
+    """Writes messages to topics from the tasks of one event loop.
+
+    Use it as an asynchronous context manager or await `close`. Options are those of `Producer`; at
+    most `max_messages` messages of `max_bytes` together are under way, and a `send` beyond that
+    waits for its turn. A `partitioner` is called in the thread that writes.
+
+    A send that is cancelled may be written or not, and the others do not notice. To be used in the
+    loop that used it first. In a forked child it is empty and works in a loop of the child's own.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        settings: config.Settings | None = None,
+        *,
+        max_messages: int = 10_000,
+        max_bytes: int = 64 << 20,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        self._sender = Sender(url, settings, **options)
+        self._outbox: Outbox[Ticket] = Outbox(
+            self._sender,
+            _claim,
+            _deliver,
+            linger=0.0,
+            max_batch=CHUNK_COUNT,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
+        self._queue = asyncio.Lock()  # those who wait for room do so one behind the other
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        expires: float | timedelta | datetime | None = None,
+        dedup_id: str | None = None,
+    ) -> str:
+        """Write one message; return its entry id. Arguments and errors as for `Producer.send`."""
+        item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
+        [result] = await self._post(topic, (self._sender.encode(item),))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def send_many(self, topic: str, items: Iterable[Any]) -> list[str]:
+        """Write many messages, pipelined; return their entry ids in order.
+
+        Items, order and errors as for `Producer.send_many`. Other sends may come between the
+        chunks.
+        """
+        ids: list[str] = []
+        try:
+            for batch in self._sender.cut(items):
+                confirmed_ids, failure = confirmed(topic, await self._post(topic, batch))
+                ids += confirmed_ids
+                if failure is not None:
+                    raise failure
+        except Exception as error:
+            told(error, ids)
+            raise
+        return ids
+
+    async def close(self) -> None:
+        """Write what is under way, then close the connection. A second call changes nothing."""
+        self._outbox.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._outbox.join, None)
+
+    async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
+        loop = asyncio.get_running_loop()
+        async with self._queue:
+            while (ticket := self._outbox.put(topic, envelopes, loop.create_future)) is None:
+                await loop.run_in_executor(None, self._outbox.wait_for_room, 1.0)
+        return await ticket
+
+
+def _claim(ticket: Ticket) -> bool:
+    # From another thread: a cancellation that is missed here only means that it is written.
+    return not ticket.cancelled()
+
+
+def _deliver(answers: list[tuple[Ticket, list[Result]]]) -> None:
+    if answers:
+        loop = answers[0][0].get_loop()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_resolve, answers)
+
+
+def _resolve(answers: list[tuple[Ticket, list[Result]]]) -> None:
+    for ticket, results in answers:
+        if not ticket.done():
+            ticket.set_result(results)

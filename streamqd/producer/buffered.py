@@ -1,0 +1,176 @@
+"""The buffered producer: `send` returns at once, a thread writes many messages together."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+from streamqd import config
+from streamqd.config.values import parse_duration, parse_size
+from streamqd.errors import BufferFull, UnknownOutcome
+from streamqd.producer.encoding import Outgoing
+from streamqd.producer.outbox import Outbox
+from streamqd.producer.sender import ProducerOptions, Result, Sender
+
+
+class BufferOptions(TypedDict, total=False):
+    """What a buffered producer can be told, as `BufferedProducer` explains it."""
+
+    linger: float | str
+    max_batch: int
+    max_messages: int
+    max_bytes: int | str
+    block: float | str
+
+
+class Receipt(Future[str]):
+    """What `BufferedProducer.send` returns: a future of the message's id.
+
+    `result` raises what `Producer.send` would have raised. In a child that was forked meanwhile it
+    raises UnknownOutcome, for the message is the parent's. `cancel` works until the message is
+    about to be written. Callbacks run in the thread that writes: keep them short, and never wait
+    for another receipt in one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def result(self, timeout: float | None = None) -> str:
+        """Wait for the id. Raises TimeoutError, CancelledError, or why there is none."""
+        self._check_process()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the outcome; return why there is no id, or None when there is one."""
+        self._check_process()
+        return super().exception(timeout)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            # Waiting would be for ever: the thread that writes is in the other process.
+            raise UnknownOutcome(f"the message was sent by another process, {self._pid}")
+
+
+class BufferedProducer:
+    """Writes messages from any thread through a buffer and a thread of its own.
+
+    1. `send` encodes the message, puts it into the buffer and returns a Receipt.
+    2. The thread waits `linger` ("5ms") from the first message on, or for `max_batch` (512).
+    3. It writes what is there, in one transaction for each topic, and the receipts get their ids.
+    4. `flush` waits for all that was sent before; `close`, or the end of the `with`, flushes.
+
+    At most `max_messages` (100,000) of `max_bytes` ("64MiB") together are in the buffer. When it is
+    full, `send` waits for room, `block` ("1m") at most, and then raises BufferFull; with `block=0`
+    it raises at once. All other options are those of `Producer`; a `partitioner` is called in the
+    thread that writes.
+
+    Thread-safe. In a forked child it is empty and works, with a connection and a thread of the
+    child's own; what was unsent is the parent's, and a warning says so.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        settings: config.Settings | None = None,
+        *,
+        linger: float | str = "5ms",
+        max_batch: int = 512,
+        max_messages: int = 100_000,
+        max_bytes: int | str = "64MiB",
+        block: float | str = "1m",
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        if min(max_batch, max_messages) < 1:
+            raise ValueError("max_batch and max_messages are 1 or more")
+        self._block = parse_duration(block)
+        self._sender = Sender(url, settings, **options)
+        self._outbox: Outbox[Receipt] = Outbox(
+            self._sender,
+            Receipt.set_running_or_notify_cancel,
+            _deliver,
+            linger=parse_duration(linger),
+            max_batch=max_batch,
+            max_messages=max_messages,
+            max_bytes=parse_size(max_bytes),
+        )
+        # Messages must not be lost because a program ends without a word.
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        expires: float | timedelta | datetime | None = None,
+        dedup_id: str | None = None,
+    ) -> Receipt:
+        """Put one message into the buffer; arguments as for `Producer.send`.
+
+        Raises BufferFull, Refused once it is closed, and what cannot be encoded: MessageTooLarge,
+        TypeError or ValueError. The receipt tells everything else.
+        """
+        item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
+        envelopes = (self._sender.encode(item),)
+        receipt = self._outbox.put(topic, envelopes, Receipt)
+        if receipt is not None:
+            return receipt
+        deadline = time.monotonic() + self._block
+        while (left := deadline - time.monotonic()) > 0:
+            self._outbox.wait_for_room(left)
+            receipt = self._outbox.put(topic, envelopes, Receipt)
+            if receipt is not None:
+                return receipt
+        raise BufferFull(
+            f"the buffer has had no room for {self._block:g} s; a message to {topic} was not taken"
+        )
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Write all that was sent before; False when that took longer than `timeout` seconds.
+
+        Returns when the outcome of each message is known, whatever it is.
+        """
+        return self._outbox.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Flush, then end the thread and close the connection. A second call changes nothing.
+
+        What the thread has not begun to write after `timeout` seconds is given up: its receipts
+        raise RedisUnavailable, and False is returned.
+        """
+        atexit.unregister(self.close)
+        self._outbox.close()
+        if self._outbox.join(timeout):
+            return True
+        self._outbox.abandon()
+        return False
+
+
+def _deliver(answers: list[tuple[Receipt, list[Result]]]) -> None:
+    for receipt, results in answers:
+        if isinstance(results[0], Exception):
+            receipt.set_exception(results[0])
+        else:
+            receipt.set_result(results[0])

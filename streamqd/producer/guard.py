@@ -1,0 +1,159 @@
+"""Writing only while a topic has the partition count by which the writes were routed.
+
+A message that went where its key belonged a moment ago would break the order of the key. So every
+write is a transaction under WATCH of the topic's meta key: when that was changed since the count
+was read (the topic has grown, or was deleted), the server does nothing, and the caller routes anew.
+The next WATCH, and the count that goes with it, travel behind each transaction in the same write,
+so this costs no round trip: the same device as the fetch of a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+WATCHED_MAX = 8  # topics watched at once: those written to last
+
+Command = Sequence[Any]
+
+
+class Outcome(NamedTuple):
+    """What became of a transaction.
+
+    `replies` answer its commands, as far as they are known; None when the count has changed and
+    nothing was done. `lost` is the error when the answer did not come: then nothing is known.
+    """
+
+    replies: list[Any] | None
+    lost: RedisUnavailable | None = None
+
+
+class Guard:
+    """Knows the partition counts of topics as of the last WATCH on the present connection."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
+        self._begin = self._end = b""  # what surrounds the commands of a transaction, packed
+        self._connection = 0  # the value of `Link.opened` for which the watch stands, 0 = none
+
+    def count(self, link: Link, topic: str) -> int | None:
+        """The partition count as far as this guard knows; None when there is no such topic.
+
+        Raises RedisRefused, RedisUnavailable.
+        """
+        found = self._counts.get(topic)
+        if found is not None:
+            return found
+        self._arm(link, topic)
+        return self._counts[topic]
+
+    def run(self, link: Link, topic: str, expected: int, commands: Sequence[Command]) -> Outcome:
+        """Run commands on the topic at once, if its count is the expected one.
+
+        Raises RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
+        """
+        wire: Any = link.connection
+        if link.connected and wire.ended():
+            link.close()
+        link.open()
+        if self._connection != link.opened:
+            self._arm(link, topic)
+        if self._counts.get(topic) != expected:
+            return Outcome(None)
+        packed = [
+            self._begin,
+            *(b"".join(wire.pack_command(*each)) for each in commands),
+            self._end,
+        ]
+        end = len(commands) + 2
+        replies, lost = _exchange(link, packed, end + 1 + len(self._counts))
+        self._connection = 0  # the watch was used up
+        if len(replies) < end:
+            return Outcome([], lost)
+        if lost is None:
+            # What was written is written; the next use meets the same trouble.
+            with contextlib.suppress(RedisRefused, ContractError):
+                self._learn(link, replies[end:])
+        return _outcome(replies[:end])
+
+    def forget(self) -> None:
+        """The connection is another process's."""
+        self._connection = 0
+
+    def _arm(self, link: Link, topic: str) -> None:
+        """Watch in an exchange of its own: at first, and on a new connection."""
+        self._counts[topic] = self._counts.pop(topic, None)
+        while len(self._counts) > WATCHED_MAX:
+            del self._counts[next(iter(self._counts))]
+        self._connection = 0
+        watch = self._watch()
+        pack: Any = link.connection.pack_command
+        self._begin = b"".join(pack("MULTI"))
+        self._end = b"".join(b"".join(pack(*each)) for each in (("EXEC",), *watch))
+        try:
+            replies = link.pipeline(watch)
+        except RedisUnavailable as error:
+            raise RedisUnavailable(
+                f"the partition count of {topic} is not known, nothing was sent: {error}",
+                sent=False,
+            ) from error
+        self._learn(link, replies)
+
+    def _watch(self) -> list[Command]:
+        metas = [self._keys.meta(topic) for topic in self._counts]
+        return [("WATCH", *metas), *(("HGET", meta, "partitionCount") for meta in metas)]
+
+    def _learn(self, link: Link, replies: Sequence[Any]) -> None:
+        for reply in replies:
+            if isinstance(reply, RedisRefused):
+                raise reply
+        for topic, raw in zip(self._counts, replies[1:], strict=True):
+            self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
+        self._connection = link.opened
+
+
+def _outcome(replies: list[Any]) -> Outcome:
+    """Read the answers to MULTI, the commands and EXEC."""
+    *queued, executed = replies
+    if executed is None:
+        return Outcome(None)
+    if not isinstance(executed, RedisRefused):
+        return Outcome(list(executed))
+    # Nothing was done, because a command was refused as it came: the reason is there.
+    refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
+    return Outcome([refused] * (len(queued) - 1))
+
+
+def _exchange(
+    link: Link, packed: Sequence[bytes], count: int
+) -> tuple[list[Any], RedisUnavailable | None]:
+    """Write at once; return the replies that came of `count`, and the error if not all came.
+
+    `Link.pipeline` would answer all or nothing, and so hide that EXEC was answered. Raises
+    RedisUnavailable only when nothing was written. The link must be open.
+    """
+    wire: Any = link.connection
+    replies: list[Any] = []
+    try:
+        wire.begin(link.timeout)
+        wire.transmit(packed)
+        for _ in range(count):
+            replies.append(wire.receive())  # noqa: PERF401 - those before an error are kept
+    except RedisUnavailable as error:
+        link.close()
+        if not error.sent:
+            raise
+        return replies, error
+    except BaseException:
+        link.close()
+        raise
+    finally:
+        wire.finish()
+    return replies, None

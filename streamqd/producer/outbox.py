@@ -1,0 +1,249 @@
+"""A bounded buffer of messages and the one thread that writes them.
+
+Below the buffered and the asynchronous producer. Whoever sends encodes the message and puts it
+here; the thread routes it and writes it, together with what else waits for the same topic. The
+outbox knows nothing of futures: it asks `claim` before it writes and tells `deliver` what came.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from streamqd.errors import RedisUnavailable, Refused
+from streamqd.producer.encoding import Envelope, kind_of
+from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Result, Sender
+
+_log = logging.getLogger("streamqd.producer")
+
+T = TypeVar("T")  # what stands for the sender of a parcel: a future
+
+
+@dataclass(slots=True)
+class Parcel(Generic[T]):
+    """Messages of one kind to one topic that are written together: one, or a batch of many."""
+
+    topic: str
+    envelopes: Sequence[Envelope]
+    ticket: T
+    size: int
+    since: float  # monotonic time of its arrival
+
+
+class Outbox(Generic[T]):
+    """Takes parcels from any thread and writes them in the order in which they came.
+
+    `linger` is how long the first parcel waits for others, unless `max_batch` messages are there;
+    at most `max_messages` messages of `max_bytes` together are here, those being written included.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        claim: Callable[[T], bool],
+        deliver: Callable[[list[tuple[T, list[Result]]]], None],
+        *,
+        linger: float,
+        max_batch: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> None:
+        self._sender = sender
+        self._claim = claim
+        self._deliver = deliver
+        self._linger = linger
+        self._max_batch = max_batch
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._begin()
+        _outboxes.add(self)
+
+    def _begin(self) -> None:
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # the thread waits for it
+        self._room = threading.Condition(lock)  # the others wait for it
+        self._parcels: deque[Parcel[T]] = deque()
+        self._waiting = 0  # messages in `_parcels`
+        self._held = 0  # messages here, those being written included
+        self._held_bytes = 0
+        self._taken = 0  # parcels that ever came
+        self._finished = 0  # parcels of which the outcome was delivered
+        self._urgent = 0  # do not linger before so many are finished
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # --- for those who send ---
+
+    def put(self, topic: str, envelopes: Sequence[Envelope], make: Callable[[], T]) -> T | None:
+        """Take a parcel, with a ticket that `make` makes; None when there is no room for it.
+
+        An empty outbox has room for anything. Raises Refused once it is closed.
+        """
+        size = sum(each.size for each in envelopes)
+        with self._changed:
+            if self._closed:
+                raise Refused("the producer is closed")
+            if self._held and (
+                self._held + len(envelopes) > self._max_messages
+                or self._held_bytes + size > self._max_bytes
+            ):
+                self._hurry()
+                return None
+            ticket = make()
+            self._parcels.append(Parcel(topic, envelopes, ticket, size, time.monotonic()))
+            before = self._waiting
+            self._waiting += len(envelopes)
+            self._held += len(envelopes)
+            self._held_bytes += size
+            self._taken += 1
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="streamqd-producer", daemon=True
+                )
+                self._thread.start()
+            elif not before or before < self._max_batch <= self._waiting:
+                self._changed.notify()
+            return ticket
+
+    def wait_for_room(self, timeout: float) -> None:
+        """Wait until something has left, `timeout` seconds at most."""
+        with self._room:
+            finished = self._finished
+            self._room.wait_for(lambda: self._finished != finished or not self._held, timeout)
+
+    def flush(self, timeout: float | None) -> bool:
+        """Write what is here without lingering; False when that took longer than `timeout`."""
+        with self._changed:
+            target = self._hurry()
+            return self._room.wait_for(lambda: self._finished >= target, timeout)
+
+    def _hurry(self) -> int:
+        self._urgent = self._taken
+        self._changed.notify()
+        return self._urgent
+
+    def close(self) -> None:
+        """Take nothing any more, write what is here, then end the thread. Does not wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def abandon(self) -> None:
+        """Give up what the thread has not begun to write."""
+        with self._changed:
+            parcels = list(self._parcels)
+            self._parcels.clear()
+            self._waiting = 0
+        for each in parcels:
+            text = f"the producer was closed; a message to {each.topic} was not sent"
+            if self._claim(each.ticket):
+                self._deliver([(each.ticket, [RedisUnavailable(text, sent=False)])])
+        self._finish(parcels)
+
+    def join(self, timeout: float | None) -> bool:
+        """Wait for the end of the thread; False when that took longer than `timeout`."""
+        thread = self._thread
+        if thread is None:
+            self._sender.close()
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def forget(self) -> None:
+        """In a forked child, which has no other thread: what is here is the parent's."""
+        held = self._held
+        self._begin()
+        if held:
+            _log.warning(
+                "%d messages that were not written yet belong to the parent of this process (%d)",
+                held,
+                os.getppid(),
+            )
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while parcels := self._next():
+            by_topic: dict[str, list[Parcel[T]]] = {}
+            for each in parcels:
+                by_topic.setdefault(each.topic, []).append(each)
+            for topic, mine in by_topic.items():
+                for bundle in _bundles(mine):
+                    self._post(topic, bundle)
+            self._finish(parcels)
+        self._sender.close()
+
+    def _next(self) -> list[Parcel[T]]:
+        """Wait for parcels and return those of a batch; none once it is closed and empty."""
+        with self._changed:
+            while not self._parcels:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            ends = self._parcels[0].since + self._linger
+            while (
+                self._waiting < self._max_batch
+                and self._finished >= self._urgent
+                and not self._closed
+                and (left := ends - time.monotonic()) > 0
+            ):
+                self._changed.wait(left)
+            parcels: list[Parcel[T]] = []
+            count = 0
+            while self._parcels and count < self._max_batch:
+                parcels.append(self._parcels.popleft())
+                count += len(parcels[-1].envelopes)
+            self._waiting -= count
+            return parcels
+
+    def _post(self, topic: str, bundle: list[Parcel[T]]) -> None:
+        claimed = [each for each in bundle if self._claim(each.ticket)]
+        if not claimed:
+            return
+        try:
+            results = self._sender.post(topic, [each.envelopes for each in claimed])
+        except BaseException as raised:  # noqa: BLE001 - whoever sent it must hear of it
+            # A partitioner that calls sys.exit ends nothing but its own message.
+            error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
+            results = [[error] for _ in claimed]
+        self._deliver([(each.ticket, mine) for each, mine in zip(claimed, results, strict=True)])
+
+    def _finish(self, parcels: Sequence[Parcel[T]]) -> None:
+        with self._room:
+            self._held -= sum(len(each.envelopes) for each in parcels)
+            self._held_bytes -= sum(each.size for each in parcels)
+            self._finished += len(parcels)
+            self._room.notify_all()
+
+
+def _bundles(parcels: Sequence[Parcel[T]]) -> list[list[Parcel[T]]]:
+    """Cut parcels to one topic, in order, into what one transaction carries."""
+    bundles: list[list[Parcel[T]]] = []
+    count = size = 0
+    kind = ""
+    for each in parcels:
+        own = kind_of(each.envelopes[0])
+        count, size = count + len(each.envelopes), size + each.size
+        if not bundles or own != kind or count > CHUNK_COUNT or size > CHUNK_BYTES:
+            bundles.append([])
+            kind, count, size = own, len(each.envelopes), each.size
+        bundles[-1].append(each)
+    return bundles
+
+
+_outboxes: weakref.WeakSet[Outbox[Any]] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for each in list(_outboxes):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

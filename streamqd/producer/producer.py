@@ -1,0 +1,156 @@
+"""The producer for one thread: each call returns when Redis has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from streamqd import config
+from streamqd.errors import BacklogFull, ChunkRefused, ChunkUnknown
+from streamqd.producer.encoding import Outgoing
+from streamqd.producer.sender import ProducerOptions, Sender, confirmed
+
+if TYPE_CHECKING:
+    from streamqd.producer.buffered import BufferedProducer, BufferOptions
+
+
+class Producer:
+    """Writes messages to topics over one connection of its own.
+
+    Use it as a context manager or call `close`. Not thread-safe: give each thread its own, or use
+    a `BufferedProducer`. A producer that was created before a fork works in the child too, over a
+    new connection.
+
+    `url` names the Redis server, `settings` (from `config.load`) all the rest. Without either,
+    they come from the environment: STREAMQ_CONFIG names the file, STREAMQ_SECTION__KEY settings.
+    With `create` (True) a topic is registered at its first send, with the partition count that the
+    settings give it, else one partition; without, sending to an unknown topic raises TopicMissing.
+    `timeout` (5) bounds one exchange with Redis and `dedup_window` (600) is how long a `dedup_id`
+    is remembered, both in seconds.
+
+    `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
+    "consistent", or a function of the key (bytes, or None) and the number of partitions; a mapping
+    of topics gives each its own, and "hash" to the others. With `max_backlog` a message is not
+    written to a partition in which so many wait: after `backlog_wait` (0) seconds BacklogFull is
+    raised.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        settings: config.Settings | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        self._sender = Sender(url, settings, **options)
+        self._options = options
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. The next send opens a new one."""
+        self._sender.close()
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        delay: float | timedelta | None = None,
+        at: float | datetime | None = None,
+        expires: float | timedelta | datetime | None = None,
+        dedup_id: str | None = None,
+    ) -> str:
+        """Write one message; return its entry id (with `delay` or `at`, its send id).
+
+        bytes are written as they are, str as UTF-8, everything else as JSON. Messages with the
+        same key go to the same partition; without a key (and without a `dedup_id`, which then
+        takes its place) partitions take turns. A message whose `dedup_id` was used before, within
+        the window, is not written again: the id of the first is returned.
+
+        With `delay` (seconds or timedelta) or `at` (unix seconds or a datetime with a time zone) it
+        becomes readable later. Past `expires` it is not handled any more: seconds or a timedelta
+        after it became readable, or a datetime.
+
+        Raises UnknownOutcome when the answer was lost (never with a `dedup_id` unless every
+        repetition was lost too), RedisUnavailable when nothing was written, RedisRefused,
+        BacklogFull, MessageTooLarge, TopicMissing, Refused, and TypeError or ValueError for what
+        cannot be encoded.
+        """
+        item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
+        [[result]] = self._sender.post(topic, [[self._sender.encode(item)]])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def send_many(self, topic: str, items: Iterable[Any]) -> list[str]:
+        """Write many messages, pipelined; return their entry ids in order.
+
+        An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
+        the items, in chunks, each waiting for the answer to the one before. When something fails,
+        what came before it has been written and the error says how much that is: ChunkUnknown,
+        ChunkRefused and BacklogFull have the ids; an item that cannot be encoded, or an error
+        raised by `items` itself, stops the sending behind the items before it and is raised with
+        a note.
+        """
+        ids: list[str] = []
+        try:
+            for chunk in self.send_chunks(topic, items):
+                ids += chunk
+        except Exception as error:
+            told(error, ids)
+            raise
+        return ids
+
+    def send_chunks(
+        self, topic: str, items: Iterable[Any], *, delay: float | None = None
+    ) -> Iterator[list[str]]:
+        """Write many messages as `send_many` does, yielding the ids of each chunk once confirmed.
+
+        The ids in a raised ChunkUnknown, ChunkRefused or BacklogFull are those of the failed chunk
+        only. With `delay` (seconds) all messages are scheduled, unless an item says otherwise, and
+        the ids are send ids.
+        """
+        if delay is not None:
+            items = (_delayed(item, delay) for item in items)
+        for batch in self._sender.cut(items):
+            [results] = self._sender.post(topic, [batch])
+            ids, failure = confirmed(topic, results)
+            if ids:
+                yield ids
+            if failure is not None:
+                raise failure
+
+    def buffered(self, **buffer: Unpack[BufferOptions]) -> BufferedProducer:
+        """Make a BufferedProducer with the settings of this one and a connection of its own."""
+        from streamqd.producer.buffered import BufferedProducer
+
+        return BufferedProducer(None, self._sender.settings, **buffer, **self._options)
+
+
+def told(error: Exception, ids: list[str]) -> None:
+    """Say in an error that ended `send_many` what had been written before."""
+    if isinstance(error, ChunkUnknown | ChunkRefused | BacklogFull):
+        error.ids[:0] = ids
+    else:
+        error.add_note(f"{len(ids)} messages of this call were written before it")
+
+
+def _delayed(item: Any, delay: float) -> Outgoing:
+    outgoing = item if isinstance(item, Outgoing) else Outgoing(item)
+    if outgoing.delay is None and outgoing.at is None:
+        return outgoing._replace(delay=delay)
+    return outgoing

@@ -1,0 +1,134 @@
+"""Batches: the handler is called for many messages at once, and each of them is settled by itself.
+
+While it runs, all of its entries are RUNNING: a process that dies in it has as many suspects. None
+is charged; the next process runs each of them alone, as it does what has been charged before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamqd import handlers
+from streamqd.config import Consumer
+from streamqd.message import Delivery, Message
+from streamqd.scoreboard import (
+    BUCKETS,
+    DONE,
+    FAILED,
+    RUNNING,
+    WORD_RUN_SEQ,
+    WORD_TRUSTED_UNTIL,
+    Slot,
+    now_ns,
+)
+from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.runs import ACK_DELAY_NS, Runner
+from streamqd.worker.settler import Settler
+
+BATCH = 100  # messages at once, where the consumer does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A message that waits for its batch to be full."""
+
+    index: int
+    message: Message
+    retried: bool
+    crashes: int
+
+
+class BatchRunner(Runner):
+    """Collects messages, and runs the handler when the batch is full or nothing more comes."""
+
+    def __init__(
+        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+    ) -> None:
+        super().__init__(consumer, delivery, slot, gate, settler)
+        self._taken: list[Taken] = []
+        self._size = consumer.batch or BATCH
+
+    def handle(self, index: int, message: Message, retried: bool, crashes: int) -> None:
+        """Take the entry at `index` into the batch; run the handler when that fills it."""
+        if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
+            return
+        self._taken.append(Taken(index, message, retried, crashes))
+        if len(self._taken) >= self._size:
+            self.finish()
+
+    def begin(self) -> None:
+        """Forget what was collected of an earlier read."""
+        self._taken = []
+
+    def finish(self) -> None:
+        """Run the handler for what was collected."""
+        batch, self._taken = self._taken, []
+        if not batch:
+            return
+        now = now_ns()
+        if now > self.slot.words[WORD_TRUSTED_UNTIL]:
+            now = self.gate.await_trust()
+        since = self.settler.since_ns
+        if self.settler.items or (since and now - since > ACK_DELAY_NS):
+            self.settler.flush()
+            now = now_ns()
+        errors = self._run(batch, now)
+        self._note(batch, errors)
+        self.handled += len(batch)
+        limit = self.consumer.max_messages
+        if limit and self.handled >= limit:
+            raise Stop(ExitCode.RECYCLE)
+
+    def _run(self, batch: list[Taken], now: int) -> list[BaseException | None]:
+        """Call the handler. Returns what is wrong with each message, None for those done."""
+        states, words, lanes = self.slot.states, self.slot.words, self.slot.lanes
+        lanes[0], lanes[1] = batch[0].index, now
+        words[WORD_RUN_SEQ] += 1
+        for taken in batch:
+            states[taken.index] = RUNNING
+        end: object = None
+        try:
+            self._in_handler = True
+            try:
+                end = self.function([taken.message for taken in batch])
+            finally:
+                self._in_handler = False
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+            end = raised
+        errors = errors_of(end, [taken.message for taken in batch])
+        for taken, error in zip(batch, errors, strict=True):
+            states[taken.index] = DONE if error is None else FAILED
+        elapsed = now_ns() - now
+        self._last_run_ns = elapsed
+        self._histogram[min((elapsed >> 10).bit_length(), len(BUCKETS))] += len(batch)
+        self._histogram[-1] += elapsed * len(batch)
+        return errors
+
+    def _note(self, batch: list[Taken], errors: list[BaseException | None]) -> None:
+        ended = now_ns()
+        for taken, error in zip(batch, errors, strict=True):
+            index, message, retried = taken.index, taken.message, taken.retried
+            charged = taken.crashes > 0
+            if error is None:
+                self.settler.ack(
+                    message.id_bytes, retried=retried, index=index, charged=charged, now=ended
+                )
+            else:
+                self._failed(index, message, retried, taken.crashes + message.crash_count, error)
+
+
+def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
+    """Return what the end of a batch means for each of its messages, None for those done.
+
+    Whoever names a message that is not of the batch has mixed something up: then none is done.
+    """
+    error = handlers.error_of(end)
+    if not isinstance(error, handlers.Failures):
+        return [error] * len(batch)
+    failed = getattr(error, "failed", None)  # a subclass may never have called our __init__
+    if not isinstance(failed, dict):
+        return [error] * len(batch)
+    if not set(failed) <= set(batch):
+        return [ValueError("Failures names a message that is not of this batch")] * len(batch)
+    errors = [failed.get(message) for message in batch]
+    return [None if each is None else handlers.error_of(each) for each in errors]

@@ -1,0 +1,293 @@
+"""The worker that handles several messages of its partition at once.
+
+The main thread fetches, gives entries to lanes, and settles what has ended, each entry by itself.
+It never waits for one handler: a read that waits for new entries, and the settling of old ones, go
+over connections of their own, so nothing stands behind anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from streamqd.errors import HandlerLoadError, RedisUnavailable
+from streamqd.message import Message
+from streamqd.scoreboard import WORD_COMMAND, now_ns
+from streamqd.store.client import Link
+from streamqd.store.fetch import Round
+from streamqd.worker.gate import ExitCode, Stop
+from streamqd.worker.hooks import Hooks
+from streamqd.worker.inherited import Held
+from streamqd.worker.lanes import Entry, Lanes, TaskLanes, ThreadLanes
+from streamqd.worker.orders import Anew
+from streamqd.worker.runs import ACK_DELAY_NS, Runner
+from streamqd.worker.settler import PARK_SECONDS, Fenced
+from streamqd.worker.several import SeveralRunner
+from streamqd.worker.worker import (
+    BLOCK_SECONDS,
+    IDLE_CHECK_SECONDS,
+    RELEASE_SECONDS,
+    REPLY_SECONDS,
+    Worker,
+)
+
+PUBLISH_NS = 1_000_000_000
+
+
+class ConcurrentWorker(Worker):
+    """Handles one unit, `concurrency` messages at a time."""
+
+    runner: SeveralRunner
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        name = f"streamqd:{self.unit}:settle"
+        self.settler.link = Link(self.settings.redis, timeout=REPLY_SECONDS, name=name)
+        self._bell_ns = 0  # when the doorbell was sent that is not answered yet
+        self._bell_count = 0
+        self._published_ns = 0
+        self._idle_since = 0
+
+    def _make_runner(self, hooks: Hooks) -> Runner:
+        form, function = hooks.loaded.form, hooks.loaded.function
+        if form.batch:
+            raise HandlerLoadError(
+                f"{self.consumer.handler} takes batches, which are handled one at a time: remove "
+                "concurrency, or write it for one message"
+            )
+        runner = SeveralRunner(self.consumer, self.delivery, self.slot, self.gate, self.settler)
+        lanes: Lanes
+        if form.asynchronous:
+            assert hooks.loop is not None
+            lanes = TaskLanes(self.slot, function, hooks.loop)
+        else:
+            lanes = ThreadLanes(self.slot, function, self.consumer.lanes)
+        runner.lanes = lanes
+        return runner
+
+    def run(self) -> int:
+        """Live until stopped. Returns the exit code."""
+        try:
+            return super().run()
+        finally:
+            if isinstance(self.runner, SeveralRunner):
+                self.runner.lanes.close()
+            self.settler.link.close()
+
+    def _work(self) -> ExitCode:
+        try:
+            return super()._work()
+        finally:
+            self._finish_running(whatever=True)
+
+    # --- attach ---
+
+    def _attach(self) -> None:
+        self._bell_ns = 0
+        self.runner.collect()
+        self.runner.forget_waiting()
+        super()._attach()
+
+    def _run_held(self, held: list[Held], session: str) -> None:
+        """Take entries that were pending before into hand, and handle those that must be alone."""
+        known = {*self.runner.places(), *self.settler.parked_places}
+        for entry in held:
+            if entry.place in known:
+                continue
+            self._obey()
+            index = self.runner.admit(entry.place)
+            if entry.fields is None:
+                self._settle_ghost(index, entry)
+                continue
+            message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)
+            if self.runner.bury_crasher(index, message, entry):
+                continue
+            alone = session or entry.crashes or entry.place in self.suspects
+            if alone:
+                self._run_dry()
+            if session:
+                self.settler.flush()
+                self._mark(session, entry.place)
+            self.runner.add(
+                Entry(
+                    index,
+                    entry.place,
+                    message,
+                    retried=entry.retried,
+                    crashes=entry.crashes,
+                    size=entry.size,
+                )
+            )
+            if alone:
+                self._run_dry()
+        while self.runner.ordering.waiting >= self.consumer.prefetch_max:
+            self._advance()
+            self._wait()
+
+    # --- serve ---
+
+    def _serve(self) -> None:
+        empty = False
+        while True:
+            self._advance()
+            if self.runner.released:
+                self._begin_anew()
+                continue
+            fetched = None
+            if self._bell_ns:
+                fetched = self._answer()
+            elif self.slot.reclaim_requested != self.slot.reclaim_done:
+                self._reclaim()
+            elif not self._hungry():
+                self._wait()
+            elif empty:
+                self._ring()
+            else:
+                fetched = self._round(doorbell=False)
+            if fetched is not None:
+                empty = not (fetched.retried or fetched.main)
+                self._take(fetched)
+
+    def _advance(self) -> None:
+        """Obey, note what has ended, begin with what can begin, settle what is due."""
+        self._obey()
+        self.runner.collect()
+        if self.runner.spent:
+            raise Stop(ExitCode.RECYCLE)
+        self._retire()
+        self.runner.start_ready()
+        now, since = now_ns(), self.settler.since_ns
+        if since and now - since > ACK_DELAY_NS:
+            self.settler.flush()
+        elif self.settler.items and not since:
+            self.settler.flush_verdicts()
+        if now - self._published_ns > PUBLISH_NS:
+            self._published_ns = now
+            self.runner.publish()
+
+    def _obey(self) -> None:
+        """When the supervisor wants a stop or a pause, begin nothing and let the runs end."""
+        if not self.slot.words[WORD_COMMAND]:
+            return
+        self._finish_running()
+        rang = self._bell_ns
+        self.gate.check(self.runner.ordering.waiting)
+        if rang:
+            # Whatever the doorbell's read has moved meanwhile is found by listing.
+            raise Anew
+
+    def _finish_running(self, *, whatever: bool = False) -> None:
+        """Wait for the runs to end, as long as a command stands, or `whatever` is commanded."""
+        while self.runner_is_busy and (whatever or self.slot.words[WORD_COMMAND]):
+            self._wait()
+            self.runner.collect()
+            with contextlib.suppress(Fenced):
+                self.settler.try_to_flush()
+
+    @property
+    def runner_is_busy(self) -> bool:
+        """Whether handlers run. None does before the boot is over."""
+        return isinstance(self.runner, SeveralRunner) and bool(self.runner.running)
+
+    def _run_dry(self) -> None:
+        """Handle all that is in hand."""
+        while self.runner.running or self.runner.ordering.waiting:
+            self._advance()
+            if self.runner.running:
+                self._wait()
+        self.runner.collect()
+
+    def _begin_anew(self) -> None:
+        self._run_dry()
+        self.settler.flush()
+        self.runner.released = 0
+        self.gate.sleep(RELEASE_SECONDS)
+        if self._bell_ns:
+            raise Anew
+        self._attach()
+
+    # --- reading ---
+
+    def _hungry(self) -> bool:
+        """Whether more entries should come into hand: lanes will be free, and there is room."""
+        runner, consumer = self.runner, self.consumer
+        return (
+            runner.free_lanes > 0
+            and runner.ordering.ready <= consumer.lanes // 2
+            and runner.ordering.waiting < consumer.prefetch_max
+            and runner.bytes_in_hand < consumer.prefetch_bytes
+        )
+
+    def _await_room(self) -> int:
+        room = super()._await_room()
+        runner = self.runner
+        room = min(room, self.consumer.prefetch_max - runner.ordering.waiting)
+        return max(1, min(room, runner.free_indexes // 2))  # a read may bring twice as many
+
+    def _ring(self) -> None:
+        """Send a read that waits for new entries. No acknowledgement rides on it: it may wait."""
+        wait = PARK_SECONDS if self.settler.items else BLOCK_SECONDS
+        bell = self.fetcher.doorbell(self.last_retry, self.last_main, wait)
+        self._bell_count = min(self.appetite.count, self._await_room())
+        self.fetcher.send_round([], [], self._bell_count, bell)
+        self._bell_ns = now_ns()
+
+    def _answer(self) -> Round | None:
+        """Wait for the doorbell, or for anything else that happens. None: it has not answered."""
+        descriptor = self.fetcher.fileno()
+        if descriptor not in self._wait(descriptor):
+            if now_ns() - self._bell_ns > (BLOCK_SECONDS + REPLY_SECONDS) * 1e9:
+                raise RedisUnavailable("no answer from Redis; connecting anew", sent=True)
+            return None
+        fetched = self.fetcher.receive_round(rang=True)
+        self._bell_ns = 0
+        self.slot.add("round_trips")
+        return self._accepted(fetched, self._bell_count)
+
+    def _take(self, fetched: Round) -> None:
+        """Take what was read into hand, or see to what is due when nothing happens."""
+        retried, main = fetched.retried, fetched.main
+        if not retried and not main:
+            self._idle()
+            return
+        self._idle_since = 0
+        size = 0
+        for was_retried, entries in ((True, retried), (False, main)):
+            for entry_id, fields in entries:
+                place = (b"r:" if was_retried else b"m:") + entry_id
+                index = self.runner.admit(place)
+                message = Message(self.delivery, entry_id, fields, retried=was_retried)
+                length = sum(map(len, fields))
+                size += length
+                entry = Entry(index, place, message, retried=was_retried, crashes=0, size=length)
+                self.runner.add(entry)
+        self.last_retry = retried[-1][0] if retried else self.last_retry
+        self.last_main = main[-1][0] if main else self.last_main
+        total = len(retried) + len(main)
+        self.slot.add("fetched", total)
+        self.slot.add("bytes", size)
+        spent = int(self.runner.run_ns * total / self.consumer.lanes)
+        self.appetite.fed(total, size, spent, self.fetcher.received)
+        if self.runner.clock_is_old(now_ns()):
+            self.runner.read_clock(self.link)
+
+    def _idle(self) -> None:
+        now = now_ns()
+        if self.runner.running or self.settler.owed:
+            self._idle_since = 0
+            return
+        self._idle_since = self._idle_since or now
+        if now - self._idle_since > IDLE_CHECK_SECONDS * 1e9:
+            self._idle_since = now
+            if self.settler.pending_differs():
+                raise Anew
+
+    def _wait(self, *descriptors: int) -> set[int]:
+        """Wait until a run has ended, or a descriptor is readable, or settling is due."""
+        since = self.settler.since_ns
+        seconds = BLOCK_SECONDS
+        if since:
+            seconds = max(0.0, (since + ACK_DELAY_NS - now_ns()) / 1e9) + 0.001
+        elif self.settler.items:
+            seconds = PARK_SECONDS
+        return self.gate.await_any([self.runner.lanes.bell, *descriptors], seconds)

@@ -1,0 +1,145 @@
+"""The event loop of a worker: one, in a thread of its own, for as long as the worker lives.
+
+It turns also while the worker waits for Redis, so the timers, keep-alives and pools of a handler's
+clients work between two messages. The main thread hands coroutines over and is told their ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator
+from queue import SimpleQueue
+from typing import Any
+
+from streamqd import logs
+from streamqd.logs import Handled
+
+CLOSE_SECONDS = 5.0  # what tasks that a handler has left behind may take to be cancelled
+
+Work = Callable[[], object]  # returns the coroutine; called in the loop's thread
+
+
+class Run:
+    """One coroutine of a handler, from its start to its end, which is told to `ended`.
+
+    The end is what was returned, or the exception that was raised.
+    """
+
+    def __init__(
+        self, work: Work, message: Handled | None, ended: Callable[[object], object]
+    ) -> None:
+        self._work = work
+        self._message = message
+        self._ended = ended
+        self._limit: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. In the loop's thread, as all that follows."""
+        self._task = asyncio.get_running_loop().create_task(self._main())
+
+    def interrupt(self, limit: BaseException) -> None:
+        """Raise an exception in the coroutine, where it waits. What has ended is left alone."""
+        self._limit = limit
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _main(self) -> None:
+        if self._message is not None:
+            logs.running.set(self._message)
+        end: object
+        try:
+            end = await self._driven(self._work())
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+            end = raised
+        self._ended(end)
+
+    @types.coroutine
+    def _driven(self, work: Any) -> Generator[Any, Any, object]:
+        """Step through the coroutine; what cancels it for its limit reaches it as that limit."""
+        coroutine: Coroutine[Any, Any, object] = work
+        step: Callable[[], Any] = lambda: coroutine.send(None)  # noqa: E731
+        if self._limit is not None:
+            step = self._thrown(coroutine, asyncio.CancelledError())
+        try:
+            while True:
+                waited_for = step()
+                try:
+                    got = yield waited_for
+                except BaseException as error:  # noqa: BLE001 - it is passed on
+                    step = self._thrown(coroutine, error)
+                else:
+                    step = lambda got=got: coroutine.send(got)  # type: ignore[misc]  # noqa: E731
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            coroutine.close()
+
+    def _thrown(
+        self, coroutine: Coroutine[Any, Any, object], error: BaseException
+    ) -> Callable[[], Any]:
+        limit = self._limit
+        if limit is not None and isinstance(error, asyncio.CancelledError):
+            self._limit = None
+            if self._task is not None:
+                self._task.uncancel()  # the coroutine may go on, and wait again
+            error = limit
+        return lambda: coroutine.throw(error)
+
+
+def _start(runs: tuple[Run, ...]) -> None:
+    for run in runs:
+        run.start()
+
+
+class EventLoop:
+    """The loop and its thread. Its methods are called by the main thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
+        self._thread.start()
+        self._waited: Run | None = None
+
+    def begin(self, *runs: Run) -> None:
+        """Start coroutines: together they cost one wake-up of the loop."""
+        self._loop.call_soon_threadsafe(_start, runs)
+
+    def interrupt(self, run: Run, limit: BaseException) -> None:
+        """Raise an exception in a coroutine, where it waits. Also for use by a signal handler."""
+        self._loop.call_soon_threadsafe(run.interrupt, limit)
+
+    def wait(self, work: Work) -> object:
+        """Run a coroutine to its end. Returns what it returns, or the exception that it raised."""
+        ends: SimpleQueue[object] = SimpleQueue()
+        run = self._waited = Run(work, None, ends.put)
+        self.begin(run)
+        end = ends.get()
+        self._waited = None
+        return end
+
+    def interrupt_waited(self, limit: BaseException) -> None:
+        """Raise an exception in the coroutine that `wait` waits for. For a signal handler."""
+        if self._waited is not None:
+            self.interrupt(self._waited, limit)
+
+    def close(self) -> None:
+        """Cancel what is left and end the thread, as far as that is possible in some seconds."""
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _turn(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        with contextlib.suppress(Exception):
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS / 2))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()

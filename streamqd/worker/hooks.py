@@ -1,0 +1,73 @@
+"""The user's code in a worker: the handler as the runner calls it, and the hooks of its module."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streamqd import handlers, logs
+from streamqd.config import Consumer
+from streamqd.errors import HandlerLoadError
+from streamqd.model import Unit
+from streamqd.worker.eventloop import EventLoop
+
+
+class Hooks:
+    """What was loaded, with the event loop that it needs, if it needs one."""
+
+    def __init__(self, consumer: Consumer, base_dir: Path, unit: Unit) -> None:
+        """Import the handler. Raises HandlerLoadError."""
+        self._reference = consumer.handler
+        self._unit = unit
+        self.loaded = handlers.load(consumer.handler, base_dir, consumer.codec)
+        started, stopped = self.loaded.on_start, self.loaded.on_stop
+        asynchronous = self.loaded.form.asynchronous
+        asynchronous = asynchronous or handlers.is_async(started) or handlers.is_async(stopped)
+        self.loop = EventLoop() if asynchronous else None
+
+    @property
+    def function(self) -> Callable[..., object]:
+        """The handler as something that is called and returns when it has ended."""
+        function, loop = self.loaded.function, self.loop
+        if loop is None or not self.loaded.form.asynchronous:
+            return function
+        return lambda taken: loop.wait(lambda: function(taken))
+
+    @property
+    def interrupt(self) -> Callable[[BaseException], None] | None:
+        """How `function` is interrupted; None: by an exception of a signal handler."""
+        if self.loop is None or not self.loaded.form.asynchronous:
+            return None
+        return self.loop.interrupt_waited
+
+    def start(self, context: handlers.Context) -> None:
+        """Run `on_start`. Raises HandlerLoadError when it fails."""
+        error = self._run(self.loaded.on_start, context)
+        if error is None:
+            return
+        raise HandlerLoadError(
+            f"on_start of {self._reference} failed: {type(error).__name__}: "
+            f"{handlers.text_of(error)}"
+        ) from error
+
+    def stop(self) -> None:
+        """Run `on_stop`, and end the event loop. Never raises."""
+        error = self._run(self.loaded.on_stop)
+        if error is not None:
+            logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, exc=error)
+        if self.loop is not None:
+            self.loop.close()
+
+    def _run(self, hook: Callable[..., object] | None, *given: Any) -> BaseException | None:
+        if hook is None:
+            return None
+        try:
+            if self.loop is not None and handlers.is_async(hook):
+                end = self.loop.wait(lambda: hook(*given))
+                return end if isinstance(end, BaseException) else None
+            hook(*given)
+        except BaseException as error:  # noqa: BLE001 - user code
+            return error
+        return None
