@@ -12,13 +12,16 @@ REDIS62 := .cache/servers/redis62/redis-server
 DEMO_DIR := var/demo
 # What does not touch a server need not be run again on another one; nor do the tests that start
 # Spark: what they say to a server is tested without it in tests/integration.
-SERVERLESS := tests/unit tests/test_house.py tests/acceptance/test_packaging.py tests/spark
+CLUSTER := tests/acceptance/test_spark.py
+SERVERLESS := tests/unit tests/test_house.py tests/acceptance/test_packaging.py tests/spark $(CLUSTER)
 ON_SERVER := $(addprefix --ignore=,$(SERVERLESS))
+# Each process of these has a server of its own; most of them wait for events most of the time.
+PARALLEL := -n 3 --dist loadfile
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-redis7 test-redis62 lint format docs mutants build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 lint format docs bench-spark model model-full mutants soak soak-archive soak-memory build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,13 +33,18 @@ serve: $(RUN_STAMP) ## The same, and stay until Ctrl-C
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR) --serve
 
 test: $(DEV_STAMP) ## Run the whole suite on the bundled Valkey (PYTEST_ARGS="-k lease" selects)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --ignore=tests/spark --ignore=$(CLUSTER) $(PYTEST_ARGS)
+	@# Alone: these share one Spark session, which keeps both cores busy. 5: none was selected.
+	$(BIN)/pytest tests/spark $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+test-cluster: $(DEV_STAMP) ## Run Spark with executors of their own, and the full loop to a daemon
+	$(BIN)/pytest $(CLUSTER) $(PYTEST_ARGS)
 
 test-redis7: $(DEV_STAMP) ## Run what needs a server on the redis-server found in PATH
-	$(BIN)/pytest --server redis7 $(ON_SERVER) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --server redis7 $(ON_SERVER) $(PYTEST_ARGS)
 
 test-redis62: $(DEV_STAMP) $(REDIS62) ## Run what needs a server on Redis 6.2
-	$(BIN)/pytest --server redis62 $(ON_SERVER) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --server redis62 $(ON_SERVER) $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP) ## Check style, types and import layers
 	$(BIN)/ruff check
@@ -51,8 +59,27 @@ format: $(DEV_STAMP) ## Format the code and mend what can be mended
 docs: $(DEV_STAMP) ## Write the generated pages anew
 	$(BIN)/python docs/generate.py
 
+bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS="--rows 5000000")
+	$(BIN)/python -m tests.benchmarks.spark $(BENCH_ARGS)
+
+model: $(DEV_STAMP) ## Check the protocol with Spin, and that every rule is needed
+	$(BIN)/python -m tests.protocol
+
+model-full: $(DEV_STAMP) ## The same in larger scopes; writes docs/explanation/protocol-model.md
+	$(BIN)/python -m tests.protocol --full --write
+
 mutants: $(DEV_STAMP) ## Break the code on purpose and see the tests turn red
 	$(BIN)/python -m tests.mutants
+
+soak: soak-archive soak-memory ## Run all long tests; their results are in docs/explanation/soak/
+
+soak-archive: $(DEV_STAMP) ## Kill the archive and its executors 20 times (KILLS=n SEED=n)
+	KILLS=$${KILLS:-20} SEED=$${SEED:-} RESULT=$${RESULT:-docs/explanation/soak/archive-kills.json} \
+		$(BIN)/pytest -s tests/soak/test_archive_kills.py $(PYTEST_ARGS)
+
+soak-memory: $(DEV_STAMP) ## See that 10 million messages leave memory as it was (MESSAGES=n)
+	MESSAGES=$${MESSAGES:-10000000} RESULT=$${RESULT:-docs/explanation/soak/memory.json} \
+		$(BIN)/pytest tests/soak/test_memory.py $(PYTEST_ARGS)
 
 build: $(DEV_STAMP) ## Build the sdist and the wheel into dist/
 	rm -rf dist

@@ -245,7 +245,8 @@ def seconds_between(earlier: str, later: str) -> float:
 def test_a_partition_in_a_crash_loop_rests_and_is_tried_again_while_others_work(
     new_daemon: NewDaemon,
 ):
-    daemon = new_daemon(partitions=2, daemon=LOOP)
+    # The end of the rest is enough to look again: the next beat is minutes away.
+    daemon = new_daemon(partitions=2, daemon=LOOP | {"lease_ttl": "10m"})
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
     sick(daemon, 1)
     daemon.start()

@@ -156,7 +156,7 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
         ),
         "lease_release": owner.release(),
         "message_recover": messages.recover(keys, UNIT, token, "s", True, "", "", 10),
-        "message_reclaim": messages.reclaim(keys, UNIT, token, "m", 0.0, 10),
+        "message_reclaim": messages.reclaim(keys, UNIT, token, "s1", "m", 0.0, 10),
         "settle_ack": messages.ack(keys, UNIT, token, places),
         "settle_retry": messages.retry(keys, UNIT, token, [(places[0], 0.0, fields)]),
         "settle_dead": messages.dead(keys, UNIT, token, [(places[0], fields)]),

@@ -112,6 +112,12 @@ def test_a_handler_that_cannot_be_used_is_named(
     problem(refusal(daemon, CONFIG), *words)
 
 
+def test_a_bad_handler_is_told_before_an_embedded_server_is_started(new_daemon: NewDaemon):
+    daemon = new_daemon(consumer={"handler": "absent:obey"})
+    daemon.write_config(redis={"url": "embedded:"})
+    problem(refusal(daemon, CONFIG), "no module named absent")
+
+
 def test_without_any_consumer_there_is_nothing_to_do(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(consumers=[])

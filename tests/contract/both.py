@@ -63,10 +63,10 @@ class Both:
             assert page.last_retry.decode() == group.last_retry
         return reply.word
 
-    def reclaim(self, name: str, token: str, letter: str) -> str:
+    def reclaim(self, name: str, token: str, session: str, letter: str) -> str:
         unit = self.desks[name].unit
-        reply = self.link.run(messages.reclaim(self.keys, unit, token, letter, 0.0, 256))
-        return _agree(reply, self.model.reclaim(name, token, letter))
+        reply = self.link.run(messages.reclaim(self.keys, unit, token, session, letter, 0.0, 256))
+        return _agree(reply, self.model.reclaim(name, token, session, letter))
 
     def ack(self, name: str, token: str, charged: tuple[str, ...], others: tuple[str, ...]) -> str:
         unit = self.desks[name].unit

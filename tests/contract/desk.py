@@ -22,6 +22,7 @@ from streamqd.store.scripts import Call, Reply
 # Whoever answers one of these has written nothing.
 REFUSALS = frozenset(
     (
+        *("CHANGED", "DELETING", "MISSING", "OWNED", "UNSETTLED"),
         *(
             "BEHIND",
             "DUP",
@@ -34,7 +35,7 @@ REFUSALS = frozenset(
             "MISMATCH",
             "MISSING_GROUP",
         ),
-        *("MOVED", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "TWIN"),
+        *("MOVED", "MOVING", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "TWIN"),
     )
 )
 UNIT = Unit("access", 0, "hits")

@@ -96,10 +96,12 @@ class Model:
             else:
                 group.last_retry = place[2:]
 
-    def reclaim(self, name: str, token: str, letter: str) -> str:
+    def reclaim(self, name: str, token: str, session: str, letter: str) -> str:
         group = self.now.groups[name]
         if group.token != token:
             return "FENCED"
+        if group.session != session:
+            return "SESSION"
         for place in group.pending:
             if place[0] == letter:
                 group.pending[place] = "w"

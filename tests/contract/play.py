@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd.model import Unit
-from streamqd.store import messages
+from streamqd.store import messages, retention
 from tests.contract.both import Both
 from tests.contract.desk import Desk
 from tests.contract.model import Model
@@ -156,8 +156,13 @@ class Play:
             self.model._ack(name, place)
 
     def reclaim(self) -> None:
-        if chosen := self.actor():
-            self.make(Op("reclaim", chosen[0], (chosen[1].token, self.draw.choice("mr"))))
+        if not (chosen := self.actor()):
+            return
+        name, actor = chosen
+        if not actor.session:
+            self.recover()
+        else:
+            self.make(Op("reclaim", name, (actor.token, actor.session, self.draw.choice("mr"))))
 
     # --- settling ---
 
@@ -237,7 +242,7 @@ class Play:
         desk = self.desks[name]
         assert self.link.run(trim_all(desk, expected=list(GROUPS))).word == "OK"
         self.model.trim()
-        assert self.link.run(messages.trim_retry(self.keys, desk.unit, 1000)).word == "OK"
+        assert self.link.run(retention.trim_retry(self.keys, desk.unit, 1000)).word == "OK"
         self.model.trim_retry(name)
 
     def replay(self) -> None:

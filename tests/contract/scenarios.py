@@ -8,7 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from streamqd.config import Topic
-from streamqd.store import archives, dead, leases, members, messages, publishing, spark, topics
+from streamqd.store import (
+    adoption,
+    archives,
+    control,
+    dead,
+    groups,
+    growth,
+    leases,
+    members,
+    messages,
+    publishing,
+    retention,
+    retries,
+    spark,
+    topics,
+)
 from streamqd.store.scripts import Call
 from tests.contract.desk import OWNER, TTL, Desk
 
@@ -111,7 +126,8 @@ def message_reclaim(desk: Desk) -> Call:
     desk.add("1-0")
     desk.fetch(consumer="foreign")
     desk.own("t1")
-    return messages.reclaim(desk.keys, desk.unit, "t1", "m", 0.0, 10)
+    desk.do("HSET", desk.fence, "session", "s1")
+    return messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 0.0, 10)
 
 
 def settle_ack(desk: Desk) -> Call:
@@ -187,7 +203,22 @@ def stream_trim_retry(desk: Desk) -> Call:
     desk.groups()
     desk.pending_retry("1-0")
     desk.do("XACK", desk.retry, desk.unit.group, "1-0")
-    return messages.trim_retry(desk.keys, desk.unit, 1000)
+    return retention.trim_retry(desk.keys, desk.unit, 1000)
+
+
+def stream_drop(desk: Desk) -> Call:
+    desk.groups()
+    desk.add("1-0")
+    desk.do("HSET", desk.trim, "first", "1-0")
+    return drop_all(desk)
+
+
+def ghost_settle(desk: Desk) -> Call:
+    desk.pending("1-0", "2-0")
+    desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    desk.do("HSET", desk.trim, "first", "2-0")
+    desk.do("HSET", desk.attempts, "m:1-0:c", "1")
+    return retention.settle_ghosts(desk.keys, desk.unit, 10)
 
 
 def dead_replay(desk: Desk) -> Call:
@@ -208,12 +239,29 @@ def dead_purge(desk: Desk) -> Call:
     return dead.purge_before(desk.keys, desk.unit.topic, desk.unit.partition, "8", 10)
 
 
+def dead_mark(desk: Desk) -> Call:
+    desk.add("7-0", stream=desk.dlq)
+    return dead.mark(desk.keys, desk.unit.topic, desk.unit.partition, "7-0", "other/1")
+
+
+def dead_mark_back(desk: Desk) -> Call:
+    desk.link.run(dead_mark(desk))
+    return dead.mark(desk.keys, desk.unit.topic, desk.unit.partition, "7-0", "")
+
+
+def dead_deliver(desk: Desk) -> Call:
+    desk.groups()
+    return dead.deliver(desk.keys, *desk.unit, {b"payload": b"x"}, "dlq:other:0:1-0", 60.0)
+
+
 def message_publish(desk: Desk) -> Call:
-    desk.add("1-0")
-    desk.do("HSET", desk.trim, "backlog", "3")
+    desk.groups()
+    for entry_id in ("1-0", "2-0"):
+        desk.add(entry_id)
+    desk.do("XACK", desk.stream, desk.unit.group, *desk.fetch(1))
     topic, partition, _ = desk.unit
     return publishing.publish(
-        desk.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, max_backlog=10
+        desk.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, max_backlog=2
     )
 
 
@@ -229,10 +277,102 @@ def topic_create(desk: Desk) -> Call:
     return topics.creation(desk.keys, "access", Topic(partitions=3))
 
 
+def topic_configure(desk: Desk) -> Call:
+    desk.link.run(topic_create(desk))
+    seen = topics.stored(desk.link, desk.keys, "access")
+    return topics.configuration(desk.keys, "access", seen, {"archive": "required"})
+
+
+def topic_retire(desk: Desk) -> Call:
+    desk.link.run(topic_create(desk))
+    return topics.retirement(desk.keys, "access")
+
+
+def growth_begin(desk: Desk) -> Call:
+    desk.link.run(topic_create(desk))
+    return growth.begin(desk.keys, "access", 3, 6, "t1")
+
+
+def growth_switch(desk: Desk) -> Call:
+    desk.link.run(growth_begin(desk))
+    return growth.switch(desk.keys, "access", "t1", range(3, 6))
+
+
+def growth_mark(desk: Desk) -> Call:
+    desk.link.run(growth_switch(desk))
+    return growth.mark(desk.keys, "access", "t1", ["1-0", "2-0", "0-0"])
+
+
+def growth_end(desk: Desk) -> Call:
+    desk.link.run(growth_mark(desk))
+    return growth.end(desk.keys, "access", "t1")
+
+
+def group_reset(desk: Desk) -> Call:
+    """Taken from its owner, with all that it has."""
+    _with_everything(desk)
+    return groups.reset(desk.keys, desk.unit, "0-0", drop_retries=True, force=True)
+
+
+def group_delete(desk: Desk) -> Call:
+    _with_everything(desk)
+    return groups.delete(desk.keys, desk.unit, force=True)
+
+
+def retry_page(desk: Desk) -> Call:
+    _set_aside(desk)
+    return retries.page(desk.keys, desk.unit, (0, ""), 10)
+
+
+def retry_hasten(desk: Desk) -> Call:
+    _set_aside(desk)
+    return retries.hasten(desk.keys, desk.unit, ["m:1-0"])
+
+
+def retry_cancel(desk: Desk) -> Call:
+    _set_aside(desk)
+    desk.add("1-0", "payload", "old letter", stream=desk.dlq)
+    return retries.cancel(desk.keys, desk.unit, [("m:1-0", {b"reason": b"cancelled"})], drop=False)
+
+
+def retry_cancel_drop(desk: Desk) -> Call:
+    _set_aside(desk)
+    desk.add("1-0", "payload", "old letter", stream=desk.dlq)
+    return retries.cancel(desk.keys, desk.unit, [("m:1-0", {})], drop=True)
+
+
+def _with_everything(desk: Desk) -> None:
+    _failing(desk)
+    _set_aside(desk)
+    desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "1-0")
+
+
+def _set_aside(desk: Desk) -> None:
+    desk.do("ZADD", desk.delayed, 9e12, "m:1-0")
+    desk.do("HSET", desk.items, "m:1-0", b"\x92\xa7payload\xa1x")
+
+
 def member_beat(desk: Desk) -> Call:
     desk.do("ZADD", desk.keys.members("default"), 1, "silent")
     desk.do("HSET", desk.keys.info("default"), "silent", '{"nonce":"n0"}')
+    desk.do("HSET", desk.keys.orders("default"), "rebalance", "{}")
     return members.beat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0)
+
+
+def control_change(desk: Desk) -> Call:
+    desk.do("HSET", desk.keys.orders("default"), "drain:west-1", "{}")
+    return control.change(
+        desk.keys, "default", "pause:access/*/*", by="ops@west", remove=["drain:west-1"]
+    )
+
+
+def message_adopt(desk: Desk) -> Call:
+    """A foreign client has read an entry, and streamqd has owned the unit before."""
+    desk.groups()
+    desk.add("1-0")
+    desk.fetch(1, "foreign")
+    desk.do("HSET", desk.fence, "epoch", "7")
+    return adoption.adopt(desk.keys, desk.unit, "m")
 
 
 def member_leave(desk: Desk) -> Call:
@@ -283,7 +423,20 @@ def trim_all(desk: Desk, **changed: object) -> Call:
         "expected": [desk.unit.group],
     }
     topic, partition, _ = desk.unit
-    return messages.trim(desk.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
+    return retention.trim(desk.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
+
+
+def drop_all(desk: Desk, **changed: object) -> Call:
+    """Drop everything, acknowledged or not."""
+    arguments = {
+        "drop_before": "999999999999-0",
+        "max_length": None,
+        "archive": False,
+        "limit": 1000,
+        "expected": [desk.unit.group],
+    }
+    topic, partition, _ = desk.unit
+    return retention.drop(desk.keys, topic, partition, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
 def stream_step(desk: Desk) -> Call:
@@ -332,13 +485,32 @@ WHEN_FULL: dict[Scenario, str] = {
     message_promote_scheduled: "OOM",
     stream_trim: "OK",
     stream_trim_retry: "OK",
+    stream_drop: "OK",
+    ghost_settle: "OK",
     dead_replay: "OOM",
     dead_replay_everyone: "OOM",
     dead_purge: "OK",
+    dead_mark: "OOM",
+    dead_mark_back: "OK",
+    dead_deliver: "OOM",
     message_publish: "OOM",
     message_schedule: "OOM",
     topic_create: "OOM",
+    topic_configure: "OOM",
+    topic_retire: "OK",
+    growth_begin: "OOM",
+    growth_switch: "OOM",
+    growth_mark: "OOM",
+    growth_end: "OK",
+    group_reset: "OK",
+    group_delete: "OK",
+    retry_page: "OK",
+    retry_hasten: "OOM",
+    retry_cancel: "OOM",
+    retry_cancel_drop: "OK",
     member_beat: "OK",
+    control_change: "OK",
+    message_adopt: "OK",
     member_leave: "OK",
     partition_snapshot: "OK",
     stream_step: "OK",

@@ -1,9 +1,13 @@
-"""dead_replay: dead -> ready; dead_purge: dead -> gone."""
+"""dead_replay: dead -> ready; dead_purge: dead -> gone; dead_mark, dead_deliver: elsewhere."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from streamqd.admin.letters_reading import DEAD_ONLY
 from streamqd.errors import ContractError
 from streamqd.store import dead, messages
 from streamqd.store.keys import Keys
@@ -133,3 +137,100 @@ def test_purging_a_partition_without_letters(desk: Desk) -> None:
         dead.purge(desk.keys, "access", 0, ["1-0"] * 513)
     with pytest.raises(ContractError):
         dead.purge_before(desk.keys, "access", 0, "", 10)
+
+
+# --- moving a letter out of its slot --------------------------------------------------------------
+
+
+def mark(desk: Desk, letter_id: str, target: str = "other/1") -> Call:
+    return dead.mark(desk.keys, "access", 0, letter_id, target)
+
+
+def deliver(desk: Desk, group: str | None = None, name: str = "dlq:access:0:1-0") -> Call:
+    fields = {b"payload": b"\x00\xff", b"originalId": b"1-0"}
+    return dead.deliver(desk.keys, "access", 0, group, fields, name, 60.0)
+
+
+def test_a_letter_is_marked_once(desk: Desk) -> None:
+    letter = die(desk, "1-0")[0]
+    before = desk.state()
+    with desk.instant() as when:
+        assert desk.expect("dead_mark", "OK", mark(desk, letter)) == [b"other/1", b"0"]
+    [(name, value)] = desk.state()[desk.keys.moving("access", 0)].items()
+    assert desk.changes(before) == {desk.keys.moving("access", 0): {name: value}}
+    assert name == letter
+    assert when == value.split()[0]
+    assert value.split()[1] == b"other/1"
+
+    after = desk.dump()
+    where, age = desk.expect("dead_mark", "OK", mark(desk, letter, "third/0"))
+    assert where == b"other/1"
+    assert int(age) >= 0
+    assert desk.dump() == after
+
+
+def test_a_mark_is_taken_back(desk: Desk) -> None:
+    letter = die(desk, "1-0")[0]
+    before = desk.state()
+    desk.expect("dead_mark", "OK", mark(desk, letter))
+    assert desk.expect("dead_mark", "OK", mark(desk, letter, ""))[0] == b""
+    assert desk.changes(before) == {}
+
+
+def test_a_letter_that_is_gone_is_not_marked(desk: Desk) -> None:
+    desk.expect("dead_mark", "GONE", mark(desk, "7-0"))
+
+
+def test_a_moving_letter_is_replayed_nowhere_else(desk: Desk) -> None:
+    letter = die(desk, "1-0")[0]
+    desk.expect("dead_mark", "OK", mark(desk, letter))
+    assert desk.expect("dead_replay", "MOVING", replay(desk, letter)) == [b"other/1"]
+    assert desk.expect("dead_replay", "MOVING", replay(desk, letter, None)) == [b"other/1"]
+
+
+def test_purging_takes_the_marks_along(desk: Desk) -> None:
+    letters = die(desk, "1-0", "2-0", "3-0")
+    for letter in letters:
+        desk.expect("dead_mark", "OK", mark(desk, letter))
+    moving = desk.keys.moving("access", 0)
+    desk.expect("dead_purge", "OK", dead.purge(desk.keys, "access", 0, letters[:1]))
+    assert sorted(desk.state()[moving]) == letters[1:]
+    oldest = dead.purge_before(desk.keys, "access", 0, letters[2], 10)
+    desk.expect("dead_purge", "OK", oldest)
+    assert list(desk.state()[moving]) == letters[2:]
+
+
+@pytest.mark.parametrize("group", [None, "hits"])
+def test_a_letter_is_delivered_once(desk: Desk, group: str | None) -> None:
+    desk.groups()
+    before = desk.state()
+    new_id = desk.expect("dead_deliver", "OK", deliver(desk, group))[0].decode()
+    name = desk.keys.dedup("access", 0, "dlq:access:0:1-0")
+    fields = {"payload": b"\x00\xff", "originalId": b"1-0"}
+    assert desk.changes(before) == {
+        "retry" if group else "stream": Stream({new_id: fields}, {"hits": ("0-0", {})}),
+        name: new_id.encode(),
+    }
+    assert 0 < desk.do("PTTL", name) <= 60_000
+    assert desk.expect("dead_deliver", "DUP", deliver(desk, group)) == [new_id.encode()]
+    desk.expect("dead_deliver", "OK", deliver(desk, group, name="dlq:access:0:2-0"))
+
+
+def test_nothing_is_delivered_to_a_group_that_is_not_there(desk: Desk) -> None:
+    desk.expect("dead_deliver", "NOGROUP", deliver(desk, "hits"))
+    desk.groups()
+    desk.expect("dead_deliver", "NOGROUP", deliver(desk, "audit"))
+
+
+def test_what_may_not_be_delivered() -> None:
+    wide = {b"%d" % number: b"" for number in range(dead.DELIVER_MAX)}
+    for group, fields in (("", {b"payload": b"x"}), (None, {}), (None, wide)):
+        with pytest.raises(ContractError):
+            dead.deliver(Keys(), "access", 0, group, fields, "n", 60.0)
+
+
+def test_python_and_lua_leave_the_same_fields_behind() -> None:
+    text = (Path(__file__).parents[2] / "lua" / "dead_replay.lua").read_text()
+    table = re.search(r"DEAD_ONLY = \{(.*?)\}", text, re.DOTALL)
+    assert table
+    assert set(re.findall(r"(\w+) = true", table[1])) == {each.decode() for each in DEAD_ONLY}

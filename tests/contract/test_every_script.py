@@ -28,6 +28,7 @@ READ_ONLY = (
     scenarios.partition_snapshot,
     scenarios.group_ensure_there,
     scenarios.stream_step,
+    scenarios.retry_page,
 )
 
 

@@ -20,6 +20,7 @@ ANSWERS = {
     *("renew OK", "renew LATE", "renew FENCED"),
     *("refence OK", "refence FENCED", "release OK", "release FENCED"),
     *("recover OK", "recover FENCED", "reclaim OK", "reclaim FENCED"),
+    "reclaim SESSION",
     *("ack OK", "ack FENCED", "retry OK", "retry FENCED", "dead OK", "dead FENCED"),
     *("solo_mark OK", "solo_mark SESSION", "solo_mark FENCED"),
     *("replay OK", "replay GONE", "replay MISMATCH"),
@@ -55,6 +56,7 @@ MUTATIONS = {
     "settling without the fence": ("settle_ack", "if refusal then", "if false then"),
     "retrying without the fence": ("settle_retry", "if refusal then", "if false then"),
     "marking without the session": ("solo_mark", "~= session", "== false"),
+    "reclaiming without the session": ("message_reclaim", "~= session", "== false"),
     "a mark that survives the refence": ("lease_refence", "'mark', 'session'", "'session'"),
     "settling what is not pending": (
         "settle_retry",

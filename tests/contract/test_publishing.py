@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from streamqd.errors import ContractError
+from streamqd.errors import ContractError, RedisRefused
 from streamqd.store import publishing
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -16,6 +18,11 @@ BODY = {"payload": b"\x00\xff\r\n", "key": b"k"}
 
 def publish(desk: Desk, dedup_id: str = "order-1", max_backlog: int | None = None) -> Call:
     return publishing.publish(desk.keys, "access", 0, FIELDS, dedup_id, 60.0, max_backlog)
+
+
+def fill(desk: Desk, count: int) -> None:
+    for number in range(count):
+        desk.add(f"{number + 1}-0")
 
 
 def schedule(desk: Desk, send_id: str = "send-1", dedup_id: str = "") -> Call:
@@ -43,15 +50,65 @@ def test_forgets_when_the_window_ends(desk: Desk) -> None:
 
 
 def test_refuses_when_too_many_wait(desk: Desk) -> None:
-    desk.do("HSET", desk.trim, "backlog", 10)
+    desk.groups()
+    fill(desk, 10)
     assert desk.expect("message_publish", "FULL", publish(desk, max_backlog=10)) == [10]
     desk.expect("message_publish", "OK", publish(desk, max_backlog=11))
     desk.expect("message_publish", "DUP", publish(desk, max_backlog=10))
 
 
-def test_an_unknown_backlog_is_none(desk: Desk) -> None:
+def test_what_is_pending_waits_and_what_is_only_kept_does_not(desk: Desk) -> None:
+    desk.groups()
+    fill(desk, 10)
+    read = desk.fetch(10)
+    assert desk.expect("message_publish", "FULL", publish(desk, "", 5)) == [10]
+    desk.do("XACK", desk.stream, desk.unit.group, *read[:6])
+    assert desk.expect("message_publish", "FULL", publish(desk, "", 4)) == [4]
+    desk.expect("message_publish", "OK", publish(desk, "", 5))
+
+
+@pytest.mark.parametrize("slow", ["a", "z"])
+def test_the_group_that_is_furthest_behind_counts(desk: Desk, slow: str) -> None:
+    desk.groups()
+    desk.do("XGROUP", "CREATE", desk.stream, slow, 0)
+    fill(desk, 4)
+    desk.do("XACK", desk.stream, desk.unit.group, *desk.fetch(4))
+    assert desk.expect("message_publish", "FULL", publish(desk, "", 4)) == [4]
+    desk.do("XGROUP", "DESTROY", desk.stream, slow)
+    desk.expect("message_publish", "OK", publish(desk, "", 4))
+
+
+def test_without_a_group_everything_waits(desk: Desk) -> None:
     desk.expect("message_publish", "OK", publish(desk, "", max_backlog=1))
-    assert len(desk.state()["stream"].entries) == 1
+    assert desk.expect("message_publish", "FULL", publish(desk, "", max_backlog=1)) == [1]
+
+
+def test_a_figure_of_the_server_cannot_stop_producers_for_ever(desk: Desk) -> None:
+    fill(desk, 10)
+    desk.do("XGROUP", "CREATE", desk.stream, "hits", "10-0")
+    with contextlib.suppress(RedisRefused):  # Redis 6.2 has no such figure
+        desk.do("XGROUP", "SETID", desk.stream, "hits", "10-0", "ENTRIESREAD", 3)
+    desk.expect("message_publish", "OK", publish(desk, "", 5))
+
+
+def test_what_the_server_does_not_count_is_estimated(desk: Desk) -> None:
+    """A group that begins in the middle: no version of the server knows how much it has unread."""
+    fill(desk, 100)
+    desk.do("XGROUP", "CREATE", desk.stream, "hits", "75-0")
+    [waiting] = desk.expect("message_publish", "FULL", publish(desk, "", 20))
+    assert 25 <= waiting <= 27
+    desk.expect("message_publish", "OK", publish(desk, "", 30))
+    # The entry of now makes the others ancient. What is read to the end is known again.
+    desk.do("XACK", desk.stream, "hits", *desk.fetch(1000))
+    desk.expect("message_publish", "OK", publish(desk, "", 1))
+
+
+@pytest.mark.parametrize("read", ["0-0", "99-0", "100-0"])
+def test_entries_of_one_millisecond_count_until_they_are_read(desk: Desk, read: str) -> None:
+    desk.add("100-0")
+    desk.add("100-1")
+    desk.do("XGROUP", "CREATE", desk.stream, "hits", read)
+    assert desk.expect("message_publish", "FULL", publish(desk, "", 1))[0] in (1, 2)
 
 
 def test_without_a_dedup_id_each_is_written(desk: Desk) -> None:
@@ -63,10 +120,10 @@ def test_without_a_dedup_id_each_is_written(desk: Desk) -> None:
 
 
 def test_names_no_key_that_it_does_not_need(desk: Desk) -> None:
-    assert publish(desk, "").argv[:3] == (desk.stream,) * 3
+    assert publish(desk, "").argv[:2] == (desk.stream,) * 2
     dedup = desk.keys.dedup("access", 0, "order-1")
-    assert publish(desk).argv[:3] == (desk.stream, dedup, desk.stream)
-    assert publish(desk, "", 5).argv[:3] == (desk.stream, desk.stream, desk.trim)
+    assert publish(desk).argv[:2] == (desk.stream, dedup)
+    assert publish(desk, "", 5).argv[:2] == (desk.stream, desk.stream)
 
 
 def test_schedules(desk: Desk) -> None:
@@ -76,6 +133,15 @@ def test_schedules(desk: Desk) -> None:
     state = desk.state()
     assert now == state["scheduled_items"]["send-1"].pop("sentAt")
     assert state == {"scheduled": {"send-1": due}, "scheduled_items": {"send-1": BODY}}
+
+
+@pytest.mark.parametrize("at_unix_ms", [0, 1_000, 4_000_000_000_123])
+def test_schedules_for_an_instant(desk: Desk, at_unix_ms: int) -> None:
+    call = publishing.schedule(
+        desk.keys, "access", 0, None, "send-1", FIELDS, at_unix_ms=at_unix_ms
+    )
+    assert desk.expect("message_schedule", "OK", call) == [b"%d" % at_unix_ms]
+    assert desk.state()["scheduled"] == {"send-1": at_unix_ms}
 
 
 def test_the_same_send_again_is_scheduled_once(desk: Desk) -> None:
@@ -119,6 +185,12 @@ def test_what_cannot_be_sent_is_refused_here() -> None:
     with pytest.raises(ContractError):
         publishing.publish(keys, "access", 0, FIELDS, "order-1", 0.0)
     with pytest.raises(ContractError):
+        publishing.publish(keys, "access", 0, FIELDS, max_backlog=0)
+    with pytest.raises(ContractError):
         publishing.schedule(keys, "access", 0, 1.0, "", FIELDS)
     with pytest.raises(ContractError):
         publishing.schedule(keys, "access", 0, -1.0, "send-1", FIELDS)
+    with pytest.raises(ContractError):
+        publishing.schedule(keys, "access", 0, 1.0, "send-1", FIELDS, at_unix_ms=1)
+    with pytest.raises(ContractError):
+        publishing.schedule(keys, "access", 0, None, "send-1", FIELDS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
-from streamqd.store import messages
-from streamqd.store.messages import Trimmed
+from streamqd.store import retention
+from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Reply
 from tests.contract.desk import Desk
 from tests.contract.scenarios import trim_all
@@ -13,8 +15,18 @@ from tests.contract.scenarios import trim_all
 NODE = 100  # entries of a whole node of a stream, by the servers' defaults
 
 
-def trimmed(desk: Desk, **changed: object) -> Trimmed:
+def answered(desk: Desk, **changed: object) -> Trimmed:
     return Trimmed.parse(Reply("OK", desk.expect("stream_trim", "OK", trim_all(desk, **changed))))
+
+
+class Short(NamedTuple):
+    removed: int
+    floor: str
+    holder: str
+
+
+def trimmed(desk: Desk, **changed: object) -> Short:
+    return Short(*answered(desk, **changed)[:3])
 
 
 def fill(desk: Desk, count: int, *, acked: int, stream: str = "") -> None:
@@ -139,9 +151,9 @@ def test_part_of_a_node_is_not_trimmed(desk: Desk) -> None:
 
 def test_the_archive_holds_the_floor(desk: Desk) -> None:
     fill(desk, 350, acked=350)
-    assert trimmed(desk, archive=True) == (0, "0-0", "archive")
+    assert trimmed(desk, archive=True) == (0, "0-0", "@archive")
     desk.do("HSET", desk.trim, "archived", "120-0")
-    assert trimmed(desk, archive=True) == (100, "120-1", "archive")
+    assert trimmed(desk, archive=True) == (100, "120-1", "@archive")
     assert desk.state()["trim"]["archived"] == b"120-0"
     assert trimmed(desk, archive=False).removed == 250
 
@@ -196,11 +208,11 @@ def test_a_retry_stream_keeps_no_record(desk: Desk) -> None:
     desk.groups()
     fill(desk, 3, acked=2, stream=desk.retry)
     before = desk.state()
-    call = messages.trim_retry(desk.keys, desk.unit, 1000)
-    assert desk.expect("stream_trim", "OK", call) == [0, b"3-0", b"hits"]
+    call = retention.trim_retry(desk.keys, desk.unit, 1000)
+    assert desk.expect("stream_trim", "OK", call) == [0, b"3-0", b"hits", b"3-0"]
     assert desk.changes(before) == {}
     desk.do("XACK", desk.retry, "hits", "3-0")
-    assert desk.expect("stream_trim", "OK", call) == [3, b"3-1", b"hits"]
+    assert desk.expect("stream_trim", "OK", call) == [3, b"3-1", b"hits", b""]
     assert list(desk.changes(before)) == ["retry"]
     desk.do("XGROUP", "DESTROY", desk.retry, "hits")
     desk.expect("stream_trim", "NO_GROUPS", call)
@@ -212,3 +224,86 @@ def test_full_memory_is_freed(desk: Desk) -> None:
     with desk.full_memory():
         assert trimmed(desk).removed == 350
     assert desk.state()["trim"]["removed"] == b"350"
+
+
+def test_bytes_keep_about_so_many(desk: Desk) -> None:
+    desk.groups()
+    bodies = [("XADD", desk.stream, f"{n}-0", "payload", "x" * 1000) for n in range(1, 2001)]
+    desk.link.pipeline(bodies)
+    desk.fetch(2000)
+    desk.do("XACK", desk.stream, "hits", *(f"{n}-0" for n in range(1, 2001)))
+    assert trimmed(desk, keep_from="0-0", max_bytes=1 << 30).removed == 0
+    used = desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0)
+    trimmed(desk, keep_from="0-0", max_bytes=used // 4, limit=10_000)
+    left = desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0)
+    assert used / 5 < left < used / 3
+    assert 400 < length(desk) < 600
+    assert trimmed(desk, keep_from="0-0", max_bytes=1, limit=10_000).removed > 0
+    assert length(desk) < NODE
+
+
+def test_bytes_obey_the_floor(desk: Desk) -> None:
+    fill(desk, 350, acked=120)
+    found = answered(desk, keep_from="0-0", max_bytes=1)
+    assert found == (100, "121-0", "hits", "121-0")
+
+
+def test_bytes_and_length_the_narrower_counts(desk: Desk) -> None:
+    fill(desk, 350, acked=350)
+    assert trimmed(desk, keep_from="0-0", max_bytes=1 << 40, max_length=150).removed == 200
+    assert trimmed(desk, keep_from="0-0", max_bytes=1, max_length=1000).removed == 150
+
+
+def test_a_shrink_removes_what_was_there_the_time_before(desk: Desk) -> None:
+    fill(desk, 200, acked=200)
+    assert trimmed(desk, keep_from="0-0", shrink_every=0.0).removed == 0
+    assert desk.state()["trim"]["shrink_next"] == b"200-1"
+    for number in range(201, 401):
+        desk.add(f"{number}-0")
+    desk.fetch(200)
+    desk.do("XACK", desk.stream, "hits", *(f"{n}-0" for n in range(201, 401)))
+    assert trimmed(desk, keep_from="0-0", shrink_every=3600.0).removed == 0, "not yet time"
+    assert trimmed(desk, keep_from="0-0", shrink_every=0.0).removed == 200
+    assert trimmed(desk, keep_from="0-0", shrink_every=0.0).removed == 200
+    assert length(desk) == 0
+
+
+def test_what_a_shrink_could_not_remove_goes_as_soon_as_it_may(desk: Desk) -> None:
+    fill(desk, 200, acked=199)
+    for _ in range(2):
+        assert answered(desk, keep_from="0-0", shrink_every=0.0).removed in (0, 100)
+    assert answered(desk, keep_from="0-0", shrink_every=3600.0).held
+    desk.do("XACK", desk.stream, "hits", "200-0")
+    assert trimmed(desk, keep_from="0-0", shrink_every=3600.0).removed == 100
+    assert length(desk) == 0
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_shrinking(desk: Desk) -> None:
+    fill(desk, 100, acked=100)
+    ahead = desk.now_unix_ms() + 10**9
+    desk.do("HSET", desk.trim, "shrunk", ahead, "shrink_from", "0-0", "shrink_next", "100-1")
+    assert trimmed(desk, keep_from="0-0", shrink_every=3600.0).removed == 100
+
+
+def test_it_says_when_the_floor_keeps_what_no_bound_retains(desk: Desk) -> None:
+    fill(desk, 350, acked=120)
+    assert answered(desk, keep_from="100-0") == (0, "121-0", "hits", "")
+    assert answered(desk, keep_from="300-0").held
+    assert answered(desk, keep_from="0-0", max_length=10).held
+    assert not answered(desk, keep_from="0-0", max_length=1000).held
+    desk.do("XACK", desk.stream, "hits", *(f"{n}-0" for n in range(1, 351)))
+    assert not answered(desk, limit=NODE).held, "there is more to trim, nobody needs it"
+    assert not answered(desk).held
+
+
+def test_what_no_group_reads_is_trimmed_where_that_is_asked_for(desk: Desk) -> None:
+    desk.expect("stream_trim", "NO_GROUPS", trim_all(desk, expected=[], without_groups=True))
+    for number in range(1, 351):
+        desk.add(f"{number}-0")
+    desk.expect("stream_trim", "NO_GROUPS", trim_all(desk, expected=[]))
+    alone = {"expected": [], "without_groups": True}
+    assert answered(desk, archive=True, **alone) == (0, "0-0", "@archive", "1-0")
+    desk.do("HSET", desk.trim, "archived", "150-0")
+    assert trimmed(desk, archive=True, **alone) == (100, "150-1", "@archive")
+    assert trimmed(desk, keep_from="0-0", max_length=120, **alone) == (100, "350-1", "")
+    assert trimmed(desk, **alone).removed == 150

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from streamqd.config import Retention, Topic
-from streamqd.errors import ContractError
+from streamqd.errors import ContractError, RedisRefused
 from streamqd.store import topics
 from tests.contract.desk import Desk
 
-SETTINGS = b'{"archive":"off","retention":{"max_age":60.0,"max_length":null}}'
+SETTINGS = b'{"archive":"off","retention":{"max_age":60.0}}'
 TOPIC = Topic(partitions=3, retention=Retention(max_age=60.0))
 
 
@@ -52,7 +52,7 @@ def test_create_registers_and_tells_the_count_that_holds(desk: Desk) -> None:
     assert found is not None
     assert found[::2] == (
         3,
-        {"archive": "off", "retention": {"max_age": 60.0, "max_length": None}},
+        {"archive": "off", "retention": {"max_age": 60.0}},
     )
     assert abs(found.created_unix_ms - desk.now_unix_ms()) < 60_000
 
@@ -62,3 +62,49 @@ def test_a_count_that_is_none_is_not_guessed(desk: Desk) -> None:
         desk.do("HSET", desk.keys.meta("access"), "partitionCount", wrong)
         with pytest.raises(ContractError, match="access"):
             topics.partition_count(desk.link, desk.keys, "access")
+
+
+# --- changing and deleting ------------------------------------------------------------------------
+
+
+def test_settings_change_if_nobody_else_has_changed_them(desk: Desk) -> None:
+    desk.link.run(topics.creation(desk.keys, "access", TOPIC))
+    seen = topics.stored(desk.link, desk.keys, "access")
+    call = topics.configuration(desk.keys, "access", seen, {"archive": "required"})
+    before = desk.state()[desk.keys.meta("access")]
+
+    desk.expect("topic_configure", "OK", call)
+
+    after = desk.state()[desk.keys.meta("access")]
+    assert after == {**before, "settings": b'{"archive":"required"}'}
+    rest = desk.expect("topic_configure", "CHANGED", call)
+    assert rest == [b'{"archive":"required"}']
+
+
+def test_settings_of_a_topic_that_has_none(desk: Desk) -> None:
+    desk.expect("topic_configure", "MISSING", topics.configuration(desk.keys, "access", "", {}))
+    desk.do("HSET", desk.keys.meta("access"), "partitionCount", "1")
+    desk.expect("topic_configure", "OK", topics.configuration(desk.keys, "access", "", {}))
+
+
+def test_a_retired_topic_is_gone_for_all_but_who_deletes_it(desk: Desk) -> None:
+    call = topics.retirement(desk.keys, "access")
+    desk.expect("topic_retire", "MISSING", call)
+    topics.create(desk.link, desk.keys, "access", TOPIC)
+
+    assert desk.expect("topic_retire", "OK", call) == [b"3"]
+
+    assert topics.partition_count(desk.link, desk.keys, "access") is None
+    assert topics.meta(desk.link, desk.keys, "access") is None
+    assert desk.expect("topic_retire", "OK", call) == [b"3"]
+    creation = topics.creation(desk.keys, "access", TOPIC)
+    desk.expect("topic_create", "DELETING", creation)
+    with pytest.raises(RedisRefused, match="topic delete access"):
+        topics.create(desk.link, desk.keys, "access", TOPIC)
+    desk.expect("topic_configure", "MISSING", topics.configuration(desk.keys, "access", "", {}))
+
+
+def test_the_groups_that_daemons_have_made(desk: Desk) -> None:
+    assert topics.groups_seen(desk.link, desk.keys, "access") == []
+    desk.do("HSET", desk.keys.meta("access"), "created", 5, "group:hits", 3, "group:agents", 3)
+    assert topics.groups_seen(desk.link, desk.keys, "access") == ["agents", "hits"]

@@ -258,10 +258,10 @@ def test_letters_of_one_group(link: Link, keys: Keys, at: At) -> None:
     bury(at(0, "hits"), "1-0")
     mine = bury(at(1, "agents"), "1-0")
 
-    seen = letters.listed(link, keys, "access", group="agents")
+    seen = letters.listed(link, keys, "access", choice=Choice(group="agents"))
 
     assert [row.id for row in seen.rows] == [mine]
-    assert letters.listed(link, keys, "access", group="nobody").rows == []
+    assert letters.listed(link, keys, "access", choice=Choice(group="nobody")).rows == []
 
 
 def test_a_letter_tells_everything(link: Link, keys: Keys, at: At) -> None:
@@ -310,14 +310,14 @@ def test_counting_letters_by_cause(link: Link, keys: Keys, at: At) -> None:
         bury(at(number), "1-0")
     last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
 
-    found = letters.causes(link, keys, "access")
+    found = dead.causes(link, keys, "access")
     [topic] = letters.overview(link, keys)
 
     assert [(each.count, each.group, each.reason, each.error_class) for each in found.causes] == [
         (3, "hits", "attempts", "ValueError"),
         (1, "agents", "crashes", ""),
     ]
-    assert found.causes[1].newest == last
+    assert found.causes[1].example == last
     assert (found.total, found.looked_at, found.complete) == (4, 4, True)
     assert (topic.topic, topic.total) == ("access", 4)
     assert topic.oldest_unix_ms is not None
@@ -332,7 +332,7 @@ def test_replaying_gives_letters_back_to_their_own_group(link: Link, keys: Keys,
 
     done = dead.replay(link, keys, "access", Choice(group="hits"))
 
-    assert done == dead.Replayed("access", replayed=3, gone=0, refused={})
+    assert (done.replayed, done.gone, done.refused, done.ended) == (3, 0, {}, "done")
     for number in range(3):
         [fields] = at(number).read_stream(at(number).retry).entries.values()
         assert fields["payload"] == b"body of 1-0"
@@ -347,7 +347,7 @@ def test_replaying_gives_letters_back_to_their_own_group(link: Link, keys: Keys,
 def test_replaying_one_by_name(link: Link, keys: Keys, at: At) -> None:
     names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
 
-    done = dead.replay(link, keys, "access", Choice((names[0], names[0])))
+    done = dead.replay(link, keys, "access", Choice((names[0], names[0])), max_replays=5)
 
     assert done.replayed == 1
     [fields] = at(0).read_stream(at(0).retry).entries.values()
@@ -390,7 +390,7 @@ def test_many_letters_are_replayed_in_bounded_batches(link: Link, keys: Keys, at
         desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
     steps: list[int] = []
 
-    done = dead.replay(link, keys, "access", Choice(), steps.append)
+    done = dead.replay(link, keys, "access", Choice(), progress=steps.append)
 
     assert done.replayed == 250
     assert steps == [100, 100, 50]
@@ -406,8 +406,8 @@ def test_purging(link: Link, keys: Keys, at: At) -> None:
         desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
     at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
 
-    assert dead.count(link, keys, "access", Choice(before_unix_ms=2_000)) == 2
-    assert dead.purge(link, keys, "access", Choice(before_unix_ms=2_000)).purged == 2
+    assert dead.count(link, keys, "access", Choice(until_unix_ms=2_000)) == 2
+    assert dead.purge(link, keys, "access", Choice(until_unix_ms=2_000)).purged == 2
     assert dead.purge(link, keys, "access", Choice(("0:3000-0",))).purged == 1
     assert dead.purge(link, keys, "access", Choice(group="agents")).purged == 1
     assert [row.id for row in letters.listed(link, keys, "access").rows] == ["0:2000-0"]
@@ -545,8 +545,9 @@ def test_whoever_looks_writes_nothing(link: Link, keys: Keys, at: At) -> None:
     letters.overview(link, keys)
     letters.listed(link, keys, "access")
     letters.show(link, keys, "access", name)
-    letters.causes(link, keys, "access")
+    dead.causes(link, keys, "access")
     dead.count(link, keys, "access", Choice())
+    dead.plan(link, keys, "access", Choice(), fleet="default")
     watched = tail.Tail(link, keys, "access")
     watched.last(5)
     fleet.status(link, keys, "default", stale=15)

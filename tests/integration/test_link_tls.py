@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,8 @@ import pytest
 from streamqd import config
 from streamqd.errors import RedisUnavailable
 from streamqd.store.client import Link
-from tests.support.servers import NoServerError, ProcessServer, find_binary, free_port
+from tests.support import tls
+from tests.support.servers import NoServerError, ProcessServer
 
 Open = Callable[[config.Redis], Link]
 
@@ -23,41 +22,21 @@ Open = Callable[[config.Redis], Link]
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an authority, and a certificate for 127.0.0.1 that it has signed."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl on PATH")
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
-    for command in (
-        f"req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority",
-        f"req -x509 {key} -keyout other.key -out other.pem -days 2 -subj /CN=stranger",
-        f"req {key} -keyout server.key -out server.csr -subj /CN=server",
-        f"x509 -req -in server.csr {signed_by_ca} -out server.pem",
-    ):
-        subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
+    try:
+        return tls.certificates(tmp_path_factory.mktemp("tls"))
+    except NoServerError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def server(certificates: Path) -> Iterator[ProcessServer]:
-    """A server that speaks TLS on a port; the bundled Valkey cannot, the system's Redis can."""
-    port = free_port()
+    """A server that speaks TLS on a port."""
     try:
-        made = ProcessServer(
-            "redis7",
-            find_binary("redis7"),
-            tls_port=str(port),
-            tls_cert_file=str(certificates / "server.pem"),
-            tls_key_file=str(certificates / "server.key"),
-            tls_ca_cert_file=str(certificates / "ca.pem"),
-        )
+        made = tls.start(certificates)
     except NoServerError as error:
         if os.environ.get("CI"):
             pytest.fail(str(error), pytrace=False)
         pytest.skip(str(error))
-    made.port = port
     yield made
     made.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.errors import RedisRefused
-from streamqd.store import messages
+from streamqd.store import retention
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import (
@@ -62,7 +62,7 @@ def test_added_counts_what_was_trimmed(desk: Desk, server: Server) -> None:
         desk.add(f"{number}-0")
     desk.fetch(3)
     desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0", "3-0")
-    trim = messages.trim(
+    trim = retention.trim(
         desk.keys,
         "access",
         0,

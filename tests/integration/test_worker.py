@@ -509,6 +509,20 @@ def test_a_cautious_worker_has_one_entry_in_hand_at_a_time(bench: Bench):
     assert bench.runs() == ids
 
 
+def test_a_cautious_worker_that_lives_on_fetches_like_any_other(bench: Bench):
+    add(bench, *["ok"] * 300)
+    bench.start(cautious=True, prefetch_max=20)
+    most = 0
+
+    def all_done() -> bool:
+        nonlocal most
+        most = max(most, bench.slot.in_hand)
+        return bench.slot.counter("acked") == 300
+
+    wait_until(all_done, timeout=20.0, every=0.0005, what="300 are done")
+    assert most > 1
+
+
 def test_the_batch_grows_with_quick_work_and_never_over_its_bound(bench: Bench):
     add(bench, *["ok"] * 600)
     bench.start(prefetch_max=20)

@@ -254,7 +254,7 @@ DEATH = (
         "a crash that charges the first of several running",
         "nobody is charged on suspicion",
         "streamqd/supervisor/holding.py",
-        ("blamed_kill) and len(batch.running) == 1:", "blamed_kill) and batch.running:"),
+        ("suspects[0] if len(suspects) == 1 else None", "suspects[0] if suspects else None"),
         tests={"unit/test_holding.py": "test_several_running_entries_charge_nobody"},
     ),
     mutant(
@@ -278,8 +278,8 @@ LIMITS = (
         "a handler that is about to finish is not killed (T11)",
         "streamqd/supervisor/limits.py",
         (
-            "if self._suspected.get(holding.slot.index) == sequence == holding.slot.run_seq:",
-            "if sequence == holding.slot.run_seq:",
+            "again = self._suspected.get(holding.slot.index) == oldest",
+            "again = True",
         ),
         tests={
             "unit/test_mutant_gaps.py": [
@@ -292,7 +292,7 @@ LIMITS = (
         "a hard limit that charges whatever runs when the signal arrives",
         "only the run for which the kill was decided is charged (T11)",
         "streamqd/supervisor/holding.py",
-        ("in_time = kill is None or kill.run_seq == self.slot.run_seq", "in_time = True"),
+        ("suspects = self.slot.running_in(kill.run_seq)", "suspects = batch.running"),
         tests={"unit/test_holding.py": "test_a_hard_limit_that_comes_too_late_charges_nobody"},
     ),
     mutant(
@@ -518,6 +518,23 @@ SETTLING = (
         },
     ),
     mutant(
+        "a moving letter that is replayed as well",
+        "a dead letter is replayed once",
+        "lua/dead_replay.lua",
+        ("if mark then\n", "if false then\n"),
+        tests={"contract/test_dead.py": "test_a_moving_letter_is_replayed_nowhere_else"},
+    ),
+    mutant(
+        "a letter that arrives twice",
+        "a resumed move writes nothing again",
+        "lua/dead_deliver.lua",
+        ("if earlier then\n", "if false then\n"),
+        tests={
+            "contract/test_dead.py": "test_a_letter_is_delivered_once",
+            "integration/test_dead_replay.py": "test_a_step_that_runs_late_does_nothing_more",
+        },
+    ),
+    mutant(
         "a dead-letter stream that is trimmed",
         "no dead letter goes unless somebody purges or replays it (T9)",
         "lua/settle_dead.lua",
@@ -532,11 +549,8 @@ AROUND = (
     mutant(
         "a trim floor at the last delivered entry",
         "a partition is empty when all is acknowledged (T16)",
-        "lua/stream_trim.lua",
-        (
-            "local own = successor(group['last-delivered-id'])",
-            "local own = group['last-delivered-id']",
-        ),
+        "lua/_floors.lua",
+        ("return successor(group['last-delivered-id'])", "return group['last-delivered-id']"),
         tests={
             "contract/test_traps.py": ("test_t16_a_partition_is_empty_when_all_is_acknowledged"),
             "contract/test_stream_trim.py": ("test_the_floor_is_the_smallest_id_that_must_stay"),
@@ -545,16 +559,63 @@ AROUND = (
     mutant(
         "a trim floor behind the first pending entry",
         "what is pending is never trimmed (T16)",
-        "lua/stream_trim.lua",
+        "lua/_floors.lua",
         (
-            "own = redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]",
-            "own = successor(redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1])",
+            "return redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]",
+            "return successor(redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1])",
         ),
         tests={
             "contract/test_stream_trim.py": [
                 "test_the_floor_is_the_smallest_id_that_must_stay",
                 "test_never_removes_what_is_pending",
             ]
+        },
+    ),
+    mutant(
+        "a bound of length or bytes that does not look at the floor",
+        "nothing that somebody needs is removed by a policy",
+        "lua/stream_trim.lua",
+        ("'~', floor, 'LIMIT', room", "'~', successor(last), 'LIMIT', room"),
+        tests={
+            "contract/test_stream_trim.py": [
+                "test_length_obeys_the_floor",
+                "test_bytes_obey_the_floor",
+            ]
+        },
+    ),
+    mutant(
+        "an archive that holds nothing",
+        "what must be archived stays until it is",
+        "lua/stream_trim.lua",
+        ("archive == '1' and (not floor", "archive == '2' and (not floor"),
+        tests={"contract/test_stream_trim.py": "test_the_archive_holds_the_floor"},
+    ),
+    mutant(
+        "a loss that counts what was read",
+        "what is dropped is counted, exactly",
+        "lua/stream_drop.lua",
+        ("removed - unread[at][1] - unread[at][2]", "removed - unread[at][1]"),
+        tests={"contract/test_stream_drop.py": "test_of_each_group_it_counts_what_it_had_not_read"},
+    ),
+    mutant(
+        "ghosts settled while their entry is there",
+        "only what was dropped is settled for its group",
+        "lua/ghost_settle.lua",
+        ("first and '(' .. first[1] or '+'", "first and first[1] or '+'"),
+        tests={"contract/test_ghost_settle.py": "test_settles_what_is_older_than_the_first_entry"},
+    ),
+    mutant(
+        "trimming by the file alone",
+        "nothing goes while the registered settings cannot be read",
+        "streamqd/housekeeper/topics.py",
+        (
+            "return self._known[name][0] if name in self._known else None",
+            "return self._known[name][0] if name in self._known else self._stated.get(name)",
+        ),
+        tests={
+            "integration/test_retention.py": (
+                "test_nothing_goes_while_the_registered_settings_cannot_be_read"
+            )
         },
     ),
     mutant(

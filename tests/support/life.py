@@ -18,7 +18,7 @@ from streamqd.config import Consumer, Daemon, Settings
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import Command, Slot
-from streamqd.worker import Orders, Worker
+from streamqd.worker import Orders, Worker, new_worker
 from tests.contract.desk import UNIT
 
 Work = Callable[[Message], object]
@@ -46,7 +46,7 @@ class Life:
         """A worker that has not begun; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
         orders = Orders(UNIT, token, 7, cautious)
-        return Worker(orders, self.settings, consumer, self.slot, self._own)
+        return new_worker(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: Worker, work: Work) -> int:
         """Let it live until it ends or its time is over; return its exit code."""

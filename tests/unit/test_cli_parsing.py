@@ -62,7 +62,9 @@ def process(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def verbs(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in group.commands.items():
+    at = click.Context(group)
+    for name in group.list_commands(at):
+        command = group.get_command(at, name)
         yield (*path, name)
         if isinstance(command, click.Group):
             yield from verbs(command, (*path, name))
@@ -72,7 +74,9 @@ def command_at(path: tuple[str, ...]) -> click.Command:
     found: click.Command = cli
     for name in path:
         assert isinstance(found, click.Group)
-        found = found.commands[name]
+        command = found.get_command(click.Context(found), name)
+        assert command is not None
+        found = command
     return found
 
 
@@ -82,11 +86,16 @@ def command_at(path: tuple[str, ...]) -> click.Command:
 def test_there_are_these_verbs() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
-        *("topic", "topic create", "topic list", "topic describe"),
-        *("dlq", "dlq list", "dlq stats", "dlq show", "dlq replay", "dlq purge"),
-        *("config", "config show", "config schema"),
+        *("topic", "topic create", "topic list", "topic describe", "topic settings"),
+        *("topic grow", "topic delete", "trim", "doctor", "doctor stream", "top", "why"),
+        *("group", "group list", "group describe", "group reset", "group delete", "group adopt"),
+        *("retry", "retry list", "retry now", "retry cancel"),
+        *("dlq", "dlq list", "dlq stats", "dlq show", "dlq replay", "dlq purge", "dlq export"),
+        *("dlq audit", "config", "config show", "config schema"),
+        *("pause", "resume", "move", "drain", "rebalance", "reload"),
+        *("control", "control list", "control clear"),
         *("pipeline", "pipeline archive", "pipeline compact", "pipeline replay"),
-        *("pipeline run", "pipeline sql"),
+        *("pipeline run", "pipeline sql", "pipeline report"),
     }
 
 

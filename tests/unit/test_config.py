@@ -292,6 +292,18 @@ MISTAKES = [
     ),
     ('[topics.access]\narchive = "yes"', '"yes" is not one of'),
     ("[topics.access]\nmax_length = 1", "max_length belongs to retention of a topic"),
+    (
+        '[topics.access]\nretention = { max_age = "2h", drop_unacked_after = "1h" }',
+        "topics.access.retention.drop_unacked_after: is less than max_age",
+    ),
+    (
+        "[topics.access]\nretention = { max_length = 10, drop_unacked_above = 9 }",
+        "topics.access.retention.drop_unacked_above: is less than max_length",
+    ),
+    (
+        '[topics.access]\nretention = { ack_policy = "drop" }',
+        '"drop" is not one of "keep", "delete"',
+    ),
     ("consumers = 3", "consumers: is not a list: write [[consumers]]"),
     ("[consumers]", "consumers: is not a list: write [[consumers]], with two brackets"),
     ("consumers = [3]", "consumers[0]: 3 is not a table"),

@@ -135,7 +135,7 @@ def test_the_commands_that_it_prints_exist(tally: Tally, capsys: pytest.CaptureF
 
     verbs = set(re.findall(r"streamqd -c \S+ (\w+)", capsys.readouterr().out))
     assert verbs >= {"status", "partitions"}
-    assert verbs <= set(command.commands)
+    assert verbs <= set(command.list_commands(None))
 
 
 def test_plain_progress_is_a_line_at_every_tenth_part(capsys: pytest.CaptureFixture[str]):

@@ -112,6 +112,17 @@ def test_any_other_original_id_is_ignored(written: bytes):
     assert odd.timestamp == 1_763_640_000.0
 
 
+def test_a_message_that_was_moved_keeps_the_name_of_its_first_place():
+    origin = (b"originalTopic", b"orders", b"originalPartition", b"7")
+    moved = message(b"payload", b"x", b"originalId", b"5-1", *origin)
+    assert moved.uid == "orders/7/5-1"
+    assert (moved.topic, moved.partition) == ("access", 3)
+    assert message(b"payload", b"x", *origin).uid == "access/3/1763640000000-7"
+    for topic, number in ((b"a b", b"7"), (b"", b"7"), (b"a", b""), (b"a", b"-1"), (b"\xff", b"7")):
+        fields = (b"originalTopic", topic, b"originalPartition", number)
+        assert message(b"originalId", b"5-1", *fields).uid == "access/3/5-1"
+
+
 @pytest.mark.parametrize("written", [b"", b"-1", b"1.5", b"1e9", b" 1", b"\xb2", b"x", b"9" * 5000])
 def test_a_count_that_is_no_number_is_zero_even_in_the_retry_stream(written: bytes):
     assert message(b"retryCount", written, retried=True).attempt == 1

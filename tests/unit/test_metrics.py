@@ -250,7 +250,8 @@ def _full_view(view: View, slot: Slot) -> View:
     slot.add("acked")
     slot.handle_histogram[3] = 1
     slot.ack_histogram[3] = 1
-    for name in ("promoted", "failures", "sent", "trimmed"):
+    view.held["x", 1] = ("x", 1)
+    for name in ("promoted", "failures", "sent", "trimmed", "dropped", "expired"):
         metric = next(m for m in METRICS if name in m.name.replace("scheduled_sent", "sent"))
         if name == "failures":
             metric = next(m for m in METRICS if m.name == "streamqd_housekeeper_failures_total")

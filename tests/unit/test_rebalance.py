@@ -6,12 +6,20 @@ Every test is a little simulation: beats and views by hand, the clock too.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
-from streamqd.policy.rebalance import Liveness, Rebalancer, Seen, View
+from streamqd.policy.rebalance import (
+    Liveness,
+    Rebalancer,
+    Seen,
+    View,
+    Wishes,
+    may_reload,
+    place,
+)
 
 TTL = 15.0
 BEAT = TTL / 5
@@ -110,6 +118,7 @@ class Fleet:
         self.caps: dict[str, int] = {}
         self.leaving: set[str] = set()
         self.dead: set[str] = set()
+        self.wishes = Wishes()
         self.owned: dict[Unit, tuple[str, float]] = {}
         self.moves: list[tuple[float, str, str, Unit]] = []
         self.now = 0.0
@@ -134,7 +143,9 @@ class Fleet:
             mine = {unit: since for unit, (owner, since) in self.owned.items() if owner == name}
             views = {unit: self.view(unit) for unit in UNITS if unit not in mine}
             room = (self.caps.get(name, 0) or len(UNITS)) - len(mine)
-            decision = brain.decide(self.now, live, UNITS, mine, 0, views, room=room)
+            decision = brain.decide(
+                self.now, live, UNITS, mine, 0, views, room=room, wishes=self.wishes
+            )
             for unit in decision.shed:
                 del self.owned[unit]
                 self.moves.append((self.now, "shed", name, unit))
@@ -346,6 +357,7 @@ def test_the_dead_ones_share_is_taken_by_the_living(seed: int):
     assert sorted(fleet.shares().values()) == [4, 4]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=12))
 def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
     fleet = Fleet("z", delay=0.0, hold=0.0)
@@ -368,3 +380,111 @@ def test_any_coming_and_going_ends_in_balance_and_rest(changes: list[str]):
     fleet.moves.clear()
     fleet.settle(10)
     assert fleet.moves == []
+
+
+# --- what operators want --------------------------------------------------------------------------
+
+
+def ordered(fleet: Fleet, unit: Unit, to: str, at: int = 1) -> None:
+    fleet.wishes = fleet.wishes._replace(moves={**fleet.wishes.moves, unit: (to, at)})
+
+
+def test_an_ordered_move_happens_at_once_and_is_not_undone():
+    fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
+    fleet.settle(3)
+    unit = next(unit for unit, (owner, _) in fleet.owned.items() if owner == "a")
+    fleet.moves.clear()
+    ordered(fleet, unit, "b")
+    fleet.beat()
+    fleet.settle(400)  # far longer than delay and hold
+    assert [(what, name, moved) for _, what, name, moved in fleet.moves] == [
+        ("shed", "a", unit),
+        ("acquire", "b", unit),
+    ]
+    assert fleet.shares() == {"a": 3, "b": 5}
+
+
+def test_an_ordered_move_to_nobody_is_placed_like_any_other_until_its_instance_comes():
+    fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
+    ordered(fleet, UNITS[0], "c")
+    fleet.settle(3)
+    assert fleet.shares() == {"a": 4, "b": 4}
+    fleet.moves.clear()
+    fleet.join("c")
+    fleet.settle(3)
+    assert fleet.moves == [], "the order is old: it waits for its time like every move"
+    fleet.settle(400)
+    assert fleet.owned[UNITS[0]][0] == "c"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        member("b", cap=0)._replace(broken=frozenset(UNITS[:1])),
+        member("b", leaving=True),
+        Seen(Member("b", 1, 0, frozenset()), 0, leaving=False),
+    ],
+    ids=["broken", "leaving", "no offer"],
+)
+def test_a_move_to_an_instance_that_cannot_have_it_is_no_move(target: Seen):
+    brain = Rebalancer("a", 0.0, 0.0, 8, patience=0.0)
+    wishes = Wishes({UNITS[0]: ("b", 1)})
+    mine = {UNITS[0]: 0.0}
+    live = [member("a"), target]
+    assert brain.decide(1.0, live, UNITS[:1], mine, 0, {}, room=8, wishes=wishes).shed == []
+
+
+def test_ordered_moves_stay_within_the_cap_and_the_rest_gets_what_is_left():
+    members = [member("a"), member("b", cap=2)]
+    moves = dict.fromkeys(UNITS[:3], "b")
+    wanted = place(members, UNITS, {}, moves)
+    assert [unit for unit, owner in wanted.items() if owner == "b"] == UNITS[:2]
+    assert set(wanted) == set(UNITS)
+
+
+def test_moves_count_for_nothing_in_the_levelling_of_the_rest():
+    wanted = place([member("a"), member("b")], UNITS, {}, dict.fromkeys(UNITS[:2], "b"))
+    rest = [wanted[unit] for unit in UNITS[2:]]
+    assert (rest.count("a"), rest.count("b")) == (3, 3)
+
+
+def test_a_drained_instance_hands_over_everything_at_once_and_takes_nothing():
+    fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
+    fleet.settle(3)
+    fleet.wishes = Wishes(drained={"b"})
+    fleet.settle(3)
+    assert fleet.shares() == {"a": 8, "b": 0}
+    fleet.dead.add("a")
+    fleet.settle(20)
+    assert fleet.shares()["b"] == 0, "also when nobody else is left"
+    fleet.wishes = Wishes()
+    fleet.settle(3)
+    assert fleet.shares()["b"] == 8
+
+
+def test_a_hurried_fleet_is_levelled_without_delay_and_hold_but_a_few_at_a_time():
+    fleet = Fleet("a", delay=1000.0, hold=1000.0, moves=1)
+    fleet.settle(3)
+    fleet.join("b")
+    fleet.settle(3)
+    assert fleet.shares() == {"a": 8, "b": 0}
+    fleet.moves.clear()
+    for brain in fleet.brains.values():
+        brain.hurry()
+    fleet.settle(10)
+    assert fleet.shares() == {"a": 4, "b": 4}
+    sheds = [at for at, what, *_ in fleet.moves if what == "shed"]
+    assert len(sheds) == len(set(sheds)) == 4
+    fleet.join("c")
+    fleet.settle(5)
+    assert fleet.shares()["c"] == 0, "the hurry is over"
+
+
+def test_reloads_are_done_in_turn():
+    before, after = member("a")._replace(reloaded=4), member("a")._replace(reloaded=5)
+    silent, later = member("a"), member("c")._replace(reloaded=0)
+    assert not may_reload("b", 5, [before, later])
+    assert may_reload("b", 5, [after, later])
+    assert may_reload("b", 5, [silent, later]), "it does not tell: nobody waits for it"
+    assert may_reload("b", 5, [before._replace(leaving=True), later])
+    assert may_reload("a", 5, [member("a")._replace(reloaded=0), later])

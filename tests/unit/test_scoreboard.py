@@ -16,6 +16,7 @@ from streamqd.scoreboard import (
     DONE,
     ENTRIES_MAX,
     FAILED,
+    PLACE_BYTES_MAX,
     RUNNING,
     SETTLED,
     WAITING,
@@ -114,7 +115,7 @@ def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: Slot):
 
     assert os.WTERMSIG(in_a_child(work)) == signal.SIGKILL
     assert slot.batch() == Batch([PLACES[1]], [PLACES[3]], [PLACES[2]], 1)
-    assert slot.running == [RunningEntry(PLACES[3], 777)]
+    assert slot.running == [RunningEntry(PLACES[3], 777, slot.run_seq)]
     assert slot.unfinished == 2  # the running one, and the one behind it
     assert slot.counter("fetched") == 5
 
@@ -180,12 +181,39 @@ def test_the_longest_places_fit(slot: Slot):
     assert slot.batch().running == [longest]
 
 
-def test_several_may_run_at_once_each_with_its_start(slot: Slot):
+def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: Slot):
     slot.post_batch(PLACES)
     for lane, index in enumerate((1, 3)):
         slot.lanes[2 * lane], slot.lanes[2 * lane + 1] = index, 100 + lane
+        slot.sequences[lane] = 7 + lane
         slot.states[index] = RUNNING
-    assert slot.running == [RunningEntry(PLACES[1], 100), RunningEntry(PLACES[3], 101)]
+    slot.run_seq = 8
+    assert slot.running == [RunningEntry(PLACES[1], 100, 7), RunningEntry(PLACES[3], 101, 8)]
+    assert slot.running_in(7) == [PLACES[1]]
+    assert slot.running_in(9) == []
+
+
+def test_a_batch_runs_in_one_lane(slot: Slot):
+    slot.post_batch(PLACES)
+    slot.lanes[0], slot.lanes[1], slot.run_seq = 1, 100, 7
+    slot.states[1] = slot.states[2] = RUNNING
+    assert slot.running == [RunningEntry(PLACES[1], 100, 7), RunningEntry(PLACES[2], 100, 7)]
+
+
+def test_in_a_table_entries_come_and_go_one_by_one(slot: Slot):
+    slot.open_table()
+    assert slot.batch() == Batch([], [], [], 0)
+    longest = b"r:18446744073709551615-18446744073709551615"
+    slot.put(ENTRIES_MAX - 1, longest)
+    slot.put(3, PLACES[0])
+    assert slot.batch() == Batch([], [], [], 2)
+    slot.states[ENTRIES_MAX - 1], slot.states[3] = RUNNING, DONE
+    assert slot.batch() == Batch([PLACES[0]], [longest], [], 0)
+    slot.states[3] = SETTLED
+    slot._places[3 * PLACE_BYTES_MAX + 1 : 3 * PLACE_BYTES_MAX + 2] = b" "  # torn by a death
+    assert slot.batch() == Batch([], [longest], [], 0)
+    slot.put(3, PLACES[1])
+    assert (slot.batch().waiting, slot.unfinished) == (1, 2)
 
 
 def test_clear_forgets_the_process_and_keeps_the_counters(slot: Slot):
@@ -246,4 +274,4 @@ def test_the_first_entry_of_a_batch_has_its_start(slot: Slot):
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1] = 0, 777
     slot.states[0] = RUNNING
-    assert slot.running == [RunningEntry(PLACES[0], 777)]
+    assert slot.running == [RunningEntry(PLACES[0], 777, slot.run_seq)]

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
-from streamqd.store import dead, leases, messages, scripts
+from streamqd.store import dead, leases, messages, retention, scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import ArgSpec, Call, KeySpec, Reply, Script
 
@@ -234,7 +234,7 @@ def test_builders_refuse_what_scripts_must_never_get() -> None:
         lambda: messages.recover(keys, unit, "t1", "", True, "", "", 10),
         lambda: messages.recover(keys, unit, "t1", "s1", True, "", "", 257),
         lambda: messages.promote_retries(keys, unit, 0),
-        lambda: messages.trim_retry(keys, unit, 0),
+        lambda: retention.trim_retry(keys, unit, 0),
         lambda: dead.purge_before(keys, "access", 0, "1-0", 257),
     )
     for wrong in calls:

@@ -16,7 +16,9 @@ from streamqd.model import (
     DeadAsked,
     DeadVerdict,
     Failed,
+    Leave,
     Outcome,
+    ReleaseAsked,
     RetryAsked,
     RetryPolicy,
     RetryVerdict,
@@ -55,7 +57,8 @@ OUTCOMES: dict[str, Outcome] = {
     "retry": RetryAsked(None, FAILED),
     "retry after": RetryAsked(7.0, FAILED),
     "dead": DeadAsked("dead", FAILED),
-    "decode": DeadAsked("decode", FAILED),
+    "undecodable": DeadAsked("undecodable", FAILED),
+    "release": ReleaseAsked(),
 }
 WAITS = {1: 1.0, 2: 2.0, 3: 4.0, 4: 8.0}
 
@@ -64,8 +67,10 @@ def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
     """What the documentation promises, read line by line."""
     if name == "succeeded":
         return Ack()
-    if name in ("dead", "decode"):
+    if name in ("dead", "undecodable"):
         return DeadVerdict(name)
+    if name == "release":
+        return Leave()
     if attempt >= 5:
         return DeadVerdict("attempts")
     if crashes >= 3:
@@ -214,7 +219,7 @@ def test_there_is_always_one_verdict_with_a_known_reason(
     if isinstance(found, DeadVerdict):
         assert found.reason in (
             "dead",
-            "decode",
+            "undecodable",
             "attempts",
             "crashes",
             "too-old",

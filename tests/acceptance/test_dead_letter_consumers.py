@@ -1,0 +1,292 @@
+"""A consumer with `source = "dlq"` handles dead letters, and never makes one of them anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.admin import groups, groups_reset, growth, partitions, retries, topics, why
+from streamqd.model import Unit
+from streamqd.producer import Producer
+from streamqd.store import dead, messages
+from streamqd.store.fetch import CONSUMER
+from tests.support.daemon import GROUP, TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+READER = "watch@dlq"
+PLACE = (TOPIC, 0)
+QUICK = {"kind": "fixed", "base": "20ms", "jitter": "none"}
+
+# The payload says what the reader does; the group that reads the topic gives everything up.
+SCRIPTED = """
+import json, os, time
+from pathlib import Path
+from streamqd import Dead, Message
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here()
+
+def obey(message: Message) -> None:
+    assert message.letter is None
+    with ledger.run(message):
+        raise Dead(f"no use: {message.text()}")
+
+def read(message: Message) -> None:
+    letter, word = message.letter, message.text()
+    assert letter is not None
+    with ledger.run(message):
+        ledger.note(message, json.dumps(dict(
+            group=letter.group, reason=letter.reason, kind=letter.error_class, error=letter.error,
+            traced="raise Dead" in letter.traceback, attempts=letter.attempts,
+            crashes=letter.crashes, handler=letter.handler, dated=letter.failed_at > 1e9,
+            replays=message.replay_count, own_crashes=message.crash_count,
+        )))
+        if word == "never" or word == "twice" and message.attempt < 3:
+            raise ValueError(f"run {message.attempt}")
+        if word == "exit":
+            os._exit(9)
+        while word == "hold" and not Path("go").exists():
+            time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def make(new_daemon: NewDaemon) -> NewDaemon:
+    def make(**reader: Any) -> Daemon:
+        daemon = new_daemon(code=SCRIPTED, daemon={"lease_ttl": "2s"}, http="unix:./http.sock")
+        reads = {"topic": TOPIC, "group": "watch", "source": "dlq", "handler": "work:read"}
+        given = {"max_attempts": 3, "max_crashes": 2, "backoff": QUICK, **reader}
+        daemon.write_config(
+            consumers=[*daemon.tables["consumers"], {**reads, **given}],
+            topics={TOPIC: {"partitions": 1, "retention": {"ack_policy": "delete"}}},
+        )
+        return daemon
+
+    return make
+
+
+def attempts(daemon: Daemon, uid: str) -> list[int]:
+    return [each.attempt for each in daemon.ledger.of(uid, "start") if each.group == READER]
+
+
+def notes(daemon: Daemon, uid: str) -> list[dict[str, Any]]:
+    return [json.loads(each.text) for each in daemon.ledger.of(uid, "note")]
+
+
+def stand(daemon: Daemon, group: str = READER) -> messages.Snapshot | None:
+    return messages.Snapshot.parse(
+        daemon.link.run(messages.snapshot(daemon.keys, Unit(*PLACE, group)))
+    )
+
+
+def counters(daemon: Daemon, name: str) -> dict[str, float]:
+    """What the daemon's metrics say, by group."""
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.connect(str(daemon.folder / "http.sock"))
+        wire.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        page = b"".join(iter(lambda: wire.recv(65536), b"")).decode()
+    found = re.findall(rf'^streamqd_{name}_total{{.*group="([^"]+)".*}} (\S+)$', page, re.MULTILINE)
+    return {group: float(value) for group, value in found}
+
+
+def settled(daemon: Daemon, letters: int) -> bool:
+    """Whether so many letters are there, and the reader has neither anything before it nor wait."""
+    seen = stand(daemon)
+    assert seen is not None
+    return seen[1:6] == (0, 0, 0, 0, 0) and seen.retry_pending == 0 and seen.dead == letters
+
+
+def test_letters_are_handled_tried_again_given_up_and_stay(make: NewDaemon):
+    # One word is read at once, one at the third attempt, one never.
+    with make() as daemon:
+        plain, twice, never = daemon.send(["plain", "twice", "never"])
+        given_up = daemon.wait_event("letter.given_up")
+        daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
+        # The reader holds nothing of the partition, and its group is not looked for there.
+        daemon.wait_for(
+            lambda: daemon.link.execute("XLEN", daemon.keys.stream(*PLACE)) == 0,
+            what="the partition is trimmed",
+        )
+
+        assert (given_up["uid"], given_up["reason"]) == (never, "attempts")
+        assert (given_up["group"], given_up["error"]) == (READER, "ValueError")
+        runs = [attempts(daemon, each) for each in (plain, twice, never)]
+        assert runs == [[1], [1, 2, 3], [1, 2, 3]]
+        assert daemon.ledger.ended(READER) == {plain, twice}
+        told = {
+            "group": GROUP,
+            "reason": "dead",
+            "kind": "streamqd.handlers.Dead",
+            "error": "no use: twice",
+            "traced": True,
+            "attempts": 1,
+            "crashes": 0,
+            "handler": "work:obey",
+            "dated": True,
+            "replays": 0,
+            "own_crashes": 0,
+        }
+        assert notes(daemon, twice) == [told] * 3, "a retried letter tells what the first one told"
+        assert not daemon.events("message.dead", group=READER), "a letter of a letter"
+        assert not daemon.events("trim.refused")
+        assert len(daemon.events("letter.given_up")) == 1
+        assert counters(daemon, "given_up") == {GROUP: 0.0, READER: 1.0}
+        assert counters(daemon, "dead") == {GROUP: 3.0, READER: 0.0}
+        assert counters(daemon, "acked") == {GROUP: 0.0, READER: 3.0}
+
+
+def test_a_letter_is_as_old_as_its_death(make: NewDaemon):
+    with make(retry_max_age="1h") as daemon:
+        fields = ("payload", "never", "originalId", "1000-0")  # written in 1970
+        daemon.link.execute("XADD", daemon.keys.stream(*PLACE), "*", *fields)
+        given_up = daemon.wait_event("letter.given_up")
+        assert (given_up["uid"], given_up["reason"]) == (f"{TOPIC}/0/1000-0", "attempts")
+        assert attempts(daemon, f"{TOPIC}/0/1000-0") == [1, 2, 3]
+
+
+def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
+    with make(max_attempts=0, backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
+        (uid,) = daemon.send(["never"])
+        daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
+        look = (daemon.link, daemon.keys)
+
+        assert topics.groups(*look, TOPIC, [0]) == [GROUP, READER]
+        assert [(row.group, row.owned, row.lag, row.delayed) for row in groups.listed(*look)] == [
+            (GROUP, 1, 0, 0),
+            (READER, 1, 0, 1),
+        ]
+        assert groups.describe(*look, TOPIC, READER).delayed == 1
+        (row,) = partitions.view(*look, TOPIC, group=READER).units
+        assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
+        (told,) = why.answer(*look, "default", TOPIC, 0, READER, stale=60.0)
+        assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
+        # A cancelled retry is no letter anew: its letter has stayed.
+        rows = retries.chosen(*look, TOPIC, READER, retries.Choice())
+        assert [each.uid for each in rows[0]] == [uid]
+        done = retries.cancel(*look, TOPIC, READER, rows)
+        assert (done.dropped, done.dead) == (1, 0)
+        assert settled(daemon, 1)
+
+
+@pytest.mark.parametrize("victim", ["worker", "daemon"])
+def test_letters_in_hand_survive_a_kill_and_one_that_kills_is_given_up(
+    make: NewDaemon, victim: str
+):
+    daemon = make()
+    with daemon:
+        hold, plain, last = daemon.send(["hold", "plain", "exit"])
+        daemon.wait_for(lambda: attempts(daemon, hold), what="the first letter is being handled")
+        if victim == "worker":
+            os.kill(daemon.pids(READER)[0], signal.SIGKILL)
+            crashed = daemon.wait_event("worker.charged")
+            assert crashed["group"] == READER
+        else:
+            daemon.kill()
+            daemon.wait_gone(10.0)
+            daemon.start()
+        (daemon.folder / "go").touch()
+        given_up = daemon.wait_event("letter.given_up", timeout=30.0)
+        daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
+
+        assert (given_up["uid"], given_up["reason"]) == (last, "crashes")
+        assert daemon.ledger.ended(READER) == {hold, plain}
+        assert len(attempts(daemon, last)) == 2, "it ran as often as it may kill"
+        assert attempts(daemon, hold) == [1, 1], "a crash is no failed attempt"
+        # Nothing is left that would charge a later letter.
+        assert not daemon.link.execute("EXISTS", daemon.keys.attempts(*PLACE, READER))
+
+
+def test_letters_purged_or_replayed_in_hand_are_ghosts(make: NewDaemon):
+    daemon = make()
+    daemon.start("--only", f"{TOPIC}/{GROUP}")
+    replayed, purged, kept = daemon.send(["replayed", "purged", "kept"])
+    daemon.wait_for(lambda: len(daemon.letters()) == 3, what="all are dead")
+    assert daemon.stop() == 0
+    # As a reader leaves them that was killed before it came to them.
+    link, keys, unit, dlq = daemon.link, daemon.keys, Unit(*PLACE, READER), daemon.keys.dlq(*PLACE)
+    link.run(messages.ensure_group(keys, unit, "0"))
+    read = link.execute("XREADGROUP", "GROUP", READER, CONSUMER, "STREAMS", dlq, ">")
+    ids = [entry[0].decode() for entry in read[0][1]]
+    changed = {b"retryCount": b"0", b"crashCount": b"0", b"replayCount": b"1"}
+    assert link.run(dead.replay(keys, *PLACE, ids[0], GROUP, changed)).word == "OK"
+    assert link.run(dead.purge(keys, *PLACE, [ids[1]])).rest == [1]
+
+    daemon.start()
+    # The replayed one fails again and is a new letter.
+    daemon.wait_for(lambda: attempts(daemon, replayed), what="the new letter is read")
+    daemon.wait_for(lambda: settled(daemon, 2), what="all letters are done with")
+    assert [len(attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
+    assert notes(daemon, replayed)[0]["replays"] == 1
+    ghosts = daemon.events("message.ghost", group=READER)
+    assert [each["place"] for each in ghosts] == [f"m:{each}" for each in ids[:2]]
+
+
+def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewDaemon):
+    daemon = make()
+    with daemon:
+        sent = daemon.send(["one", "two", "three"])
+        daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
+        daemon.wait_for(lambda: stand(daemon, GROUP).pending == 0, what="the topic is done with")
+        daemon.stop()
+    link, keys = daemon.link, daemon.keys
+    before = groups.describe(link, keys, TOPIC, GROUP)
+
+    (row,) = groups_reset.reset(link, keys, TOPIC, READER, "earliest").partitions
+    assert (row.unread, row.unread_exact, row.pending) == (3, True, 0)
+    # A letter that was taken out in the middle is not counted, whatever the server knows of it.
+    (_, second, _) = link.execute("XRANGE", keys.dlq(*PLACE), "-", "+")
+    link.run(dead.purge(keys, *PLACE, [second[0].decode()]))
+    assert groups.describe(link, keys, TOPIC, READER).lag == 2
+    daemon.start()
+    daemon.wait_for(lambda: settled(daemon, 2), what="what is left is read again")
+    assert [len(attempts(daemon, each)) for each in sent] == [2, 1, 2]
+    daemon.stop()
+
+    groups.delete(link, keys, TOPIC, READER, force=False)
+    assert topics.groups(link, keys, TOPIC, [0]) == [GROUP]
+    after = groups.describe(link, keys, TOPIC, GROUP)
+    assert [after.lag, *(each.position for each in after.partitions)] == [
+        0,
+        *(each.position for each in before.partitions),
+    ]
+    assert link.execute("XLEN", keys.dlq(*PLACE)) == 2, "letters went with their reader"
+    assert not link.execute("HEXISTS", keys.meta(TOPIC), f"group:{READER}")
+
+
+def test_a_topic_grows_whatever_its_reader_has_before_it(make: NewDaemon):
+    with make(backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
+        with Producer(settings=config.load(daemon.config_path)) as before:
+            late = f"{TOPIC}/0/{before.send(TOPIC, 'never')}"
+        daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
+        growth.grow(daemon.link, daemon.keys, TOPIC, 2)
+        daemon.wait_for(
+            lambda: growth.grow(daemon.link, daemon.keys, TOPIC, 2).done, what="the topic has grown"
+        )
+        daemon.write_config(topics={TOPIC: {"partitions": 2}})
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done")
+        daemon.partitions = 2
+        sent = {*daemon.send(["one", "two"])}
+        daemon.wait_for(
+            lambda: daemon.ledger.ended(READER) == sent, what="letters of both partitions are read"
+        )
+        assert attempts(daemon, late) == [1]
+
+
+def test_letters_of_a_topic_that_does_not_exist_are_refused(make: NewDaemon):
+    daemon = make()
+    reader = daemon.tables["consumers"][1] | {"topic": "oders"}
+    daemon.write_config(consumers=[daemon.tables["consumers"][0], reader])
+    daemon.start()
+    assert daemon.wait() == 3
+    assert "the dead letters of oders are read, but there is no such topic" in daemon.tail()
+    assert not daemon.link.execute("EXISTS", daemon.keys.meta("oders"))

@@ -1,0 +1,50 @@
+"""A signal while the command is still being imported: before there is anything to drain."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# The signal is sent when the command has begun to listen and has not imported its verbs yet.
+PROGRAM = """
+import os, sys
+from streamqd import cli
+from streamqd.cli import early
+early.listen()
+assert "streamqd.cli.root" not in sys.modules
+os.kill(os.getpid(), int(sys.argv.pop(1)))
+cli.main()
+"""
+
+
+def run(number: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, str(number), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "streamq.toml"
+    path.write_text('[daemon]\nstate_dir = "./state"\n')
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_daemon_ends_with_0_and_starts_nothing(config: Path, number: int) -> None:
+    done = run(number, "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    assert "drained" in done.stderr
+    assert not (config.parent / "state").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_verb_ends_by_the_signal(config: Path, number: int) -> None:
+    done = run(number, "-c", config, "config", "show")
+
+    assert done.returncode == -number
+    assert "Traceback" not in done.stderr

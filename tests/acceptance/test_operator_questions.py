@@ -1,0 +1,280 @@
+"""What an operator asks at night, and the one command that answers it: a fault, then the answer.
+
+docs/how-to/answer-questions.md tells the same commands. What died and how to replay it is tested
+with the dead letters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd.cli import cli
+from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+PAGE = ROOT / "docs" / "how-to" / "answer-questions.md"
+PLACE = f"{TOPIC}/0"
+
+
+def ask(daemon: Daemon, *words: str) -> tuple[int, str]:
+    """Run a verb; return its exit code and what it prints."""
+    result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def document(daemon: Daemon, *words: str) -> Any:
+    _, output = ask(daemon, *words, "--json")
+    return json.loads(output)
+
+
+def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "") -> dict[str, Any]:
+    """Wait until `why` names a cause first, with a part of its sentence; return its answer.
+
+    What an instance publishes comes a little later than what Redis knows.
+    """
+
+    def named() -> dict[str, Any]:
+        (answer,) = document(daemon, "why", place)
+        first = answer["causes"][0]
+        return answer if first["word"] == word and part in first["sentence"] else {}
+
+    return daemon.wait_for(named, what=f"why says {word}: {document(daemon, 'why', place)}")
+
+
+# --- who owns partition 3? ------------------------------------------------------------------------
+
+
+def test_who_owns_partition_3(new_daemon: NewDaemon) -> None:
+    with new_daemon(partitions=4) as one:
+        code, said = ask(one, "partitions", TOPIC, "--partition", "3")
+        assert code == 0
+        assert len(said.splitlines()) == 2
+        assert re.search(rf"^{TOPIC}/3/{GROUP} +one +{one.epochs()[3]} ", said, re.MULTILINE)
+
+        code, said = ask(one, "partitions", TOPIC, "--partition", "4")
+        assert (code, said) == (8, f"Error: {TOPIC} has no partition 4: they are numbered 0 to 3\n")
+        assert ask(one, "partitions", "--partition", "1")[0] == 2
+
+
+# --- why is it not moving? ------------------------------------------------------------------------
+
+
+def test_it_moves_or_nothing_waits(new_daemon: NewDaemon) -> None:
+    with new_daemon() as one:
+        code, said = ask(one, "why", PLACE)
+        assert code == 0
+        assert said == f"nothing waits in {PLACE}/{GROUP}: every message is settled.\n"
+        one.send(["sleep 0.02"] * 1500)
+        wait_cause(one, "moving")
+        assert ask(one, "why", PLACE)[0] == 0
+
+
+def test_it_is_paused(new_daemon: NewDaemon) -> None:
+    with new_daemon() as one:
+        ask(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
+        one.send(["ok"])
+        code, said = ask(one, "why", f"{PLACE}/{GROUP}")
+        assert code == 1
+        assert re.match(rf"{PLACE}/{GROUP} is paused by \S+ \(the disk\)", said)
+        assert "streamqd resume" in said
+
+
+def test_the_daemon_is_paused_by_a_signal(new_daemon: NewDaemon) -> None:
+    with new_daemon() as one:
+        one.pause()
+        one.send(["ok"])
+        wait_cause(one, "paused")
+
+
+def test_the_handler_is_stuck_in_one_message(
+    new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ten seconds would be waited for in vain.
+    monkeypatch.setattr("streamqd.admin.cause.STUCK_SECONDS", 0.5)
+    with new_daemon() as one:
+        [uid, *_] = one.send(["await gate", "ok", "ok"])
+        answer = wait_cause(one, "slow-handler")
+        entry = uid.rpartition("/")[2]
+        assert (
+            f"on one has been working on one message (m:{entry}) for"
+            in (answer["causes"][0]["sentence"])
+        )
+        (one.folder / "gate").touch()
+
+
+def test_the_worker_crashes_in_a_loop(new_daemon: NewDaemon) -> None:
+    one = new_daemon(
+        partitions=2,
+        daemon={"crash_loop": 1, "crash_cooldown": "10m"},
+        consumer={"max_crashes": 0},
+    )
+    with one:
+        one.send(["segv"], partition=0)
+        wait_cause(one, "crash-loop", part="process ended by signal SIGSEGV")
+        assert ask(one, "why", PLACE)[0] == 1
+
+
+def test_every_message_fails(new_daemon: NewDaemon) -> None:
+    backoff = {"kind": "fixed", "base": "50ms", "jitter": "none"}
+    with new_daemon(consumer={"max_attempts": 0, "backoff": backoff}) as one:
+        one.send(["fail"] * 20)
+        wait_cause(one, "failing", part="ValueError")
+
+
+def test_it_waits_for_its_next_attempt(new_daemon: NewDaemon) -> None:
+    backoff = {"kind": "fixed", "base": "5m", "max": "5m", "jitter": "none"}
+    with new_daemon(consumer={"backoff": backoff}) as one:
+        one.send(["fail"])
+        assert wait_cause(one, "waiting-for-retry", part="ValueError")["delayed"] == 1
+
+
+def test_nobody_offers_it(new_daemon: NewDaemon) -> None:
+    with new_daemon(groups=["bill", "mail"]) as one:
+        one.send(["ok"])
+        one.wait_settled()
+        one.stop()
+    two = new_daemon(groups=["mail"], name="two")
+    with two:
+        answer = wait_cause(two, "no-offer", f"{PLACE}/bill")
+        assert f"offers {TOPIC}/bill" in answer["causes"][0]["sentence"]
+
+
+def test_no_instance_is_alive(new_daemon: NewDaemon) -> None:
+    one = new_daemon()
+    with one:
+        one.stop()
+    assert wait_cause(one, "no-member")["owner"] == ""
+
+
+def test_all_are_full(new_daemon: NewDaemon) -> None:
+    with new_daemon(partitions=2, daemon={"max_partitions": 1}) as one:
+        one.send(["ok"], partition=1)
+        answer = wait_cause(one, "caps-full", f"{TOPIC}/1")
+        assert "one 1 of 1" in answer["causes"][0]["sentence"]
+
+
+def test_a_foreign_client_holds_a_message(new_daemon: NewDaemon) -> None:
+    one = new_daemon(consumer={"reclaim_idle": "10m"})
+    with one:
+        one.pause()
+        one.send(["ok"])
+        stream = one.keys.stream(TOPIC, 0)
+        one.link.execute("XREADGROUP", "GROUP", GROUP, "bob", "STREAMS", stream, ">")
+        one.signal(signal.SIGCONT)
+        answer = wait_cause(one, "foreign-client")
+        assert "'bob' holds 1 message" in answer["causes"][0]["sentence"]
+
+
+def test_its_owner_is_silent(new_daemon: NewDaemon) -> None:
+    one = new_daemon(daemon={"lease_ttl": "1s"})
+    with one:
+        one.send(["await gate"])
+        one.signal(signal.SIGSTOP)
+        try:
+            assert "one" in wait_cause(one, "owner-silent")["causes"][0]["sentence"]
+        finally:
+            one.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("place", ["orders", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
+def test_a_place_is_written_in_one_way(new_daemon: NewDaemon, place: str) -> None:
+    code, said = ask(new_daemon(), "why", place)
+    assert code == 2
+    assert "write TOPIC/PARTITION, such as access/3" in said
+
+
+def test_what_does_not_exist_is_refused(new_daemon: NewDaemon) -> None:
+    with new_daemon() as one:
+        assert ask(one, "why", "nothing/0")[0] == 8
+        assert ask(one, "why", f"{TOPIC}/7")[0] == 8
+        assert ask(one, "why", f"{PLACE}/nobody")[0] == 8
+
+
+# --- how far behind are we, and since when? -------------------------------------------------------
+
+
+def test_how_far_behind_and_since_when(new_daemon: NewDaemon) -> None:
+    with new_daemon(partitions=2) as one:
+        one.send(["await gate"], partition=0)
+        [first, *_] = one.send(["sleep 0.01"] * 300, partition=0)
+        since = int(first.rpartition("/")[2].partition("-")[0])
+
+        def behind() -> dict[str, Any]:
+            found = document(one, "status")["behind"]
+            return found[0] if found and found[0]["lag_per_second"] is not None else {}
+
+        told = one.wait_for(behind, what="status tells how far behind the group is")
+        assert (told["topic"], told["group"], told["partitions"]) == (TOPIC, GROUP, [0])
+        # The worker holds what it has fetched; the rest is unread.
+        assert 0 < told["lag"] <= 300
+        assert told["since_unix_ms"] >= since
+        said = ask(one, "status")[1]
+        assert re.search(
+            rf"{TOPIC}/{GROUP} is [\d,]+ behind in partition 0, since 20\d\d-\d\d-\d\d"
+            rf" \d\d:\d\d:\d\dZ \(.+\), (steady|growing|shrinking)",
+            said,
+        )
+        (one.folder / "gate").touch()
+        one.wait_settled()
+        assert document(one, "status")["behind"] == []
+
+
+# --- what happens if I stop this host? ------------------------------------------------------------
+
+
+def test_what_happens_if_i_stop_this_host(new_daemon: NewDaemon) -> None:
+    one = new_daemon(partitions=2, groups=["bill", "mail"], name="a")
+    with one:
+        assert "the last instance" in ask(one, "drain", "a", "--dry-run")[1]
+        one.send(["await gate"], partition=0)
+        two = new_daemon(partitions=2, groups=["bill"], name="b")
+        two.start()
+        two.wait_for(lambda: len(document(one, "status")["instances"]) == 2, what="both live")
+
+        def planned() -> dict[str, Any]:
+            found: dict[str, Any] = document(one, "drain", "a", "--dry-run")["departure"]
+            return found if found["longest_run_seconds"] else {}
+
+        plan = one.wait_for(planned, what="the plan knows of the running message")
+        takers = {(u["group"], u["partition"]): (u["to"], u["stranded"]) for u in plan["units"]}
+        mail = {("mail", n): ("", "no-offer") for n in range(2)}
+        assert mail.items() <= takers.items()
+        assert {to for (group, _), (to, _) in takers.items() if group == "bill"} <= {"b"}
+
+        code, said = ask(one, "drain", "a", "--dry-run")
+        assert code == 0
+        assert f"! nobody takes {TOPIC}/0/mail: no other instance offers it" in said
+        assert "the longest running message has been running for" in said
+        assert document(one, "status")["orders"] == []  # nothing was ordered
+        (one.folder / "gate").touch()
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+def test_the_page_names_commands_that_exist() -> None:
+    commands = re.findall(r"^streamqd (.+?)(?: *#.*)?$", PAGE.read_text(), re.MULTILINE)
+    assert len(commands) >= 6
+    for line in commands:
+        verbs = [word for word in line.split() if re.fullmatch("[a-z]+", word)]
+        at: Any = cli
+        for verb in verbs:
+            if not hasattr(at, "get_command"):
+                break
+            at = at.get_command(None, verb)
+            assert at is not None, f"streamqd {line}"
+        options = {name for each in at.params for name in each.opts}
+        assert {word for word in line.split() if word.startswith("--")} <= options, line
+
+
+def test_the_page_is_linked() -> None:
+    assert "answer-questions.md" in Path(ROOT / "docs" / "index.md").read_text()

@@ -1,0 +1,168 @@
+"""Orders to a fleet: written once, obeyed by every instance, kept over restarts."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd.cli import cli
+from streamqd.scoreboard import WorkerState
+from tests.acceptance.test_rebalance import Fleet
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+
+# Nothing moves by itself: whatever moves has been ordered.
+CALM = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_hold": "10m"}
+
+
+def verb(daemon: Daemon, *words: str, code: int = 0) -> str:
+    """Run a verb with the daemon's configuration; return all that it prints."""
+    result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
+    assert result.exit_code == code, f"{words}: {result.output}"
+    return result.output
+
+
+def document(daemon: Daemon, *words: str, code: int = 0) -> Any:
+    return json.loads(verb(daemon, *words, "--json", code=code))
+
+
+@pytest.fixture
+def fleet(new_daemon: NewDaemon) -> Fleet:
+    """Two instances; the first one owns all four partitions."""
+    one, two = (new_daemon(name=name, partitions=4, daemon=CALM) for name in "ab")
+    found = Fleet(one)
+    found.wait_shares(4)
+    found.add(two)
+    return found
+
+
+def test_a_pause_lets_running_messages_finish_and_survives_a_restart(new_daemon: NewDaemon):
+    one = new_daemon(name="a", partitions=2, daemon={"lease_ttl": "2s"})
+    with one:
+        [running] = one.send(["await gate"], partition=0)
+        one.wait_run(running)
+        epochs = one.epochs()
+        waiting = verb(
+            one, "pause", f"{TOPIC}/0/{GROUP}", "-r", "the disk", "-w", "-t", "1s", code=1
+        )
+        assert "not yet: " in waiting
+        assert f"{TOPIC}/0/{GROUP}" in waiting
+        (one.folder / "gate").touch()
+        verb(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
+        held = one.send(["ok"] * 5, partition=0)
+        for uid in one.send(["ok"] * 5, partition=1):
+            one.wait_run(uid, "end")
+        assert one.ledger.of(running, "end")
+        assert one.epochs() == epochs, "a paused partition stays owned"
+
+        first = verb(one, "status").splitlines()[0]
+        assert first.startswith(f"PAUSED {TOPIC}/0/{GROUP} for ")
+        assert first.endswith(": the disk")
+        assert one.stop() == 0
+        mark = one.mark()
+        one.start()
+        one.wait_event("ready", after=mark)
+        one.wait_for(
+            lambda: one.worker_states() == {WorkerState.READY, WorkerState.PAUSED},
+            what="the other partition is served",
+        )
+        one.signal(signal.SIGTSTP)
+        one.signal(signal.SIGCONT)
+        one.wait_event("signal", after=mark, signal="SIGCONT")
+        for uid in one.send(["ok"] * 5, partition=1):
+            one.wait_run(uid, "end")
+        assert [uid for uid in held if one.ledger.of(uid, "start")] == []
+
+        verb(one, "pause", TOPIC, "--partition", "0")
+        verb(one, "resume", f"{TOPIC}/0/{GROUP}")
+        assert "resume that" in verb(one, "resume", f"{TOPIC}/0/{GROUP}", code=8)
+        verb(one, "resume", TOPIC, "--wait")
+        one.wait_settled()
+        assert "PAUSED" not in verb(one, "status")
+        assert one.ledger.audit(GROUP) == Audit()
+
+
+def test_moves_drains_and_a_rebalance(fleet: Fleet):
+    one, two = fleet.members["a"], fleet.members["b"]
+    one.send("sleep 0.005" for _ in range(400))
+
+    planned = document(one, "rebalance", "--dry-run")
+    assert [(each["owner"], each["to"]) for each in planned["moves"]] == [("a", "b")] * 2
+    assert fleet.shares() == [4]
+    verb(one, "rebalance", "--wait")
+    fleet.wait_shares(2, 2)
+
+    mine = min(number for number, owner in fleet.owners().items() if owner == "a")
+    verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "--to", "b", "--reason", "hot", "--wait")
+    assert fleet.owners()[mine] == "b"
+    moves = fleet.moves()
+    fleet.wait_beats(6)
+    assert fleet.moves() == moves, "it was moved back"
+    assert f"{TOPIC}/{mine}/{GROUP} is kept on b" in verb(one, "status")
+
+    said = document(one, "drain", "b", "--reason", "new disk", "--wait")
+    assert said["waiting"] == []
+    assert set(fleet.owners().values()) == {"a"}
+    assert "is drained" in verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "--to", "b", code=8)
+    mark = two.mark()
+    assert two.stop() == 0
+    two.start()
+    two.wait_event("ready", after=mark)
+    fleet.wait_beats(3)
+    assert set(fleet.owners().values()) == {"a"}
+    assert two.events("lease.acquired", mark) == []
+    two.wait_for(
+        lambda: (
+            {e["instance"]: e["state"] for e in document(one, "status")["instances"]}
+            == {"a": "working", "b": "drained"}
+        ),
+        what="status shows the drain",
+    )
+    verb(one, "drain", "b", "--undo")
+    assert document(one, "rebalance", "--wait")["forgotten"] == [f"move:{TOPIC}/{mine}/{GROUP}"]
+    fleet.wait_shares(2, 2)
+    one.wait_settled(30.0)
+    assert one.ledger.audit(GROUP) == Audit()
+    assert one.traces() == []
+
+
+def test_a_reload_in_turn_once_for_each_order_and_strange_orders(fleet: Fleet):
+    one, two = fleet.members["a"], fleet.members["b"]
+    marks = {daemon: daemon.mark() for daemon in (one, two)}
+    orders = one.keys.orders("default")
+    later = json.dumps({"version": 2, "at_unix_ms": 5, "by": "x", "why": ""})
+    one.link.execute("HSET", orders, "rebalance", later, "sing", "\xff", "drain:a", "[]")
+    one.link.execute("PUBLISH", one.keys.wake("default"), "x")
+    for name in ("rebalance", "sing", "drain:a"):
+        one.wait_event("steer.ignored", order=name)
+
+    verb(one, "reload", "--wait")
+    first = one.wait_event("reload.done")
+    second = two.wait_event("reload.begun")
+    assert first["ts"] <= second["ts"]
+    assert [len(each.events("steer.ignored")) for each in (one, two)] == [3, 3]
+
+    mark = two.mark()
+    assert two.stop() == 0
+    two.start()
+    two.wait_event("ready", after=mark)
+    fleet.wait_beats(3)
+    assert two.events("reload.begun", mark) == [], "an order was obeyed again"
+
+    one.write_code("this is no Python")
+    marks[one] = one.mark()
+    assert "a refused" in verb(one, "reload", "a", "--wait", code=1)
+    one.wait_event("reload.refused", after=marks[one])
+    assert two.events("reload.begun", mark) == []
+
+    gone = document(one, "control", "list")
+    assert set(gone["strange"]) == {"rebalance", "sing", "drain:a"}
+    verb(one, "control", "clear", "sing", "drain:a", "--yes")
+    assert set(document(one, "status")["strange_orders"]) == {"rebalance"}

@@ -1,0 +1,75 @@
+"""ghost_settle: in-flight, its entry gone -> settled, counted."""
+
+from __future__ import annotations
+
+from streamqd.store import retention
+from tests.contract.desk import Desk
+
+
+def settled(desk: Desk, count: int = 100) -> int:
+    call = retention.settle_ghosts(desk.keys, desk.unit, count)
+    return int(desk.expect("ghost_settle", "OK", call)[0])
+
+
+def test_settles_what_is_older_than_the_first_entry(desk: Desk) -> None:
+    desk.pending("1-0", "2-0", "3-0")
+    desk.do("XTRIM", desk.stream, "MINID", "=", "3-0")
+    desk.do("HSET", desk.attempts, "m:1-0:c", "2", "m:1-0:last", "x", "m:3-0:c", "1")
+    before = desk.state()
+    assert settled(desk) == 2
+    changed = desk.changes(before)
+    assert changed["stream"].groups == {"hits": ("3-0", {"3-0": "w"})}
+    assert changed["attempts"] == {"m:3-0:c": b"1"}
+    assert changed["trim"] == {"dropped_pending:hits": b"2"}
+    assert sorted(changed) == ["attempts", "stream", "trim"]
+
+
+def test_the_second_call_finds_nothing(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    assert settled(desk) == 1
+    before = desk.dump()
+    assert settled(desk) == 0
+    assert desk.dump() == before
+
+
+def test_what_is_there_is_left_alone(desk: Desk) -> None:
+    desk.pending("1-0", "2-0")
+    before = desk.dump()
+    assert settled(desk) == 0
+    assert desk.dump() == before
+
+
+def test_so_many_at_a_time(desk: Desk) -> None:
+    """More than `unpack` takes at once, too."""
+    count = 1_200
+    desk.groups()
+    desk.link.pipeline([("XADD", desk.stream, f"{n + 1}-0", "payload", n) for n in range(count)])
+    desk.fetch(count)
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    assert [settled(desk, 1_000), settled(desk, 1_000)] == [1_000, 200]
+    assert desk.state()["trim"] == {"dropped_pending:hits": b"1200"}
+
+
+def test_another_group_keeps_its_own(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
+    desk.do("XREADGROUP", "GROUP", "audit", "w", "COUNT", 1, "STREAMS", desk.stream, ">")
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    assert settled(desk) == 1
+    assert desk.state()["stream"].groups["audit"] == ("1-0", {"1-0": "w"})
+
+
+def test_a_missing_group_is_refused(desk: Desk) -> None:
+    call = retention.settle_ghosts(desk.keys, desk.unit, 10)
+    desk.expect("ghost_settle", "NOGROUP", call)
+    desk.add("1-0")
+    desk.expect("ghost_settle", "NOGROUP", call)
+
+
+def test_full_memory(desk: Desk) -> None:
+    desk.pending("1-0")
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    with desk.full_memory():
+        assert settled(desk) == 1
+    assert desk.state()["trim"] == {"dropped_pending:hits": b"1"}

@@ -1,0 +1,181 @@
+"""group_reset: one position -> another; group_delete: present -> absent."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.store import groups, leases, messages
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, Desk, Stream
+
+
+def reset(desk: Desk, after: str, *, drop: bool = False, force: bool = False) -> Call:
+    return groups.reset(desk.keys, desk.unit, after, drop_retries=drop, force=force)
+
+
+def delete(desk: Desk, *, force: bool = False) -> Call:
+    return groups.delete(desk.keys, desk.unit, force=force)
+
+
+def positions(desk: Desk, key: str) -> dict[str, tuple[str, dict[str, str]]]:
+    stream = desk.state()[key]
+    assert isinstance(stream, Stream)
+    return stream.groups
+
+
+@pytest.fixture
+def busy(desk: Desk) -> Desk:
+    """Three entries of which two are handed out, one retry in each place, counters."""
+    desk.pending("1-0", "2-0")
+    desk.add("3-0")
+    desk.pending_retry("7-0")
+    desk.do("ZADD", desk.delayed, 9e12, "m:0-5")
+    desk.do("HSET", desk.items, "m:0-5", b"\x92\xa7payload\xa1x")
+    desk.do("HSET", desk.attempts, b"m:1-0:c", "1", b"r:7-0:c", "1")
+    desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "1-0", "archived", "0-3")
+    return desk
+
+
+def test_back_to_the_first_message(busy: Desk) -> None:
+    before = busy.state()
+
+    rest = busy.expect("group_reset", "OK", reset(busy, "0-0"))
+
+    assert rest == [b"2-0", b"0-0", 2, 0, 0]
+    assert positions(busy, "stream") == {"hits": ("0-0", {})}
+    changes = busy.changes(before)
+    assert set(changes) == {"stream", "attempts", "trim"}
+    assert changes["attempts"] is None
+    assert changes["trim"] == {"first": b"1-0", "floor:hits": b"0-1", "archived": b"0-3"}
+    assert busy.fetch() == [b"1-0", b"2-0", b"3-0"]
+
+
+def test_on_to_the_end(busy: Desk) -> None:
+    rest = busy.expect("group_reset", "OK", reset(busy, ""))
+
+    assert rest[:3] == [b"2-0", b"3-0", 2]
+    assert positions(busy, "stream") == {"hits": ("3-0", {})}
+
+
+def test_a_position_beyond_the_end_is_the_end(busy: Desk) -> None:
+    """What is still to come must not be skipped."""
+    assert busy.expect("group_reset", "OK", reset(busy, "99-0"))[1] == b"3-0"
+    busy.add("4-0")
+    assert busy.fetch() == [b"4-0"]
+
+
+def test_retries_stay_unless_they_are_dropped(busy: Desk) -> None:
+    busy.expect("group_reset", "OK", reset(busy, "0-0"))
+    assert positions(busy, "retry") == {"hits": ("7-0", {"7-0": "w"})}
+    assert "delayed" in busy.state()
+
+    rest = busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
+
+    assert rest == [b"0-0", b"0-0", 0, 1, 1]
+    assert positions(busy, "retry") == {"hits": ("7-0", {})}
+    assert {"delayed", "items"}.isdisjoint(busy.state())
+
+
+def test_an_owned_partition_is_left_alone(busy: Desk) -> None:
+    epoch = busy.own("t1")
+
+    rest = busy.expect("group_reset", "OWNED", reset(busy, "0-0"))
+
+    assert rest == [b"west-1", str(epoch).encode()]
+
+
+def test_by_force_the_owner_loses_it(busy: Desk) -> None:
+    epoch = busy.own("t1")
+
+    busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
+
+    assert busy.state()["fence"].keys() == {"epoch", "since"}
+    assert "lease" not in busy.state()
+    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.unit, "t1", [b"m:1-0"]))
+    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.unit, "t1", TTL))
+    # The late copy of the call by which it had become the owner does not bring it back.
+    late = leases.acquire(busy.keys, busy.unit, "t1", 0, TTL, "west-1")
+    busy.expect("lease_acquire", "MOVED", late)
+    assert busy.own("t2", seen_epoch=epoch) > epoch
+
+
+def test_an_owner_that_has_not_renewed_is_fenced_too(busy: Desk) -> None:
+    """It may be paused; when it comes back it must not settle what is read anew."""
+    busy.own("t1")
+    busy.do("DEL", busy.lease)
+
+    busy.expect("group_reset", "OK", reset(busy, "0-0"))
+
+    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.unit, "t1", TTL))
+
+
+def test_a_group_that_is_not_there_is_not_made(desk: Desk) -> None:
+    desk.add("1-0")
+    desk.expect("group_reset", "NOGROUP", reset(desk, "0-0"))
+
+
+def test_a_group_that_is_lost_after_a_reset_comes_back_where_it_was_set(busy: Desk) -> None:
+    busy.expect("group_reset", "OK", reset(busy, "1-0"))
+    busy.do("XGROUP", "DESTROY", busy.stream, "hits")
+    busy.groups()
+    assert busy.fetch() == [b"2-0", b"3-0"]
+
+
+def test_another_group_is_not_touched(busy: Desk) -> None:
+    busy.do("XGROUP", "CREATE", busy.stream, "agents", "1-0")
+    busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
+    busy.expect("group_delete", "OK", delete(busy, force=True))
+    assert positions(busy, "stream") == {"agents": ("1-0", {})}
+
+
+# --- delete ---------------------------------------------------------------------------------------
+
+
+def test_deletes_all_that_is_its_own(busy: Desk) -> None:
+    busy.own("t1")
+    busy.add("5-0", stream=busy.dlq)
+
+    assert busy.expect("group_delete", "OK", delete(busy, force=True)) == []
+
+    state = busy.state()
+    assert set(state) == {"stream", "dlq", "trim"}
+    assert state["stream"].groups == {}
+    assert state["trim"] == {"first": b"1-0", "archived": b"0-3"}
+    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.unit, "t1", [b"m:1-0"]))
+
+
+def test_an_owned_group_is_not_deleted(desk: Desk) -> None:
+    desk.groups()
+    epoch = desk.own("t1")
+    rest = desk.expect("group_delete", "OWNED", delete(desk))
+    assert rest == [b"west-1", str(epoch).encode()]
+
+
+@pytest.mark.parametrize("kind", ["pending", "retry pending", "delayed", "retry unread"])
+def test_what_is_not_settled_is_not_given_up(desk: Desk, kind: str) -> None:
+    desk.groups()
+    if kind == "pending":
+        desk.pending("1-0")
+    elif kind == "delayed":
+        desk.do("ZADD", desk.delayed, 1, "m:1-0")
+    elif kind == "retry pending":
+        desk.pending_retry("1-0")
+    else:
+        desk.add("1-0", stream=desk.retry)
+
+    rest = desk.expect("group_delete", "UNSETTLED", delete(desk))
+
+    assert rest == [int("pending" in kind), int(kind == "delayed"), int(kind == "retry unread")]
+
+
+def test_unread_messages_do_not_hold_a_group(desk: Desk) -> None:
+    desk.groups()
+    desk.add("1-0")
+    desk.expect("group_delete", "OK", delete(desk))
+
+
+def test_repeated_there_is_nothing_left_to_do(busy: Desk) -> None:
+    busy.expect("group_delete", "OK", delete(busy, force=True))
+    before = busy.dump()
+    busy.expect("group_delete", "OK", delete(busy))
+    assert busy.dump() == before

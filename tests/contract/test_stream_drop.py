@@ -1,0 +1,148 @@
+"""stream_drop: not settled, beyond a limit that allows the loss -> gone, counted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from streamqd.store.retention import Dropped
+from streamqd.store.scripts import Reply
+from tests.contract.desk import Desk
+from tests.contract.scenarios import drop_all, trim_all
+
+NODE = 100  # entries of a whole node of a stream, by the servers' defaults
+
+
+def dropped(desk: Desk, **changed: object) -> Dropped:
+    return Dropped.parse(Reply("OK", desk.expect("stream_drop", "OK", drop_all(desk, **changed))))
+
+
+def fill(desk: Desk, count: int, *, read: int = 0) -> None:
+    """Write entries 1-0 to count-0; the group reads the first."""
+    desk.groups()
+    desk.link.pipeline([("XADD", desk.stream, f"{n}-0", "payload", n) for n in range(1, count + 1)])
+    if read:
+        desk.fetch(read)
+
+
+def length(desk: Desk) -> int:
+    return int(desk.do("XLEN", desk.stream))
+
+
+def test_age_drops_what_nobody_has_read(desk: Desk) -> None:
+    fill(desk, 350)
+    before = desk.state()
+    assert dropped(desk, drop_before="250-0") == (200, {"hits": 200})
+    changed = desk.changes(before)
+    assert sorted(changed) == ["stream", "trim"]
+    assert changed["trim"] == {
+        "first": b"201-0",
+        "size": b"150",
+        "removed": b"200",
+        "floor:hits": b"0-1",
+        "dropped_unread:hits": b"200",
+    }
+    assert desk.fetch(1) == [b"201-0"]
+
+
+def test_length_drops_the_oldest_and_keeps_the_bound(desk: Desk) -> None:
+    fill(desk, 350)
+    assert dropped(desk, drop_before="0-0", max_length=400) == (0, {"hits": 0})
+    assert dropped(desk, drop_before="0-0", max_length=120) == (200, {"hits": 200})
+    assert length(desk) == 150, "whole nodes only: never below the bound"
+
+
+def test_nothing_beyond_the_limits_writes_nothing(desk: Desk) -> None:
+    fill(desk, 350)
+    before = desk.dump()
+    assert dropped(desk, drop_before="1-0", max_length=350).removed == 0
+    assert desk.dump() == before
+
+
+def test_of_each_group_it_counts_what_it_had_not_read(desk: Desk) -> None:
+    fill(desk, 350, read=130)
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", "0")
+    desk.do("XGROUP", "CREATE", desk.stream, "late", "345-0")
+    assert dropped(desk, max_length=None) == (350, {"audit": 350, "hits": 220, "late": 5})
+    record = desk.state()["trim"]
+    assert record["dropped_unread:audit"] == b"350"
+    assert record["dropped_unread:late"] == b"5"
+    assert dropped(desk, max_length=0) == (0, {"audit": 0, "hits": 0, "late": 0})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_counts_are_exact_whatever_was_read(desk: Desk, seed: int) -> None:
+    """By age, by length and in pages, with groups that have read up to any point of a node."""
+    chance = random.Random(seed)
+    total = chance.randrange(150, 900)
+    fill(desk, total)
+    marks = {"hits": chance.randrange(total + 1)}
+    desk.do("XGROUP", "SETID", desk.stream, "hits", f"{marks['hits']}-0")
+    for number in range(chance.randrange(4)):
+        marks[f"g{number}"] = chance.randrange(total + 1)
+        desk.do("XGROUP", "CREATE", desk.stream, f"g{number}", f"{marks[f'g{number}']}-0")
+    lost = dict.fromkeys(marks, 0)
+    for _ in range(chance.randrange(1, 5)):
+        before = length(desk)
+        found = dropped(
+            desk,
+            drop_before=f"{chance.randrange(total)}-0",
+            max_length=chance.choice([None, chance.randrange(total)]),
+            limit=chance.choice([100, 250, 1000]),
+        )
+        assert before - length(desk) == found.removed
+        gone = range(total - before + 1, total - before + found.removed + 1)
+        assert found.unread == {
+            name: sum(number > mark for number in gone) for name, mark in marks.items()
+        }
+        lost = {name: lost[name] + found.unread[name] for name in marks}
+    record = desk.state().get("trim", {})
+    assert {name: int(record.get(f"dropped_unread:{name}", 0)) for name in marks} == lost
+
+
+def test_what_is_in_hand_goes_too_and_stays_pending(desk: Desk) -> None:
+    fill(desk, 300, read=150)
+    assert dropped(desk, max_length=None) == (300, {"hits": 150})
+    assert len(desk.state()["stream"].groups["hits"][1]) == 150
+    assert desk.state()["trim"]["floor:hits"] == b"1-0"
+
+
+def test_so_many_at_a_time(desk: Desk) -> None:
+    fill(desk, 350)
+    assert dropped(desk, limit=NODE).removed == NODE
+    assert dropped(desk, drop_before="0-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
+
+
+def test_what_is_not_archived_stays(desk: Desk) -> None:
+    fill(desk, 350)
+    assert dropped(desk, archive=True, max_length=0).removed == 0
+    desk.do("HSET", desk.trim, "archived", "220-0")
+    assert dropped(desk, archive=True, max_length=0) == (200, {"hits": 200})
+
+
+def test_a_trim_in_between_is_right(desk: Desk) -> None:
+    fill(desk, 350)
+    dropped(desk, drop_before="150-0")
+    desk.link.run(trim_all(desk))
+    assert length(desk) == 250
+    assert desk.state()["trim"]["first"] == b"101-0"
+
+
+def test_without_groups_it_refuses(desk: Desk) -> None:
+    desk.expect("stream_drop", "NO_GROUPS", drop_all(desk))
+    desk.add("1-0")
+    desk.expect("stream_drop", "NO_GROUPS", drop_all(desk))
+
+
+def test_an_expected_group_must_be_there(desk: Desk) -> None:
+    fill(desk, 3)
+    call = drop_all(desk, expected=["hits", "audit"])
+    assert desk.expect("stream_drop", "MISSING_GROUP", call) == [b"audit"]
+
+
+def test_full_memory_is_freed(desk: Desk) -> None:
+    fill(desk, 350)
+    with desk.full_memory():
+        assert dropped(desk).removed == 350
+    assert desk.state()["trim"]["dropped_unread:hits"] == b"350"

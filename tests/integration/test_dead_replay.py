@@ -1,0 +1,661 @@
+"""Replaying dead letters as a library: where they go, what stays, and every way to be interrupted.
+
+The letters are real ones, written by the scripts of the daemon.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from streamqd import config
+from streamqd.admin import audit, dead, letters
+from streamqd.admin.dead import Choice, Target
+from streamqd.admin.dead_choice import pages
+from streamqd.admin.dead_export import fields_of
+from streamqd.admin.dead_run import Throttle
+from streamqd.admin.pages import server_unix_ms
+from streamqd.errors import RedisUnavailable, Refused, TopicMissing
+from streamqd.message import Delivery, Message
+from streamqd.model import Unit
+from streamqd.store import control, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.integration.test_admin import bury
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+At = Callable[..., Desk]
+TOPIC = "access"
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access (three of them), for a group; other has two."""
+    topics.create(link, keys, TOPIC, config.Topic(partitions=3))
+    topics.create(link, keys, "other", config.Topic(partitions=2))
+    return lambda partition, group="hits", topic=TOPIC: Desk(
+        link, keys, Unit(topic, partition, group)
+    )
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    with FaultProxy(server.socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def shaky(proxy: FaultProxy) -> Iterator[Link]:
+    """A connection through the proxy."""
+    link = Link(proxy.settings, timeout=1.0, name="test:shaky")
+    yield link
+    link.close()
+
+
+def plain(desk: Desk, count: int, group: str = "hits", **fields: str) -> list[str]:
+    """Put letters straight into the stream, at 1-0, 2-0 …; return their names."""
+    desk.groups()
+    for number in range(1, count + 1):
+        context = {"originalId": f"{number}-0", "group": group, **fields}
+        flat = [part for pair in context.items() for part in pair]
+        desk.add(f"{number}-0", "payload", f"body {number}", *flat, stream=desk.dlq)
+    return [f"{desk.unit.partition}:{number}-0" for number in range(1, count + 1)]
+
+
+def messages_in(desk: Desk, stream: str, *, retried: bool = False) -> list[Message]:
+    delivery = Delivery(desk.unit, "west-1", 1)
+    return [
+        Message(delivery, raw_id, fields, retried=retried)
+        for raw_id, fields in desk.do("XRANGE", stream, "-", "+")
+    ]
+
+
+def scripts_run(link: Link) -> int:
+    found = re.search(rb"cmdstat_evalsha:calls=(\d+)", link.execute("INFO", "commandstats"))
+    return int(found[1]) if found else 0
+
+
+def left(link: Link, keys: Keys) -> list[str]:
+    return sorted(row.id for row in letters.listed(link, keys, TOPIC, limit=1000).rows)
+
+
+# --- where letters go -----------------------------------------------------------------------------
+
+
+def test_to_everyone_they_come_back_as_messages_of_the_partition(
+    link: Link, keys: Keys, at: At
+) -> None:
+    name = bury(at(1), "7-0", headers='{"a":"b"}')
+
+    done = dead.replay(link, keys, TOPIC, Choice((name,)), target=Target(everyone=True))
+
+    assert (done.replayed, done.target) == (1, "every group")
+    again = messages_in(at(1), at(1).stream)[-1]
+    assert again.uid == f"{TOPIC}/1/7-0"
+    assert again.headers == {"a": "b", "x-replays": "1"}
+    assert again.attempt == 1
+    assert "group" not in again.fields
+    assert left(link, keys) == []
+
+
+def test_to_another_partition_they_keep_their_group_and_uid(link: Link, keys: Keys, at: At) -> None:
+    name = bury(at(0), "7-0")
+    at(2).groups()
+
+    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(partition=2))
+
+    assert (done.replayed, done.first_id) == (1, name)
+    [again] = messages_in(at(2), at(2).retry, retried=True)
+    assert again.uid == f"{TOPIC}/0/7-0"
+    assert (again.replay_count, again.attempt, again.key) == (1, 1, b"k1")
+    assert at(2).do("XLEN", at(2).stream) == 0
+    assert at(0).do("EXISTS", keys.moving(TOPIC, 0)) == 0
+    assert left(link, keys) == []
+
+
+def test_to_another_topic_they_go_by_key_else_by_number(link: Link, keys: Keys, at: At) -> None:
+    plain(at(2), 1)
+    for key in ("a", "b", "c"):
+        at(1).groups()
+        at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
+
+    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other"))
+
+    assert done.replayed == 4
+    found = {
+        message.key: number
+        for number in range(2)
+        for message in messages_in(at(number, topic="other"), keys.stream("other", number))
+    }
+    # CRC-32 of the key, modulo two; partition 2 without a key goes to 2 modulo 2.
+    assert found == {b"a": 1, b"b": 1, b"c": 1, None: 0}
+    first = messages_in(at(0, topic="other"), keys.stream("other", 0))[0]
+    assert first.uid == f"{TOPIC}/2/1-0"
+
+
+def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
+    link: Link, keys: Keys, at: At
+) -> None:
+    plain(at(0), 1)
+    dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other"))
+    there = at(0, "audit", "other")
+    there.groups()
+    [message] = messages_in(there, there.stream)
+    topic, partition = message.origin
+    assert (topic, partition) == (TOPIC, 0)
+
+    # It dies there, as the worker writes it, and is replayed there.
+    flat = [part for pair in message.fields.items() for part in pair]
+    there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
+    [row] = letters.listed(link, keys, "other").rows
+    assert (row.uid, row.replays) == (f"{TOPIC}/0/1-0", 1)
+    assert dead.replay(link, keys, "other", Choice()).replayed == 1
+    [again] = messages_in(there, there.retry, retried=True)
+    assert (again.uid, again.replay_count) == (f"{TOPIC}/0/1-0", 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (Target(topic=TOPIC), "is the topic of the letters"),
+        (Target(partition=3), "no partition 3 in access: partitions are numbered 0 to 2"),
+        (Target(topic="other", partition=2), "no partition 2 in other"),
+    ],
+)
+def test_a_target_that_is_not_there_is_refused(
+    link: Link, keys: Keys, at: At, target: Target, words: str
+) -> None:
+    plain(at(0), 1)
+    before = at(0).dump()
+    with pytest.raises(Refused, match=words):
+        dead.replay(link, keys, TOPIC, Choice(), target=target)
+    with pytest.raises(TopicMissing, match="did you mean other"):
+        dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="othr"))
+    assert at(0).dump() == before
+
+
+def test_a_group_that_is_not_on_the_other_partition(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 2)
+
+    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(partition=1))
+
+    assert done.refused == {"its group does not exist any more": 2}
+    assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
+    # Nothing keeps them from going home.
+    assert dead.replay(link, keys, TOPIC, Choice()).replayed == 2
+
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+def test_loops_end_at_max_replays(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 1, replayCount="2")
+    plain(at(1), 1, replayCount="3")
+    plain(at(2), 1, headers='{"x-replays":"9"}')
+
+    done = dead.replay(link, keys, TOPIC, Choice())
+
+    assert done.replayed == 1
+    assert done.refused == {"it was replayed 3 times or more already, and died again": 2}
+    assert left(link, keys) == ["1:1-0", "2:1-0"]
+    assert dead.replay(link, keys, TOPIC, Choice(), max_replays=10).replayed == 2
+
+
+def test_what_dies_during_a_replay_is_not_replayed(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 150)
+    now = server_unix_ms(link)
+
+    def another(_count: int) -> None:
+        at(0).do("XADD", at(0).dlq, "*", "payload", "x", "group", "hits")
+        at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "hits")
+
+    done = dead.replay(link, keys, TOPIC, Choice(), progress=another)
+
+    assert done.replayed == 150
+    assert done.began_unix_ms >= now
+    assert len(left(link, keys)) == 4
+
+
+def test_a_limit_counts_what_was_replayed(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 3, replayCount="3")
+    plain(at(1), 120)
+
+    done = dead.replay(link, keys, TOPIC, Choice(), limit=110)
+
+    assert (done.replayed, done.ended) == (110, "limit")
+    assert len(left(link, keys)) == 13
+
+
+def test_a_rate_is_kept_evenly() -> None:
+    times = iter((100.0, 100.0, 103.0, 103.05))
+    throttle = Throttle(20.0, clock=lambda: next(times))
+
+    assert throttle.batch == 2
+    waits = [throttle.take(2) for _ in range(4)]
+
+    # Half a second late at the third: it goes at once, and nothing is made up for after it.
+    assert waits == pytest.approx([0.0, 0.1, 0.0, 0.05])
+    assert Throttle(3.0).batch == 1
+    assert Throttle(None).take(100) == 0.0
+
+
+def test_a_replay_at_a_rate_goes_in_small_batches(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 9)
+    steps: list[int] = []
+    done = dead.replay(link, keys, TOPIC, Choice(), rate=40.0, progress=steps.append)
+    assert (done.replayed, steps) == (9, [4, 4, 1])
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def test_each_filter_chooses(link: Link, keys: Keys, at: At) -> None:
+    desk = at(0)
+    desk.groups()
+    base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
+    others: dict[str, dict[str, str]] = {
+        "1000-0": {},
+        "2000-0": {"group": "agents"},
+        "3000-0": {"reason": "dead"},
+        "4000-0": {"errorClass": "KeyError"},
+        "5000-0": {"key": "k"},
+        "6000-0": {"headers": '{"a":"b","c":"d"}'},
+        "7000-0": {"fingerprint": "abc"},
+        "8000-0": {"headers": "[]"},
+    }
+    for entry_id, differs in others.items():
+        desk.add(entry_id, *(p for pair in (base | differs).items() for p in pair), stream=desk.dlq)
+
+    def ids(choice: Choice) -> list[str]:
+        rows = letters.listed(link, keys, TOPIC, choice=choice).rows
+        counted = dead.causes(link, keys, TOPIC, choice)
+        assert counted.looked_at == dead.count(link, keys, TOPIC, choice) == len(rows)
+        return sorted(row.id for row in rows)
+
+    assert ids(Choice(group="agents")) == ["0:2000-0"]
+    assert ids(Choice(reason="dead")) == ["0:3000-0"]
+    assert ids(Choice(error_class="KeyError")) == ["0:4000-0"]
+    assert len(ids(Choice(error_class="BankError"))) == 7
+    assert len(ids(Choice(error_class="shop.BankError"))) == 7
+    assert ids(Choice(key=b"k")) == ["0:5000-0"]
+    assert ids(Choice(headers=(("c", "d"), ("a", "b")))) == ["0:6000-0"]
+    assert ids(Choice(headers=(("c", "x"),))) == []
+    assert ids(Choice(fingerprint="abc")) == ["0:7000-0"]
+    assert ids(Choice(since_unix_ms=6000)) == ["0:6000-0", "0:7000-0", "0:8000-0"]
+    assert ids(Choice(until_unix_ms=2000)) == ["0:1000-0"]
+    assert ids(Choice(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
+    assert ids(Choice(until_unix_ms=0)) == []
+    with pytest.raises(Refused, match="not one of those that the filter chooses"):
+        dead.count(link, keys, TOPIC, Choice(("0:1000-0",), reason="dead"))
+
+
+def test_a_filtered_list_goes_on_at_the_cursor(link: Link, keys: Keys, at: At) -> None:
+    for number in range(3):
+        plain(at(number), 40)
+        plain_other = at(number)
+        for at_ms in range(100, 140):
+            plain_other.add(f"{at_ms}-0", "group", "agents", stream=plain_other.dlq)
+    choice = Choice(group="hits", until_unix_ms=31)
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = letters.listed(link, keys, TOPIC, choice=choice, limit=7, cursor=cursor)
+        seen += [row.id for row in page.rows]
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert len(seen) == len(set(seen)) == 90
+    assert seen[:3] == ["2:30-0", "1:30-0", "0:30-0"]
+
+
+# --- interrupted ----------------------------------------------------------------------------------
+
+
+def judge_moved(link: Link, keys: Keys, at: At, count: int) -> None:
+    """Every message is in the other topic once, and nothing is left of the letters."""
+    found = [
+        message.uid
+        for number in range(2)
+        for message in messages_in(at(number, topic="other"), keys.stream("other", number))
+    ]
+    assert sorted(found) == sorted(f"{TOPIC}/0/{n}-0" for n in range(1, count + 1))
+    assert left(link, keys) == []
+    assert link.execute("EXISTS", keys.moving(TOPIC, 0)) == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
+@pytest.mark.parametrize("nth", range(1, 10))
+def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
+    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link, fault: Fault, nth: int
+) -> None:
+    # Three letters: scripts 1 to 3 mark them, 4 to 6 deliver them, 7 to 9 delete them.
+    plain(at(1), 1)
+    target = Target(topic="other")
+    dead.replay(link, keys, TOPIC, Choice(), target=target)  # teaches the server the scripts
+    for number in range(2):
+        link.execute("DEL", keys.stream("other", number))
+    plain(at(0), 3)
+    trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
+
+    first = dead.replay(shaky, keys, TOPIC, Choice(), target=target)
+
+    assert trigger.hit
+    assert first.ended == "failed"
+    assert first.error
+    second = dead.replay(link, keys, TOPIC, Choice(), target=target)
+    judge_moved(link, keys, at, 3)
+    assert (second.ended, second.refused, second.gone) == ("done", {}, 0)
+    assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
+    if nth <= 3:
+        assert (first.unknown, second.replayed) == (0, 3)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_step_that_runs_late_does_nothing_more(
+    link: Link, keys: Keys, at: At, proxy: FaultProxy, nth: int
+) -> None:
+    plain(at(0), 1)
+    target = Target(topic="other")
+    impatient = Link(proxy.settings, timeout=1.0, name="test:impatient")
+    plain(at(1), 1)
+    dead.replay(link, keys, TOPIC, Choice(("1:1-0",)), target=target)
+    for number in range(2):
+        link.execute("DEL", keys.stream("other", number))
+    trigger = proxy.arm(Fault.HOLD_REQUEST, command="EVALSHA", nth=nth)
+
+    assert dead.replay(impatient, keys, TOPIC, Choice(), target=target).ended == "failed"
+    dead.replay(link, keys, TOPIC, Choice(), target=target)
+    ran = scripts_run(link)
+    trigger.release()
+    wait_until(lambda: scripts_run(link) > ran, what="the late script")
+    impatient.close()
+
+    judge_moved(link, keys, at, 1)
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
+@pytest.mark.parametrize("nth", [1, 60, 150])
+def test_a_replay_that_loses_redis_says_how_far_it_came(
+    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link, fault: Fault, nth: int
+) -> None:
+    plain(at(1), 1)
+    dead.replay(link, keys, TOPIC, Choice())
+    plain(at(0), 200)
+    proxy.arm(fault, command="EVALSHA", nth=nth)
+
+    first = dead.replay(shaky, keys, TOPIC, Choice())
+    second = dead.replay(link, keys, TOPIC, Choice())
+
+    whole = 100 if nth > 100 else 0
+    assert (first.ended, first.replayed, first.unknown) == ("failed", whole, 100)
+    assert first.replayed + second.replayed <= 200 <= whole + 100 + second.replayed
+    uids = [message.uid for message in messages_in(at(0), at(0).retry, retried=True)]
+    assert len(uids) == len(set(uids)) == 200
+    assert left(link, keys) == []
+
+
+def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
+    link: Link, keys: Keys, at: At
+) -> None:
+    plain(at(0), 250)
+    steps: list[int] = []
+
+    done = dead.replay(
+        link, keys, TOPIC, Choice(), stop=lambda: len(steps) == 2, progress=steps.append
+    )
+
+    assert (done.replayed, done.unknown, done.ended) == (200, 0, "stopped")
+    assert (done.first_id, done.last_id) == ("0:1-0", "0:200-0")
+    assert len(left(link, keys)) == 50
+
+
+def test_a_letter_on_its_way_goes_nowhere_else(link: Link, keys: Keys, at: At) -> None:
+    [name] = plain(at(0), 1)
+    moving = keys.moving(TOPIC, 0)
+    now = server_unix_ms(link)
+    link.execute("HSET", moving, "1-0", f"{now} other/1")
+
+    assert letters.show(link, keys, TOPIC, name).moving_to == "other/1"
+    for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
+        done = dead.replay(link, keys, TOPIC, Choice(), target=target)
+        assert done.refused == {"it is on its way to other/1: finish that replay first": 1}
+    # Where it was marked for stands, even if its key or number would choose another partition now.
+    assert dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other")).replayed == 1
+    assert link.execute("XLEN", keys.stream("other", 1)) == 1
+
+    plain(at(0), 1) if link.execute("DEL", at(0).dlq) else None
+    link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
+    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other"))
+    [reason] = done.refused
+    assert "interrupted 5 days ago: look whether it arrived" in reason
+    assert dead.purge(link, keys, TOPIC, Choice()).purged == 1
+    assert link.execute("EXISTS", moving) == 0
+
+
+def test_a_purge_that_loses_redis_can_be_done_again(
+    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link
+) -> None:
+    plain(at(1), 1)
+    dead.purge(link, keys, TOPIC, Choice())
+    plain(at(0), 250)
+    proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
+
+    first = dead.purge(shaky, keys, TOPIC, Choice())
+    second = dead.purge(link, keys, TOPIC, Choice())
+
+    assert (first.purged, first.unknown, first.ended) == (100, 100, "failed")
+    assert (second.purged, second.ended) == (50, "done")
+    assert left(link, keys) == []
+
+
+# --- causes, plan ---------------------------------------------------------------------------------
+
+
+def test_what_died_alike_is_one_cause(link: Link, keys: Keys, at: At) -> None:
+    trace = 'Traceback (most recent call last):\n  File "/srv/{}.py", line {}, in pay\nE: {}\n'
+    for number, (file, line) in enumerate((("bank", 1), ("bank", 99), ("till", 1))):
+        bury(
+            at(number),
+            "1-0",
+            handler="shop:pay",
+            traceback=trace.format(file, line, number),
+            instance=f"west-{number}",
+            replayCount=str(number),
+        )
+
+    found = dead.causes(link, keys, TOPIC)
+
+    assert [(each.count, each.frame, each.instances) for each in found.causes] == [
+        (2, "bank.py:pay", ["west-0", "west-1"]),
+        (1, "till.py:pay", ["west-2"]),
+    ]
+    bank = found.causes[0]
+    assert (bank.handler, bank.error_class, bank.replayed, bank.replays) == (
+        *("shop:pay", "ValueError", 1, 1),
+    )
+    assert bank.first_unix_ms <= bank.last_unix_ms
+    assert letters.show(link, keys, TOPIC, bank.example).frame == "bank.py:pay"
+    mine = Choice(fingerprint=bank.fingerprint)
+    assert dead.replay(link, keys, TOPIC, mine).replayed == 2
+    assert [each.frame for each in dead.causes(link, keys, TOPIC).causes] == ["till.py:pay"]
+
+
+def test_only_the_newest_are_counted_when_asked_so(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 5)
+    few = dead.causes(link, keys, TOPIC, last=3)
+    assert (few.looked_at, few.complete, few.total) == (3, False, 5)
+    assert few.causes[0].example == "0:5-0"
+    assert dead.causes(link, keys, TOPIC, last=5).complete
+
+
+def test_a_plan_says_what_a_replay_does(link: Link, keys: Keys, at: At) -> None:
+    for number in range(3):
+        at(number).groups()
+    first = at(0)
+    first.own("t1", owner="west-1")
+    bury(first, "1-0")
+    bury(at(1), "1-0")
+    link.execute("DEL", at(1).fence, at(1).lease)
+    at(2).own("t3", owner="west-2")
+    link.execute("HDEL", at(2).fence, "since")
+    plain(at(2), 1, replayCount="3")
+    at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "gone")
+    link.run(control.change(keys, "default", "pause:access/1/hits", by="me"))
+    before = first.dump()
+
+    plan = dead.plan(link, keys, TOPIC, Choice(), fleet="default")
+
+    assert first.dump() == before
+    assert (plan.letters, plan.replayed_before) == (2, 0)
+    assert plan.refused == {
+        "it was replayed 3 times or more already, and died again": 1,
+        "its group does not exist any more": 1,
+    }
+    [hits] = plan.receivers
+    assert (hits.group, hits.letters, hits.partitions, hits.owned, hits.paused) == (
+        *("hits", 2, 2, 1, 1),
+    )
+    assert (hits.same_worker, hits.owners) == (1, ["west-1"])
+    notes = "\n".join(plan.notes)
+    assert "the worker that failed still runs on 1 of 2 partitions" in notes
+    assert "nobody owns 1 of 2 partitions" in notes
+    assert "1 of 2 partitions are paused" in notes
+    assert "no order is kept" in notes
+
+    done = dead.replay(link, keys, TOPIC, Choice(until_unix_ms=plan.until_unix_ms))
+    assert done.replayed == plan.letters
+    assert done.refused == plan.refused
+
+
+def test_a_plan_knows_that_the_workers_are_new(link: Link, keys: Keys, at: At) -> None:
+    bury(at(0), "1-0")
+    soon = server_unix_ms(link) + 60_000
+    link.execute("HSET", at(0).fence, "since", soon)
+
+    plan = dead.plan(link, keys, TOPIC, Choice(), fleet="default")
+
+    assert plan.receivers[0].same_worker == 0
+    assert "started, reloaded or moved since these died" in plan.notes[0]
+    everyone = dead.plan(link, keys, TOPIC, Choice(), fleet="default", target=Target(everyone=True))
+    assert any("also one that has handled them before" in note for note in everyone.notes)
+    other = dead.plan(link, keys, TOPIC, Choice(), fleet="default", target=Target(topic="other"))
+    assert "no group reads where they go" in other.notes[0]
+
+
+# --- export, audit --------------------------------------------------------------------------------
+
+
+def test_an_export_loses_nothing(link: Link, keys: Keys, at: At) -> None:
+    odd = {
+        b"payload": b"\x00\xff\n",
+        b"key": b"\xfe",
+        b"\xffname": b"v",
+        b"headers": b'{"a":"\\u00e9"}',
+    }
+    at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
+    names = plain(at(0), 150)
+    work = dead.Export(link, keys, TOPIC, Choice())
+
+    lines = list(work.lines())
+    done = work.finish()
+
+    told = [json.loads(line) for line in lines]
+    assert all("\n" not in line for line in lines)
+    assert [each["id"] for each in told] == [*names, "2:5-1"]
+    assert fields_of(told[-1]) == odd
+    assert told[-1]["fields"][0] == {
+        "name": "payload",
+        "value": {"base64": base64.b64encode(odd[b"payload"]).decode()},
+    }
+    assert list(fields_of(told[0])) == list(stored(link, keys, 0, "1-0"))
+    assert (done.exported, done.ended, done.audited) == (151, "done", True)
+    assert len(left(link, keys)) == 151
+
+
+def stored(link: Link, keys: Keys, partition: int, entry_id: str) -> dict[bytes, bytes]:
+    [[_, flat]] = link.execute("XRANGE", keys.dlq(TOPIC, partition), entry_id, entry_id)
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def test_an_export_that_loses_redis_raises(
+    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link
+) -> None:
+    plain(at(0), 250)
+    proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
+    work = dead.Export(shaky, keys, TOPIC, Choice())
+    with pytest.raises(RedisUnavailable):
+        list(work.lines())
+
+
+def test_every_deed_is_in_the_audit_trail(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 3)
+    plain(at(1), 1, replayCount="3")
+    before = server_unix_ms(link)
+    dead.Export(link, keys, TOPIC, Choice(key=b"\xff")).finish("to f")
+    dead.replay(link, keys, TOPIC, Choice(group="hits"))
+    dead.purge(link, keys, TOPIC, Choice(("1:1-0",)))
+
+    seen = audit.trail(link, keys, TOPIC)
+
+    purge, replay, export = seen.deeds
+    assert [each.verb for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
+    assert before <= export.at_unix_ms <= replay.at_unix_ms <= purge.at_unix_ms
+    assert "@" in replay.who
+    assert replay.what == {"group": "hits", "to": "their own group"}
+    assert replay.counts == {"replayed": 3, "refused": 1}
+    assert (replay.first_id, replay.last_id) == ("0:1-0", "0:3-0")
+    assert replay.note == "1: it was replayed 3 times or more already, and died again"
+    assert purge.what == {"letter_ids": ["1:1-0"]}
+    assert export.note == "to f"
+    page = audit.trail(link, keys, TOPIC, limit=1)
+    rest = audit.trail(link, keys, TOPIC, limit=5, cursor=page.cursor)
+    assert [*page.deeds, *rest.deeds] == seen.deeds
+    assert rest.cursor == ""
+
+
+def test_the_trail_is_bounded_and_reads_what_it_did_not_write(link: Link, keys: Keys) -> None:
+    key = keys.audit("any")
+    link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
+    [odd] = audit.trail(link, keys, "any").deeds
+    assert (odd.verb, odd.what, odd.counts) == ("", {"text": "[1"}, {"c": 2})
+    audit.record(link, keys, "any", "pause", what={"ids": ["x" * 5_000]})
+    assert list(audit.trail(link, keys, "any", limit=1).deeds[0].what) == ["cut"]
+
+    link.pipeline([("XADD", key, "*", "verb", "x")] * (audit.ENTRIES_MAX + 500))
+    audit.record(link, keys, "any", "pause")
+    assert link.execute("XLEN", key) <= audit.ENTRIES_MAX + 100
+
+
+def test_a_deed_without_redis_is_told(
+    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link
+) -> None:
+    plain(at(0), 1)
+    proxy.arm(Fault.CUT_BEFORE, command="XADD")
+    done = dead.replay(shaky, keys, TOPIC, Choice())
+    assert (done.replayed, done.ended, done.audited) == (1, "done", False)
+
+
+def test_a_choice_says_what_it_chooses() -> None:
+    assert Choice().stated() == {}
+    assert not Choice().narrows
+    some = Choice(key=b"\xff", headers=(("a", "b"),))
+    assert some.stated() == {"key": "\\xff", "headers": {"a": "b"}}
+    assert some.narrows
+    assert not replace(some, key=None, headers=()).narrows
+
+
+def test_a_walk_gives_out_bounded_pages(link: Link, keys: Keys, at: At) -> None:
+    plain(at(0), 450)
+    alive = [len(page) for page in pages(link, keys, TOPIC, Choice(group="hits"))]
+    assert max(alive) == 100
+    assert sum(alive) == 450

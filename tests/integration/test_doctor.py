@@ -1,0 +1,117 @@
+"""`streamqd doctor` as a command: its exit codes, its forms, and a real daemon that is well."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd.admin.diagnosis import CHECKS
+from streamqd.cli import cli
+from streamqd.store.client import Link
+from tests.support.daemon import Daemon
+from tests.support.servers import ProcessServer, Server
+from tests.support.surgery import Surgery
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+    return Surgery(tmp_path, server.url, link)
+
+
+def invoke(path: Path, *args: str, code: int) -> Result:
+    result = CliRunner().invoke(cli, ["--config", str(path), "doctor", *args])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_a_daemon_that_is_well(tmp_path: Path, fresh_server: ProcessServer) -> None:
+    """All checks, on a server that is set up as it should be, while messages are handled."""
+    with Daemon(tmp_path, fresh_server.url, partitions=2) as daemon:
+        daemon.link.execute("CONFIG", "SET", "maxmemory", 1 << 30)
+        daemon.send(["ok"] * 20)
+        daemon.wait_settled()
+
+        def report() -> Any:
+            result = CliRunner().invoke(
+                cli, ["--config", str(daemon.config_path), "doctor", "--json"]
+            )
+            return json.loads(result.stdout)
+
+        found = report()
+        assert (found["findings"], found["unseen"]) == ([], [])
+        assert found["checks"] == [check.id for check in CHECKS]
+        daemon.kill()
+        # As if its lease time had passed.
+        daemon.link.execute("ZADD", daemon.keys.members("default"), 1, "one")
+        daemon.link.execute("DEL", *(daemon.keys.lease(*unit) for unit in daemon.units()))
+        told = {each["check"] for each in report()["findings"]}
+        assert told == {"fleet.empty", "fleet.silent", "fleet.owner-silent"}
+
+
+def test_what_people_see(surgery: Surgery) -> None:
+    surgery.settle_in()
+    surgery.do("SADD", surgery.keys.registry(), "ghost")
+    shown = invoke(surgery.path, "--only", "topics", "--only", "fleet", code=1).stdout.splitlines()
+    assert shown[0] == "topics:"
+    assert shown[1].startswith("  problem topics.without-meta: ghost is in the registry")
+    assert shown[2].startswith("    mend: `streamqd topic create ghost")
+    assert shown[3].startswith("    seen: registered=true")
+    assert shown[-1] == "20 checks: 1 problem, no warnings"
+
+
+def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:
+    surgery.settle_in()
+    invoke(surgery.path, "--only", "topics", code=0)
+    assert "did you mean topics?" in invoke(surgery.path, "--only", "topic", code=8).stderr
+    assert "no unit file" in invoke(surgery.path, "--unit", "./none", code=8).stderr
+    assert "stand behind stream" in invoke(surgery.path, "--json", "stream", "a", code=2).stderr
+
+    surgery.url = f"unix://{tmp_path}/nobody.sock"
+    surgery.write()
+    unit = tmp_path / "streamqd.service"
+    unit.write_text("[Service]\nTimeoutStopSec=10\n")
+    result = invoke(surgery.path, "--unit", str(unit), "--json", code=4)
+    report = json.loads(result.stdout)
+    assert [each["check"] for each in report["findings"]] == ["host.stop-timeout"]
+    assert "everything in Redis" in report["unseen"][0]
+    assert result.stderr.startswith("Error: ")
+
+
+def test_the_list(surgery: Surgery) -> None:
+    surgery.url = "unix:///nowhere"
+    surgery.write()
+    listed = json.loads(invoke(surgery.path, "--list", "--json", code=0).stdout)
+    assert [each["check"] for each in listed] == [check.id for check in CHECKS]
+    assert all(each["cost"] and each["looks_for"] for each in listed)
+    shown = invoke(surgery.path, "--list", "--only", "rights", code=0).stdout
+    assert shown.splitlines()[1].startswith("rights.missing  problem")
+
+
+def test_every_check_has_a_test() -> None:
+    """One that seeds its fault, asks for the check alone, and demands that it finds it."""
+    text = "".join(path.read_text() for path in TESTS.glob("test_doctor_*.py"))
+    asked = re.findall(r'(?:finding\(|chosen\(\[)"([a-z.-]+)"', text)
+    lacking = [check.id for check in CHECKS if check.id not in asked]
+    assert lacking == []
+    assert len({check.id for check in CHECKS}) == len(CHECKS) >= 25
+
+
+def test_nothing_is_scanned(surgery: Surgery, link: Link) -> None:
+    """No command whose reply grows with all keys, or with all entries of one."""
+    surgery.settle_in()
+    link.execute("CONFIG", "RESETSTAT")
+    invoke(surgery.path, code=1)
+    stats = link.execute("INFO", "commandstats").decode()
+    used = {line.split(":")[0].removeprefix("cmdstat_") for line in stats.splitlines()[1:]}
+    assert "zcard" in used
+    assert not {"keys", "scan", "hscan", "sscan", "zscan", "randomkey"} & used
+    writing = {"set", "hset", "zadd", "sadd", "xadd", "del", "xack", "xtrim", "xgroup|create"}
+    assert not writing & used, "what the check of rights queues is discarded, so not counted"

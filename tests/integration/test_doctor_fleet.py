@@ -1,0 +1,185 @@
+"""`streamqd doctor` on fleets in which something is wrong: who lives, owns, orders, publishes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.admin.diagnosis import examination, fleet_facts
+from streamqd.admin.diagnosis.reading import Reader
+from streamqd.model import Unit
+from streamqd.store import control, leases
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.members import Beat
+from tests.support.servers import Server
+from tests.support.surgery import GROUP, TOPIC, Surgery
+
+
+@pytest.fixture
+def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+    made = Surgery(tmp_path, server.url, link)
+    made.settle_in()
+    return made
+
+
+def order(surgery: Surgery, name: str, to: str = "") -> None:
+    call = control.change(surgery.keys, "default", name, by="ann@west", why="a test", to=to)
+    assert surgery.link.run(call).word == "OK"
+
+
+def silence(surgery: Surgery, name: str = "one", seconds: float = 300) -> None:
+    """Let an instance have beaten so long ago."""
+    surgery.do("ZADD", surgery.keys.members("default"), surgery.ago(seconds), name)
+
+
+# --- who lives ------------------------------------------------------------------------------------
+
+
+def test_nobody_lives(surgery: Surgery) -> None:
+    surgery.silent("fleet.empty")
+    surgery.silent("fleet.silent")
+    silence(surgery)
+    assert "no instance of the fleet default" in surgery.finding("fleet.empty")["what"]
+    found = surgery.finding("fleet.silent")
+    assert found["about"] == "one"
+    assert found["evidence"]["host"] == "web-1"
+
+
+def test_nobody_runs_the_consumer(surgery: Surgery) -> None:
+    surgery.silent("fleet.not-offered")
+    surgery.beat(offers=[[TOPIC, "mail"]])
+    found = surgery.finding("fleet.not-offered")
+    assert found["about"] == "access/hits"
+    surgery.beat(offers="spoiled")
+    surgery.finding("fleet.not-offered")
+
+
+def test_two_instances_of_one_name(surgery: Surgery) -> None:
+    surgery.silent("fleet.twins")
+    surgery.publish(host="web-2", pid=9)
+    found = surgery.finding("fleet.twins")
+    assert "web-1 (pid 7) and web-2 (pid 9)" in found["what"]
+    assert "daemon.instance" in found["mend"]
+
+
+def test_a_restart_is_no_twin(surgery: Surgery) -> None:
+    surgery.publish(pid=6)
+    surgery.beat(started=surgery.ago(5) / 1000)
+    surgery.silent("fleet.twins")
+
+
+def test_two_instances_that_beat_by_turns(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = fleet_facts.changed
+
+    def after_the_other(
+        reader: Reader, keys: Keys, fleet: str, beats: Sequence[Beat]
+    ) -> frozenset[str]:
+        silence(surgery)
+        surgery.beat(nonce="n2")
+        return look(reader, keys, fleet, beats)
+
+    monkeypatch.setattr(examination.fleet_facts, "changed", after_the_other)
+    checks = examination.chosen(["fleet.twins"])
+    report = examination.examine(surgery.link, config.load(surgery.path), checks)
+    assert [each.evidence["changed"] for each in report.findings] == [True]
+
+
+def test_a_silent_housekeeper(surgery: Surgery) -> None:
+    surgery.silent("fleet.housekeeper")
+    surgery.publish(redis_up=False)
+    assert surgery.finding("fleet.housekeeper")["evidence"]["redis_up"] is False
+    surgery.publish(at_unix_ms=surgery.ago(120))
+    assert "2 minutes" in surgery.finding("fleet.housekeeper")["what"]
+    surgery.do("DEL", surgery.keys.instance("default", "one"))
+    surgery.finding("fleet.housekeeper")
+    surgery.beat(started=surgery.ago(1) / 1000)
+    surgery.silent("fleet.housekeeper")
+
+
+def test_a_crash_loop(surgery: Surgery) -> None:
+    surgery.silent("fleet.crash-loop")
+    surgery.publish(
+        units=[{"topic": TOPIC, "partition": 1, "group": GROUP, "state": "broken"}, {"state": []}]
+    )
+    assert surgery.finding("fleet.crash-loop")["evidence"] == {"partitions": {"1": "one"}}
+    surgery.publish()
+    surgery.beat(broken=[[TOPIC, 0, GROUP]])
+    assert "streamqd why access/0/hits" in surgery.finding("fleet.crash-loop")["mend"]
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["drain:two", "reload:two", "move:access/1/hits"])
+def test_an_order_for_somebody_gone(surgery: Surgery, name: str) -> None:
+    to = "two" if name.startswith("move") else ""
+    order(surgery, name, to)
+    assert "control clear --gone" in surgery.finding("fleet.orders-for-gone")["mend"]
+    surgery.beat("two")
+    surgery.silent("fleet.orders-for-gone")
+
+
+def test_an_order_that_cannot_be_read(surgery: Surgery) -> None:
+    order(surgery, "reload:*")
+    surgery.silent("fleet.orders-unreadable")
+    surgery.do("HSET", surgery.keys.orders("default"), "pause:all", "now")
+    assert "control clear 'pause:all'" in surgery.finding("fleet.orders-unreadable")["mend"]
+
+
+def test_a_long_pause(surgery: Surgery) -> None:
+    order(surgery, "pause:access/*/*")
+    surgery.silent("fleet.paused")
+    name, field = surgery.keys.orders("default"), "pause:access/*/*"
+    told = json.loads(surgery.do("HGET", name, field))
+    surgery.do("HSET", name, field, json.dumps({**told, "at_unix_ms": surgery.ago(86_400 * 3)}))
+    found = surgery.finding("fleet.paused")
+    assert "3 days by ann@west (a test)" in found["what"]
+    assert "streamqd resume access/*/*" in found["mend"]
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_no_fence_knows(surgery: Surgery) -> None:
+    surgery.silent("fleet.lease-without-fence")
+    surgery.do("HDEL", surgery.desk.fence, "token")
+    assert surgery.finding("fleet.lease-without-fence")["evidence"]["partitions"] == [0]
+    surgery.do("HSET", surgery.desk.fence, "token", "another")
+    assert f"DEL {surgery.desk.lease}" in surgery.finding("fleet.lease-without-fence")["mend"]
+
+
+def test_a_released_unit_is_no_fault(surgery: Surgery) -> None:
+    released = leases.release(surgery.keys, Unit(TOPIC, 0, GROUP), "t0")
+    assert surgery.link.run(released).word == "OK"
+    for check in ("lease-without-fence", "owner-silent", "not-renewed"):
+        surgery.silent(f"fleet.{check}")
+
+
+def test_an_expired_lease(surgery: Surgery) -> None:
+    surgery.do("DEL", surgery.desk.lease)
+    found = surgery.finding("fleet.not-renewed")
+    assert found["evidence"] == {"partitions": [0], "owners": ["one"]}
+    surgery.silent("fleet.owner-silent")
+
+    silence(surgery)
+    surgery.silent("fleet.not-renewed")
+    found = surgery.finding("fleet.owner-silent")
+    assert found["evidence"]["partitions"] == [0]
+
+
+def test_solo_mode_without_end(surgery: Surgery) -> None:
+    fence = surgery.desk.fence
+    surgery.do("HSET", fence, "solo", 1)
+    surgery.silent("fleet.solo-stuck")
+    surgery.do("HSET", fence, "since", surgery.ago(3_600))
+    assert "streamqd reload one" in surgery.finding("fleet.solo-stuck")["mend"]
+    surgery.desk.add("*", "payload", "x")
+    surgery.desk.fetch()
+    surgery.silent("fleet.solo-stuck")

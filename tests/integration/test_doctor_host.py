@@ -1,0 +1,183 @@
+"""`streamqd doctor` on a host that gives the daemon too little."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.admin.diagnosis import chosen, host, host_facts, without_redis
+from streamqd.store.client import Link
+from tests.support.servers import Server
+from tests.support.surgery import Surgery
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65_534
+
+
+@pytest.fixture
+def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+    made = Surgery(tmp_path, server.url, link)
+    made.settle_in()
+    return made
+
+
+# --- the time that a stop has ---------------------------------------------------------------------
+
+
+def test_a_stop_that_is_cut_off(surgery: Surgery) -> None:
+    unit = surgery.folder / "streamqd.service"
+    unit.write_text("[Unit]\nTimeoutStopSec=1\n[Service]\nTimeoutStopSec=30s\n")
+    surgery.write(daemon='drain_timeout = "30s"')
+    found = surgery.finding("host.stop-timeout", "--unit", str(unit))
+    assert found["evidence"] == {
+        "timeout_stop_seconds": 30.0,
+        "drain_timeout_seconds": 30.0,
+        "from": str(unit),
+    }
+    assert "TimeoutStopSec=35" in found["mend"]
+
+    drop_in = surgery.folder / "streamqd.service.d" / "stop.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nTimeoutStopSec=1min\n")
+    surgery.silent("host.stop-timeout", "--unit", str(unit))
+
+
+def test_the_shipped_unit_fits_the_defaults(surgery: Surgery) -> None:
+    for name in ("streamqd.service", "streamqd@.service"):
+        surgery.silent("host.stop-timeout", "--unit", str(ROOT / "systemd" / name))
+
+
+@pytest.mark.parametrize("name", ["streamqd@west", "streamqd@west.service"])
+def test_a_unit_by_its_name(surgery: Surgery, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(host_facts, "RUNNING", surgery.folder / "none")
+    monkeypatch.setattr(host_facts, "FOLDERS", (surgery.folder, ROOT / "systemd"))
+    surgery.write(daemon='drain_timeout = "2m"')
+    found = surgery.finding("host.stop-timeout", "--unit", name)
+    assert found["evidence"]["from"] == str(ROOT / "systemd" / "streamqd@.service")
+    assert found["evidence"]["timeout_stop_seconds"] == 60
+
+
+def test_a_unit_without_a_limit_has_that_of_systemd(surgery: Surgery) -> None:
+    unit = surgery.folder / "streamqd.service"
+    unit.write_text("[Service]\nExecStart=/bin/true\n")
+    surgery.silent("host.stop-timeout", "--unit", str(unit))
+    surgery.write(daemon='drain_timeout = "2m"')
+    surgery.finding("host.stop-timeout", "--unit", str(unit))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("1min 30s", 90.0),
+        ("2h", 7_200.0),
+        ("500ms", 0.5),
+        ("infinity", float("inf")),
+        ("", None),
+        ("soon", None),
+        ("3 fortnights", None),
+    ],
+)
+def test_time_spans_of_systemd(text: str, seconds: float | None) -> None:
+    assert host_facts.read_span(text) == seconds
+
+
+# --- the directory --------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_not_there_yet(surgery: Surgery) -> None:
+    surgery.silent("host.state-dir")
+    (surgery.folder / "var").rmdir()
+    surgery.silent("host.state-dir")  # it will be made
+
+
+def test_a_directory_that_may_not_be_written_to(surgery: Surgery) -> None:
+    settings = config.load(surgery.path)
+    (surgery.folder / "var").chmod(0o500)
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(NOBODY)  # root may write everywhere
+    try:
+        report = without_redis(settings, chosen(["host.state-dir"]), "not asked")
+    finally:
+        os.seteuid(was)
+    [found] = report.findings
+    assert found.check == "host.state-dir"
+    assert "this user cannot write to" in found.what
+
+
+def test_files_of_another_user(surgery: Surgery) -> None:
+    lock = surgery.folder / "var" / "one.lock"
+    lock.write_text("")
+    surgery.silent("host.state-dir-owner")
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(lock, 12_345, -1)
+    found = surgery.finding("host.state-dir-owner")
+    assert found["evidence"]["owners"] == {str(lock): 12_345}
+
+
+def test_a_full_disk(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    surgery.silent("host.disk-full")
+    # A file system that has no room at all is mounted everywhere.
+    (surgery.folder / "var").rmdir()
+    (surgery.folder / "var").symlink_to("/proc")
+    assert surgery.finding("host.disk-full")["evidence"]["free_bytes"] == 0
+
+
+def test_a_disk_too_small_for_a_rewrite(
+    surgery: Surgery, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = surgery.folder / "var" / "redis"
+    data.mkdir()
+    with (data / "appendonly.aof").open("wb") as file:
+        file.truncate(1 << 20)
+    surgery.url = "embedded:"
+    surgery.write()
+    (surgery.folder / "var" / "redis.sock").symlink_to(server.url.removeprefix("unix://"))
+    surgery.silent("host.embedded-disk")
+    with (data / "appendonly.aof").open("wb") as file:
+        file.truncate(1 << 43)  # it has no blocks: only its length counts
+    assert surgery.finding("host.embedded-disk")["evidence"]["files_bytes"] == 1 << 43
+
+
+# --- descriptors ----------------------------------------------------------------------------------
+
+
+def test_too_few_descriptors(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    surgery.silent("host.descriptors")
+    wanted = 2 * host.DESCRIPTORS_EACH + host.DESCRIPTORS_BESIDE
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "streamqd", "--config", str(surgery.path)),
+            *("doctor", "--only", "host.descriptors", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (wanted - 1, wanted - 1)),
+    )
+    assert done.returncode == 1, done.stderr
+    [found] = json.loads(done.stdout)["findings"]
+    assert found["evidence"] == {"limit": wanted - 1, "needed": wanted, "units": 2}
+
+
+def test_the_limit_of_the_daemon_that_runs_counts(surgery: Surgery) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as daemon:
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (20, 20))
+        (surgery.folder / "var" / "one.lock").write_text(str(daemon.pid))
+        found = surgery.finding("host.descriptors")
+        assert f"the daemon with the process id {daemon.pid}" in found["what"]
+
+
+def test_too_few_files_for_everybody(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PROCESS_DESCRIPTORS", 1 << 62)
+    assert "fs.file-max" in surgery.finding("host.descriptors")["what"]

@@ -1,0 +1,346 @@
+"""`streamqd doctor` on broken invariants of topics and partitions, each seeded on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.admin.diagnosis import (
+    chosen,
+    delays_facts,
+    letters,
+    partitions_facts,
+    topics_facts,
+    units_facts,
+)
+from streamqd.admin.diagnosis.facts import Delays, Facts
+from streamqd.admin.diagnosis.reading import Reader
+from streamqd.model import Unit
+from streamqd.registration import ensure_topics
+from streamqd.store import groups, messages, topics
+from streamqd.store.client import Link
+from tests.support.servers import Server
+from tests.support.surgery import GROUP, TOPIC, Surgery
+
+
+@pytest.fixture
+def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+    made = Surgery(tmp_path, server.url, link)
+    made.settle_in()
+    return made
+
+
+def test_a_healthy_system(surgery: Surgery) -> None:
+    """With messages in every state that is no fault."""
+    desk = surgery.desk
+    desk.add("1-0", "payload", "a")
+    desk.add("*", "payload", "b")
+    desk.add("*", "payload", "c")
+    desk.fetch(2)
+    place = [(f"m:{desk.do('XPENDING', desk.stream, GROUP)[1].decode()}".encode(), 60.0, {})]
+    desk.link.run(messages.retry(surgery.keys, desk.unit, "t0", place))
+    assert desk.do("ZCARD", desk.delayed) == 1
+    areas = [
+        word
+        for name in ("rights", "topics", "partitions", "fleet", "host")
+        for word in ("--only", name)
+    ]
+    report = surgery.run(*areas, code=0)
+    assert (report["findings"], report["unseen"]) == ([], [])
+    assert len(report["checks"]) > 35
+
+
+def test_a_reader_of_dead_letters_is_no_stranger(surgery: Surgery) -> None:
+    with surgery.path.open("a") as file:
+        file.write(
+            '[[consumers]]\ntopic = "access"\ngroup = "undo"\nsource = "dlq"\n'
+            'handler = "work:undo"\n'
+        )
+    settings = config.load(surgery.path)
+    ensure_topics(surgery.link, settings)
+    surgery.beat(offers=[[TOPIC, GROUP], [TOPIC, "undo@dlq"]])
+    surgery.do("XADD", surgery.desk.dlq, "*", "payload", "x")
+    areas = [word for name in ("topics", "partitions", "fleet") for word in ("--only", name)]
+    assert surgery.run(*areas, code=0)["findings"] == []
+    surgery.do("XGROUP", "DESTROY", surgery.desk.dlq, "undo@dlq")
+    assert surgery.finding("partitions.group-missing")["about"] == "access/undo@dlq"
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def test_a_name_without_a_topic(surgery: Surgery) -> None:
+    surgery.silent("topics.without-meta")
+    surgery.do("SADD", surgery.keys.registry(), "ghost")
+    found = surgery.finding("topics.without-meta")
+    assert found["about"] == "ghost"
+    assert "SREM streaming:mq:topics:registry ghost" in found["mend"]
+
+
+def test_a_topic_without_its_name(surgery: Surgery) -> None:
+    surgery.silent("topics.unregistered")
+    surgery.do("SREM", surgery.keys.registry(), TOPIC)
+    assert (
+        "SADD streaming:mq:topics:registry access" in surgery.finding("topics.unregistered")["mend"]
+    )
+
+
+def test_a_set_of_partitions_that_is_another(surgery: Surgery) -> None:
+    surgery.silent("topics.partition-set")
+    name = surgery.keys.partitions(TOPIC)
+    surgery.do("SREM", name, surgery.keys.stream(TOPIC, 1))
+    surgery.do("SADD", name, surgery.keys.stream(TOPIC, 7))
+    evidence = surgery.finding("topics.partition-set")["evidence"]
+    assert evidence["lacking"] == [surgery.keys.stream(TOPIC, 1)]
+    assert evidence["strange"] == [surgery.keys.stream(TOPIC, 7)]
+
+
+@pytest.mark.parametrize(("count", "severity"), [("4", "warning"), ("1", "problem")])
+def test_a_configuration_of_another_count(surgery: Surgery, count: str, severity: str) -> None:
+    surgery.silent("topics.configured-count")
+    surgery.write(partitions=count)
+    found = surgery.finding("topics.configured-count")
+    assert found["severity"] == severity
+    assert ("topic grow access 4" in found["mend"]) == (count == "4")
+
+
+def test_an_interrupted_deletion(surgery: Surgery) -> None:
+    surgery.silent("topics.deletion")
+    assert surgery.link.run(topics.retirement(surgery.keys, TOPIC)).word == "OK"
+    assert "topic delete access --yes" in surgery.finding("topics.deletion")["mend"]
+    surgery.silent("topics.without-meta")
+
+
+@pytest.mark.parametrize(("field", "value"), [("partitionCount", "two"), ("settings", "[1")])
+def test_a_spoiled_topic(surgery: Surgery, field: str, value: str) -> None:
+    surgery.silent("topics.unreadable")
+    surgery.do("HSET", surgery.keys.meta(TOPIC), field, value)
+    assert surgery.finding("topics.unreadable")["about"] == TOPIC
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+
+def test_a_key_of_another_type(surgery: Surgery) -> None:
+    surgery.silent("partitions.wrong-type")
+    stream, attempts = surgery.desk.stream, surgery.desk.attempts
+    surgery.do("DEL", stream)
+    surgery.do("SET", stream, "x")
+    assert surgery.finding("partitions.wrong-type")["evidence"] == {"key": stream, "type": "string"}
+    surgery.run()  # nothing else falls over it
+
+    surgery.do("DEL", stream)
+    surgery.desk.groups()
+    surgery.do("SADD", attempts, "x")
+    assert surgery.finding("partitions.wrong-type")["evidence"] == {"key": attempts, "type": "set"}
+
+
+def test_a_missing_group(surgery: Surgery) -> None:
+    surgery.silent("partitions.group-missing")
+    surgery.do("XGROUP", "DESTROY", surgery.keys.stream(TOPIC, 1), GROUP)
+    found = surgery.finding("partitions.group-missing")
+    assert found["evidence"] == {"partitions": [1], "of": 2}
+    assert "streamqd reload" in found["mend"]
+
+
+def test_a_deleted_group_is_not_missed(surgery: Surgery) -> None:
+    desk = surgery.desk
+    for number in range(2):
+        unit = Unit(TOPIC, number, "old")
+        desk.link.run(messages.ensure_group(surgery.keys, unit, "0"))
+        desk.link.run(groups.delete(surgery.keys, unit, force=True))
+    surgery.silent("partitions.group-missing")
+
+
+def test_an_abandoned_group(surgery: Surgery) -> None:
+    surgery.silent("partitions.group-abandoned")
+    surgery.desk.link.run(messages.ensure_group(surgery.keys, Unit(TOPIC, 0, "old"), "0"))
+    surgery.silent("partitions.group-abandoned")
+    surgery.desk.add("*", "payload", "x")
+    found = surgery.finding("partitions.group-abandoned")
+    assert found["about"] == "access/old"
+    assert "group delete access old" in found["mend"]
+
+
+def test_a_floor_that_is_held(surgery: Surgery) -> None:
+    surgery.desk.add(f"{surgery.ago(7200)}-0", "payload", "x")
+    surgery.silent("partitions.floor-held")
+    surgery.write(topic='retention = { max_age = "1h" }')
+    found = surgery.finding("partitions.floor-held")
+    assert "2 hours ago" in found["what"]
+    assert "streamqd why access/0/hits" in found["mend"]
+    surgery.do("XACK", surgery.desk.stream, GROUP, *surgery.desk.fetch())
+    surgery.silent("partitions.floor-held")
+
+
+def test_an_archive_that_is_behind(surgery: Surgery) -> None:
+    entry = f"{surgery.ago(7200)}-0"
+    surgery.desk.add(entry, "payload", "x")
+    surgery.write(topic='archive = "required"\nretention = { max_age = "1h" }')
+    assert surgery.finding("partitions.archive-behind")["evidence"] == {"partitions": [0]}
+    surgery.do("HSET", surgery.desk.trim, "archived", entry)
+    surgery.silent("partitions.archive-behind")
+
+
+def test_foreign_entries(surgery: Surgery) -> None:
+    surgery.desk.add("*", "payload", "x")
+    surgery.desk.add("*", "payload", "y")
+    surgery.desk.fetch(1)
+    surgery.silent("partitions.foreign-pending")
+    surgery.desk.fetch(1, consumer="worker-7f")
+    found = surgery.finding("partitions.foreign-pending")
+    assert found["evidence"]["consumers"] == ["worker-7f"]
+    assert found["evidence"]["pending"] == 1
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_ghosts(surgery: Surgery, keep: int) -> None:
+    for name in ("1-0", "2-0"):
+        surgery.desk.add(name, "payload", "x")
+    surgery.desk.fetch()
+    surgery.silent("partitions.ghosts")
+    surgery.do("XTRIM", surgery.desk.stream, "MAXLEN", keep)
+    assert surgery.finding("partitions.ghosts")["evidence"]["oldest_pending"] == {"0": "1-0"}
+
+
+def test_a_ghost_of_the_retry_stream(surgery: Surgery) -> None:
+    surgery.desk.add("1-0", "payload", "x", stream=surgery.desk.retry)
+    surgery.desk.fetch(stream=surgery.desk.retry)
+    surgery.silent("partitions.ghosts")
+    surgery.do("XTRIM", surgery.desk.retry, "MAXLEN", 0)
+    surgery.finding("partitions.ghosts")
+
+
+def test_a_large_message(surgery: Surgery) -> None:
+    surgery.write(daemon='max_message_bytes = "10KiB"')
+    surgery.desk.add("*", "payload", "x" * 10_240)
+    surgery.silent("partitions.oversize")
+    surgery.desk.add("*", "payload", "x" * 10_241)
+    assert surgery.finding("partitions.oversize")["evidence"]["bytes"] == {"0": 10_241}
+
+
+# --- delayed messages -----------------------------------------------------------------------------
+
+
+def test_a_due_time_without_a_message(surgery: Surgery) -> None:
+    surgery.silent("partitions.delayed-lost")
+    surgery.do("ZADD", surgery.desk.delayed, surgery.ago(-60), "m:1-0")
+    found = surgery.finding("partitions.delayed-lost")
+    assert found["evidence"]["members"] == ["m:1-0"]
+    assert "m:1-0" in found["mend"]
+
+
+def test_a_message_without_a_due_time(surgery: Surgery) -> None:
+    surgery.silent("partitions.delayed-stuck")
+    surgery.do("HSET", surgery.desk.scheduled_items, "send-1", "x")
+    found = surgery.finding("partitions.delayed-stuck")
+    assert f"ZADD {surgery.desk.scheduled} 0 send-1" in found["mend"]
+
+
+def test_as_many_of_both_do_not_hide_each_other(surgery: Surgery) -> None:
+    surgery.do("ZADD", surgery.desk.delayed, surgery.ago(-60), "m:1-0")
+    surgery.do("HSET", surgery.desk.items, "m:2-0", "x")
+    surgery.finding("partitions.delayed-lost")
+    surgery.finding("partitions.delayed-stuck")
+
+
+def test_too_many_to_compare_are_counted(surgery: Surgery) -> None:
+    pairs = [part for n in range(1_100) for part in (f"m:{n}-0", "x")]
+    surgery.do("HSET", surgery.desk.items, *pairs)
+    assert "1,100 messages" in surgery.finding("partitions.delayed-stuck")["what"]
+
+
+def test_what_was_due_long_ago(surgery: Surgery) -> None:
+    for due in (surgery.ago(10), surgery.ago(-10)):
+        surgery.do("ZADD", surgery.desk.delayed, due, f"m:{due}-0")
+        surgery.do("HSET", surgery.desk.items, f"m:{due}-0", "x")
+    surgery.silent("partitions.overdue")
+    surgery.do("ZADD", surgery.desk.delayed, surgery.ago(600), "m:1-0")
+    surgery.do("HSET", surgery.desk.items, "m:1-0", "x")
+    assert "10 minutes ago" in surgery.finding("partitions.overdue")["what"]
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def test_many_letters(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "MANY", 3)
+    for _ in range(3):
+        surgery.do("XADD", surgery.desk.dlq, "*", "payload", "x")
+    surgery.silent("partitions.dead-many")
+    surgery.do("XADD", surgery.keys.dlq(TOPIC, 1), "*", "payload", "x")
+    assert surgery.finding("partitions.dead-many")["evidence"] == {"dead_letters": 4}
+
+
+def test_old_letters(surgery: Surgery) -> None:
+    surgery.do("XADD", surgery.desk.dlq, f"{surgery.ago(86_400)}-0", "payload", "x")
+    surgery.silent("partitions.dead-old")
+    surgery.write(topic='dlq_retention = "2h"')
+    assert "partition 0 of access" in surgery.finding("partitions.dead-old")["what"]
+
+
+def test_letters_that_come_just_now(surgery: Surgery) -> None:
+    unit = {"topic": TOPIC, "partition": 0, "group": GROUP, "rates": {"dead": 0.0}}
+    surgery.publish(units=[unit])
+    surgery.silent("partitions.dead-growing")
+    surgery.publish(units=[{**unit, "rates": {"dead": 0.5}}, {"rates": 7}])
+    assert "30.0 dead letters" in surgery.finding("partitions.dead-growing")["what"]
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions_facts, "PARTITIONS_MAX", 3)
+    topics.create(surgery.link, surgery.keys, "other", config.Topic(partitions=4))
+    report = surgery.run("--only", "partitions.ghosts", code=0)
+    assert report["unseen"] == ["4 of 6 partitions: the last of each topic"]
+
+
+# --- two looks ------------------------------------------------------------------------------------
+
+
+class Busy(Reader):
+    """Between two commands of the doctor somebody else works: once, as soon as `word` was asked."""
+
+    def __init__(self, link: Link, word: str, work: Callable[[], object]) -> None:
+        super().__init__(link)
+        self.word, self.work = word, work
+
+    def ask(self, commands: Sequence[Sequence[Any]], batch: int = 256) -> list[Any]:
+        replies = super().ask(commands, batch)
+        if any(command[0] == self.word for command in commands):
+            self.work()
+            self.word = ""
+        return replies
+
+
+def test_delayed_messages_that_move_meanwhile(surgery: Surgery) -> None:
+    pair = surgery.desk.delayed, surgery.desk.items
+    surgery.do("ZADD", pair[0], 1, "m:1-0")
+    busy = Busy(surgery.link, "HKEYS", lambda: surgery.do("HSET", pair[1], "m:1-0", "x"))
+    assert delays_facts.gather(busy, [pair]) == [Delays(1, 1, [], [])]
+
+
+def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
+    unit = Unit(TOPIC, 0, GROUP)
+    surgery.do("HDEL", surgery.desk.fence, "token")
+    busy = Busy(surgery.link, "PTTL", lambda: surgery.do("HSET", surgery.desk.fence, "token", "t0"))
+    partitions, standing = partitions_facts.gather(
+        Reader(surgery.link),
+        surgery.keys,
+        partitions_facts.places_of(
+            topics_facts.gather(busy, surgery.keys, config.load(surgery.path), [])
+        )[0],
+        bodies=False,
+    )
+    found = units_facts.gather(busy, surgery.keys, partitions, standing)
+    [unit_found] = [each for each in found if each.unit == unit]
+    assert [look.lease_matches for look in unit_found.looks] == [False, True]
+    facts = Facts(config.load(surgery.path), surgery.ago(0), units=found)
+    [check] = chosen(["fleet.lease-without-fence"])
+    assert list(check.judge(facts)) == []

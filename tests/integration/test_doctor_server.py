@@ -1,0 +1,175 @@
+"""`streamqd doctor` on a real server that is set up wrongly, or whose user lacks a right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamqd.admin.diagnosis import fleet, server, server_facts
+from streamqd.store.client import Link
+from tests.support.servers import ProcessServer, Server
+from tests.support.surgery import Surgery
+from tests.support.waiting import wait_until
+
+Set = Callable[[str, object], None]
+
+
+@pytest.fixture
+def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+    return Surgery(tmp_path, server.url, link)
+
+
+@pytest.fixture
+def setting(link: Link) -> Iterator[Set]:
+    """Change settings of the shared server, until the test ends."""
+    before: dict[str, Any] = {}
+
+    def change(name: str, value: object) -> None:
+        before.setdefault(name, link.execute("CONFIG", "GET", name)[1])
+        link.execute("CONFIG", "SET", name, value)
+
+    yield change
+    for name, value in before.items():
+        link.execute("CONFIG", "SET", name, value)
+
+
+def info(link: Link, name: str) -> str:
+    for line in link.execute("INFO").decode().splitlines():
+        if line.startswith(f"{name}:"):
+            return str(line.partition(":")[2])
+    raise AssertionError(name)
+
+
+def test_eviction(surgery: Surgery, setting: Set) -> None:
+    surgery.silent("server.eviction")
+    setting("maxmemory-policy", "allkeys-lru")
+    found = surgery.finding("server.eviction")
+    assert found["severity"] == "problem"
+    assert "CONFIG SET maxmemory-policy noeviction" in found["mend"]
+
+    surgery.write(redis="allow_eviction = true")
+    assert surgery.finding("server.eviction")["severity"] == "warning"
+
+
+def test_no_append_only_file(surgery: Surgery) -> None:
+    found = surgery.finding("server.persistence")
+    assert found["evidence"]["aof_enabled"] == "0"
+    assert found["evidence"]["appendfsync"] == "always"
+
+
+def test_an_append_only_file_that_is_not_written_through(
+    tmp_path: Path, new_server: Callable[..., ProcessServer]
+) -> None:
+    durable = new_server(aof=True)
+    link = Link(durable.settings, timeout=10.0, name="test:durable")
+    surgery = Surgery(tmp_path, durable.url, link)
+    surgery.silent("server.persistence")
+    link.execute("CONFIG", "SET", "appendfsync", "no")
+    assert "appendfsync no" in surgery.finding("server.persistence")["what"]
+
+    surgery.silent("server.failing-writes")
+    (durable.folder / "dump.rdb").mkdir()  # the snapshot cannot be given its name
+    link.execute("BGSAVE")
+    wait_until(lambda: info(link, "rdb_last_bgsave_status") == "err", what="a failed snapshot")
+    assert "rdb_last_bgsave_status" in surgery.finding("server.failing-writes")["what"]
+
+    surgery.silent("server.replica")
+    link.execute("REPLICAOF", "127.0.0.1", "1")
+    assert "127.0.0.1:1" in surgery.finding("server.replica")["mend"]
+    link.close()
+
+
+def test_memory(surgery: Surgery, link: Link, setting: Set) -> None:
+    assert surgery.finding("server.memory-unlimited")["severity"] == "note"
+    surgery.run("--only", "server.memory-unlimited", code=0)
+    used = int(info(link, "used_memory"))
+    setting("maxmemory", used * 10)
+    surgery.silent("server.memory-unlimited")
+    surgery.silent("server.memory-full")
+    setting("maxmemory", round(used / 0.9))
+    assert surgery.finding("server.memory-full")["severity"] == "warning"
+    setting("maxmemory", round(used / 1.2))
+    assert surgery.finding("server.memory-full")["severity"] == "problem"
+
+
+def test_connections(surgery: Surgery, link: Link, setting: Set) -> None:
+    surgery.silent("server.clients")
+    setting("maxclients", int(info(link, "connected_clients")) + 1)
+    assert surgery.finding("server.clients")["evidence"]["connected_clients"] >= 2
+
+
+def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    surgery.silent("server.clock")
+    wrong = SimpleNamespace(time=lambda: time.time() + 60, perf_counter=time.perf_counter)
+    monkeypatch.setattr(server_facts, "time", wrong)
+    found = surgery.finding("server.clock")
+    assert "behind this host" in found["what"]
+    assert -62 < found["evidence"]["skew_seconds"] < -58
+
+
+def test_versions(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    surgery.silent("server.version")
+    monkeypatch.setattr(server, "OLDEST", {"redis": (99, 1), "valkey": (99, 1)})
+    assert "99.1 or later" in surgery.finding("server.version")["mend"]
+
+
+def test_an_idle_timeout(surgery: Surgery, setting: Set) -> None:
+    surgery.silent("server.idle-timeout")
+    setting("timeout", 30)
+    assert "silent for 30 s" in surgery.finding("server.idle-timeout")["what"]
+    setting("timeout", 300)
+    surgery.silent("server.idle-timeout")
+
+
+def test_a_limit_of_values(surgery: Surgery, setting: Set) -> None:
+    surgery.silent("server.message-limit")
+    setting("proto-max-bulk-len", 1 << 20)
+    surgery.silent("server.message-limit")
+    surgery.write(daemon='max_message_bytes = "2MiB"')
+    assert (
+        "CONFIG SET proto-max-bulk-len 2097152" in surgery.finding("server.message-limit")["mend"]
+    )
+
+
+def test_slow_commands(surgery: Surgery, link: Link) -> None:
+    link.execute("SLOWLOG", "RESET")
+    surgery.silent("server.slow-commands")
+    loop = "for _ = 1, 100000000 do end return 1"
+    link.execute("EVAL", loop, 1, "somebody:else")
+    surgery.silent("server.slow-commands")
+    link.execute("EVAL", loop, 1, surgery.desk.stream)
+    found = surgery.finding("server.slow-commands")
+    assert found["evidence"]["slow"][0]["key"] == surgery.desk.stream
+    link.execute("SLOWLOG", "RESET")
+
+
+def test_the_distance_of_the_server(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    surgery.silent("fleet.short-lease")
+    monkeypatch.setattr(fleet, "ROUND_TRIPS", 1e9)
+    assert "lease_ttl = " in surgery.finding("fleet.short-lease")["mend"]
+
+
+def test_rights(surgery: Surgery, link: Link) -> None:
+    surgery.silent("rights.missing")
+    link.execute("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-xclaim")
+    try:
+        (surgery.folder / "password").write_text("secret")
+        (surgery.folder / "password").chmod(0o600)
+        surgery.write(redis='username = "weak"\npassword_file = "password"')
+        found = surgery.finding("rights.missing")
+        assert found["about"] == "XCLAIM"
+        assert "ACL SETUSER weak +xclaim" in found["mend"]
+
+        link.execute("ACL", "SETUSER", "weak", "+xclaim", "-slowlog", "-config")
+        report = surgery.run("--only", "server", "--only", "rights")
+        assert report["unseen"] == [
+            "what needs CONFIG GET: this user may not run it",
+            "what needs SLOWLOG GET: this user may not run it",
+        ]
+    finally:
+        link.execute("ACL", "DELUSER", "weak")

@@ -1,0 +1,357 @@
+"""group and retry verbs on a real server: what they print, their JSON, their exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.admin import groups, groups_lag, groups_reset, growth
+from streamqd.cli import cli
+from streamqd.errors import Refused
+from streamqd.model import Unit
+from streamqd.store import messages, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.servers import ProcessServer, Server
+
+Run = Callable[..., Result]
+At = Callable[..., Desk]
+
+
+@pytest.fixture
+def run(tmp_path: Path, server: Server, link: Link) -> Run:
+    """Run a verb; it must end with `code`."""
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+
+    def invoke(*args: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, ["--config", str(path), *args])
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.stderr
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access, which has three, for a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=3))
+    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def set_aside(desk: Desk, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1) -> None:
+    """Let messages fail as a worker does."""
+    desk.groups()
+    if not desk.do("EXISTS", desk.lease):
+        desk.own("t1")
+    for each in ids:
+        desk.add(each, "payload", f"body of {each}", "key", key)
+        desk.fetch()
+        fields = {b"originalId": each.encode(), b"retryCount": b"%d" % count, b"crashCount": b"0"}
+        call = messages.retry(desk.keys, desk.unit, "t1", [(f"m:{each}".encode(), delay, fields)])
+        assert desk.link.run(call).word == "OK"
+
+
+# --- list, describe -------------------------------------------------------------------------------
+
+
+def test_groups_are_listed_and_described(run: Run, at: At) -> None:
+    assert run("group", "list").stdout == "no group reads any topic\n"
+    for number in (0, 1):
+        at(number).groups()
+    at(0).own("t1", owner="west-1")
+    for entry_id in ("1000-0", "2000-0", "3000-0"):
+        at(0).add(entry_id)
+    at(0).fetch(1)
+    at(0).do("ZADD", at(0).delayed, 9e12, "m:1-0")
+    at(1).add("5-0", stream=at(1).retry)
+
+    [row] = document(run("group", "list", "access", "--json"))
+    detail = document(run("group", "describe", "access", "hits", "--json"))
+
+    assert row == {
+        "topic": "access",
+        "group": "hits",
+        "partitions": 2,
+        "owned": 1,
+        "owners": ["west-1"],
+        "lag": 3,
+        "lag_exact": True,
+        "pending": 1,
+        "delayed": 1,
+        "oldest_unix_ms": 5,
+    }
+    assert detail["missing"] == [2]
+    first, second = detail["partitions"]
+    assert (first["state"], first["owner"], first["position"]) == ("owned", "west-1", "1000-0")
+    assert (first["lag"], first["pending"], first["delayed"]) == (2, 1, 1)
+    assert first["oldest_unread_unix_ms"] == 2000
+    assert first["oldest_pending_unix_ms"] == 1000
+    assert (second["state"], second["lag"], second["retry_unread"]) == ("free", 1, 1)
+    text = run("group", "describe", "access", "hits")
+    assert text.stdout.startswith("group hits of access: 3 unread, 1 pending, 1 delayed\n")
+    assert "not on partition 2 yet" in text.stdout
+    assert "did you mean hits" in run("group", "describe", "access", "hist", code=8).stderr
+
+
+@pytest.mark.parametrize("bound", [None, 3000])
+def test_lag_is_counted_where_the_server_does_not_know_it(
+    at: At, link: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch, bound: int | None
+) -> None:
+    """A group that was made in the middle has no count, and Redis 6.2 never has one."""
+    desk = at(0)
+    for first in range(1, 5001, 500):
+        link.pipeline(
+            [("XADD", desk.stream, f"{n}-0", "f", "v") for n in range(first, first + 500)]
+        )
+    desk.do("XGROUP", "CREATE", desk.stream, "hits", "1234-0")
+    desk.do("XGROUP", "CREATE", desk.retry, "hits", "0", "MKSTREAM")
+    if bound:
+        monkeypatch.setattr(groups_lag, "COUNT_MAX", bound)
+
+    [part] = groups.describe(link, keys, "access", "hits").partitions
+
+    assert (part.lag, part.lag_exact) == ((3000, False) if bound else (5000 - 1234, True))
+
+
+# --- reset ----------------------------------------------------------------------------------------
+
+NOW = 1_800_000_000_000
+SEQ = "18446744073709551615"
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("earliest", "0-0"),
+        ("latest", ""),
+        ("5-3", "5-2"),
+        ("5-0", f"4-{SEQ}"),
+        ("0-0", "0-0"),
+        ("2h", f"{NOW - 7_200_001}-{SEQ}"),
+        ("2027-01-15T08:00:00Z", f"{NOW - 1}-{SEQ}"),
+        ("2027-01-15T09:00:00.500+01:00", f"{NOW + 499}-{SEQ}"),
+        ("1000w", f"{NOW - 604_800_001_000 + 999}-{SEQ}"),
+    ],
+)
+def test_where_a_group_can_be_sent(text: str, after: str) -> None:
+    assert groups_reset.position(text, NOW) == after
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5-", "2027-01-15", "2027-01-15T09:00:00", "-1h"])
+def test_where_it_cannot_be_sent(text: str) -> None:
+    with pytest.raises(Refused, match="earliest, latest"):
+        groups_reset.position(text, NOW)
+
+
+def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
+    for number in range(3):
+        desk = at(number)
+        set_aside(desk, "1-0")
+        for entry_id in ("2-0", "3-0"):
+            desk.add(entry_id)
+        desk.fetch(1)
+        desk.do("DEL", desk.lease)  # as if the owner were gone
+    arguments = ("group", "reset", "access", "hits", "--to", "2-0", "--drop-retries")
+
+    foretold = document(run(*arguments, "--dry-run", "--json"))
+    run(*arguments, code=8)  # nobody is there to ask
+    done = document(run(*arguments, "--yes", "--json"))
+
+    assert foretold["dry_run"]
+    assert not done["dry_run"]
+    assert foretold["partitions"] == done["partitions"]
+    assert done["partitions"][0] == {
+        "partition": 0,
+        "before": "2-0",
+        "after": f"1-{SEQ}",
+        "unread": 2,
+        "unread_exact": True,
+        "pending": 1,
+        "delayed": 1,
+        "retried": 0,
+    }
+    assert at(2).fetch() == [b"2-0", b"3-0"]
+
+
+def test_a_reset_of_some_partitions(run: Run, at: At) -> None:
+    for number in range(3):
+        at(number).groups()
+        at(number).add("1-0")
+        at(number).fetch()
+    at(0).own("t1")
+    run("group", "reset", "access", "hits", "--to", "earliest", "--yes", code=8)
+    run("group", "reset", "access", "hits", "--to", "earliest", "--yes", "-p", "3", code=8)
+
+    run("group", "reset", "access", "hits", "--to", "earliest", "--yes", "-p", "1", "-p", "2")
+
+    assert [at(number).fetch() for number in range(3)] == [[], [b"1-0"], [b"1-0"]]
+
+
+def test_what_a_growth_keeps_is_not_taken_by_force(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    for number in range(3):
+        at(number).groups()
+        at(number).add("1-0")
+    assert not growth.grow(link, keys, "access", 6).done
+    before = at(4).dump()
+
+    refused = run("group", "reset", "access", "hits", "--to", "latest", "--force", "--yes", code=8)
+
+    assert "topic grow" in refused.stderr
+    assert at(4).dump() == before
+    run("group", "reset", "access", "hits", "--to", "latest", "--yes", "-p", "0")
+
+
+def test_a_running_owner_loses_the_partition_and_reads_again(
+    tmp_path: Path, fresh_server: ProcessServer
+) -> None:
+    daemon = Daemon(tmp_path, fresh_server.url, daemon={"lease_ttl": "2s"})
+    with daemon:
+        sent = daemon.send(["ok"] * 5)
+        daemon.wait_settled()
+        epoch = daemon.epochs()[0]
+
+        groups_reset.reset(daemon.link, daemon.keys, TOPIC, GROUP, "earliest", force=True)
+
+        daemon.wait_for(
+            lambda: all(len(daemon.ledger.of(uid, "end")) == 2 for uid in sent),
+            what="all have run again",
+        )
+        daemon.wait_settled()
+        assert daemon.epochs()[0] > epoch
+
+
+# --- delete ---------------------------------------------------------------------------------------
+
+
+def test_a_group_is_deleted(run: Run, at: At, link: Link, keys: Keys) -> None:
+    for number in range(3):
+        at(number).groups()
+        at(number, "agents").groups()
+    link.execute("HSET", keys.meta("access"), "group:hits", 3, "group:agents", 3)
+    at(1).own("t1")
+    run("group", "delete", "access", "hits", "--yes", code=8)
+    at(1).do("DEL", at(1).lease)
+    at(2).pending("1-0")
+    result = run("group", "delete", "access", "hits", "--yes", code=8)
+    assert "--force" in result.stderr
+    assert "hits" in run("group", "list").stdout
+
+    run("group", "delete", "access", "hits", "--yes", "--force")
+
+    assert [row["group"] for row in document(run("group", "list", "--json"))] == ["agents"]
+    assert topics.groups_seen(link, keys, "access") == ["agents"]
+    run("group", "delete", "access", "hits", "--yes", code=8)
+
+
+def test_an_interrupted_deletion_of_a_group_goes_on(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    for number in range(3):
+        at(number).groups()
+    link.execute("HSET", keys.meta("access"), "group:hits", 3)
+    at(0).do("XGROUP", "DESTROY", at(0).stream, "hits")
+    run("group", "delete", "access", "hits", "--yes")
+    assert topics.groups_seen(link, keys, "access") == []
+
+
+# --- retries --------------------------------------------------------------------------------------
+
+
+def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) -> None:
+    set_aside(at(0), "1-0", delay=90, key="a")
+    set_aside(at(1), "1-0", delay=30, key="b", count=3)
+    set_aside(at(2), "1-0", "2-0", delay=60, key="a")
+
+    seen = document(run("retry", "list", "access", "hits", "--json"))
+
+    assert [row["id"] for row in seen["rows"]] == ["1:m:1-0", "2:m:1-0", "2:m:2-0", "0:m:1-0"]
+    assert seen["total"] == 4
+    assert seen["cursor"] == ""
+    assert {name: seen["rows"][0][name] for name in ("attempt", "crashes", "key", "uid")} == {
+        "attempt": 4,
+        "crashes": 0,
+        "key": "b",
+        "uid": "access/1/1-0",
+    }
+    assert seen["rows"][0]["payload_bytes"] == len("body of 1-0")
+
+    def ids(*options: str) -> list[str]:
+        found = document(run("retry", "list", "access", "hits", "--json", *options))
+        return [row["id"] for row in found["rows"]]
+
+    assert ids("-k", "a", "-p", "2") == ["2:m:1-0", "2:m:2-0"]
+    assert ids("--attempt", "4") == ["1:m:1-0"]
+    assert ids("--due-within", "45s") == ["1:m:1-0"]
+    page = run("retry", "list", "access", "hits", "-n", "2")
+    cursor = re.search(r"--cursor (\S+)", page.stderr)
+    assert cursor
+    assert ids("--cursor", cursor[1]) == ["2:m:2-0", "0:m:1-0"]
+    assert run("retry", "list", "access", "hits", "--cursor", "x", code=8)
+
+
+def test_retries_run_now(run: Run, at: At) -> None:
+    set_aside(at(0), "1-0", "2-0")
+    set_aside(at(1), "1-0", key="other")
+    run("retry", "now", "access", "hits", code=2)
+    run("retry", "now", "access", "hits", "0:m:1-0", "--all", code=2)
+    run("retry", "now", "access", "hits", "0:m:7-0", code=8)
+    run("retry", "now", "access", "hits", "zero", code=8)
+    run("retry", "now", "access", "hits", "9:m:1-0", code=8)
+
+    one = run("retry", "now", "access", "hits", "0:m:1-0")
+    rest = document(run("retry", "now", "access", "hits", "--all", "-k", "other", "--json"))
+
+    assert one.stdout == "1 retry due now\n"
+    assert (rest["due"], rest["gone"]) == (1, 0)
+    call = messages.promote_retries(at(0).keys, at(0).unit, 10)
+    assert at(0).link.run(call).rest[0] == 1
+    assert at(0).state()["delayed"].keys() == {"m:2-0"}
+
+
+def test_cancelled_retries_become_letters(run: Run, at: At) -> None:
+    set_aside(at(0), "1-0", "2-0", count=2)
+    set_aside(at(1), "1-0")
+    run("retry", "cancel", "access", "hits", "--all", code=8)  # nobody is there to ask
+
+    done = document(run("retry", "cancel", "access", "hits", "0:m:1-0", "--yes", "--json"))
+    dropped = run("retry", "cancel", "access", "hits", "--all", "-p", "1", "--drop", "--yes")
+
+    assert (done["dead"], done["dropped"], done["gone"]) == (1, 0, 0)
+    assert dropped.stdout == "1 lost\n"
+    [letter] = document(run("dlq", "list", "access", "--json"))["rows"]
+    assert letter["id"] == done["letters"][0]
+    assert (letter["reason"], letter["attempts"], letter["group"]) == ("cancelled", 2, "hits")
+    assert letter["uid"] == "access/0/1-0"
+    run("dlq", "replay", "access", "--id", letter["id"], "--yes")
+    assert at(0).read_stream(at(0).retry).entries.popitem()[1]["payload"] == b"body of 1-0"
+    assert [
+        row["id"] for row in document(run("retry", "list", "access", "hits", "--json"))["rows"]
+    ] == ["0:m:2-0"]
+
+
+# --- defects --------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_told_in_json_too(run: Run, tmp_path: Path) -> None:
+    result = run("produce", "orders", "--from", str(tmp_path / "nope"), "--json", code=2)
+    told = document(result)
+    assert told["sent"] == 0
+    assert "nope" in told["error"]
+    assert "nope" in result.stderr

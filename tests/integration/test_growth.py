@@ -1,0 +1,396 @@
+"""A topic that grows: phase by phase, interrupted anywhere, under producers and a real daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.admin import growth, partitions, steering
+from streamqd.admin import topics as admin_topics
+from streamqd.admin.steering import Fleet
+from streamqd.errors import Refused, TopicMissing
+from streamqd.model import Unit
+from streamqd.policy.partitioning import crc32_partition
+from streamqd.producer import Outgoing, Producer
+from streamqd.store import growth as phases
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.daemon import TOPIC, Daemon
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+At = Callable[..., Desk]
+MOVES = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 2)
+STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access, which has two, for a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=2))
+    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+
+
+@pytest.fixture
+def producer(server: Server) -> Iterator[Producer]:
+    with Producer(server.url) as made:
+        yield made
+
+
+def lengths(link: Link, keys: Keys, count: int = 4) -> list[int]:
+    return [link.execute("XLEN", keys.stream("access", number)) for number in range(count)]
+
+
+def backlog(at: At, group: str, *, fetched: int = 1) -> None:
+    """Three messages on each old partition, of which some are handed out."""
+    for number in range(2):
+        desk = at(number, group)
+        desk.groups()
+        if not desk.do("XLEN", desk.stream):
+            for entry_id in ("1-0", "2-0", "3-0"):
+                desk.add(entry_id)
+        desk.fetch(fetched)
+
+
+def settle(at: At, group: str) -> None:
+    for number in range(2):
+        desk = at(number, group)
+        desk.fetch(10)
+        desk.do("XACK", desk.stream, group, "1-0", "2-0", "3-0")
+
+
+# --- phases ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [(1, "cannot shrink"), (3, "take 4"), (5, "take 4 or 6"), (8192, "4096")],
+)
+def test_counts_that_are_refused(link: Link, keys: Keys, at: At, count: int, why: str) -> None:
+    backlog(at, "hits")
+    before = at(0).dump()
+    with pytest.raises(Refused, match=why):
+        growth.grow(link, keys, "access", count)
+    assert at(0).dump() == before
+
+
+def test_a_topic_that_nobody_reads_grows_at_once(link: Link, keys: Keys, at: At) -> None:
+    assert growth.grow(link, keys, "access", 4) == growth.Progress("access", 2, 4, True, [])
+    assert topics.partition_count(link, keys, "access") == 4
+    before = at(0).dump()
+    assert growth.grow(link, keys, "access", 4).done
+    assert at(0).dump() == before
+    with pytest.raises(TopicMissing):
+        growth.grow(link, keys, "acces", 4)
+
+
+def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
+    link: Link, keys: Keys, at: At
+) -> None:
+    backlog(at, "hits")
+    backlog(at, "agents", fetched=3)
+
+    first = growth.grow(link, keys, "access", 4)
+
+    assert topics.partition_count(link, keys, "access") == 4
+    assert not first.done
+    assert [(row.group, row.left, row.done) for row in first.groups] == [
+        ("agents", 6, False),
+        ("hits", 6, False),
+    ]
+    owners = {(row.partition, row.group): row.owner for row in partitions.view(link, keys).units}
+    assert {owners[number, "hits"] for number in (2, 3)} == {growth.OWNER}
+    with pytest.raises(AssertionError, match="HELD"):
+        at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
+    assert admin_topics.describe(link, keys, "access").growing_to == 4
+    with pytest.raises(Refused, match="grows to 4"):
+        growth.grow(link, keys, "access", 8)
+
+    at(0).add("9-0")  # what comes later does not hold it
+    settle(at, "agents")
+    second = growth.grow(link, keys, "access", 4)
+
+    assert [(row.group, row.done) for row in second.groups] == [("agents", True), ("hits", False)]
+    assert growth.look(link, keys, "access") == growth.Progress(
+        "access", 2, 4, False, [growth.GroupSettling("hits", 6, True, False)]
+    )
+    for number in (2, 3):
+        agents = at(number, "agents")
+        assert agents.own("t1", seen_epoch=int(agents.do("HGET", agents.fence, "epoch")))
+    settle(at, "hits")
+    assert growth.grow(link, keys, "access", 4).done
+    assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
+    assert phases.under_way(link, keys, "access") is None
+    assert growth.look(link, keys, "access") is None
+
+
+def test_a_pending_message_holds_it_and_a_deleted_group_does_not(
+    link: Link, keys: Keys, at: At
+) -> None:
+    backlog(at, "hits", fetched=3)
+    at(0).do("XACK", at(0).stream, "hits", "1-0", "2-0")
+    at(1).do("XACK", at(1).stream, "hits", "1-0", "2-0", "3-0")
+
+    assert [row.left for row in growth.grow(link, keys, "access", 4).groups] == [1]
+
+    for number in range(2):
+        at(number).do("XGROUP", "DESTROY", at(number).stream, "hits")
+    assert growth.grow(link, keys, "access", 4).done
+
+
+class CutError(Exception):
+    """The connection of an interrupted growth."""
+
+
+class CutLink(Link):
+    """A connection that is lost before its n-th exchange, or behind it: the answer is lost then."""
+
+    left = 0
+    behind = False
+
+    def _exchange(self, commands: Any) -> list[Any]:
+        self.left -= 1
+        if self.left < 0 and not self.behind:
+            raise CutError
+        replies = super()._exchange(commands)
+        if self.left < 0:
+            raise CutError
+        return replies
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["unsent", "answer lost"])
+def test_interrupted_anywhere_it_goes_on(
+    server: Server, link: Link, keys: Keys, at: At, behind: bool
+) -> None:
+    cut = CutLink(server.settings, timeout=10.0, name="test:cut")
+    backlog(at, "hits")
+    exchanges, over = 0, False
+    while not over:
+        link.execute("FLUSHALL")
+        topics.create(link, keys, "access", config.Topic(partitions=2))
+        backlog(at, "hits")
+        cut.left, cut.behind = exchanges, behind
+        with contextlib.suppress(CutError):
+            over = not growth.grow(cut, keys, "access", 4).done
+        assert [row.left for row in growth.grow(link, keys, "access", 4).groups] == [6]
+        settle(at, "hits")
+        cut.left = exchanges
+        with contextlib.suppress(CutError):
+            growth.grow(cut, keys, "access", 4)
+        assert growth.grow(link, keys, "access", 4).done
+        assert topics.partition_count(link, keys, "access") == 4
+        assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
+        exchanges += 1
+    cut.close()
+    assert exchanges > 8
+
+
+# --- producers ------------------------------------------------------------------------------------
+
+
+def grow_now(link: Link, keys: Keys) -> None:
+    assert growth.grow(link, keys, "access", 4).done
+
+
+def test_a_producer_that_knew_the_old_count_writes_by_the_new(
+    link: Link, keys: Keys, at: At, producer: Producer
+) -> None:
+    producer.send("access", b"1", key=MOVES)
+    assert lengths(link, keys) == [1, 0, 0, 0]
+    grow_now(link, keys)
+
+    producer.send("access", b"2", key=MOVES)
+
+    assert lengths(link, keys) == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["dedup", "delay"])
+def test_so_does_a_script(link: Link, keys: Keys, at: At, producer: Producer, kind: str) -> None:
+    options: dict[str, Any] = {"dedup_id": "d1"} if kind == "dedup" else {"delay": 60}
+    producer.send("access", b"1", key=STAYS, **options)
+    link.execute("SCRIPT", "FLUSH")
+    grow_now(link, keys)
+
+    producer.send("access", b"2", key=MOVES, **options)
+
+    if kind == "dedup":
+        assert lengths(link, keys) == [1, 0, 1, 0]
+    else:
+        waiting = [link.execute("ZCARD", keys.scheduled("access", n)) for n in range(4)]
+        assert waiting == [1, 0, 1, 0]
+
+
+def test_a_chunk_that_was_routed_before_is_routed_anew(
+    link: Link, keys: Keys, at: At, producer: Producer
+) -> None:
+    def items() -> Iterator[Outgoing]:
+        yield Outgoing(b"1", MOVES)
+        yield Outgoing(b"2", STAYS)
+        yield Outgoing(b"3", partition=1)
+        grow_now(link, keys)
+        yield Outgoing(b"4", MOVES)
+
+    ids = producer.send_many("access", items())
+
+    assert lengths(link, keys) == [1, 1, 2, 0]
+    assert [
+        entry[1][1] for entry in link.execute("XRANGE", keys.stream("access", 2), "-", "+")
+    ] == [
+        b"1",
+        b"4",
+    ]
+    assert len(ids) == 4
+
+
+def test_a_new_connection_watches_anew(link: Link, keys: Keys, at: At, producer: Producer) -> None:
+    """The watch of a connection is lost with it."""
+    producer.send("access", b"1", key=MOVES)
+    link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    grow_now(link, keys)
+
+    producer.send("access", b"2", key=MOVES)
+
+    assert lengths(link, keys) == [1, 0, 1, 0]
+
+
+def test_topics_by_turns_are_all_watched(
+    link: Link, keys: Keys, at: At, producer: Producer
+) -> None:
+    for number in range(12):
+        producer.send(f"other{number % 3}", b"x")
+        producer.send("access", b"1", key=MOVES)
+    grow_now(link, keys)
+    producer.send("other1", b"x")
+
+    producer.send("access", b"2", key=MOVES)
+
+    assert lengths(link, keys) == [12, 0, 1, 0]
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+ORDER = """
+import os
+import time
+from pathlib import Path
+
+path = Path(os.environ["LEDGER"]).with_name("order")
+file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def obey(message):
+    number = message.text()
+    line = f"{message.group} {message.key.decode()} {number} "
+    os.write(file, (line + "start\\\\n").encode())
+    if message.group == "slow":
+        time.sleep(0.001)
+    os.write(file, (line + "end\\\\n").encode())
+""".replace("\\\\n", "\\n")
+
+
+class Source(threading.Thread):
+    """Sends its keys in rounds, as fast as it can: until `last` is set, and two rounds more."""
+
+    def __init__(self, url: str, keys: list[str], last: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.url, self.keys, self.last, self.rounds = url, keys, last, 0
+        self.trouble: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with Producer(self.url, create=False) as producer:
+                while not self.last.is_set():
+                    self.send(producer)
+                for _ in range(2):
+                    self.send(producer)
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.trouble = error
+
+    def send(self, producer: Producer) -> None:
+        text = str(self.rounds)
+        producer.send_many(TOPIC, [Outgoing(text, key) for key in self.keys])
+        self.rounds += 1
+
+
+def misordered(path: Path) -> list[str]:
+    """What is out of order: a message that began before the one before it of its key had ended."""
+    ended: dict[tuple[str, str], int] = defaultdict(lambda: -1)
+    wrong = []
+    for line in path.read_text().splitlines():
+        group, key, number, kind = line.split()
+        if kind == "start" and int(number) > ended[group, key] + 1:
+            wrong.append(f"{line} after {ended[group, key]}")
+        if kind == "end":
+            ended[group, key] = max(ended[group, key], int(number))
+    return wrong
+
+
+@pytest.mark.slow
+def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
+    tmp_path: Path, fresh_server: ProcessServer
+) -> None:
+    daemon = Daemon(tmp_path, fresh_server.url, partitions=4, groups=("fast", "slow"), code=ORDER)
+    topics.create(daemon.link, daemon.keys, TOPIC, config.Topic(partitions=2))
+    names = [f"key-{number}" for number in range(1000)]
+    last = threading.Event()
+    sources = [Source(fresh_server.url, names[at::4], last) for at in range(4)]
+    with daemon:
+        for source in sources:
+            source.start()
+        wait_until(lambda: min(source.rounds for source in sources) >= 1, what="all write")
+
+        fleet = Fleet(daemon.link, daemon.keys, "default", 60.0)
+        reload = functools.partial(steering.reload, fleet, None)
+        switched = growth.grow(daemon.link, daemon.keys, TOPIC, 4, tell=reload)
+        assert "slow" in [row.group for row in switched.groups if not row.done]
+        last.set()
+        for source in sources:
+            source.join(30)
+            assert source.trouble is None
+        command = ["-c", str(daemon.config_path), "topic", "grow", TOPIC, "4", "--yes", "--json"]
+        grown = subprocess.run(
+            [sys.executable, "-m", "streamqd", *command], capture_output=True, timeout=60
+        )
+        assert grown.returncode == 0, grown.stderr
+        assert json.loads(grown.stdout)["done"]
+        daemon.wait_settled(60)
+        streams = [daemon.keys.stream(TOPIC, number) for number in range(4)]
+        assert min(daemon.link.execute("XLEN", each) for each in streams) > 0
+    order = tmp_path / "order"
+    assert misordered(order) == []
+    sent = sum(source.rounds for source in sources) * 250
+    lines = order.read_text().splitlines()
+    ended = Counter(line.split()[0] for line in {*lines} if line.endswith("end"))
+    assert ended == {"fast": sent, "slow": sent}
+
+
+def test_an_idle_topic_grows_and_its_daemon_takes_the_new_partitions(
+    tmp_path: Path, fresh_server: ProcessServer
+) -> None:
+    daemon = Daemon(tmp_path, fresh_server.url, partitions=2)
+    topics.create(daemon.link, daemon.keys, TOPIC, config.Topic(partitions=1))
+    with daemon:
+        command = ["-c", str(daemon.config_path), "topic", "grow", TOPIC, "2", "--yes"]
+        grown = subprocess.run(
+            [sys.executable, "-m", "streamqd", *command], capture_output=True, timeout=60
+        )
+        assert grown.returncode == 0, grown.stderr
+        assert grown.stdout == b"orders has 2 partitions\n"
+
+        sent = daemon.send(["ok"] * 4)
+
+        daemon.wait_settled()
+        assert set(sent) == daemon.ledger.ended("bill")

@@ -1,0 +1,224 @@
+"""The asynchronous producer against a real server: many tasks, lost answers, cancelled sends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from streamqd import (
+    AsyncProducer,
+    BacklogFull,
+    ChunkRefused,
+    ChunkUnknown,
+    Outgoing,
+    TopicMissing,
+    UnknownOutcome,
+)
+from streamqd.errors import Refused
+from streamqd.store import topics
+from streamqd.store.client import Link
+from tests.integration.test_producer_buffered import Gate, payloads, transactions
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def proxied(server: Server, link: Link) -> Iterator[FaultProxy]:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    with FaultProxy(server.socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, 30))
+
+
+def test_a_send_answers_the_id(server, link, keys):
+    async def work() -> list[str]:
+        async with AsyncProducer(server.url) as producer:
+            one = await producer.send("access", b"1", key="k")
+            many = await producer.send_many("access", (b"%d" % n for n in range(2, 1200)))
+            return [one, *many]
+
+    ids = run(work())
+
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    assert [raw_id.decode() for raw_id, _ in found] == ids
+    assert payloads(link, keys) == [b"%d" % n for n in range(1, 1200)]
+
+
+def test_tasks_under_way_together_are_written_together(server, link, keys, gate):
+    async def work() -> list[str]:
+        async with AsyncProducer(server.url, partitioner=gate) as producer:
+            first = asyncio.create_task(producer.send("access", b"first"))
+            await asyncio.to_thread(gate.reached.wait, 10)
+            rest = [asyncio.create_task(producer.send("access", b"%d" % n)) for n in range(200)]
+            await asyncio.sleep(0)
+            gate.opened.set()
+            return await asyncio.gather(first, *rest)
+
+    topics.create(link, keys, "access", topics.Topic(partitions=1))
+    before = transactions(link)
+    ids = run(work())
+
+    assert len(set(ids)) == 201
+    assert transactions(link) == before + 2
+    assert payloads(link, keys) == [b"first", *(b"%d" % n for n in range(200))]
+
+
+def test_the_loop_goes_on_while_redis_does_not_answer(server, link, keys, gate):
+    async def work() -> bool:
+        async with AsyncProducer(server.url, partitioner=gate) as producer:
+            send = asyncio.create_task(producer.send("access", b"x"))
+            await asyncio.to_thread(gate.reached.wait, 10)
+            going_on = not send.done()
+            gate.opened.set()
+            await send
+            return going_on
+
+    assert run(work())
+
+
+def test_more_than_there_is_room_for_take_turns(server, link, keys):
+    async def work() -> None:
+        async with AsyncProducer(server.url, max_messages=3) as producer:
+            await asyncio.gather(*(producer.send("access", b"%d" % n) for n in range(100)))
+
+    run(work())
+
+    assert payloads(link, keys) == [b"%d" % n for n in range(100)]
+
+
+def test_a_cancelled_send_harms_no_other(server, link, keys, gate):
+    trouble: list[dict[str, Any]] = []
+
+    async def work() -> tuple[bool, str, str]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: trouble.append(what))
+        async with AsyncProducer(server.url, partitioner=gate) as producer:
+            begun = asyncio.create_task(producer.send("access", b"begun"))
+            await asyncio.to_thread(gate.reached.wait, 10)
+            waiting = asyncio.create_task(producer.send("access", b"waiting"))
+            behind = asyncio.create_task(producer.send("access", b"behind"))
+            await asyncio.sleep(0)
+            begun.cancel()
+            waiting.cancel()
+            await asyncio.gather(begun, waiting, return_exceptions=True)
+            gate.opened.set()
+            return begun.cancelled(), await behind, await producer.send("access", b"later")
+
+    cancelled, *ids = run(work())
+
+    assert cancelled
+    assert trouble == []
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    # What had begun was written all the same: nobody can tell from the cancellation.
+    assert [fields[1] for _, fields in found] == [b"begun", b"behind", b"later"]
+    assert [raw_id.decode() for raw_id, _ in found][1:] == ids
+
+
+def test_a_timeout_is_a_cancellation(server, link, keys, gate):
+    async def work() -> None:
+        async with AsyncProducer(server.url, partitioner=gate) as producer:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(producer.send("access", b"1"), 0.01)
+            gate.opened.set()
+            await producer.send("access", b"2")
+
+    run(work())
+
+    assert payloads(link, keys)[-1] == b"2"
+
+
+def test_a_lost_answer_is_unknown_and_not_repeated(proxied, link, keys):
+    async def work() -> None:
+        async with AsyncProducer(proxied.url) as producer:
+            await producer.send("access", b"warm")
+            proxied.arm(Fault.DROP_REPLY, command="EXEC")
+            with pytest.raises(UnknownOutcome):
+                await producer.send("access", b"1")
+            proxied.arm(Fault.DROP_REPLY, command="EXEC", nth=2)
+            with pytest.raises(ChunkUnknown) as caught:
+                await producer.send_many("access", (b"%d" % n for n in range(1200)))
+            assert (len(caught.value.ids), caught.value.unknown) == (512, 512)
+            await producer.send("access", b"last")
+
+    run(work())
+
+    assert payloads(link, keys) == [b"warm", b"1", *(b"%d" % n for n in range(1024)), b"last"]
+
+
+def test_errors_are_those_of_the_producer(server, link, keys):
+    async def work() -> None:
+        async with AsyncProducer(server.url, create=False) as producer:
+            with pytest.raises(TopicMissing):
+                await producer.send("access", b"x")
+            with pytest.raises(TypeError):
+                await producer.send("access", object())
+        async with AsyncProducer(server.url) as producer:
+            with pytest.raises(Refused) as caught:
+                await producer.send_many("access", [b"1", b"2", Outgoing(b"3", partition=7), b"4"])
+            assert caught.value.__notes__ == ["2 messages of this call were written before it"]
+            link.execute("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(ChunkRefused) as refused:
+                await producer.send_many("access", [b"x", b"y"])
+            assert refused.value.ids == [None, None]
+
+    try:
+        run(work())
+    finally:
+        link.execute("CONFIG", "SET", "maxmemory", "0")
+    assert payloads(link, keys) == [b"1", b"2"]
+
+
+def test_a_limit_of_the_backlog_holds_here_too(server, link, keys):
+    async def work() -> None:
+        async with AsyncProducer(server.url, max_backlog=2) as producer:
+            with pytest.raises(BacklogFull) as caught:
+                await producer.send_many("access", [b"1", b"2", b"3"])
+            assert [each is not None for each in caught.value.ids] == [True, True, False]
+
+    run(work())
+
+
+def test_it_can_be_made_outside_of_a_loop_and_is_closed_for_good(server, link, keys):
+    producer = AsyncProducer(server.url)
+
+    async def work() -> None:
+        await producer.send("access", b"x")
+        await producer.close()
+        await producer.close()
+        with pytest.raises(Refused, match="closed"):
+            await producer.send("access", b"y")
+
+    run(work())
+
+    assert "streamqd-producer" not in {each.name for each in threading.enumerate()}
+
+
+def test_a_loop_that_is_gone_stops_nothing(server, link, keys, gate):
+    producer = AsyncProducer(server.url, partitioner=gate)
+
+    async def leave() -> None:
+        task = asyncio.create_task(producer.send("access", b"x"))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        task.cancel()
+
+    run(leave())
+    gate.opened.set()
+    run(producer.close())
+
+    assert payloads(link, keys) == [b"x"]

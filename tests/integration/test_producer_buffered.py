@@ -1,0 +1,365 @@
+"""The buffered producer against a real server: batches, receipts, a full buffer, forks, the end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamqd import (
+    BufferedProducer,
+    BufferFull,
+    MessageTooLarge,
+    Producer,
+    RedisUnavailable,
+    StreamqdError,
+    TopicMissing,
+    UnknownOutcome,
+)
+from streamqd.errors import Refused
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+NEVER = 3600.0  # seconds to linger: nothing is written but for another reason
+
+
+@pytest.fixture
+def proxied(server: Server, link: Link) -> Iterator[FaultProxy]:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    with FaultProxy(server.socket_path) as proxy:
+        yield proxy
+
+
+def payloads(link: Link, keys: Keys, topic: str = "access", partition: int = 0) -> list[bytes]:
+    found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
+    return [fields[1] for _, fields in found]
+
+
+def transactions(link: Link) -> int:
+    stats = link.execute("INFO", "commandstats").decode()
+    line = next((each for each in stats.splitlines() if each.startswith("cmdstat_exec:")), "")
+    return int(line.partition("calls=")[2].partition(",")[0] or 0)
+
+
+class Gate:
+    """A partitioner that holds the writing thread back until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, _key: bytes | None, _partitions: int) -> int:
+        self.reached.set()
+        assert self.opened.wait(10)
+        return 0
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_messages_are_written_in_order_and_receipts_have_their_ids(server, link, keys):
+    with BufferedProducer(server.url) as producer:
+        receipts = [producer.send("access", b"%d" % n) for n in range(2000)]
+
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    assert [raw_id.decode() for raw_id, _ in found] == [each.result(0) for each in receipts]
+    assert payloads(link, keys) == [b"%d" % n for n in range(2000)]
+
+
+def test_what_waits_is_written_together(server, link, keys):
+    with BufferedProducer(server.url, linger=NEVER, max_batch=100) as producer:
+        producer.send("access", b"warm")
+        producer.flush()
+        before = transactions(link)
+        receipts = [producer.send("access", b"%d" % n) for n in range(100)]
+        concurrent.futures.wait(receipts, 10)
+        assert transactions(link) == before + 1
+        assert not producer.send("access", b"alone").done()
+        assert producer.flush(10)
+        assert transactions(link) == before + 2
+
+    assert len(payloads(link, keys)) == 102
+
+
+def test_a_message_alone_goes_when_it_has_lingered(server, link, keys):
+    with BufferedProducer(server.url, linger="10ms") as producer:
+        assert producer.send("access", b"x").result(10)
+        assert payloads(link, keys) == [b"x"]
+
+
+def test_every_option_of_a_send_holds(server, link, keys):
+    with BufferedProducer(server.url, linger=NEVER) as producer:
+        plain = producer.send("access", b"1", key="k", headers={"a": "b"})
+        first = producer.send("access", b"2", dedup_id="x")
+        again = producer.send("access", b"3", dedup_id="x")
+        later = producer.send("access", b"4", delay=60)
+        other = producer.send("orders", b"5")
+        producer.flush()
+
+    assert first.result(0) == again.result(0) != plain.result(0)
+    assert payloads(link, keys) == [b"1", b"2"]
+    scheduled = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)
+    assert scheduled == [later.result(0).encode()]
+    assert payloads(link, keys, "orders") == [b"5"]
+    assert other.result(0)
+
+
+def test_many_threads_send_through_one(server, link, keys):
+    def many(name: int) -> list[str]:
+        return [producer.send("access", b"%d %d" % (name, n)).result(30) for n in range(50)]
+
+    with (
+        BufferedProducer(server.url, linger=0) as producer,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        ids = [each for found in pool.map(many, range(8)) for each in found]
+
+    written = payloads(link, keys)
+    assert len(set(ids)) == len(written) == 400
+    for name in range(8):
+        own = [each for each in written if each.startswith(b"%d " % name)]
+        assert own == [b"%d %d" % (name, n) for n in range(50)]
+
+
+def test_a_producer_makes_a_buffered_one_with_its_settings(server, link, keys):
+    topics.create(link, keys, "access", topics.Topic(partitions=4))
+    with (
+        Producer(server.url, partitioner=lambda _key, _count: 3) as producer,
+        producer.buffered(linger="1ms") as buffered,
+    ):
+        buffered.send("access", b"x").result(10)
+
+    assert payloads(link, keys, partition=3) == [b"x"]
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_encoded_is_refused_by_send(server, link):
+    with BufferedProducer(server.url) as producer:
+        with pytest.raises(TypeError):
+            producer.send("access", object())
+        with pytest.raises(MessageTooLarge):
+            producer.send("access", b"x" * (1 << 21))
+
+
+def test_each_message_has_its_own_error(server, link, keys):
+    with BufferedProducer(server.url, linger=NEVER, create=False) as producer:
+        topics.create(link, keys, "access", topics.Topic(partitions=1))
+        receipts = [
+            producer.send("access", b"1"),
+            producer.send("missing", b"2"),
+            producer.send("access", b"3", partition=9),
+            producer.send("access", b"4"),
+        ]
+        producer.flush()
+
+    errors = [each.exception(0) for each in receipts]
+    assert [type(each) for each in errors] == [type(None), TopicMissing, Refused, type(None)]
+    assert payloads(link, keys) == [b"1", b"4"]
+
+
+def test_a_lost_answer_is_unknown_for_its_batch_only(proxied, link, keys):
+    with BufferedProducer(proxied.url, linger=NEVER) as producer:
+        producer.send("access", b"warm")
+        producer.flush()
+        proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        lost = [producer.send("access", b"%d" % n) for n in range(3)]
+        producer.flush()
+        good = producer.send("access", b"good")
+        producer.flush()
+
+    assert [type(each.exception(0)) for each in lost] == [UnknownOutcome] * 3
+    assert good.result(0)
+    # None was sent a second time.
+    assert payloads(link, keys) == [b"warm", b"0", b"1", b"2", b"good"]
+
+
+def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxied, link, keys):
+    with BufferedProducer(proxied.url, linger=NEVER) as producer:
+        producer.send("access", b"warm", dedup_id="warm")
+        producer.flush()
+        proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        receipts = [producer.send("access", b"%d" % n, dedup_id=f"id-{n}") for n in range(3)]
+        producer.flush()
+
+    found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    assert [raw_id.decode() for raw_id, _ in found][1:] == [each.result(0) for each in receipts]
+
+
+def test_a_partitioner_cannot_end_the_thread(server, link, keys):
+    def choose(key: bytes | None, _partitions: int) -> int:
+        return sys.exit("no") if key == b"bad" else 0
+
+    with BufferedProducer(server.url, linger=0, partitioner=choose) as producer:
+        bad = producer.send("access", b"1", key="bad")
+        assert isinstance(bad.exception(10), RuntimeError)
+        assert producer.send("access", b"2").result(10)
+
+
+def test_a_cancelled_message_is_not_sent(server, link, keys, gate):
+    with BufferedProducer(server.url, linger=0, max_batch=1, partitioner=gate) as producer:
+        first, second = producer.send("access", b"1"), producer.send("access", b"2")
+        third = producer.send("access", b"3")
+        assert gate.reached.wait(10)
+        assert not first.cancel()
+        assert second.cancel()
+        gate.opened.set()
+        assert third.result(10)
+
+    assert payloads(link, keys) == [b"1", b"3"]
+
+
+# --- a full buffer --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{"max_messages": 2}, {"max_bytes": 20}])
+def test_a_full_buffer_refuses_or_makes_wait(server, link, keys, gate, limits):
+    with BufferedProducer(server.url, linger=0, block=0, partitioner=gate, **limits) as producer:
+        producer.send("access", b"1")
+        producer.send("access", b"2")
+        with pytest.raises(BufferFull, match="was not taken"):
+            producer.send("access", b"3")
+        gate.opened.set()
+        assert producer.flush(10)
+        producer.send("access", b"4")
+    assert payloads(link, keys) == [b"1", b"2", b"4"]
+
+
+def test_send_waits_for_room(server, link, keys):
+    # It would linger for ever: whoever waits for room makes it go.
+    with BufferedProducer(server.url, linger=NEVER, max_messages=3, block="1m") as producer:
+        for n in range(10):
+            producer.send("access", b"%d" % n)
+
+    assert payloads(link, keys) == [b"%d" % n for n in range(10)]
+
+
+def test_an_empty_buffer_takes_what_is_larger_than_it(server, link, keys):
+    with BufferedProducer(server.url, max_bytes=10) as producer:
+        assert producer.send("access", b"x" * 100).result(10)
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_close_writes_what_is_there_and_takes_no_more(server, link, keys):
+    producer = BufferedProducer(server.url, linger=NEVER)
+    receipt = producer.send("access", b"x")
+
+    assert producer.close()
+    assert receipt.result(0)
+    assert producer.close()
+    with pytest.raises(Refused, match="closed"):
+        producer.send("access", b"y")
+
+
+def test_close_gives_up_when_its_time_is_over(server, link, keys, gate):
+    producer = BufferedProducer(server.url, linger=0, max_batch=1, partitioner=gate)
+    begun = producer.send("access", b"1")
+    assert gate.reached.wait(10)
+    never = producer.send("access", b"2")
+
+    assert not producer.close(timeout=0.01)
+    error = never.exception(10)
+    assert isinstance(error, RedisUnavailable)
+    assert not error.sent
+    gate.opened.set()
+    assert begun.result(10)
+    assert producer.close()
+    assert payloads(link, keys) == [b"1"]
+
+
+def test_a_program_that_ends_without_close_has_sent_everything(server, link, keys):
+    code = (
+        "import sys; from streamqd import BufferedProducer;"
+        "BufferedProducer(sys.argv[1], linger=3600).send('access', b'x')"
+    )
+    subprocess.run([sys.executable, "-c", code, server.url], check=True, timeout=60)
+
+    assert payloads(link, keys) == [b"x"]
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run it in a forked child; whatever it raises fails the test."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_forgets_what_is_unsent_and_works(server, link, keys, caplog, tmp_path):
+    said = tmp_path / "said"
+    with BufferedProducer(server.url, linger=NEVER) as producer:
+        receipt = producer.send("access", b"parent")
+
+        def child() -> None:
+            said.write_text(caplog.text)
+            with pytest.raises(UnknownOutcome, match="another process"):
+                receipt.result(0)
+            own = producer.send("access", b"child")
+            assert producer.flush(10)
+            assert own.result(0)
+
+        with caplog.at_level(logging.WARNING, "streamqd.producer"):
+            in_child(child)
+        assert "1 messages that were not written yet belong to the parent" in said.read_text()
+        assert not receipt.done()
+
+    assert receipt.result(0)
+    assert sorted(payloads(link, keys)) == [b"child", b"parent"]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_fork_in_the_middle_of_sending_blocks_nobody(server, link, keys):
+    with BufferedProducer(server.url, linger=0) as producer:
+        for n in range(20):
+            for _ in range(50):
+                producer.send("access", b"parent")
+            in_child(lambda: producer.send("access", b"child").result(10) and None)
+            assert producer.flush(10), n
+
+    written = payloads(link, keys)
+    assert (written.count(b"parent"), written.count(b"child")) == (1000, 20)
+
+
+def test_the_connection_is_closed_with_the_thread(server, link):
+    def connected() -> int:
+        return link.execute("CLIENT", "LIST").count(b"name=streamqd:producer")
+
+    with BufferedProducer(server.url) as producer:
+        producer.send("access", b"x").result(10)
+        assert connected() == 1
+    wait_until(lambda: connected() == 0)
+
+
+@pytest.mark.parametrize("wrong", [{"max_batch": 0}, {"linger": "soon"}, {"max_bytes": "many"}])
+def test_a_wrong_option_is_refused_at_once(server, wrong):
+    with pytest.raises((ValueError, StreamqdError)):
+        BufferedProducer(server.url, **wrong)

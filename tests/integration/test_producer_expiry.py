@@ -1,0 +1,111 @@
+"""Messages with an end: a worker acknowledges those that come too late, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from streamqd import Message, Outgoing, Producer
+from streamqd.store.client import Link
+from tests.contract.desk import UNIT, Desk
+from tests.support.life import Life
+from tests.support.servers import Server
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+FUTURE = datetime.now(UTC) + timedelta(hours=1)
+
+
+@pytest.fixture
+def desk(link: Link, keys: Any) -> Desk:
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+def handled(life: Life, **consumer: Any) -> list[bytes]:
+    """Let a worker live until it has handled the message `last`; return what it has handled."""
+    seen: list[bytes] = []
+
+    def work(message: Message) -> None:
+        seen.append(message.payload)
+        if message.payload == b"last":
+            life.stop()
+
+    life.run(life.worker("t1", **consumer), work)
+    return seen
+
+
+_end: list[Callable[[], None]] = []
+_seen: list[bytes] = []
+
+
+def handle_batch(messages: list[Message]) -> None:
+    """The handler of the worker that takes batches."""
+    for each in messages:
+        _seen.append(each.payload)
+        if each.payload == b"last":
+            _end[-1]()
+
+
+def test_a_batch_has_nothing_that_has_expired(desk: Desk, life: Life) -> None:
+    desk.do("XADD", desk.stream, "*", "payload", "late", "expiresAt", "1000")
+    desk.do("XADD", desk.stream, "*", "payload", "last")
+    _seen.clear()
+    _end[:] = [life.stop]
+
+    life.run(life.worker("t1", handler=f"{__name__}:handle_batch"), lambda _: None)
+
+    assert _seen == [b"last"]
+    assert desk.do("XPENDING", desk.stream, UNIT.group)[0] == 0
+
+
+@pytest.mark.parametrize("consumer", [{}, {"concurrency": 4, "order": "key"}])
+def test_what_has_expired_is_acknowledged_unhandled(
+    desk: Desk, life: Life, server: Server, consumer: dict[str, Any]
+) -> None:
+    items = [
+        Outgoing(b"plain", "k"),
+        Outgoing(b"past", "k", expires=PAST),
+        Outgoing(b"at once", "k", expires=0),
+        Outgoing(b"hour", "k", expires=timedelta(hours=1)),
+        Outgoing(b"future", "k", expires=FUTURE),
+        Outgoing(b"last", "k"),
+    ]
+    with Producer(server.url) as producer:
+        producer.send_many(UNIT.topic, [each._replace(partition=UNIT.partition) for each in items])
+
+    assert handled(life, **consumer) == [b"plain", b"hour", b"future", b"last"]
+    assert life.slot.counter("expired") == 2
+    assert desk.do("XPENDING", desk.stream, UNIT.group)[0] == 0
+    assert desk.do("XLEN", desk.dlq) == 0
+
+
+def test_a_span_begins_when_the_message_was_first_readable(desk: Desk, life: Life) -> None:
+    hour = ["expiresAfter", "3600000"]
+    old, new = ["originalId", "1000-0"], ["originalId", f"{desk.now_unix_ms()}-0"]
+    desk.do("XADD", desk.retry, "*", "payload", "old", *hour, *old)
+    desk.do("XADD", desk.retry, "*", "payload", "new", *hour, *new)
+    desk.do("XADD", desk.stream, "*", "payload", "last")
+
+    assert handled(life) == [b"new", b"last"]
+
+
+@pytest.mark.parametrize("end", ["soon", "-1", "", "9" * 40])
+def test_an_end_that_cannot_be_read_is_none(desk: Desk, life: Life, end: str) -> None:
+    desk.do("XADD", desk.stream, "*", "payload", "x", "expiresAt", end, "expiresAfter", end)
+    desk.do("XADD", desk.stream, "*", "payload", "last")
+
+    assert handled(life) == [b"x", b"last"]
+
+
+def test_what_was_pending_before_expires_too(desk: Desk, life: Life) -> None:
+    desk.do("XADD", desk.stream, "*", "payload", "x", "expiresAt", "1000")
+    desk.fetch(1)
+    desk.do("XADD", desk.stream, "*", "payload", "last")
+
+    assert handled(life) == [b"last"]
+    assert desk.do("XPENDING", desk.stream, UNIT.group)[0] == 0

@@ -1,0 +1,214 @@
+"""What a producer can be told, on a real server: partitioners, instants, the backlog's limit."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from streamqd import BacklogFull, ChunkUnknown, Outgoing, Producer
+from streamqd.config import Topic
+from streamqd.errors import ContractError, RedisRefused
+from streamqd.policy.partitioning import jump_partition
+from streamqd.store import growth, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.integration.test_producer_buffered import payloads
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer
+
+GROUP = "hits"
+
+
+def places(link: Link, keys: Keys, count: int) -> Counter[int]:
+    return Counter(
+        {n: length for n in range(count) if (length := len(payloads(link, keys, partition=n)))}
+    )
+
+
+def create(link: Link, keys: Keys, partitions: int) -> None:
+    topics.create(link, keys, "access", Topic(partitions=partitions))
+
+
+# --- partitioners ---------------------------------------------------------------------------------
+
+
+def test_round_robin_spreads_one_key_and_keeps_it(server, link, keys):
+    create(link, keys, 4)
+    with Producer(server.url, partitioner="round-robin") as producer:
+        producer.send_many("access", [Outgoing(b"x", "same")] * 8)
+
+    assert places(link, keys, 4) == {0: 2, 1: 2, 2: 2, 3: 2}
+    [(_, fields)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+", "COUNT", 1)
+    assert fields == [b"payload", b"x", b"key", b"same"]
+
+
+def test_sticky_writes_a_chunk_to_one_partition(server, link, keys):
+    create(link, keys, 4)
+    with Producer(server.url, partitioner="sticky") as producer:
+        producer.send_many("access", [b"x"] * (3 * 512))
+
+    assert sorted(places(link, keys, 4).values()) == [512, 512, 512]
+
+
+def test_consistent_keys_move_to_new_partitions_only_when_the_topic_grows(server, link, keys):
+    create(link, keys, 2)
+    names = [f"customer-{n}" for n in range(200)]
+    with Producer(server.url, partitioner="consistent") as producer:
+        producer.send_many("access", [Outgoing(b"1", name) for name in names])
+        link.run(growth.begin(keys, "access", 2, 4, "t1"))
+        link.run(growth.switch(keys, "access", "t1", range(2, 4)))
+        producer.send_many("access", [Outgoing(b"2", name) for name in names])
+
+    expected = Counter(jump_partition(name.encode(), 2) for name in names)
+    expected += Counter(jump_partition(name.encode(), 4) for name in names)
+    assert places(link, keys, 4) == expected
+    assert expected[2]
+    assert expected[3]
+
+
+def test_an_error_of_a_partitioner_reaches_the_sender(server, link, keys):
+    def choose(key: bytes | None, partitions: int) -> int:
+        raise LookupError("no such customer")
+
+    with Producer(server.url, partitioner=choose) as producer, pytest.raises(LookupError):
+        producer.send("access", b"x")
+
+
+# --- instants -------------------------------------------------------------------------------------
+
+
+def test_an_instant_is_kept_to_the_millisecond(server, link, keys):
+    noon = datetime(2040, 1, 1, 12, 0, 0, 123_000, tzinfo=UTC)
+    with Producer(server.url) as producer:
+        first = producer.send("access", b"x", at=noon)
+        producer.send_many("access", [Outgoing(b"y", at=noon.timestamp() + 1)])
+
+    found = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1, "WITHSCORES")
+    due = round(noon.timestamp() * 1000)
+    assert [found[0].decode(), found[1], found[3]] == [first, b"%d" % due, b"%d" % (due + 1000)]
+
+
+# --- the limit of the backlog ---------------------------------------------------------------------
+
+
+def acknowledge(link: Link, keys: Keys, count: int, topic: str = "access") -> None:
+    stream = keys.stream(topic, 0)
+    read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", count, "STREAMS", stream, ">")
+    ids = [entry_id for entry_id, _ in link.execute(*read)[0][1]]
+    link.execute("XACK", stream, GROUP, *ids)
+
+
+def group(link: Link, keys: Keys) -> None:
+    create(link, keys, 1)
+    link.execute("XGROUP", "CREATE", keys.stream("access", 0), GROUP, "0", "MKSTREAM")
+
+
+def test_a_full_partition_refuses_until_there_is_room(server, link, keys):
+    group(link, keys)
+    with Producer(server.url, max_backlog=3) as producer:
+        producer.send_many("access", [b"1", b"2", b"3"])
+        with pytest.raises(BacklogFull, match="3 messages wait in access/0"):
+            producer.send("access", b"4")
+        acknowledge(link, keys, 3)
+        producer.send("access", b"5")
+
+    assert payloads(link, keys) == [b"1", b"2", b"3", b"5"]
+
+
+def test_many_messages_say_which_found_room(server, link, keys):
+    create(link, keys, 2)
+    with Producer(server.url, max_backlog=2) as producer:
+        items = [Outgoing(b"%d" % n, partition=n % 2 if n < 4 else 0) for n in range(6)]
+        with pytest.raises(BacklogFull) as caught:
+            producer.send_many("access", items)
+
+    assert [each is not None for each in caught.value.ids] == [True] * 4 + [False] * 2
+
+
+def test_a_producer_waits_for_room_and_keeps_the_order(server, link, keys, new_link):
+    group(link, keys)
+    reader = new_link()
+    read: list[bytes] = []
+    stop = threading.Event()
+
+    def consume() -> None:
+        stream = keys.stream("access", 0)
+        while not stop.is_set() and len(read) < 40:
+            found = reader.execute(
+                "XREADGROUP", "GROUP", GROUP, "w", "COUNT", 5, "BLOCK", 50, "STREAMS", stream, ">"
+            )
+            for entry_id, fields in found[0][1] if found else ():
+                read.append(fields[1])
+                reader.execute("XACK", stream, GROUP, entry_id)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    try:
+        with Producer(server.url, max_backlog=10, backlog_wait=30) as producer:
+            producer.send_many("access", [b"%d" % n for n in range(40)])
+        consumer.join(30)
+    finally:
+        stop.set()
+        consumer.join()
+
+    assert read == [b"%d" % n for n in range(40)]
+
+
+def test_waiting_for_room_ends(server, link, keys):
+    with Producer(server.url, max_backlog=1, backlog_wait=0.05) as producer:
+        producer.send("access", b"1")
+        with pytest.raises(BacklogFull):
+            producer.send("access", b"2")
+
+
+def test_a_lost_answer_is_unknown_with_a_limit_too(server, link, keys):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    with FaultProxy(server.socket_path) as proxy, Producer(proxy.url, max_backlog=10) as producer:
+        producer.send("access", b"warm")
+        proxy.arm(Fault.DROP_REPLY, command="EXEC")
+        with pytest.raises(ChunkUnknown) as caught:
+            producer.send_many("access", [b"1", b"2"])
+
+    assert (caught.value.ids, caught.value.unknown) == ([], 2)
+    assert payloads(link, keys) == [b"warm", b"1", b"2"]
+
+
+def test_a_limit_needs_the_right_to_run_scripts_and_says_so(server, link, keys):
+    create(link, keys, 1)
+    rights = ["+xadd", "+hget", "+client", "~stream:*", "~streaming:*", "+watch", "+multi", "+exec"]
+    link.execute("ACL", "SETUSER", "sender", "reset", "on", "nopass", *rights)
+    try:
+        url = server.url.replace("unix://", "unix://sender:x@")
+        with Producer(url, max_backlog=5) as producer, pytest.raises(RedisRefused, match="NOPERM"):
+            producer.send("access", b"x")
+    finally:
+        link.execute("ACL", "DELUSER", "sender")
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_limit_is_at_least_one(server: Any, wrong: int) -> None:
+    with pytest.raises((ValueError, ContractError)):
+        Producer(server.url, max_backlog=wrong)
+
+
+def test_items_of_several_kinds_are_written_in_order(server, link, keys):
+    with Producer(server.url) as producer:
+        ids = producer.send_many(
+            "access",
+            [
+                b"1",
+                Outgoing(b"2", dedup_id="a"),
+                Outgoing(b"later", delay=60),
+                Outgoing(b"again", dedup_id="a"),
+                b"3",
+            ],
+        )
+
+    assert payloads(link, keys) == [b"1", b"2", b"3"]
+    assert ids[1] == ids[3]
+    assert link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1) == [ids[2].encode()]

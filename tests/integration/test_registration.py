@@ -1,0 +1,79 @@
+"""What is registered when work begins: a topic is taken as it is, and none is made of a slip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import ConfigError
+from streamqd.registration import ensure_topics
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+KEYS = Keys()
+CONSUMER = '[[consumers]]\ntopic = "access"\ngroup = "{group}"\nhandler = "work:obey"\n'
+READS, LETTERS = CONSUMER.format(group="hits"), CONSUMER.format(group="look") + 'source = "dlq"\n'
+
+
+def settings(folder: Path, text: str) -> config.Settings:
+    file = folder / "streamq.toml"
+    file.write_text(text)
+    return config.load(file, {}, {})
+
+
+def groups(link: Link, stream: str) -> list[bytes]:
+    return [flat[1] for flat in link.execute("XINFO", "GROUPS", stream)]
+
+
+@pytest.mark.parametrize("text", [READS, LETTERS, f"[topics.access]\n{LETTERS}"])
+def test_a_topic_whose_partitions_nobody_states_is_taken_as_it_is(
+    link: Link, tmp_path: Path, text: str
+):
+    topics.create(link, KEYS, "access", config.Topic(partitions=3))
+    assert ensure_topics(link, settings(tmp_path, text)) == {"access": 3}
+
+
+def test_one_partition_that_is_stated_is_no_default(link: Link, tmp_path: Path):
+    topics.create(link, KEYS, "access", config.Topic(partitions=3))
+    with pytest.raises(ConfigError, match="1 is less than the 3 registered"):
+        ensure_topics(link, settings(tmp_path, f"[topics.access]\npartitions = 1\n{READS}"))
+
+
+@pytest.mark.parametrize(
+    "text", [READS + LETTERS, f"[topics.access]\npartitions = 2\n{LETTERS}"], ids=["read", "stated"]
+)
+def test_a_reader_of_letters_brings_its_group_to_their_streams(
+    link: Link, tmp_path: Path, text: str
+):
+    counts = ensure_topics(link, settings(tmp_path, text))
+    assert ensure_topics(link, settings(tmp_path, text)) == counts, "it may be repeated"
+    for number in range(counts["access"]):
+        assert groups(link, KEYS.dlq("access", number)) == [b"look@dlq"]
+        assert groups(link, KEYS.retry_stream("access", number, "look@dlq")) == [b"look@dlq"]
+    assert ("hits" in text) == (link.execute("EXISTS", KEYS.stream("access", 0)) == 1), (
+        "a reader of letters leaves the partition alone"
+    )
+
+
+def test_a_reader_of_letters_makes_no_topic(link: Link, tmp_path: Path):
+    with pytest.raises(ConfigError) as raised:
+        ensure_topics(link, settings(tmp_path, LETTERS))
+    (problem,) = raised.value.problems
+    assert "dead letters of access" in problem
+    assert "\n" not in problem
+    assert topics.partition_count(link, KEYS, "access") is None
+    assert topics.registered(link, KEYS) == []
+
+
+def test_letters_to_come_or_all_that_are_there(link: Link, tmp_path: Path):
+    topics.create(link, KEYS, "access", config.Topic(partitions=1))
+    last = link.execute("XADD", KEYS.dlq("access", 0), "*", "payload", "x")
+    late = LETTERS.replace("look", "late") + 'start = "latest"\n'
+    ensure_topics(link, settings(tmp_path, LETTERS + late))
+    info = link.execute("XINFO", "GROUPS", KEYS.dlq("access", 0))
+    told = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in info]
+    found = {each[b"name"]: each[b"last-delivered-id"] for each in told}
+    assert found == {b"late@dlq": last, b"look@dlq": b"0-0"}

@@ -1,0 +1,297 @@
+"""`trim` and `doctor stream` on a real server: what they do, print, and end with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.servers import Server
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def file(tmp_path: Path, server: Server) -> Path:
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+    return path
+
+
+@pytest.fixture
+def run(file: Path) -> Run:
+    def invoke(*args: str, code: int = 0, typed: str | None = None) -> Result:
+        result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.stderr
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    topics.create(link, keys, "access", config.Topic(partitions=2))
+    return Desk(link, keys)
+
+
+def fill(desk: Desk, count: int, *, acked: int, first: int = 1) -> None:
+    desk.groups()
+    desk.link.pipeline(
+        [("XADD", desk.stream, f"{n}-0", "payload", "x") for n in range(first, first + count)]
+    )
+    if acked:
+        desk.do("XACK", desk.stream, "hits", *desk.fetch(acked))
+
+
+def length(desk: Desk) -> int:
+    return int(desk.do("XLEN", desk.stream))
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+# --- trim -----------------------------------------------------------------------------------------
+
+
+def test_trim_removes_what_nobody_needs(desk: Desk, run: Run) -> None:
+    fill(desk, 350, acked=220)
+    would = document(run("trim", "access", "--max-length", "0", "--dry-run", "--json"))
+    assert would["partitions"][0]["removed"] == 220
+    assert length(desk) == 350
+    done = document(run("trim", "access", "--max-length", "0", "--yes", "--json"))
+    assert done["removed"] == 200, "whole nodes"
+    assert length(desk) == 150
+    row = done["partitions"][0]
+    assert (row["holder"], row["held_since_unix_ms"]) == ("hits", 221)
+    assert row["bytes"] > 0
+    shown = run("trim", "access", "--max-length", "0", "--yes").stdout
+    assert "hits, for " in shown
+    assert "no messages removed" in shown
+
+
+@pytest.mark.parametrize(
+    ("limit", "would"),
+    [
+        (("--max-age", "1h"), 300),
+        (("--max-length", "100"), 300),
+        (("--max-length", "390"), 10),
+        (("--max-bytes", "1"), 320),
+        (("--max-bytes", "1GiB"), 0),
+    ],
+)
+def test_a_dry_run_counts_by_each_limit(
+    desk: Desk, run: Run, limit: tuple[str, str], would: int
+) -> None:
+    fill(desk, 300, acked=300)
+    fill(desk, 100, acked=20, first=desk.now_unix_ms())
+    before = desk.dump()
+    found = document(run("trim", "access", *limit, "-p", "0", "--dry-run", "--json"))
+    assert found["partitions"][0]["removed"] == would
+    assert desk.dump() == before
+
+
+def test_trim_takes_the_limits_of_the_topic(desk: Desk, run: Run, file: Path) -> None:
+    fill(desk, 350, acked=350)
+    told = run("trim", "access", "--yes", code=8).stderr
+    assert "retains everything" in told
+    with file.open("a") as opened:
+        opened.write('[topics.access]\nretention = { ack_policy = "delete" }\n')
+    assert document(run("trim", "access", "--yes", "--json"))["removed"] == 350
+
+
+def test_trim_obeys_the_archive(desk: Desk, run: Run, file: Path) -> None:
+    with file.open("a") as opened:
+        opened.write('[topics.access]\narchive = "required"\n')
+    fill(desk, 300, acked=300)
+    row = document(run("trim", "access", "--max-length", "0", "--yes", "--json"))["partitions"][0]
+    assert (row["removed"], row["holder"], row["held_since_unix_ms"]) == (0, "@archive", 1)
+    desk.do("HSET", desk.trim, "archived", "200-0")
+    assert document(run("trim", "access", "--max-length", "0", "--yes", "--json"))["removed"] == 200
+
+
+def test_trim_asks_and_refuses(desk: Desk, run: Run, file: Path) -> None:
+    fill(desk, 300, acked=300)
+    assert "--yes" in run("trim", "access", "--max-length", "0", code=8).stderr
+    assert "did you mean access?" in run("trim", "acess", "--max-length", "0", code=8).stderr
+    assert "partitions 0 to 1" in run("trim", "access", "-p", "2", "--dry-run", code=8).stderr
+    run("trim", "access", "--max-length", "-1", code=2)
+    run("trim", "access", "--max-age", "long", code=2)
+    with file.open("a") as opened:
+        opened.write('[[consumers]]\ntopic = "access"\ngroup = "late"\nhandler = "a:b"\n')
+    for more in ("--yes", "--dry-run"):
+        assert "group late" in run("trim", "access", "--max-length", "0", more, code=8).stderr
+    assert length(desk) == 300
+
+
+def test_trim_without_any_group(desk: Desk, run: Run, file: Path) -> None:
+    desk.link.pipeline([("XADD", desk.stream, f"{n}-0", "payload", n) for n in range(1, 301)])
+    for more in ("--yes", "--dry-run"):
+        told = run("trim", "access", "--max-length", "100", more, code=8).stderr
+        assert "without_groups" in told
+    with file.open("a") as opened:
+        opened.write("[topics.access]\nretention = { without_groups = true }\n")
+    limit = ("--max-length", "100")
+    assert document(run("trim", "access", *limit, "--dry-run", "--json"))["removed"] == 200
+    assert document(run("trim", "access", *limit, "--yes", "--json"))["removed"] == 200
+
+
+# --- doctor stream --------------------------------------------------------------------------------
+
+
+def retain(file: Path, text: str) -> None:
+    with file.open("a") as opened:
+        opened.write(f"[topics.access]\n{text}\n")
+
+
+def test_a_healthy_topic(desk: Desk, run: Run, file: Path) -> None:
+    retain(file, "retention = { max_length = 1000 }")
+    fill(desk, 50, acked=50)
+    desk.own("t1")
+    found = document(run("doctor", "stream", "access", "--json"))
+    assert found["problems"] == []
+    assert [row["kept_by"] for row in found["partitions"]] == ["retention", "empty"]
+    assert found["messages"] == 50
+    assert found["bytes"] > 0
+    assert found["partitions"][0]["needed"] == 0
+    assert "retention.max_length = 1000" in run("doctor", "stream", "access").stdout
+
+
+def test_it_writes_nothing(desk: Desk, run: Run) -> None:
+    fill(desk, 50, acked=20)
+    before = desk.dump()
+    run("doctor", "stream", "access")
+    assert desk.dump() == before
+
+
+def test_no_retention_is_said_and_is_no_problem(desk: Desk, run: Run) -> None:
+    fill(desk, 50, acked=50)
+    shown = run("doctor", "stream", "access").stdout
+    assert "no retention is set" in shown
+
+
+def test_an_abandoned_group_is_named_with_what_it_keeps(desk: Desk, run: Run, file: Path) -> None:
+    retain(file, "retention = { max_length = 10 }")
+    now = desk.now_unix_ms()
+    fill(desk, 300, acked=300, first=now - 7_200_000)
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", f"{now - 7_200_000 + 99}-0")
+    found = document(run("doctor", "stream", "access", "--json", code=1))
+    row = found["partitions"][0]
+    assert (row["kept_by"], row["holder"], row["needed"]) == ("group", "audit", 200)
+    assert row["since_unix_ms"] == now - 7_200_000 + 100
+    assert row["needed_bytes"] == row["bytes"] * 200 // 300
+    (problem,) = found["problems"]
+    assert (problem["kind"], problem["holder"]) == ("abandoned", "audit")
+    assert "200 messages" in problem["text"]
+    assert "group delete access audit" in problem["advice"]
+    shown = run("doctor", "stream", "access", code=1).stdout
+    assert "2h" in shown
+    assert "audit" in shown
+
+
+def test_a_group_that_is_owned_is_behind_not_abandoned(desk: Desk, run: Run, file: Path) -> None:
+    retain(file, 'retention = { ack_policy = "delete" }')
+    fill(desk, 300, acked=100)
+    desk.fetch(50)
+    desk.own("t1", owner="west-1")
+    found = document(run("doctor", "stream", "access", "--json", code=1))
+    (problem,) = found["problems"]
+    assert problem["kind"] == "behind"
+    assert "west-1" in problem["text"]
+    assert "50 in its hands" in problem["text"]
+    row = found["partitions"][0]
+    assert (row["needed"], row["since_unix_ms"]) == (200, 101)
+    (group,) = row["groups"]
+    assert (group["owner"], group["pending"]) == ("west-1", 50)
+
+
+def test_a_group_is_abandoned_after_a_while(desk: Desk, run: Run, file: Path) -> None:
+    retain(file, "retention = { max_length = 10 }")
+    fill(desk, 300, acked=100)
+    found = document(run("doctor", "stream", "access", "--json", code=1))
+    assert [each["kind"] for each in found["problems"]] == ["behind"], "it has just read"
+    found = document(run("doctor", "stream", "access", "--abandoned-after", "0", "--json", code=1))
+    assert [each["kind"] for each in found["problems"]] == ["abandoned"]
+
+
+def test_the_archive_is_named(desk: Desk, run: Run, file: Path) -> None:
+    retain(file, 'retention = { max_length = 10 }\narchive = "required"')
+    fill(desk, 300, acked=300)
+    desk.do("HSET", desk.trim, "archived", "100-0")
+    found = document(run("doctor", "stream", "access", "--json", code=1))
+    row = found["partitions"][0]
+    assert (row["kept_by"], row["holder"], row["needed"]) == ("archive", "@archive", 200)
+    (problem,) = found["problems"]
+    assert problem["kind"] == "archive"
+    assert "pipeline archive" in problem["advice"]
+
+
+def test_missing_groups_and_none(desk: Desk, run: Run, file: Path, link: Link, keys: Keys) -> None:
+    retain(
+        file,
+        "retention = { max_length = 10 }\n"
+        '[[consumers]]\ntopic = "access"\ngroup = "late"\nhandler = "a:b"',
+    )
+    fill(desk, 50, acked=50)
+    other = Desk(link, keys, Unit("access", 1, "hits"))
+    other.add("1-0")
+    found = document(run("doctor", "stream", "access", "--json", code=1))
+    kinds = [(each["partition"], each["kind"]) for each in found["problems"]]
+    assert kinds == [(0, "missing_group"), (1, "missing_group"), (1, "no_groups")]
+
+
+def test_what_was_lost_is_shown(desk: Desk, run: Run) -> None:
+    fill(desk, 50, acked=50)
+    desk.do("HSET", desk.trim, "dropped_unread:hits", 7, "dropped_pending:hits", 5)
+    found = document(run("doctor", "stream", "access", "--json"))
+    assert found["partitions"][0]["groups"][0]["dropped"] == 12
+
+
+def test_what_lies_beside_the_partition_is_weighed_too(desk: Desk, run: Run) -> None:
+    fill(desk, 50, acked=50)
+    desk.add("1-0", "payload", "x" * 50_000, stream=desk.dlq)
+    desk.add("1-0", "payload", "x" * 20_000, stream=desk.retry)
+    found = document(run("doctor", "stream", "access", "--json"))
+    assert found["dead"] == 1
+    assert 50_000 < found["dead_bytes"] < 70_000
+    assert 20_000 < found["retry_bytes"] < 40_000
+    assert "beside them: 1 dead letter, " in run("doctor", "stream", "access").stdout
+
+
+def test_who_may_not_ask_for_memory_gets_the_rest(
+    desk: Desk, run: Run, file: Path, server: Server
+) -> None:
+    fill(desk, 50, acked=50)
+    desk.do("ACL", "SETUSER", "viewer", "reset", "on", ">secret", "+@all", "-memory", "~*")
+    secret = file.with_name("password")
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    more = 'username = "viewer"\npassword_file = "password"\n'
+    file.write_text(file.read_text() + more)
+    try:
+        found = document(run("doctor", "stream", "access", "--json"))
+    finally:
+        desk.do("ACL", "DELUSER", "viewer")
+    assert (found["messages"], found["bytes"], found["dead_bytes"]) == (50, None, None)
+
+
+def test_settings_that_nobody_can_read_are_a_sentence(desk: Desk, run: Run) -> None:
+    desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
+    assert "access" in run("doctor", "stream", "access", code=8).stderr
+    assert "JSON" in run("trim", "access", "--max-length", "0", "--yes", code=8).stderr
+
+
+def test_an_unknown_topic(run: Run, desk: Desk) -> None:
+    assert "did you mean access?" in run("doctor", "stream", "acces", code=8).stderr

@@ -1,0 +1,325 @@
+"""The verbs that steer: what they write, what they refuse, and what they show of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.store import control, leases, members, topics
+from streamqd.store.client import Link
+from streamqd.store.control import Scope
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.servers import Server, free_port
+
+Run = Callable[..., Result]
+Beat = Callable[..., None]
+
+PAIRS = [["orders", "bill"]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, server: Server, link: Link, keys: Keys) -> Run:
+    """Run a verb on a topic orders of three partitions, that the group bill reads."""
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+    topics.create(link, keys, "orders", config.Topic(partitions=3))
+    for number in range(3):
+        Desk(link, keys, Unit("orders", number, "bill")).groups()
+
+    def invoke(*args: str, code: int = 0, typed: str | None = None) -> Result:
+        result = CliRunner().invoke(cli, ["--config", str(path), *args], input=typed)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.stderr
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def beat(link: Link, keys: Keys) -> Beat:
+    """Let an instance be seen as living."""
+
+    def say(name: str, **info: object) -> None:
+        told = {"offers": PAIRS, "weight": 1, "cap": 0, **info}
+        reply = link.run(members.beat(keys, "default", name, "n1", told, 15.0))
+        assert reply.word == "OK"
+
+    return say
+
+
+@pytest.fixture
+def own(link: Link, keys: Keys) -> Callable[[int, str], None]:
+    """Let an instance own a partition."""
+
+    def take(partition: int, owner: str) -> None:
+        unit = Unit("orders", partition, "bill")
+        call = leases.acquire(keys, unit, f"t{partition}", 0, 60.0, owner)
+        assert link.run(call).word == "OK"
+
+    return take
+
+
+def ordered(link: Link, keys: Keys) -> control.Control:
+    return control.read(link.execute("HGETALL", keys.orders("default")))
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+# --- pauses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "scope"),
+    [
+        (["orders"], Scope("orders")),
+        (["orders/bill"], Scope("orders", None, "bill")),
+        (["orders/2/bill"], Scope("orders", 2, "bill")),
+        (["orders/*/bill"], Scope("orders", None, "bill")),
+        (["orders", "-p", "2"], Scope("orders", 2)),
+        (["orders", "-g", "bill", "-p", "2"], Scope("orders", 2, "bill")),
+        (["--all"], Scope()),
+    ],
+)
+def test_what_is_paused(run: Run, link: Link, keys: Keys, words: list[str], scope: Scope) -> None:
+    said = document(run("pause", *words, "--reason", "why\x1b[31m", "--json"))
+    assert said["order"] == f"pause:{scope}"
+    [(found, order)] = ordered(link, keys).pauses.items()
+    assert found == scope
+    assert order.at_unix_ms == said["at_unix_ms"]
+    assert "@" in order.by
+
+    first = run("status").stdout.splitlines()[0]
+    assert first.startswith(f"PAUSED {scope} for ")
+    assert first.endswith(f"by {order.by}: why\\x1b[31m")
+    run("resume", *words)
+    assert ordered(link, keys).pauses == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["order"], 8, "did you mean orders?"),
+        (["orders/mail"], 8, "there are: bill"),
+        (["orders/3/bill"], 8, "numbered 0 to 2"),
+        (["orders", "-p", "3"], 8, "numbered 0 to 2"),
+        (["orders/x/bill"], 2, "'x' is not the number"),
+        (["orders/"], 2, "write TOPIC"),
+        (["orders/bill", "-g", "mail"], 2, "different groups"),
+        (["orders", "--all"], 2, "--all stands alone"),
+        ([], 2, "or say --all"),
+    ],
+)
+def test_a_pause_of_nothing_is_refused(
+    run: Run, link: Link, keys: Keys, words: list[str], code: int, text: str
+) -> None:
+    assert text in run("pause", *words, code=code).stderr
+    assert link.execute("EXISTS", keys.orders("default")) == 0
+
+
+def test_a_part_of_a_paused_whole_is_not_resumed_and_the_whole_takes_its_parts(
+    run: Run, link: Link, keys: Keys
+) -> None:
+    run("pause", "orders")
+    assert "paused by orders/*/* too" in run("pause", "orders/1/bill").stdout
+    run("resume", "orders/1/bill")
+    assert "resume that" in run("resume", "orders/1/bill", code=8).stderr
+    run("pause", "orders/bill")
+    assert "orders/*/* is still paused" in run("resume", "orders/bill").stdout
+    run("pause", "orders/1/bill")
+    run("resume", "orders")
+    assert ordered(link, keys).pauses == {}
+    assert "was not paused" in run("resume", "orders").stdout
+
+
+def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+    beat("a")
+    desk = Desk(link, keys)
+    before = desk.dump()
+    for words in (
+        ("pause", "orders"),
+        ("resume", "orders"),
+        ("drain", "a"),
+        ("drain", "a", "--undo"),
+        ("reload",),
+        ("rebalance",),
+        ("move", "orders/0/bill", "--to", "a"),
+        ("control", "clear", "--gone"),
+        ("group", "adopt", "orders", "bill"),
+    ):
+        run(*words, "--dry-run")
+        run(*words, "--dry-run", "--json")
+    assert desk.dump() == before
+
+
+def test_waiting_names_who_has_not_obeyed(
+    run: Run, beat: Beat, own: Any, link: Link, keys: Keys
+) -> None:
+    beat("a")
+    own(0, "a")
+    said = document(run("pause", "orders", "-w", "-t", "100ms", "--json", code=1))
+    assert said["waiting"] == ["a has not reported on orders/0/bill yet"]
+    told = {"at_unix_ms": said["at_unix_ms"] + 60_000, "units": [
+        {"topic": "orders", "partition": 0, "group": "bill", "state": "paused"}
+    ]}  # fmt: skip
+    link.execute("SET", keys.instance("default", "a"), json.dumps(told))
+    run("pause", "orders", "--wait")
+    left = run("resume", "orders", "-w", "-t", "100ms", code=1).stderr
+    assert "orders/0/bill on a is still paused" in left
+
+
+# --- moves, drains, reloads -----------------------------------------------------------------------
+
+
+def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Link, keys: Keys) -> None:
+    unit = Unit("orders", 0, "bill")
+    beat("a")
+    beat("full", cap=1)
+    beat("other", offers=[["hits", "x"]])
+    beat("sick", broken=[unit])
+    beat("going", leaving=True)
+    beat("asleep")
+    beat("dry")
+    link.execute("ZADD", keys.members("default"), 1, "asleep")
+    own(1, "full")
+    run("drain", "dry")
+    for to, text in {
+        "full": "owns 1 partitions",
+        "other": "no consumer for orders/bill",
+        "sick": "crashes in a loop on sick",
+        "going": "is leaving",
+        "asleep": "has been silent for",
+        "dry": "is drained",
+        "b": "no instance b lives",
+        "ful": "did you mean full?",
+    }.items():
+        assert text in run("move", str(unit), "--to", to, code=8).stderr
+    assert ordered(link, keys).moves == {}
+    assert "numbered 0 to 2" in run("move", "orders/7/bill", "--to", "a", code=8).stderr
+    run("move", "orders/bill", "--to", "a", code=2)
+
+    run("move", "orders/1/bill", "--to", "full")  # what it owns it may keep
+    run("move", str(unit), "--to", "a", "-r", "hot")
+    assert {u: order.to for u, order in ordered(link, keys).moves.items()} == {
+        unit: "a",
+        Unit("orders", 1, "bill"): "full",
+    }
+    assert "orders/0/bill is kept on a for " in run("status").stdout
+
+
+def test_a_rebalance_shows_its_plan_and_forgets_moves(
+    run: Run, beat: Beat, own: Any, link: Link, keys: Keys
+) -> None:
+    beat("a")
+    beat("b")
+    for number in range(3):
+        own(number, "a")
+    run("move", "orders/0/bill", "--to", "a")
+    planned = document(run("rebalance", "--dry-run", "--json"))
+    assert planned["forgotten"] == ["move:orders/0/bill"]
+    assert [(each["owner"], each["to"]) for each in planned["moves"]] == [("a", "b")]
+    assert "orders/2/bill" in run("rebalance").stdout
+    found = ordered(link, keys)
+    assert found.moves == {}
+    assert found.rebalance is not None
+
+
+def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+    beat("a")
+    [note] = document(run("drain", "a", "-n", "--json"))["notes"]
+    assert "orders/bill: its partitions will wait" in note
+    beat("b")
+    assert document(run("drain", "a", "--json"))["notes"] == []
+    assert "DRAINED a for " in run("status").stdout
+    assert "orders/bill: its partitions will wait" in run("drain", "b").stdout
+    link.execute("ZREM", keys.members("default"), "a")
+    run("drain", "a", "--undo")  # it may be undone for one that is away
+    assert list(ordered(link, keys).drains) == ["b"]
+    run("drain", "b", "--undo")
+    assert "was not drained" in run("drain", "b", "--undo").stdout
+    run("drain", "a", code=8)
+    run("drain", "a", "--undo", code=8)
+
+
+def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+    assert "is alive" in run("reload", code=8).stderr
+    beat("b")
+    beat("a")
+    assert "in this order: a, b" in "".join(document(run("reload", "-n", "--json"))["notes"])
+    run("reload", "b")
+    assert "a has not reloaded" in run("reload", "-w", "-t", "100ms", code=1).stderr
+    order = ordered(link, keys).reload_of("a")
+    beat("a", reloaded=order)
+    beat("b", reloaded=order, reload_problem="handlers: no module named x")
+    link.execute("ZREM", keys.members("default"), "b")
+    run("reload", "a")  # orders to instances that are gone are taken out
+    assert set(ordered(link, keys).reloads) == {"*", "a"}
+
+
+def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+    beat("a")
+    run("drain", "a", "-r", "disk")
+    run("pause", "orders")
+    link.execute("HSET", keys.orders("default"), "sing", "la")
+    link.execute("ZREM", keys.members("default"), "a")
+    seen = document(run("control", "list", "--json"))
+    assert [(each["name"], each["gone"]) for each in seen["orders"]] == [
+        ("pause:orders/*/*", False),
+        ("drain:a", True),
+    ]
+    assert list(seen["strange"]) == ["sing"]
+    assert document(run("status", "--json"))["orders"][0]["name"] == "pause:orders/*/*"
+    assert "drain:a" in run("control", "list").stdout
+    assert "there is no order x" in run("control", "clear", "x", "-y", code=8).stderr
+    run("control", "clear", code=2)
+    assert "say --yes" in run("control", "clear", "--gone", code=8).stderr
+    run("control", "clear", "--gone", "sing", "-y")
+    left = ordered(link, keys)
+    assert (list(left.pauses), left.drains, left.strange) == ([Scope("orders")], {}, {})
+    run("control", "clear", "--gone", "-y")
+
+
+def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "redis://127.0.0.1:{free_port()}"\n')
+    for words in (["pause", "orders"], ["reload"], ["rebalance"], ["control", "list"]):
+        result = CliRunner().invoke(cli, ["--config", str(path), *words])
+        assert result.exit_code == 4, result.output
+
+
+# --- adopting -------------------------------------------------------------------------------------
+
+
+def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
+    run: Run, own: Any, link: Link, keys: Keys
+) -> None:
+    desks = [Desk(link, keys, Unit("orders", number, "bill")) for number in range(3)]
+    for number, desk in enumerate(desks):
+        for entry in range(1, 301):
+            desk.add(f"{entry}-0")
+        desk.fetch(300, f"celery-{number}")
+    link.execute("XGROUP", "CREATE", desks[0].retry, "other", "0", "MKSTREAM")
+    seen = document(run("group", "adopt", "orders", "bill", "--dry-run", "--json"))
+    assert (seen["entries"], seen["dry_run"]) == (900, True)
+    assert {each["consumer"] for each in seen["consumers"]} == {f"celery-{n}" for n in range(3)}
+    assert "say --yes" in run("group", "adopt", "orders", "bill", code=8).stderr
+    own(2, "west-1")
+    refused = run("group", "adopt", "orders", "bill", "-y", code=8).stderr
+    assert "west-1 owns orders/2/bill" in refused
+    link.run(leases.release(keys, desks[2].unit, "t2"))
+    assert "900 messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
+    for desk in desks:
+        assert desk.do("XPENDING", desk.stream, "bill")[3] == [[b"w", b"300"]]
+    assert "no messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
+    run("group", "adopt", "orders", "mail", code=8)
+    run("group", "adopt", "hits", "bill", code=8)

@@ -1,0 +1,305 @@
+"""topic settings, describe and delete on a real server, and that looking writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd import config
+from streamqd.admin import topics as admin_topics
+from streamqd.admin import topics_deletion
+from streamqd.cli import cli
+from streamqd.errors import RedisRefused, TopicMissing
+from streamqd.model import Unit
+from streamqd.producer import Producer
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.integration.test_admin import bury
+from tests.support.servers import Server
+
+Run = Callable[..., Result]
+At = Callable[..., Desk]
+
+
+@pytest.fixture
+def file(tmp_path: Path, server: Server) -> Path:
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+    return path
+
+
+@pytest.fixture
+def run(file: Path, link: Link) -> Run:
+    """Run a verb; it must end with `code`."""
+
+    def invoke(*args: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(cli, ["--config", str(file), *args])
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.stderr
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access, which has three, for a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=3))
+    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout)
+
+
+def fill(at: At, *, everywhere: bool = True) -> None:
+    """Something under every key that a topic can have."""
+    for number in range(3 if everywhere else 1):
+        desk = at(number)
+        bury(desk, "1-0")
+        desk.add("2-0")
+        desk.fetch()
+        desk.add("3-0")
+        desk.add("7-0", stream=desk.retry)
+        desk.do("ZADD", desk.delayed, 9e12, "m:2-0")
+        desk.do("HSET", desk.items, "m:2-0", b"\x92\xa7payload\xa1x")
+        desk.do("HSET", desk.attempts, b"m:2-0:c", "1")
+        desk.do("ZADD", desk.scheduled, 9e12, "send")
+        desk.do("HSET", desk.scheduled_items, "send", b"\x92\xa7payload\xa1x")
+        desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "2-0")
+        desk.do("SET", desk.keys.dedup("access", number, "order-1"), "1-0", "PX", 60_000)
+        desk.do("HSET", desk.keys.sink("access", number), "q:0", "1:1:aa")
+        desk.do("HSET", desk.keys.meta("access"), "group:hits", "3")
+    at(0).do("SET", at(0).keys.pipeline("access", "archive"), "t", "PX", 60_000)
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_are_changed_as_the_file_states_them(run: Run, at: At) -> None:
+    changed = document(
+        run("topic", "settings", "access", "retention.max_age=24h", "archive=required", "--json")
+    )
+
+    assert changed["changed"]
+    assert changed["registered"] == {"archive": "required", "retention": {"max_age": 86400.0}}
+    assert changed["effective"]["retention"]["max_age"] == 86400.0
+    shown = run("topic", "describe", "access").stdout
+    assert 'archive = "required"\n' in shown
+    assert 'retention.max_age = "1d"\n' in shown
+    again = run("topic", "settings", "access", "archive=required")
+    assert "nothing changed" in again.stderr
+    run("topic", "settings", "access", "retention.max_age=none")
+    assert document(run("topic", "settings", "access", "--json"))["registered"] == {
+        "archive": "required",
+        "retention": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("assignment", "why"),
+    [
+        ("retention.max_age=soon", "is not a duration"),
+        ("retention.max_age=0", "too small"),
+        ("archive=yes", "not one of"),
+        ("retention.max_agee=1h", "did you mean topics.access.retention.max_age"),
+        ("partitions=8", "topic grow access"),
+        ("archive", "NAME=VALUE"),
+        ("retention=5", "is not a table"),
+    ],
+)
+def test_settings_that_are_refused(run: Run, at: At, assignment: str, why: str) -> None:
+    before = at(0).dump()
+    assert why in run("topic", "settings", "access", assignment, code=2).stderr
+    assert at(0).dump() == before
+
+
+def test_what_holds_between_settings_is_checked_too(run: Run, at: At) -> None:
+    run("topic", "settings", "access", "retention.max_age=2h")
+    result = run("topic", "settings", "access", "retention.drop_unacked_after=1h", code=2)
+    assert "less than max_age" in result.stderr
+
+
+def test_both_are_shown_when_the_file_says_otherwise(run: Run, at: At, file: Path) -> None:
+    run("topic", "settings", "access", "retention.max_age=24h", "retention.max_length=5")
+    with file.open("a") as opened:
+        opened.write('[topics.access]\nretention = { max_age = "1h" }\n')
+
+    seen = document(run("topic", "settings", "access", "--json"))
+
+    assert seen["configured"] == {"retention": {"max_age": 3600.0}}
+    assert (seen["effective"]["retention"]["max_age"]) == 3600.0
+    assert (seen["effective"]["retention"]["max_length"]) == 5
+    line = 'retention.max_age = "1h"  (by this configuration; registered: "1d")\n'
+    assert line in run("topic", "describe", "access").stdout
+
+
+def test_what_a_later_version_has_stored_stays(run: Run, at: At) -> None:
+    stored = '{"later":1,"archive":"off","retention":{"newer":2}}'
+    at(0).do("HSET", at(0).keys.meta("access"), "settings", stored)
+    run("topic", "settings", "access", "archive=required")
+    assert json.loads(topics.stored(at(0).link, at(0).keys, "access")) == {
+        "later": 1,
+        "archive": "required",
+        "retention": {"newer": 2},
+    }
+
+
+# --- delete ---------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Link, keys: Keys) -> None:
+    topics.create(link, keys, "access.p", config.Topic())
+    neighbour = Desk(link, keys, Unit("access.p", 0, "hits"))
+    neighbour.groups()
+    neighbour.add("1-0")
+    link.execute("SET", "foreign:{access:p:0}:hits", "x")
+    before = neighbour.dump()
+    fill(at)
+
+    run("topic", "delete", "access", "--yes", code=8)  # owned
+    done = document(run("topic", "delete", "access", "--yes", "--force", "--json"))
+
+    assert (done["topic"], done["partitions"]) == ("access", 3)
+    registry = keys.registry().encode()
+    kept = {key for key in before if b"{access}" not in key}
+    after = neighbour.dump()
+    assert after.keys() == kept
+    assert all(after[key] == before[key] for key in kept - {registry})
+    assert topics.registered(link, keys) == ["access.p"]
+    assert run("topic", "delete", "access", "--yes", code=8).stderr.count("does not exist") == 1
+
+
+def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
+    own = topics_deletion.pattern(keys, "access")
+    built = [
+        *(keys.stream("access", 3), keys.dlq("access", 3), keys.scheduled("access", 3)),
+        *(
+            keys.scheduled_items("access", 3),
+            keys.dedup("access", 3, "a:b"),
+            keys.trim("access", 3),
+        ),
+        *(keys.sink("access", 3), keys.pipeline("access", "archive")),
+        *(keys.moving("access", 3), keys.audit("access")),
+    ]
+    of_groups = ("retry_stream", "lease", "fence", "retry", "retry_items", "attempts")
+    built += [getattr(keys, name)("access", 3, "hits") for name in of_groups]
+    for name in built:
+        assert own.fullmatch(name.encode()), name
+    for name in (keys.meta("access"), keys.stream("access2", 3), "x" + keys.stream("access", 3)):
+        assert not own.fullmatch(name.encode()), name
+    public = {each for each in dir(Keys) if not each.startswith("_")}
+    fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress"}
+    # `source` is `stream` or `dlq`, by the group.
+    rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
+    # A key that is new belongs into the pattern, or into this list of those that do not.
+    assert len(rest) == len(built), sorted(rest)
+
+
+class HaltError(Exception):
+    pass
+
+
+def test_an_interrupted_deletion_is_finished_by_the_same_command(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    fill(at)
+
+    def stop(_removed: int) -> None:
+        raise HaltError
+
+    with pytest.raises(HaltError):
+        topics_deletion.delete(link, keys, "access", force=True, progress=stop)
+
+    with pytest.raises(RedisRefused, match="is being deleted"):
+        topics.create(link, keys, "access", config.Topic())
+    with pytest.raises(TopicMissing):
+        admin_topics.partition_count(link, keys, "access")
+    assert "of which a part is gone" in run("topic", "delete", "access", "--dry-run").stdout
+    run("topic", "delete", "access", "--yes", "--force")
+    assert at(0).dump() == {}
+
+
+def test_producers_that_go_on_leave_no_half_a_topic(
+    run: Run, at: At, link: Link, keys: Keys, server: Server
+) -> None:
+    """One of them creates the topic anew, as a whole; the other says that it is gone."""
+    with Producer(server.url) as first, Producer(server.url, create=False) as second:
+        for each in (first, second):
+            for number in range(3):
+                each.send("access", b"x", partition=number)
+        run("topic", "delete", "access", "--yes")
+
+        with pytest.raises(TopicMissing):
+            second.send("access", b"x", key="k")
+        assert at(0).dump() == {}
+        first.send("access", b"x", key="k")
+
+    assert topics.registered(link, keys) == ["access"]
+    assert topics.partition_count(link, keys, "access") == 1
+    assert set(link.execute("SMEMBERS", keys.partitions("access"))) == {
+        keys.stream("access", 0).encode()
+    }
+    assert link.execute("XLEN", keys.stream("access", 0)) == 1
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+LOOKS = (
+    ("status",),
+    ("partitions",),
+    ("partitions", "access", "-g", "hits"),
+    ("pending", "access", "-s", "idle"),
+    ("topic", "list"),
+    ("topic", "describe", "access"),
+    ("topic", "settings", "access"),
+    ("topic", "delete", "access", "--dry-run"),
+    ("group", "list"),
+    ("group", "describe", "access", "hits"),
+    ("group", "reset", "access", "hits", "--to", "latest", "--force", "--dry-run"),
+    ("retry", "list", "access", "hits"),
+    ("retry", "now", "access", "hits", "--all", "--dry-run"),
+    ("retry", "cancel", "access", "hits", "--all", "--dry-run"),
+    ("tail", "access"),
+    ("dlq", "list", "access"),
+    ("dlq", "show", "access", "LETTER"),
+    ("dlq", "stats", "access"),
+    ("dlq", "replay", "access", "--all", "--dry-run"),
+    ("dlq", "purge", "access", "--all", "--dry-run"),
+    ("config", "show"),
+    ("topic", "describe", "nope"),
+    ("group", "list", "nope"),
+)
+
+
+@pytest.mark.parametrize("args", LOOKS, ids=" ".join)
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_looking_writes_nothing(
+    run: Run, at: At, link: Link, args: tuple[str, ...], form: tuple[str, ...]
+) -> None:
+    fill(at)
+    letter = "0:" + link.execute("XRANGE", at(0).dlq, "-", "+")[0][0].decode()
+    before = at(0).dump()
+    command = [letter if each == "LETTER" else each for each in args]
+
+    run(*command, *form, code=8 if "nope" in args else 0)
+
+    assert at(0).dump() == before
+
+
+def test_a_number_that_cannot_be_grown_to_is_not_asked_into_the_file(
+    run: Run, at: At, file: Path
+) -> None:
+    at(0)
+    with file.open("a") as opened:
+        opened.write("[topics.access]\npartitions = 3\n")
+
+    assert "write 6 there" in run("topic", "grow", "access", "6", code=8).stderr
+    assert "take 6" in run("topic", "grow", "access", "4", code=8).stderr

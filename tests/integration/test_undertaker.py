@@ -1,0 +1,112 @@
+"""Dead letters that are older than their topic keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Settings, Topic
+from streamqd.errors import RedisRefused
+from streamqd.housekeeper import undertaker
+from streamqd.housekeeper.figures import ask_time
+from streamqd.housekeeper.undertaker import Undertaker
+from streamqd.metrics import View
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import UNIT, Desk
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    topics.create(link, keys, "access", Topic(partitions=2))
+    return Desk(link, keys)
+
+
+@pytest.fixture
+def view(link: Link) -> View:
+    board = Scoreboard(8)
+    board.allot(UNIT).owned = 1
+    view = View("web-1", board)
+    ask_time(link, view, "any")
+    return view
+
+
+def work(desk: Desk, view: View, kept: float | None) -> float | None:
+    settings = Settings(topics={"access": Topic(partitions=2, dlq_retention=kept)})
+    return Undertaker(desk.link, view, desk.keys, settings).run()
+
+
+def write(desk: Desk, *ages_ms: int) -> None:
+    now = desk.now_unix_ms()
+    for age in sorted(ages_ms, reverse=True):
+        desk.add(f"{now - age}-0", stream=desk.dlq)
+
+
+def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: View) -> None:
+    write(desk, 90_000, 80_000, 1_000)
+    desk.do("HSET", desk.keys.moving("access", 0), desk.do("XRANGE", desk.dlq, "-", "+")[0][0], "x")
+
+    assert work(desk, view, None) is None
+    assert desk.do("XLEN", desk.dlq) == 3, "without a setting they stay"
+    assert work(desk, view, 60.0) is None
+
+    assert desk.do("XLEN", desk.dlq) == 1
+    assert desk.do("EXISTS", desk.keys.moving("access", 0)) == 0
+    assert view.tally["expired"] == {("access", "0"): 2}
+
+
+def test_the_registered_setting_holds_where_the_file_says_nothing(desk: Desk, view: View) -> None:
+    topics.create(desk.link, desk.keys, "kept", Topic(partitions=1, dlq_retention=60.0))
+    other = Desk(desk.link, desk.keys, Unit("kept", 0, "hits"))
+    view.board.allot(other.unit).owned = 1
+    for each in (desk, other):
+        write(each, 90_000)
+    meta = topics.meta(desk.link, desk.keys, "access")
+    assert meta is not None
+    assert "dlq_retention" not in meta.settings
+
+    Undertaker(desk.link, view, desk.keys, Settings()).run()
+
+    assert [each.do("XLEN", each.dlq) for each in (desk, other)] == [1, 0]
+
+
+def test_many_go_in_bounded_steps(desk: Desk, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undertaker, "ROUNDS_MAX", 2)
+    start = desk.now_unix_ms() - 90_000
+    desk.link.pipeline(
+        [("XADD", desk.dlq, f"{start + number}-0", "payload", "x") for number in range(600)]
+    )
+
+    assert work(desk, view, 60.0) == 0.0
+    assert desk.do("XLEN", desk.dlq) == 600 - 512
+    assert work(desk, view, 60.0) is None
+    assert desk.do("XLEN", desk.dlq) == 0
+
+
+def test_one_bad_key_does_not_stop_the_others(desk: Desk, view: View) -> None:
+    second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
+    view.board.allot(second.unit).owned = 1
+    write(second, 90_000)
+    desk.do("SET", desk.dlq, "x")
+
+    with pytest.raises(RedisRefused):
+        work(desk, view, 60.0)
+    assert second.do("XLEN", second.dlq) == 0
+
+
+def test_a_partition_of_somebody_else_is_left_alone(desk: Desk, view: View) -> None:
+    second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
+    write(second, 90_000)
+    work(desk, view, 60.0)
+    assert second.do("XLEN", second.dlq) == 1
+
+
+def test_the_setting_is_a_duration(tmp_path: Path) -> None:
+    file = tmp_path / "streamq.toml"
+    file.write_text('[topics.access]\ndlq_retention = "30d"\n')
+    assert config.load(file, {}).topics["access"].dlq_retention == 30 * 86_400

@@ -1,0 +1,104 @@
+"""`streamqd pipeline …` as a process, on this machine or on executors of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = "local-cluster[2,1,1024]"  # two executors of one core and 1 GiB, each a JVM
+# Short runs: nothing that is compiled well would earn back what that costs.
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = tuple(
+    part
+    for role in ("driver", "executor")
+    for part in ("--conf", f"spark.{role}.extraJavaOptions={_QUICK}")
+)
+EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+def spark_home(folder: Path) -> Path:
+    """A folder that is the Spark of the package pyspark, and into which executors may write.
+
+    Spark's standalone workers log below SPARK_HOME.
+    """
+    import pyspark
+
+    home = folder / "spark"
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        (home / each.name).symlink_to(each)
+    return home
+
+
+def need_spark() -> None:
+    """Skip, with the reason, where Spark cannot run; fail in CI."""
+    from streamqd import spark
+
+    try:
+        spark._need_spark()
+        spark.ensure_java()
+    except (spark.SparkMissingError, spark.JavaMissingError) as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+@contextlib.contextmanager
+def pipeline(
+    folder: Path, config: Path, *arguments: str, home: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start the command; kill it and all that it has started when the block is left."""
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    if home is not None:
+        environment["SPARK_HOME"] = str(home)
+    with (folder / "pipeline.out").open("w") as out, (folder / "pipeline.err").open("w") as err:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "streamqd", "--config", str(config), "pipeline", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield running
+    finally:
+        left = [] if running.poll() is not None else family(running.pid)
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        running.wait(30)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def executors(pid: int) -> list[psutil.Process]:
+    """The executors of a driver that are JVMs of their own."""
+    found = []
+    for each in family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if any(EXECUTOR in part for part in each.cmdline()) and each.name() == "java":
+                found.append(each)
+    return found
+
+
+def said(folder: Path) -> str:
+    """What the command has printed so far, for the text of a failure."""
+    return "".join((folder / f"pipeline.{each}").read_text() for each in ("out", "err"))

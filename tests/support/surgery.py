@@ -1,0 +1,129 @@
+"""What the tests of `streamqd doctor` work at: a healthy system, and the doctor's word on it.
+
+The system is made by the functions that producers and daemons use. Whatever a test breaks in it,
+the doctor is asked for that check alone, which proves that the check asks for all that it needs,
+and must leave every key as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.registration import ensure_topics
+from streamqd.store import leases, members
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+
+TOPIC, GROUP, INSTANCE = "access", "hits", "one"
+PARTITIONS = 2
+TTL = 60.0
+
+_CONFIG = """\
+[redis]
+url = "{url}"
+{redis}
+[daemon]
+instance = "one"
+state_dir = "./var"
+lease_ttl = "60s"
+{daemon}
+[topics.access]
+partitions = {partitions}
+{topic}
+[[consumers]]
+topic = "access"
+group = "hits"
+handler = "work:handle"
+"""
+
+
+class Surgery:
+    """A folder with a configuration, and the server that it names."""
+
+    def __init__(self, folder: Path, url: str, link: Link) -> None:
+        self.folder, self.url, self.link = folder, url, link
+        self.keys = Keys()
+        self.desk = Desk(link, self.keys, Unit(TOPIC, 0, GROUP))
+        self.do = link.execute
+        self.write()
+
+    def write(self, **lines: str) -> None:
+        """Write the configuration; `redis`, `daemon` and `topic` are lines of those sections."""
+        told = {"redis": "", "daemon": "", "topic": "", "partitions": str(PARTITIONS), **lines}
+        self.path = self.folder / "streamq.toml"
+        self.path.write_text(_CONFIG.format(url=self.url, **told))
+        self.path.chmod(0o600)
+        (self.folder / "var").mkdir(exist_ok=True)
+
+    # --- the patient ---
+
+    def settle_in(self) -> None:
+        """Make what a daemon makes: topic and groups, its beat, its leases, its summary."""
+        ensure_topics(self.link, config.load(self.path))
+        self.beat()
+        for number in range(PARTITIONS):
+            call = leases.acquire(
+                self.keys, Unit(TOPIC, number, GROUP), f"t{number}", 0, TTL, INSTANCE
+            )
+            assert self.link.run(call).word == "OK"
+        self.publish()
+
+    def beat(self, name: str = INSTANCE, nonce: str = "n1", **info: object) -> None:
+        """Let an instance be seen as living, for a while already."""
+        told = {"offers": [[TOPIC, GROUP]], "host": "web-1", "pid": 7, "started": 1.0, **info}
+        reply = self.link.run(members.beat(self.keys, "default", name, nonce, told, TTL))
+        assert reply.word == "OK"
+
+    def publish(self, name: str = INSTANCE, **changed: object) -> None:
+        """Let its housekeeper publish a summary."""
+        told = {
+            "instance": name,
+            "host": "web-1",
+            "pid": 7,
+            "at_unix_ms": self.desk.now_unix_ms(),
+            "redis_up": True,
+            "units": [],
+            **changed,
+        }
+        self.do("SET", self.keys.instance("default", name), json.dumps(told))
+
+    def ago(self, seconds: float) -> int:
+        """The server's time of some seconds ago, in unix milliseconds."""
+        return self.desk.now_unix_ms() - round(seconds * 1000)
+
+    # --- the doctor ---
+
+    def run(self, *args: str, code: int | None = None) -> dict[str, Any]:
+        """Run `streamqd doctor --json`; the keyspace must be the same as before."""
+        before = self.desk.dump()
+        result = CliRunner().invoke(cli, ["--config", str(self.path), "doctor", "--json", *args])
+        assert "Traceback" not in result.output
+        assert code in (None, result.exit_code), result.output
+        assert self.desk.dump() == before, "the doctor has written something"
+        report: dict[str, Any] = json.loads(result.stdout)
+        assert result.exit_code == (0 if report["ok"] else 1)
+        return report
+
+    def finding(self, check: str, *args: str) -> dict[str, Any]:
+        """The one finding of a check, asked for alone."""
+        report = self.run("--only", check, *args)
+        assert report["checks"] == [check]
+        assert report["unseen"] == []
+        [found] = report["findings"]
+        assert found["check"] == check
+        assert found["what"]
+        assert found["evidence"]
+        assert "`" in found["mend"], "no exact command"
+        return dict(found)
+
+    def silent(self, check: str, *args: str) -> None:
+        """A check, asked for alone, finds nothing."""
+        assert self.run("--only", check, *args, code=0)["findings"] == []

@@ -1,0 +1,188 @@
+"""Why a partition does not move: which fact hides which, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamqd.admin.cause import Facts, MemberFacts, causes
+from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit, unit_of
+from streamqd.model import Unit
+
+UNIT = Unit("access", 3, "hits")
+WEST = MemberFacts("west", "working", True, False, False, 0, 4, True, 0.5)
+EAST = replace(WEST, instance="east")
+PAUSE = LiveOrder("pause", "access/*/*", 1000, "alice", "the disk")
+
+
+def told(**more: Any) -> LiveUnit:
+    raw = {"topic": "access", "partition": 3, "group": "hits", "state": "ready", "epoch": 7}
+    return unit_of("west", raw | more)
+
+
+def failed(error: str = "builtins.OSError", ago: float = 3.0) -> LiveFailure:
+    return LiveFailure(error, 9, ago, "access", 3, "hits", "west")
+
+
+def facts(**more: Any) -> Facts:
+    found = Facts(
+        unit=UNIT,
+        lease="owned",
+        owner="west",
+        lag=100,
+        unread=True,
+        pending=2,
+        delayed=0,
+        next_due_seconds=None,
+        oldest_seconds=50.0,
+        foreign={},
+        told=told(),
+        failures=(),
+        pause=None,
+        drained=(),
+        members=(WEST, EAST),
+        solo=False,
+    )
+    return replace(found, **more)
+
+
+FREE: dict[str, Any] = {"lease": "free", "owner": "", "told": None}
+MOVING = told(rates={"acked": 10.0, "failed": 0.0}, lag_per_second=-4.0)
+
+CASES = [
+    ("idle", True, facts(lag=0, unread=False, pending=0), "every message is settled"),
+    ("moving", True, facts(told=MOVING), "10.0 messages/s on west"),
+    ("moving", True, facts(told=MOVING), "caught up in about 25 s"),
+    (
+        "falling-behind",
+        True,
+        facts(told=told(rates={"acked": 10.0}, lag_per_second=3.0)),
+        "growing by 3.0/s",
+    ),
+    ("paused", False, facts(pause=PAUSE), "is paused by alice (the disk)"),
+    ("paused", False, facts(pause=PAUSE, lag=0, unread=False, pending=0), "access/*/*"),
+    ("paused", False, facts(members=(replace(WEST, state="paused"),)), "by a signal"),
+    ("paused", False, facts(told=told(state="paused")), "the worker"),
+    ("no-member", False, facts(**FREE, members=()), "no instance of the fleet is alive"),
+    ("no-member", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
+    (
+        "no-offer",
+        False,
+        facts(**FREE, members=(replace(WEST, offers=False),)),
+        "none of 1 live instance offers access/hits",
+    ),
+    (
+        "crash-loop",
+        False,
+        facts(**FREE, members=(replace(WEST, broken=True),), failures=(failed("process x"),)),
+        "crashes in a loop on west, and rests; last: process x, 3 s ago",
+    ),
+    (
+        "crash-loop",
+        False,
+        facts(told=told(state="broken")),
+        "crashes in a loop",
+    ),
+    (
+        "drained",
+        False,
+        facts(**FREE, drained=("west",), members=(WEST, replace(EAST, leaving=True))),
+        "drained or leaving (west, east)",
+    ),
+    (
+        "caps-full",
+        False,
+        facts(**FREE, members=(replace(WEST, cap=4), replace(EAST, cap=3, owned=4))),
+        "west 4 of 4, east 4 of 3",
+    ),
+    ("changing-hands", False, facts(**FREE, members=(replace(WEST, cap=5),)), "west may take it"),
+    (
+        "owner-silent",
+        False,
+        facts(lease="expired", members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
+        "has been silent for 40 s",
+    ),
+    (
+        "owner-silent",
+        False,
+        facts(members=(replace(WEST, state="silent", silent_seconds=40.0), EAST)),
+        "has been silent for 40 s",
+    ),
+    ("owner-untold", False, facts(told=None), "has published nothing"),
+    ("growing", False, facts(owner="topic-grow", told=None), "access grows"),
+    (
+        "slow-handler",
+        False,
+        facts(told=told(longest_run_seconds=75.0, running="m:5-0")),
+        "working on one message (m:5-0) for 75 s, and 100 unread and 2 pending",
+    ),
+    (
+        "crashing",
+        False,
+        facts(told=told(state="booting"), failures=(failed("process ended by exit code 3"),)),
+        "keeps ending (process ended by exit code 3, 3 s ago)",
+    ),
+    (
+        "failing",
+        False,
+        facts(told=told(rates={"acked": 1.0, "failed": 3.0}), failures=(failed(),)),
+        "75% of the runs of access/3/hits fail; last: builtins.OSError",
+    ),
+    ("solo", False, facts(solo=True), "one message at a time"),
+    ("redis-away", False, facts(members=(replace(WEST, redis_up=False),)), "does not reach Redis"),
+    ("foreign-client", False, facts(foreign={"bob": 4}), "'bob' holds 4 messages"),
+    (
+        "waiting-for-retry",
+        False,
+        facts(lag=0, unread=False, pending=0, delayed=2, next_due_seconds=8.0),
+        "2 messages of access/3/hits wait for their next attempt, the next in 8 s",
+    ),
+    ("starting", False, facts(told=told(state="booting")), "its worker is booting"),
+    ("starting", False, facts(), "nothing was acknowledged in the last seconds"),
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "moves", "known", "part"), CASES, ids=[f"{at}-{c[0]}" for at, c in enumerate(CASES)]
+)
+def test_the_first_cause(word: str, moves: bool, known: Facts, part: str) -> None:
+    first = causes(known)[0]
+
+    assert (first.word, first.moves) == (word, moves)
+    assert part in first.sentence
+    assert first.advice or moves
+
+
+def test_what_hides_others_comes_first_and_the_others_stay() -> None:
+    known = facts(
+        pause=PAUSE, told=told(longest_run_seconds=75.0), foreign={"bob": 1}, failures=(failed(),)
+    )
+
+    words = [each.word for each in causes(known)]
+
+    assert words == ["paused", "slow-handler", "foreign-client"]
+
+
+def test_old_failures_are_no_cause() -> None:
+    known = facts(
+        told=told(state="booting"), failures=(failed("process ended by exit code 3", 301.0),)
+    )
+
+    assert causes(known)[0].word == "starting"
+
+
+@pytest.mark.parametrize(
+    ("scope", "argument"),
+    [
+        ("*/*/*", "--all"),
+        ("access/*/*", "access"),
+        ("access/*/hits", "access/hits"),
+        ("access/3/*", "access --partition 3"),
+        ("access/3/hits", "access/3/hits"),
+    ],
+)
+def test_a_pause_is_answered_by_the_command_that_ends_it(scope: str, argument: str) -> None:
+    (cause, *_others) = causes(facts(pause=replace(PAUSE, scope=scope)))
+    assert cause.advice == f"`streamqd resume {argument}`"

@@ -1,0 +1,159 @@
+"""`source = "dlq"`: how a reader of dead letters is configured, and what it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import ConfigError, ContractError
+from streamqd.letter import Letter
+from streamqd.message import Delivery, Message
+from streamqd.model import Unit
+from streamqd.store import messages
+from streamqd.store.keys import Keys
+
+READS = '[[consumers]]\ntopic = "access"\ngroup = "hits"\nhandler = "weblog:count_hit"\n'
+LETTERS = READS.replace("count_hit", "look") + 'source = "dlq"\n'
+UNIT = Unit("access", 3, "hits@dlq")
+DELIVERY = Delivery(UNIT, "west-1", 1_763_640_000_123)
+
+
+def load(folder: Path, text: str) -> config.Settings:
+    file = folder / "streamq.toml"
+    file.write_text(text)
+    return config.load(file, {}, {})
+
+
+def problem(folder: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(folder, text)
+    (found,) = raised.value.problems
+    return found
+
+
+# --- configuration ------------------------------------------------------------------------------
+
+
+def test_a_group_and_its_namesake_for_letters_are_two(tmp_path: Path):
+    settings = load(tmp_path, READS + LETTERS)
+    assert [each.name for each in settings.consumers] == ["access/hits", "access/hits@dlq"]
+    assert [each.group for each in settings.consumers] == ["hits", "hits"]
+    assert [each.unit_group for each in settings.consumers] == ["hits", "hits@dlq"]
+    assert settings.groups_of("access") == ["hits"]
+    assert settings.groups_of("errors") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LETTERS + LETTERS, "consumers[0] reads the dead letters of access as hits already: give"),
+        (LETTERS.replace('"dlq"', '"dql"'), "consumers[0].source: "),
+        (LETTERS.replace('"weblog:look"', '""'), "consumers[0].handler: is missing: write handler"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, said: str):
+    found = problem(tmp_path, text)
+    assert said in found
+    assert "\n" not in found
+
+
+def test_code_declares_one_beside_the_reader_of_the_topic(tmp_path: Path):
+    declared = [
+        {"topic": "access", "group": "hits", "handler": "weblog:count_hit"},
+        {"topic": "access", "group": "hits", "handler": "weblog:look", "source": "dlq"},
+    ]
+    text = LETTERS.replace('handler = "weblog:look"\n', "max_attempts = 2\n")
+    settings = config.declare_consumers(
+        load(tmp_path, '[daemon]\nhandlers = ["weblog"]\n' + text), declared
+    )
+    found = {each.name: (each.handler, each.max_attempts) for each in settings.consumers}
+    assert found == {"access/hits@dlq": ("weblog:look", 2), "access/hits": ("weblog:count_hit", 5)}
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_what_a_unit_reads_and_what_is_its_own():
+    keys = Keys()
+    assert keys.source(*UNIT) == keys.dlq("access", 3)
+    assert keys.source("access", 3, "hits") == keys.stream("access", 3)
+    assert keys.retry_stream(*UNIT) == "stream:topic:{access:p:3}:retry:hits@dlq"
+    assert keys.fence(*UNIT) != keys.fence("access", 3, "hits")
+
+
+def test_a_letter_never_becomes_one_of_the_same_stream():
+    with pytest.raises(ContractError, match="access/3/hits@dlq reads dead letters"):
+        messages.dead(Keys(), UNIT, "token", [(b"m:1-0", {})])
+
+
+# --- what a handler sees ------------------------------------------------------------------------
+
+FIELDS = {
+    b"failedAt": b"1763640009500",
+    b"payload": b"x",
+    b"originalId": b"1763640000000-7",
+    b"retryCount": b"5",
+    b"crashCount": b"1",
+    b"replayCount": b"2",
+    b"group": b"hits",
+    b"instance": b"west-1",
+    b"handler": b"weblog:count_hit",
+    b"attempts": b"5",
+    b"crashes": b"1",
+    b"reason": b"attempts",
+    b"errorClass": b"ValueError",
+    b"errorMessage": "schön".encode(),
+    b"traceback": b"Traceback \xff",
+    b"fingerprint": b"9f2c51d0a7be",
+}
+
+
+def message(fields: dict[bytes, bytes], unit: Unit = UNIT, *, retried: bool = False) -> Message:
+    flat = [part for pair in fields.items() for part in pair]
+    delivery = Delivery(unit, DELIVERY.instance, DELIVERY.epoch)
+    return Message(delivery, b"1763640009500-0", flat, retried=retried)
+
+
+def test_a_letter_tells_how_its_message_ended():
+    found = message(FIELDS)
+    assert found.letter == Letter(
+        group="hits",
+        reason="attempts",
+        error_class="ValueError",
+        error="schön",
+        traceback="Traceback \ufffd",
+        attempts=5,
+        crashes=1,
+        handler="weblog:count_hit",
+        instance="west-1",
+        fingerprint="9f2c51d0a7be",
+        failed_at=1763640009.5,
+        signal="",
+        exit_code=None,
+    )
+    assert found.uid == "access/3/1763640000000-7", "the message's, not the letter's"
+    assert (found.group, found.payload) == ("hits@dlq", b"x")
+
+
+def test_its_own_attempts_begin_anew_and_replays_stay():
+    first, third = message(FIELDS), message(FIELDS | {b"retryCount": b"2"}, retried=True)
+    assert (first.attempt, first.crash_count, first.replay_count) == (1, 0, 2)
+    assert (third.attempt, third.letter, third.replay_count) == (3, first.letter, 2)
+
+
+def test_a_message_of_the_topic_is_no_letter_whatever_its_fields_say():
+    plain = message(FIELDS, Unit("access", 3, "hits"))
+    assert plain.letter is None
+    assert plain.replay_count == 0
+
+
+def test_fields_that_nobody_has_written_are_empty():
+    found = message({b"payload": b"x", b"attempts": b"many", b"failedAt": b"9" * 19}).letter
+    assert found is not None
+    assert (found.attempts, found.failed_at, found.exit_code) == (0, 0.0, None)
+    assert (found.group, found.reason, found.signal) == ("", "", "")
+    crashed = message({b"signal": b"SIGSEGV", b"exitCode": b"139"}).letter
+    assert crashed is not None
+    assert (crashed.signal, crashed.exit_code) == ("SIGSEGV", 139)

@@ -1,0 +1,68 @@
+"""Who takes what an instance owns, and what nobody takes."""
+
+from __future__ import annotations
+
+from streamqd.admin.departure import plan
+from streamqd.model import Unit
+from streamqd.policy.assignment import Member
+from streamqd.policy.rebalance import Seen
+
+HITS = [Unit("access", number, "hits") for number in range(4)]
+MAIL = Unit("orders", 0, "mail")
+
+
+def seen(name: str, *, cap: int = 0, broken: tuple[Unit, ...] = (), mail: bool = False) -> Seen:
+    offers = {("access", "hits")} | ({("orders", "mail")} if mail else set())
+    return Seen(Member(name, 1, cap, frozenset(offers)), 0, False, frozenset(broken))
+
+
+def test_the_others_share_what_it_owned() -> None:
+    owners = dict.fromkeys(HITS, "a")
+
+    taken = plan("a", [seen("b"), seen("c")], HITS, owners, {})
+
+    assert sorted(to for to, _ in taken.values()) == ["b", "b", "c", "c"]
+    assert {why for _, why in taken.values()} == {""}
+
+
+def test_only_its_own_units_are_told() -> None:
+    owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
+
+    assert plan("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
+
+
+def test_what_nobody_else_offers_is_left() -> None:
+    owners = {HITS[0]: "a", MAIL: "a"}
+
+    taken = plan("a", [seen("b")], [*HITS, MAIL], owners, {})
+
+    assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-offer")}
+
+
+def test_what_does_not_fit_under_the_caps_is_left() -> None:
+    owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
+
+    taken = plan("a", [seen("b", cap=3)], HITS, owners, {})
+
+    assert sorted(taken.values()) == [("", "caps-full"), ("b", "")]
+
+
+def test_what_is_broken_elsewhere_is_left() -> None:
+    owners = dict.fromkeys(HITS, "a")
+
+    taken = plan("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
+
+    assert taken[HITS[2]] == ("", "broken")
+    assert taken[HITS[1]] == ("b", "")
+
+
+def test_a_move_that_was_ordered_is_kept_to() -> None:
+    owners = dict.fromkeys(HITS[:2], "a")
+
+    taken = plan("a", [seen("b"), seen("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c"))
+
+    assert {to for to, _ in taken.values()} == {"c"}
+
+
+def test_nobody_is_left() -> None:
+    assert plan("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}

@@ -1,0 +1,64 @@
+"""Settings of a topic: the file's, over what is registered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from streamqd import config
+from streamqd.config import Retention, Topic
+
+
+def topic_of(folder: Path, text: str) -> Topic:
+    file = folder / "streamq.toml"
+    file.write_text(text)
+    return config.load(file, {}, {}).topics["access"]
+
+
+def test_what_is_registered_is_what_differs(tmp_path: Path) -> None:
+    stated = topic_of(
+        tmp_path,
+        "[topics.access]\n"
+        'retention = { max_age = "1h", max_bytes = "1MiB", ack_policy = "delete" }',
+    )
+    stored = config.registered(stated)
+    assert stored["archive"] == "off"
+    assert stored["retention"] == {"max_age": 3600.0, "max_bytes": 1 << 20, "ack_policy": "delete"}
+    assert "partitions" not in stored
+    assert config.effective(Topic(), json.loads(json.dumps(stored))) == stated
+
+
+def test_the_file_wins_setting_by_setting(tmp_path: Path) -> None:
+    stored = {"archive": "required", "retention": {"max_age": 60.0, "max_length": 7}}
+    stated = topic_of(tmp_path, '[topics.access]\nretention = { max_age = "none" }')
+    found = config.effective(stated, stored)
+    assert found.retention == Retention(max_age=None, max_length=7)
+    assert found.archive == "required"
+    stated = topic_of(tmp_path, '[topics.access]\narchive = "off"')
+    assert config.effective(stated, stored).archive == "off"
+
+
+def test_what_code_builds_wins_where_it_is_not_the_default() -> None:
+    built = Topic(retention=Retention(max_length=100))
+    found = config.effective(built, {"retention": {"max_age": 60, "max_length": 5}})
+    assert found.retention == Retention(max_age=60.0, max_length=100)
+
+
+def test_what_cannot_be_read_is_passed_over() -> None:
+    stored = {
+        "archive": "sometimes",
+        "partitions": 9,
+        "later": 1,
+        "retention": {"max_age": -1, "max_length": "many", "max_bytes": None, "shrink_every": "1h"},
+    }
+    assert config.effective(Topic(), stored) == Topic(retention=Retention(shrink_every=3600.0))
+    assert config.effective(Topic(), {"retention": 5}) == Topic()
+
+
+def test_which_settings_trim_and_which_lose() -> None:
+    assert not Retention().bounded
+    assert Retention(ack_policy="delete").bounded
+    assert Retention(max_length=0).bounded
+    assert not Retention(drop_unacked_above=5).bounded
+    assert Retention(drop_unacked_above=5).drops
+    assert not Retention(max_age=1).drops

@@ -1,0 +1,90 @@
+"""What counts as the same failure."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from streamqd import handlers
+from streamqd.policy.fingerprint import fingerprint, innermost, of_letter
+
+TEXT = """Traceback (most recent call last):
+  File "/srv/shop/orders.py", line 10, in pay
+    charge(order)
+  File "/srv/shop/bank.py", line 44, in charge
+    return json.loads(answer)
+  File "/usr/lib/python3.12/json/__init__.py", line 346, in loads
+    return _default_decoder.decode(s)
+ValueError: no
+"""
+
+
+def test_it_is_short_stable_and_hexadecimal() -> None:
+    found = fingerprint("ValueError", "bank.py:charge", "orders:pay")
+
+    assert re.fullmatch("[0-9a-f]{12}", found)
+    assert found == fingerprint("ValueError", "bank.py:charge", "orders:pay")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("KeyError", "bank.py:charge", "orders:pay"),
+        ("ValueError", "bank.py:refund", "orders:pay"),
+        ("ValueError", "bank.py:charge", "orders:ship"),
+    ],
+)
+def test_each_part_matters(other: tuple[str, str, str]) -> None:
+    assert fingerprint(*other) != fingerprint("ValueError", "bank.py:charge", "orders:pay")
+
+
+def test_the_innermost_frame_of_user_code_counts() -> None:
+    user = [("/srv/a.py", "go"), ("/srv/b.py", "load")]
+
+    assert innermost(user) == "b.py:load"
+    for library in (
+        "/usr/lib/python3.12/json/decoder.py",
+        "/srv/venv/lib/python3.12/site-packages/requests/api.py",
+        "/usr/lib/python3/dist-packages/yaml/__init__.py",
+        "<frozen importlib._bootstrap>",
+    ):
+        assert innermost([*user, (library, "decode")]) == "b.py:load"
+        assert innermost([(library, "outer"), (library, "inner")]).endswith(":inner")
+    assert innermost([]) == ""
+
+
+def test_a_letter_tells_its_fingerprint_or_gets_one() -> None:
+    told = {b"errorClass": b"ValueError", b"handler": b"orders:pay", b"traceback": TEXT.encode()}
+
+    assert of_letter(told) == fingerprint("ValueError", "bank.py:charge", "orders:pay")
+    assert of_letter(told | {b"fingerprint": b"abc"}) == "abc"
+    cause = TEXT.replace("bank.py", "cause.py") + "\nDuring handling …:\n\n" + TEXT
+    assert of_letter(told | {b"traceback": cause.encode()}) == of_letter(told)
+    assert of_letter({b"reason": b"decode"}) == fingerprint("decode", "", "")
+
+
+def test_a_letter_without_one_gets_the_one_that_the_worker_would_have_written() -> None:
+    def handler() -> None:
+        json.loads("{")
+
+    try:
+        handler()
+    except ValueError as raised:
+        error = raised
+    failed = handlers.failure_of(error, "traceback")
+    fields = {
+        b"errorClass": failed.error_class.encode(),
+        b"traceback": failed.traceback.encode(),
+        b"handler": b"m:handler",
+    }
+
+    assert of_letter(fields) == handlers.fingerprint(error, "m:handler")
+    assert of_letter(fields) == fingerprint(
+        "json.decoder.JSONDecodeError", "test_fingerprint.py:handler", "m:handler"
+    )
+
+
+def test_a_path_that_is_no_text_is_no_obstacle() -> None:
+    assert len(fingerprint("E", "\udcff.py:f", "")) == 12

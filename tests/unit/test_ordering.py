@@ -1,0 +1,70 @@
+"""Which entries may begin: keys one at a time and in order, whatever ends when."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.worker.ordering import Ordering
+
+
+@dataclass(frozen=True)
+class Entry:
+    number: int
+    key: bytes | None
+
+
+KEYS = st.lists(st.sampled_from([None, b"a", b"b", b"c"]), max_size=60)
+
+
+@given(KEYS, st.integers(1, 8), st.randoms(use_true_random=False))
+def test_each_key_is_given_out_in_order_and_one_at_a_time(
+    keys: list[bytes | None], lanes: int, chance: random.Random
+):
+    ordering: Ordering[Entry] = Ordering(by_key=True)
+    entries = [Entry(number, key) for number, key in enumerate(keys)]
+    coming, running, done = list(entries), [], defaultdict(list)
+    dropped = False
+    while coming or running or ordering.waiting:
+        choice = chance.random()
+        if coming and choice < 0.4:
+            ordering.add(coming.pop(0))
+        elif len(running) < lanes and (entry := ordering.next()) is not None:
+            assert entry.key is None or entry.key not in {each.key for each in running}
+            running.append(entry)
+        elif not dropped and choice > 0.95:
+            # All that wait go, and come again in order, as by a listing; what runs goes on.
+            back = sorted(ordering.drop(), key=lambda each: each.number)
+            assert (ordering.waiting, ordering.ready) == (0, 0)
+            coming = back + coming
+            dropped = True
+        elif running:
+            entry = running.pop(chance.randrange(len(running)))
+            done[entry.key].append(entry.number)
+            ordering.ended(entry)
+    for key in (b"a", b"b", b"c"):
+        assert done[key] == [each.number for each in entries if each.key == key]
+    assert sorted(number for numbers in done.values() for number in numbers) == list(
+        range(len(keys))
+    )
+
+
+def test_without_keys_nothing_waits():
+    ordering: Ordering[Entry] = Ordering(by_key=False)
+    for number in range(3):
+        ordering.add(Entry(number, b"a"))
+    assert [each.number for each in iter(ordering.next, None)] == [0, 1, 2]
+
+
+def test_a_key_behind_a_slow_one_does_not_wait():
+    ordering: Ordering[Entry] = Ordering(by_key=True)
+    slow, behind, other = Entry(0, b"a"), Entry(1, b"a"), Entry(2, b"b")
+    for entry in (slow, behind, other):
+        ordering.add(entry)
+    assert (ordering.next(), ordering.next(), ordering.next()) == (slow, other, None)
+    ordering.ended(slow)
+    assert ordering.next() == behind

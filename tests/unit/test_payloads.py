@@ -1,0 +1,284 @@
+"""What a handler takes, read from its annotations, and payloads that become typed values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from streamqd.config import Consumer
+from streamqd.errors import HandlerLoadError
+from streamqd.handlers import (
+    Dead,
+    Failures,
+    Form,
+    Release,
+    Result,
+    Retry,
+    Undecodable,
+    error_of,
+    misfits,
+    outcome_of,
+)
+from streamqd.handlers.payloads import decoder
+from streamqd.handlers.signatures import form_of
+from streamqd.message import Delivery, Message
+from streamqd.model import DeadAsked, ReleaseAsked, Unit
+from streamqd.worker.batches import errors_of
+
+DELIVERY = Delivery(Unit("access", 3, "hits"), "west-1", 7)
+
+
+def message(number: int = 1) -> Message:
+    return Message(DELIVERY, b"%d-0" % number, [b"payload", b"x"], retried=False)
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Order:
+    id: int
+    lines: list[str]
+
+
+class Model(pydantic.BaseModel):
+    id: int
+
+
+class Struct(msgspec.Struct):
+    id: int
+
+
+class Dict(TypedDict):
+    id: int
+
+
+class Duck(Protocol):
+    @property
+    def uid(self) -> str: ...
+
+
+class Callee:
+    async def __call__(self, msg: Message) -> None: ...
+
+
+def plain(msg: Message) -> None: ...
+def bare(msg): ...  # type: ignore[no-untyped-def]
+def anything(msg: Any) -> None: ...
+def duck(msg: Duck) -> None: ...
+def rest(*args: Any) -> None: ...
+def batch(batch: list[Message]) -> None: ...
+async def async_batch(batch: list[Message]) -> None: ...
+async def coroutine(msg: Message) -> None: ...
+def typed(order: Order) -> None: ...
+async def typed_both(order: Order, msg: Message) -> None: ...
+def typed_bare(order: Order, msg) -> None: ...  # type: ignore[no-untyped-def]
+def optional(order: Order, limit: int = 3) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [
+        (plain, Form()),
+        (bare, Form()),
+        (anything, Form()),
+        (duck, Form()),
+        (rest, Form()),
+        (print, Form()),
+        (batch, Form(batch=True)),
+        (async_batch, Form(batch=True, asynchronous=True)),
+        (coroutine, Form(asynchronous=True)),
+        (Callee(), Form(asynchronous=True)),
+        (typed, Form(payload=Order)),
+        (typed_both, Form(asynchronous=True, payload=Order, with_message=True)),
+        (typed_bare, Form(payload=Order, with_message=True)),
+        (optional, Form(payload=Order)),
+    ],
+)
+def test_the_form_of_a_handler(function: Callable[..., object], form: Form):
+    assert form_of(function, "h:go") == form
+
+
+def test_a_second_parameter_can_only_be_the_message():
+    def wrong(order: Order, other: Order) -> None: ...
+
+    with pytest.raises(HandlerLoadError, match="second parameter can only be the message"):
+        form_of(wrong, "h:go")
+
+
+def test_settings_that_do_not_suit_a_handler_are_named():
+    base = {"topic": "t", "group": "g", "handler": "h:go"}
+    several = Consumer(**base, batch=5, concurrency=4)
+    (problem,) = misfits([several], {"h:go": "batch"})
+    assert problem.startswith("consumers[0].concurrency: h:go takes batches, which are handled one")
+    assert misfits([replace(several, order="partition")], {"h:go": "batch"}) == []
+    assert len(misfits([Consumer(**base, batch=5)], {})) == 1
+    assert misfits([Consumer(**base, codec="msgpack")], {"h:go": "typed"}) == []
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Order, Order(1, ["a"])),
+        (Struct, Struct(1)),
+        (Model, Model(id=1)),
+        (Dict, {"id": 1}),
+        (dict[str, Any], {"id": 1}),
+        (list[int], [1, 2]),
+        (int | None, None),
+    ],
+)
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_a_payload_becomes_what_is_asked_for(kind: Any, value: object, codec: str):
+    form = msgspec.msgpack if codec == "msgpack" else msgspec.json
+    raw = value.model_dump() if isinstance(value, Model) else value
+    assert decoder(kind, codec, "h:go")(form.encode(raw)) == value
+
+
+def test_bytes_and_texts_are_the_payload_itself():
+    assert decoder(bytes, "json", "h:go")(b"\xff") == b"\xff"
+    assert decoder(str, "json", "h:go")("ä".encode()) == "ä"
+    with pytest.raises(Undecodable, match="not a text"):
+        decoder(str, "json", "h:go")(b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "sentence"),
+    [
+        (Order, b'{"id": 1}', "the payload is no Order: Object missing required field `lines`"),
+        (Order, b"", "the payload is no Order: Input data was truncated"),
+        (Struct, b'{"id": "secret"}', r"no Struct: Expected `int`, got `str` - at `\$.id`"),
+        (Model, b'{"id": "secret"}', "no Model: id: Input should be a valid integer"),
+        (Model, b"{", "no Model: payload: Invalid JSON"),
+    ],
+)
+def test_what_does_not_fit_is_said_without_the_value(kind: Any, payload: bytes, sentence: str):
+    with pytest.raises(Undecodable, match=sentence) as caught:
+        decoder(kind, "json", "h:go")(payload)
+    assert "secret" not in str(caught.value)
+    found = outcome_of(caught.value, "traceback")
+    assert isinstance(found, DeadAsked)
+    assert (found.reason, found.failure.traceback) == ("undecodable", "")
+    assert found.failure.error_class == "streamqd.handlers.Undecodable"
+
+
+def test_without_msgspec_it_is_said_what_to_install():
+    code = (
+        "import sys; sys.modules['msgspec'] = None\n"
+        "from streamqd.handlers.payloads import decoder\n"
+        "try: decoder(dict, 'json', 'h:go')\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "h:go needs msgspec for a payload of type dict: pip install 'streamqd[msgspec]'\n"
+    )
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def test_what_is_returned_may_be_a_verdict():
+    assert error_of(Result.ACK) is None
+    assert error_of(0) is None
+    assert isinstance(error_of(Result.RETRY), Retry)
+    assert isinstance(error_of(Result.DEAD), Dead)
+    assert isinstance(error_of(Result.RELEASE), Release)
+    returned = Retry(3)
+    assert error_of(returned) is returned
+    assert outcome_of(Release(), "class") == ReleaseAsked()
+
+
+def test_a_coroutine_that_nobody_awaits_is_no_success():
+    async def forgotten() -> None: ...
+
+    assert isinstance(error_of(forgotten()), TypeError)
+
+
+def test_the_end_of_a_batch_is_told_for_each_message():
+    one, two, three = batch = [message(1), message(2), message(3)]
+    error = ValueError()
+    assert errors_of(None, batch) == [None] * 3
+    assert errors_of(error, batch) == [error] * 3
+    assert errors_of(Failures({}), batch) == [None] * 3
+    assert errors_of(Failures({two: error}), batch) == [None, error, None]
+    stranger = errors_of(Failures({one: error, message(1): error}), batch)
+    assert [type(each) for each in stranger] == [ValueError] * 3
+    assert error not in stranger
+
+    class Mine(Failures):
+        def __init__(self) -> None: ...
+
+    mine = Mine()
+    assert errors_of(mine, batch) == [mine] * 3
+    assert three in batch
+
+
+def test_failures_take_messages_and_exceptions_only():
+    with pytest.raises(TypeError):
+        Failures({"1-0": ValueError()})  # type: ignore[dict-item]
+    with pytest.raises(TypeError):
+        Failures({message(): "because"})  # type: ignore[dict-item]
+
+
+# --- a user's project -----------------------------------------------------------------------------
+
+MODULE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from streamqd import Context, Dead, Failures, Message, Release, Result, Retry, handler
+
+@dataclass
+class Order:
+    id: int
+
+async def on_start(context: Context) -> None:
+    print(context.unit.topic)
+
+@handler(topic="a", group="plain", max_attempts=5, timeout="30s")
+def plain(msg: Message) -> None:
+    if msg.attempt > 3:
+        raise Dead("given up")
+    msg.progress()
+    raise Retry(after=3)
+
+@handler(topic="a", group="async", concurrency=8, order="key")
+async def asynchronous(msg: Message) -> Result:
+    if not msg.key:
+        raise Release
+    return Result.ACK
+
+@handler(topic="a", group="batch", batch=10)
+def batch(batch: list[Message]) -> None:
+    raise Failures({batch[0]: ValueError(batch[0].uid)})
+
+@handler(topic="a", group="typed", codec="json")
+def typed(order: Order, msg: Message) -> None:
+    reveal_type(typed)
+    print(order.id + 1, msg.json())
+"""
+
+
+def test_a_strict_type_checker_accepts_a_users_module(tmp_path: Path):
+    (tmp_path / "work.py").write_text(MODULE)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "c"), "work.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    shown = 'Revealed type is "def (order: work.Order, msg: streamqd.message.Message)"'
+    assert shown in done.stdout

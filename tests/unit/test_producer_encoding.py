@@ -1,0 +1,119 @@
+"""What a producer writes, before it touches Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from streamqd.errors import MessageTooLarge
+from streamqd.producer.encoding import Envelope, Outgoing, batches, envelope_of
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+NOON_UNIX_MS = 1_893_492_000_000
+
+
+def encode(item: Outgoing) -> Envelope:
+    return envelope_of(item, 1000)
+
+
+@pytest.mark.parametrize(
+    ("item", "delay", "at_unix_ms"),
+    [
+        (Outgoing(b"", delay=1.5), 1.5, None),
+        (Outgoing(b"", delay=timedelta(minutes=1)), 60.0, None),
+        (Outgoing(b"", delay=0), 0.0, None),
+        (Outgoing(b"", at=NOON), None, NOON_UNIX_MS),
+        (Outgoing(b"", at=NOON_UNIX_MS / 1000), None, NOON_UNIX_MS),
+    ],
+)
+def test_a_scheduled_message_has_one_time_and_a_send_id(
+    item: Outgoing, delay: float | None, at_unix_ms: int | None
+) -> None:
+    found = encode(item)
+
+    assert (found.delay, found.at_unix_ms) == (delay, at_unix_ms)
+    assert len(found.send_id) == 32
+    assert found.send_id != encode(item).send_id
+
+
+@pytest.mark.parametrize(
+    ("expires", "fields"),
+    [
+        (30, [b"expiresAfter", b"30000"]),
+        (0.5, [b"expiresAfter", b"500"]),
+        (timedelta(hours=1), [b"expiresAfter", b"3600000"]),
+        (NOON, [b"expiresAt", b"%d" % NOON_UNIX_MS]),
+    ],
+)
+def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) -> None:
+    assert encode(Outgoing(b"x", expires=expires)).fields == [b"payload", b"x", *fields]
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "text"),
+    [
+        (Outgoing(b"", delay=1, at=NOON), ValueError, "exclude each other"),
+        (Outgoing(b"", delay=-1), ValueError, "delay is 0 seconds to a hundred years"),
+        (Outgoing(b"", delay=float("nan")), ValueError, "delay is 0 seconds"),
+        (Outgoing(b"", delay=1e12), ValueError, "hundred years"),
+        (Outgoing(b"", delay="5s"), TypeError, "delay is a number of seconds"),  # type: ignore[arg-type]
+        (Outgoing(b"", delay=True), TypeError, "delay is a number of seconds"),
+        (Outgoing(b"", at=NOON.replace(tzinfo=None)), ValueError, "at needs a time zone"),
+        (Outgoing(b"", at=float(NOON_UNIX_MS)), ValueError, "at is in unix seconds"),
+        (Outgoing(b"", at="noon"), TypeError, "at is unix seconds or"),  # type: ignore[arg-type]
+        (Outgoing(b"", expires=-1), ValueError, "expires is 0 seconds"),
+        (Outgoing(b"", expires=NOON.replace(tzinfo=None)), ValueError, "expires needs a time zone"),
+        (Outgoing(b"", dedup_id=""), ValueError, "dedup_id must not be empty"),
+        (Outgoing(b"", key=7), TypeError, "a key is str or bytes, not int"),  # type: ignore[arg-type]
+        (
+            Outgoing(b"x" * 1001),
+            MessageTooLarge,
+            "takes 1,001 bytes, and max_message_bytes is 1,000",
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_said_in_a_sentence(
+    item: Outgoing, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        encode(item)
+
+
+def cut(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
+    found = batches(items, encode, count=count, size=size)
+    return [[each.fields[1] for each in batch] for batch in found]
+
+
+def test_batches_are_bounded_by_count_and_bytes() -> None:
+    assert cut([b"1", b"2", b"3", b"4"]) == [[b"1", b"2", b"3"], [b"4"]]
+    assert cut([b"x" * 400] * 4) == [[b"x" * 400] * 3, [b"x" * 400]]
+    assert cut([b"x" * 600] * 3) == [[b"x" * 600] * 2, [b"x" * 600]]
+    assert cut([]) == []
+
+
+def test_a_batch_is_of_one_kind() -> None:
+    items = [
+        b"1",
+        Outgoing(b"2", dedup_id="a"),
+        Outgoing(b"3", delay=1),
+        Outgoing(b"4", at=1),
+        b"5",
+    ]
+
+    assert cut(items) == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
+
+
+def test_an_error_comes_behind_what_was_before_it() -> None:
+    def items() -> Iterator[object]:
+        yield b"1"
+        yield b"2"
+        raise LookupError("the source is gone")
+
+    found = batches(items(), encode, count=3, size=1000)
+
+    assert [each.fields[1] for each in next(found)] == [b"1", b"2"]
+    with pytest.raises(LookupError):
+        next(found)

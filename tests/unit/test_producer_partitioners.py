@@ -1,0 +1,121 @@
+"""Partitioners: which partition a message goes to, as far as that needs no Redis."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.policy.partitioning import crc32_partition, jump, jump_partition
+from streamqd.producer.partitioners import Partitioner, Partitioners
+
+KEYS = [b"customer-%d" % number for number in range(2000)]
+
+
+def chosen(partitioner: Partitioner, keys: Any, count: int = 4, dedup_id: str | None = None) -> Any:
+    chooser = Partitioners(partitioner).of("orders")
+    return [chooser.choose(key, dedup_id, count) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "partition"),
+    [
+        (1, 1, 0),
+        (42, 57, 43),
+        (0xDEAD10CC, 1, 0),
+        (0xDEAD10CC, 666, 361),
+        (256, 1024, 520),
+    ],
+)
+def test_jump_agrees_with_the_published_values(number: int, count: int, partition: int) -> None:
+    assert jump(number, count) == partition
+
+
+def test_the_consistent_choice_is_fixed_for_ever() -> None:
+    """Recorded once: other values would reorder topics that exist."""
+    assert [jump_partition(key, 16) for key in (b"", b"a", b"customer-3")] == [5, 11, 15]
+
+
+@given(st.binary(max_size=20), st.integers(1, 50), st.integers(0, 50))
+def test_growing_moves_keys_to_new_partitions_only(key: bytes, count: int, more: int) -> None:
+    before, after = jump_partition(key, count), jump_partition(key, count + more)
+
+    assert after == before or after >= count
+
+
+@pytest.mark.parametrize("partitioner", ["hash", "consistent"])
+def test_keys_spread_evenly(partitioner: Partitioner) -> None:
+    shares = Counter(chosen(partitioner, KEYS))
+
+    assert set(shares) == {0, 1, 2, 3}
+    assert min(shares.values()) > 400
+
+
+def test_hash_and_sticky_take_the_crc32_of_a_key() -> None:
+    expected = [zlib.crc32(key) % 4 for key in KEYS[:50]]
+
+    assert chosen("hash", KEYS[:50]) == chosen("sticky", KEYS[:50]) == expected
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "keys"),
+    [("hash", [None] * 8), ("consistent", [None] * 8), ("round-robin", [b"same"] * 8)],
+)
+def test_turns_visit_every_partition(partitioner: Partitioner, keys: list[bytes | None]) -> None:
+    found = chosen(partitioner, keys)
+
+    assert found == [(found[0] + n) % 4 for n in range(8)]
+
+
+def test_sticky_stays_for_a_batch() -> None:
+    chooser = Partitioners("sticky").of("orders")
+    found = []
+    for _ in range(4):
+        chooser.begin_batch()
+        found.append({chooser.choose(None, None, 4) for _ in range(10)})
+
+    assert all(len(batch) == 1 for batch in found)
+    assert set.union(*found) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("partitioner", ["hash", "round-robin", "sticky", "consistent"])
+def test_a_dedup_id_meets_itself_again(partitioner: Partitioner) -> None:
+    choose = jump_partition if partitioner == "consistent" else crc32_partition
+    keys = [None, b"k", b"l"] if partitioner == "round-robin" else [None]
+
+    assert set(chosen(partitioner, keys * 3, dedup_id="order-7")) == {choose(b"order-7", 4)}
+
+
+def test_a_function_gets_the_key_and_the_number() -> None:
+    calls: list[tuple[bytes | None, int]] = []
+
+    def last(key: bytes | None, partitions: int) -> int:
+        calls.append((key, partitions))
+        return partitions - 1
+
+    assert chosen(last, [b"a", None], 5) == [4, 4]
+    assert calls == [(b"a", 5), (None, 5)]
+
+
+@pytest.mark.parametrize("answer", [4, -1, True, 1.0, None])
+def test_a_function_that_answers_no_partition_is_told_so(answer: Any) -> None:
+    with pytest.raises(ValueError, match="none of the 4 partitions"):
+        chosen(lambda _key, _count: answer, [b"a"])
+
+
+def test_each_topic_may_have_its_own() -> None:
+    partitioners = Partitioners({"orders": lambda _key, _count: 3, "logs": "round-robin"})
+
+    assert partitioners.of("orders").choose(b"k", None, 4) == 3
+    assert partitioners.of("logs").takes_turns(b"k", None)
+    assert partitioners.of("other").choose(b"k", None, 4) == zlib.crc32(b"k") % 4
+
+
+@pytest.mark.parametrize("wrong", ["murmur", {"orders": "random"}, 7])
+def test_a_wrong_name_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="choose one of hash, round-robin, sticky, consistent"):
+        Partitioners(wrong)

@@ -1,0 +1,307 @@
+"""The screen of `streamqd top`: what is shown on screens of all sizes, and what keys do."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamqd.admin.live import (
+    LiveFailure,
+    LiveInstance,
+    LiveOrder,
+    LiveTotals,
+    LiveUnit,
+    LiveView,
+    unit_of,
+)
+from streamqd.cli.screen import input as keyboard
+from streamqd.cli.screen.columns import ORDERS, Cell, number, seconds
+from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
+
+NOW = 1_795_000_000_000
+
+
+def unit(partition: int = 0, owner: str = "west-1", **more: Any) -> LiveUnit:
+    raw = {"topic": "access", "partition": partition, "group": "hits", "state": "ready"}
+    return unit_of(owner, raw | {"epoch": 7, "since_unix_ms": NOW - 60_000, "lag": 0} | more)
+
+
+def view(units: Sequence[LiveUnit] = (), **more: Any) -> LiveView:
+    west = LiveInstance("west-1", "working", "h", "1", NOW, NOW, True, True, len(units), 1.0)
+    seen = LiveView(
+        fleet="default",
+        now_unix_ms=NOW,
+        orders=[],
+        instances=[west],
+        units=list(units),
+        failures=[],
+        totals=LiveTotals(1.5, 1200.0, 0.0, 7, 2, 1, 0),
+        unseen=0,
+    )
+    return replace(seen, **more)
+
+
+def text(lines: Sequence[Line]) -> str:
+    return "\n".join("".join(cell.text for cell in line).rstrip() for line in lines)
+
+
+def columns_of(line: Line) -> int:
+    shown = "".join(cell.text for cell in line)
+    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in shown)
+
+
+# --- the frame ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [10, 40, 80, 110, 132, 160, 200, 320])
+@pytest.mark.parametrize("height", [4, 10, 16, 24, 43, 80])
+@pytest.mark.parametrize(
+    "chosen", [Shown(), Shown(help=True), Shown(filter="9", typing=True)], ids=str
+)
+def test_a_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) -> None:
+    failures = [LiveFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
+    many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
+    orders = [LiveOrder("pause", "access/*/*", NOW - 5000, "alice", "why " * 60)]
+    seen = view([*many, unit(99, topic="ä日本" * 20)], failures=failures, orders=orders)
+
+    lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
+
+    assert len(lines) == height
+    assert {columns_of(line) for line in lines} == {width}
+
+
+def test_the_head_tells_the_fleet_and_its_sums() -> None:
+    shown = text(frame(view([unit()]), Shown(), 80, 24))
+
+    assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
+    assert "in 1.5/s  out 1,200/s" in shown
+    assert "lag 7  pending 2  delayed 1  dead 0" in shown
+
+
+def test_the_age_of_what_is_shown_is_told_while_redis_is_away() -> None:
+    shown = text(frame(view([unit()]), Shown(), 80, 24, trouble="no reply from h:1", old=83.0))
+
+    assert "REDIS AWAY, data 1m23s old" in shown
+    assert "! no reply from h:1" in shown
+    assert "access/0/hits" in shown
+
+
+def test_before_the_first_answer_only_the_trouble_is_shown() -> None:
+    assert "cannot connect" in text(frame(None, Shown(), 80, 24, trouble="cannot connect to h:1"))
+
+
+def test_pauses_come_first_in_words_and_in_rows() -> None:
+    paused = replace(unit(7), paused=True)
+    units = [unit(1, lag=10_000, oldest_seconds=900.0), paused, unit(2, owner="", state="free")]
+    orders = [
+        LiveOrder("drain", "east-1", NOW - 90_000, "bob", ""),
+        LiveOrder("pause", "access/7/*", NOW - 60_000, "alice", "the disk"),
+    ]
+    lines = text(frame(view(units, orders=orders), Shown(), 80, 24)).splitlines()
+
+    assert lines[2] == "! pause of access/7/* for 1m by alice: the disk"
+    assert lines[3] == "! drain of east-1 for 1m30s by bob"
+    assert lines[4] == "! without an owner: access/2/hits"
+    rows = [line for line in lines if line.startswith("access/")]
+    assert [row.split()[0] for row in rows] == ["access/7/hits", "access/2/hits", "access/1/hits"]
+    assert "PAUSED" in rows[0]
+    assert "FREE" in rows[1]
+
+
+def test_a_handler_that_hangs_is_named() -> None:
+    shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), Shown(), 80, 24))
+
+    assert "! access/3/hits has been at one message for 1m35s" in shown
+    assert " SLOW " in shown
+
+
+def test_troubles_leave_room_for_the_partitions() -> None:
+    west = view().instances[0]
+    silent = [replace(west, instance=f"s{n}", state="silent") for n in range(30)]
+    lines = text(frame(view([unit()], instances=silent), Shown(), 80, 24)).splitlines()
+
+    assert sum(line.startswith("!") for line in lines) == 3
+    assert "and 28 more" in lines[4]
+    assert any(line.startswith("access/0/hits") for line in lines)
+
+
+def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
+    units = [unit(n, p99_seconds=0.01 * (n + 1)) for n in range(3)]
+    failures = [
+        LiveFailure("streamqd.handlers.Dead", 2, 400.0, "access", 0, "hits", "west-1"),
+        LiveFailure("app.TooOld", 2, 3000.0, "access", 0, "hits", "west-1"),
+        *(LiveFailure("builtins.OSError", 5, 3.0 + n, "access", n, "hits", "w") for n in range(2)),
+        LiveFailure("process ended by signal SIGSEGV", 1, 9.0, "access", 0, "hits", "west-1"),
+    ]
+    shown = text(frame(view(units, failures=failures), Shown(), 120, 43))
+
+    assert "access/hits  p99 30ms" in shown
+    assert "OSError x10 access/hits 3.0s ago" in shown
+    assert "process ended by signal SIGSEGV x1" in shown
+    assert "Dead x2 access/hits 6m40s ago" in shown
+    assert "TooOld" not in shown
+
+
+def test_more_columns_on_a_wider_screen() -> None:
+    seen = view([unit(lag_per_second=4.0, epoch=123456)])
+    narrow, wide, widest = (text(frame(seen, Shown(), w, 24)) for w in (80, 132, 200))
+
+    assert "OWNER" in narrow
+    assert "P99" in narrow
+    assert "LAG/S" not in narrow
+    assert "LAG/S" in wide
+    assert "+4" in wide
+    assert "SINCE" in wide
+    assert "EPOCH" not in wide
+    assert "EPOCH" in widest
+    assert "123456" in widest
+
+
+def test_what_others_have_written_cannot_harm_the_terminal() -> None:
+    evil = unit(owner="a\x1b[2Jb", topic="t\x07")
+    failures = [LiveFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
+    shown = text(frame(view([evil], fleet="f\x1b", failures=failures), Shown(), 80, 24))
+
+    assert not any(unicodedata.category(one) == "Cc" for one in shown.replace("\n", ""))
+
+
+def test_all_of_256_units_can_be_reached() -> None:
+    seen = view([unit(number) for number in range(256)])
+    room = rows_of(seen, 80, 24)
+    chosen, reached = Shown(order="name"), set()
+    for _ in range(256 // room + 1):
+        lines = text(frame(seen, chosen, 80, 24)).splitlines()
+        reached |= {line.split()[0] for line in lines if line.startswith("access/")} - {
+            "access/hits"
+        }
+        after = keyboard.pressed(chosen, "p", rows=256, room=room)
+        assert after is not None
+        chosen = after
+
+    assert len({name for name in reached if name.count("/") == 2}) == 256
+    assert chosen.top == 0  # behind the last page comes the first
+
+
+def test_a_frame_of_no_height_holds_everything() -> None:
+    shown = text(frame(view([unit(number) for number in range(300)]), Shown(), 132, None))
+
+    assert shown.count("west-1") == 300
+
+
+# --- order and filter -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_sorts_all_units(order: str) -> None:
+    units = [unit(n, f"o{n % 3}", lag=n * 7 % 5, acked=n, epoch=n) for n in range(9)]
+    seen = view(units)
+
+    there = visible(seen, Shown(order=order))
+    back = visible(seen, Shown(order=order, reverse=True))
+
+    assert there == back[::-1]
+    assert {each.partition for each in there} == set(range(9))
+
+
+def test_numbers_sort_from_the_greatest_names_from_a() -> None:
+    seen = view([unit(0, "b", lag=5), unit(1, "a", lag=50), unit(2, "c", lag=None)])
+
+    assert [u.partition for u in visible(seen, Shown(order="lag"))] == [1, 0, 2]
+    assert [u.partition for u in visible(seen, Shown(order="owner"))] == [1, 0, 2]
+
+
+def test_a_filter_looks_at_partition_owner_and_state() -> None:
+    seen = view([unit(0, "west-1"), unit(1, "east-1"), unit(2, "west-1", state="broken")])
+
+    assert [u.partition for u in visible(seen, Shown(filter="EAST"))] == [1]
+    assert [u.partition for u in visible(seen, Shown(filter="broken"))] == [2]
+    assert len(visible(seen, Shown(filter="access/"))) == 3
+    assert "nothing matches zzz" in text(frame(seen, Shown(filter="zzz"), 80, 24))
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "found", "rest"),
+    [
+        (b"qs", ["q", "s"], b""),
+        (b"\x1b[A\x1b[6~\x1bOB", ["up", "page-down", "down"], b""),
+        (b"\x1b", [], b"\x1b"),
+        (b"\x1b[", [], b"\x1b["),
+        (b"\x1b[1;5A", [], b""),
+        (b"\x1bq", ["esc", "q"], b""),
+        ("é".encode()[:1], [], "é".encode()[:1]),
+        ("é".encode(), ["é"], b""),
+        (b"\x1b[" + b"1" * 20, ["esc", "[", *"1" * 20], b""),
+    ],
+)
+def test_keys_are_read_from_bytes(raw: bytes, found: list[str], rest: bytes) -> None:
+    assert keyboard.keys(raw) == (found, rest)
+
+
+def test_a_lone_escape_is_the_esc_key() -> None:
+    assert keyboard.flush(b"\x1b") == ["esc"]
+    assert keyboard.flush(b"") == []
+
+
+def press(chosen: Shown, keys: str, rows: int = 100, room: int = 10) -> Shown | None:
+    for key in keys:
+        after = keyboard.pressed(chosen, key, rows=rows, room=room)
+        if after is None:
+            return None
+        chosen = after
+    return chosen
+
+
+def test_what_keys_do() -> None:
+    assert press(Shown(), "q") is None
+    assert press(Shown(), "s") == Shown(order="name")
+    assert press(Shown(), "sS") == Shown()
+    assert press(Shown(), "r") == Shown(reverse=True)
+    assert press(Shown(), " ") == Shown(frozen=True)
+    assert press(Shown(), "  ") == Shown()
+    assert press(Shown(), "?x") == Shown()
+    assert press(Shown(), "?q") is None
+    assert press(Shown(), "/ab\x7fq\r") == Shown(filter="aq")
+    assert press(Shown(), "jjk") == Shown(top=1)
+    assert press(Shown(), "G") == Shown(top=90)
+    assert press(Shown(top=85), "p") == Shown(top=90)
+    assert press(Shown(top=90), "p") == Shown()
+    assert press(Shown(), "k") == Shown()
+    assert press(Shown(), "Z") == Shown()
+    assert keyboard.pressed(Shown(filter="a"), "esc", rows=1, room=1) == Shown()
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), (0, "0"), (0.25, "0.2"), (12.6, "13"), (1204, "1,204"), (999_999, "999,999"),
+     (1_234_567, "1.2M"), (123_456_789_012, "123.5G"), (2e15, "2000.0T")],
+)  # fmt: skip
+def test_numbers_stay_short(value: float | None, shown: str) -> None:
+    assert number(value) == shown
+    assert len(shown) <= 7
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), (0.0000321, "32us"), (0.0123, "12ms"), (0.9999, "1.0s"), (61, "1m1s")],
+)
+def test_durations_stay_short(value: float | None, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+def test_styles_only_underline_what_words_say() -> None:
+    """Without colour the same words stand there: nothing is told by a style alone."""
+    lines = frame(view([replace(unit(), paused=True)]), Shown(), 80, 24)
+    styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
+
+    assert Cell("PAUSED ", "warn") in styled
+    assert all(cell.text.strip() for cell in styled)

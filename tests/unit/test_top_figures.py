@@ -1,0 +1,100 @@
+"""What the housekeeper keeps for `top`: failures by class, trends, and how long handlers take."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.failures import BYTES, ROWS, Failures
+from streamqd.housekeeper.pace import LATENCY_SECONDS, Latency, Trend
+from streamqd.model import Unit
+from streamqd.scoreboard import BUCKETS, ENTRIES_MAX, Scoreboard
+
+SECOND = 1_000_000_000
+
+
+def test_failures_are_counted_by_name_the_latest_first() -> None:
+    table = Failures(memoryview(bytearray(BYTES)))
+    for now, name in enumerate(("OSError", "KeyError", "OSError"), start=1):
+        table.note(name, now)
+
+    assert table.recent() == [("OSError", 2, 3), ("KeyError", 1, 2)]
+
+
+def test_a_new_kind_takes_the_row_that_was_quiet_longest() -> None:
+    table = Failures(memoryview(bytearray(BYTES)))
+    for number in range(ROWS):
+        table.note(f"E{number}", number + 1)
+    table.note("E0", 100)
+    table.note("new", 101)
+
+    names = {each.name for each in table.recent()}
+    assert names == {"new", "E0", *(f"E{n}" for n in range(2, ROWS))}
+
+
+@pytest.mark.parametrize("name", ["x" * 500, "日" * 100, "", "a\ud800b"])
+def test_names_of_all_kinds_are_found_again(name: str) -> None:
+    table = Failures(memoryview(bytearray(BYTES)))
+    table.note(name, 1)
+    table.note(name, 2)
+
+    (found,) = table.recent()
+    assert found.times == 2
+    assert len(found.name.encode()) <= 80
+
+
+def test_failures_and_places_do_not_overlap() -> None:
+    slot = Scoreboard(2).allot(Unit("t", 0, "g"))
+    for number in range(ROWS):
+        slot.failures.note(f"{number:x}" * 80, number + 1)
+    slot.post_batch([b"m:%020d-%020d" % (n, n) for n in range(ENTRIES_MAX)])
+
+    assert len(slot.failures.recent()) == ROWS
+    assert slot.batch().waiting == ENTRIES_MAX
+
+
+def test_a_trend_is_the_slope_and_forgets() -> None:
+    trend = Trend(10.0)
+    trend.observe({"a": 0}, 0)
+    assert trend.of("a") is None
+    for second in range(1, 6):
+        trend.observe({"a": 5.0 * second}, second * SECOND)
+    assert trend.of("a") == 5.0
+    for second in range(6, 106):
+        trend.observe({"a": 25.0}, second * SECOND)
+    assert trend.of("a") == pytest.approx(0.0, abs=0.01)
+    trend.observe({}, 107 * SECOND)
+    assert trend.of("a") is None
+
+
+def histogram(bucket: int, runs: int) -> list[int]:
+    counts = [0] * (len(BUCKETS) + 1)
+    counts[bucket] = runs
+    return counts
+
+
+def test_latency_is_of_the_last_minute() -> None:
+    latency = Latency()
+    assert latency.of(0) is None
+    latency.observe(0, histogram(5, 0), 0.0, 0)
+    latency.observe(0, histogram(20, 100), 100.0, SECOND)
+    slow = latency.of(0)
+    assert slow is not None
+    assert slow.p50 == slow.p99 == round(BUCKETS[20], 6)
+    assert slow.mean == pytest.approx(1.0)
+
+    quick = histogram(20, 100)
+    quick[5] = 1000
+    latency.observe(0, quick, 100.1, int((1 + 10 * LATENCY_SECONDS) * SECOND))
+    found = latency.of(0)
+    assert found is not None
+    assert found.p99 == round(BUCKETS[5], 6)
+
+
+def test_no_run_lately_is_no_figure() -> None:
+    latency = Latency()
+    latency.observe(0, histogram(3, 1), 0.1, 0)
+    latency.observe(0, histogram(3, 2), 0.2, SECOND)
+    assert latency.of(0) is not None
+    latency.observe(0, histogram(3, 2), 0.2, int(20 * LATENCY_SECONDS * SECOND))
+
+    assert latency.of(0) is None
