@@ -74,7 +74,7 @@ class Route:
     def __init__(self, link: Link, keys: Keys, topic: str, target: Target) -> None:
         if target.topic == topic:
             raise Refused(
-                f"{topic} is the topic of the letters: leave the other topic out, or say everyone"
+                f"{topic} is the topic of the letters: leave --to-topic out, or say --everyone"
             )
         self.topic = topic
         self.target = target

@@ -22,6 +22,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
 EARLIEST, LATEST = "earliest", "latest"
+FUTURE_MS_MAX = 60_000  # how far a clock may be ahead; what lies beyond is a slip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,20 @@ def position(text: str, now_unix_ms: int) -> str:
     if text == LATEST:
         return ""
     try:
-        return str(_before(read_id(text)))
+        first = read_id(text)
     except ValueError:
-        pass
-    try:
-        return str(_before(Id(_unix_ms(text, now_unix_ms), 0)))
-    except (ValueError, OverflowError):
+        try:
+            first = Id(_unix_ms(text, now_unix_ms), 0)
+        except (ValueError, OverflowError):
+            raise Refused(
+                f"--to {text}: write earliest, latest, an id such as 1700000000000-0, a time such"
+                " as 2026-11-21T09:00:00Z, or how long ago, such as 2h"
+            ) from None
+    if first.ms > now_unix_ms + FUTURE_MS_MAX:
         raise Refused(
-            f"--to {text}: write earliest, latest, an id such as 1700000000000-0, a time such as"
-            " 2026-11-21T09:00:00Z, or how long ago, such as 2h"
-        ) from None
+            f"--to {text} lies in the future; write latest to pass over all that is there now"
+        )
+    return str(_before(first))
 
 
 def _unix_ms(text: str, now_unix_ms: int) -> int:

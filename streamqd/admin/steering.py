@@ -222,12 +222,12 @@ def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
     wider = [each for each in found if each not in ended and each.covers(scope)]
     if wider and not ended:
         raise Refused(f"{scope} is paused as a part of {wider[0]}; resume that")
-    if not ended:
-        check_scope(fleet, scope)
-        return Steered(name, None, False, dry_run, [f"{scope} was not paused"])
     notes = [
         f"{each} is still paused" for each in found if each not in ended and _meet(each, scope)
     ]
+    if not ended:
+        check_scope(fleet, scope)
+        return Steered(name, None, False, dry_run, [f"{scope} was not paused", *notes])
     if dry_run:
         return Steered(name, None, True, True, notes)
     at = write(fleet, remove=[f"pause:{each}" for each in ended]).at_unix_ms

@@ -43,7 +43,9 @@ def reload(
     """
     with session.link() as link:
         fleet = fleet_of(session, link)
-        who = [instance] if instance else sorted(steering.look(fleet).live)
+        sight = steering.look(fleet)
+        who = [instance] if instance else sorted(sight.live)
+        silent = [] if instance else sorted(sight.silent)
         done = steering.reload(fleet, instance, reason, dry_run=dry_run)
         at = done.at_unix_ms or 0
         if wait and not dry_run:
@@ -58,6 +60,9 @@ def reload(
         names = ", ".join(who)
         if not done.waiting:
             click.echo(printable(f"{verb}: {names}"))
+        for each in silent:
+            told = f"{each} is silent: if it lives, it reloads when it is back"
+            click.echo(printable(told), err=True)
         for each in done.waiting:
             click.echo(printable(f"not yet: {each}"), err=True)
     return EXIT_WAITING if done.waiting else 0

@@ -158,6 +158,12 @@ def test_where_it_cannot_be_sent(text: str) -> None:
         groups_reset.position(text, NOW)
 
 
+@pytest.mark.parametrize("text", ["2999-01-01T00:00:00Z", f"{NOW + 3_600_000}-0"])
+def test_a_position_in_the_future_is_a_slip(text: str) -> None:
+    with pytest.raises(Refused, match="lies in the future"):
+        groups_reset.position(text, NOW)
+
+
 def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
     for number in range(3):
         desk = at(number)

@@ -140,6 +140,8 @@ def test_a_part_of_a_paused_whole_is_not_resumed_and_the_whole_takes_its_parts(
     run("resume", "orders")
     assert ordered(link, keys).pauses == {}
     assert "was not paused" in run("resume", "orders").stdout
+    run("pause", "orders", "--partition", "1")
+    assert "orders/1/* is still paused" in run("resume", "orders/bill").stdout
 
 
 def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
@@ -258,6 +260,10 @@ def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Link, keys: Key
     assert "in this order: a, b" in "".join(document(run("reload", "-n", "--json"))["notes"])
     run("reload", "b")
     assert "a has not reloaded" in run("reload", "-w", "-t", "100ms", code=1).stderr
+    beat("asleep")
+    link.execute("ZADD", keys.members("default"), 1, "asleep")
+    assert "asleep is silent" in run("reload").stderr
+    link.execute("ZREM", keys.members("default"), "asleep")
     order = ordered(link, keys).reload_of("a")
     beat("a", reloaded=order)
     beat("b", reloaded=order, reload_problem="handlers: no module named x")
