@@ -33,9 +33,11 @@ serve: $(RUN_STAMP) ## The same, and stay until Ctrl-C
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR) --serve
 
 test: $(DEV_STAMP) ## Run the whole suite on the bundled Valkey (PYTEST_ARGS="-k lease" selects)
-	$(BIN)/pytest $(PARALLEL) --ignore=tests/spark --ignore=$(CLUSTER) $(PYTEST_ARGS)
-	@# Alone: these share one Spark session, which keeps both cores busy. 5: none was selected.
-	$(BIN)/pytest tests/spark $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@# Spark's tests alone: they share one session, which keeps both cores busy. 5: none was selected.
+	status=0; \
+	$(BIN)/pytest $(PARALLEL) --ignore=tests/spark --ignore=$(CLUSTER) $(PYTEST_ARGS) || status=$$?; \
+	$(BIN)/pytest tests/spark $(PYTEST_ARGS) || [ $$? -eq 5 ] || status=1; \
+	exit $$status
 
 test-cluster: $(DEV_STAMP) ## Run Spark with executors of their own, and the full loop to a daemon
 	$(BIN)/pytest $(CLUSTER) $(PYTEST_ARGS)

@@ -322,10 +322,14 @@ class SignalQueue:
         return self._reader
 
     def take(self) -> list[signal.Signals]:
-        """Return the signals that came since the last call, in order."""
+        """Return the signals that came since the last call, in order.
+
+        Signals that come at once are noted in no certain order: the system runs the handler of the
+        later one first. Of a pause and its end that came together, the end wins.
+        """
         self._fill()
         taken, self._waiting = self._waiting, []
-        return taken
+        return sorted(taken, key=lambda number: number is signal.SIGCONT)
 
     def stop_waits(self) -> bool:
         """Tell whether a signal to end is among those not yet taken."""

@@ -283,6 +283,16 @@ def test_a_process_with_threads_is_not_forked():
 # --- signals and orphans --------------------------------------------------------------------------
 
 
+def test_of_a_pause_and_its_end_that_came_together_the_end_wins():
+    signals = SignalQueue()
+    try:
+        for number in (signal.SIGCONT, signal.SIGHUP, signal.SIGTSTP):
+            signal.raise_signal(number)
+        assert signals.take() == [signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT]
+    finally:
+        signals.close()
+
+
 def test_signals_are_queued_in_order_and_given_back():
     before = signal.getsignal(signal.SIGHUP)
     signals = SignalQueue()
