@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,8 +23,8 @@ class InstanceRow:
 
     `state` is starting, working, standby (healthy, owning nothing), paused (by a signal), draining
     (it hands over what it owns), drained (an operator wants it to own nothing), silent (no beat for
-    longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned` counts its
-    units, `rate` the messages acknowledged per second, null when not known.
+    longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned` counts the
+    leases that it holds, `rate` the messages acknowledged per second, null when not known.
     """
 
     instance: str
@@ -111,8 +112,11 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
     ]
     seen = partitions.view(link, keys)
     now = seen.now_unix_ms
+    # Counted by leases: an instance that has fallen silent still tells of what it owned.
+    owned = Counter(row.owner for row in seen.units if row.state == "owned")
+    dead_unix_ms = now - int(stale * 1000)
     instances = [
-        _instance(name, int(float(beat)), told.get(name, {}), summary, now - int(stale * 1000))
+        _instance(name, int(float(beat)), told.get(name, {}), summary, dead_unix_ms, owned[name])
         for name, beat, summary in zip(names, beats[1::2], summaries, strict=True)
     ]
     workers = {
@@ -140,7 +144,12 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
 
 
 def _instance(
-    name: str, beat: int, info: dict[str, Any], summary: dict[str, Any], stale_unix_ms: int
+    name: str,
+    beat: int,
+    info: dict[str, Any],
+    summary: dict[str, Any],
+    stale_unix_ms: int,
+    owned: int,
 ) -> InstanceRow:
     state = str(summary.get("state", "unknown"))
     units = _list(summary.get("units"))
@@ -154,7 +163,7 @@ def _instance(
         beat_unix_ms=beat,
         offers=[f"{topic}/{group}" for topic, group in info.get("offers", ())],
         weight=_number(info.get("weight")) or 1,
-        owned=sum(1 for unit in units if unit.get("owned")),
+        owned=owned,
         rate=round(sum(_rate(unit) or 0.0 for unit in units), 2) if summary else None,
     )
 

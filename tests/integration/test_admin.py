@@ -489,6 +489,9 @@ def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
     units[0] |= {"in_hand": 7, "longest_run_seconds": 1.5, "rates": {"acked": 12.5}}
     summary = {"instance": "west-1", "state": "working", "redis_up": True, "units": units}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
+    # What a silent instance told last is not what it owns.
+    stale = {"instance": "east-1", "state": "working", "units": units}
+    link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")
     link.run(leases.release(keys, at(2).unit, "t1"))
 
@@ -498,7 +501,7 @@ def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
     west = by_name["west-1"]
     assert (west.state, west.host, west.pid, west.version) == ("working", "h1", 42, "1.2")
     assert (west.owned, west.rate, west.offers, west.weight) == (2, 12.5, ["access/hits"], 2)
-    assert by_name["east-1"].state == "silent"
+    assert (by_name["east-1"].state, by_name["east-1"].owned) == ("silent", 0)
     first, second, third = seen.units
     assert (first.worker, first.in_hand, first.rate) == ("ready", 7, 12.5)
     assert first.longest_run_seconds == 1.5
