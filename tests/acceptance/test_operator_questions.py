@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from streamqd.cli import cli
 from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
+from tests.support.servers import Server
 
 NewDaemon = Callable[..., Daemon]
 PAGE = ROOT / "docs" / "how-to" / "answer-questions.md"
@@ -202,7 +203,9 @@ def test_what_does_not_exist_is_refused(new_daemon: NewDaemon) -> None:
 # --- how far behind are we, and since when? -------------------------------------------------------
 
 
-def test_how_far_behind_and_since_when(new_daemon: NewDaemon) -> None:
+def test_how_far_behind_and_since_when(new_daemon: NewDaemon, server: Server) -> None:
+    # Redis 6.2 tells the housekeeper no lag of a group that is behind, so there is no trend.
+    trend = "trend not known" if server.version < (7,) else "(steady|growing|shrinking)"
     with new_daemon(partitions=2) as one:
         one.send(["await gate"], partition=0)
         [first, *_] = one.send(["sleep 0.01"] * 300, partition=0)
@@ -210,7 +213,8 @@ def test_how_far_behind_and_since_when(new_daemon: NewDaemon) -> None:
 
         def behind() -> dict[str, Any]:
             found = document(one, "status")["behind"]
-            return found[0] if found and found[0]["lag_per_second"] is not None else {}
+            known = found and (server.version < (7,) or found[0]["lag_per_second"] is not None)
+            return found[0] if known else {}
 
         told = one.wait_for(behind, what="status tells how far behind the group is")
         assert (told["topic"], told["group"], told["partitions"]) == (TOPIC, GROUP, [0])
@@ -220,7 +224,7 @@ def test_how_far_behind_and_since_when(new_daemon: NewDaemon) -> None:
         said = ask(one, "status")[1]
         assert re.search(
             rf"{TOPIC}/{GROUP} is [\d,]+ behind in partition 0, since 20\d\d-\d\d-\d\d"
-            rf" \d\d:\d\d:\d\dZ \(.+\), (steady|growing|shrinking)",
+            rf" \d\d:\d\d:\d\dZ \(.+\), {trend}",
             said,
         )
         (one.folder / "gate").touch()

@@ -27,14 +27,15 @@ from tests.support.waiting import wait_until
 Make = Callable[[], EmbeddedServer]
 
 HOLDER = """
-import signal, sys
+import os, signal, sys
 from pathlib import Path
 from streamqd import embedded
 embedded.find_server = lambda: Path(sys.argv[2])
 server = embedded.EmbeddedServer(Path(sys.argv[1]))
 server.start()
 server.wait_ready(20)
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+# Not by print: the signal may come in the midst of one.
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"interrupted\\n"))
 print(server.pid, flush=True)
 while True:
     signal.pause()
