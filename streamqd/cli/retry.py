@@ -32,6 +32,19 @@ def _filters(command: Command) -> Command:
     return command
 
 
+def _chosen(command: Command) -> Command:
+    """What `now` and `cancel` are about: retries by id, or all that pass the filters."""
+    command = _filters(command)
+    for option in (
+        click.option("--all", "every", is_flag=True, help="All that pass the filters."),
+        click.argument("ids", metavar="[ID]...", nargs=-1),
+        click.argument("group"),
+        click.argument("topic"),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group()
 def retry() -> None:
     """Look at delayed retries, run them now, cancel them."""
@@ -93,11 +106,7 @@ def list_(
 
 
 @retry.command()
-@click.argument("topic")
-@click.argument("group")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All that pass the filters.")
-@_filters
+@_chosen
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @json_option
 @pass_session
@@ -130,11 +139,7 @@ def now(
 
 
 @retry.command()
-@click.argument("topic")
-@click.argument("group")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All that pass the filters.")
-@_filters
+@_chosen
 @click.option("--drop", is_flag=True, help="Lose them instead of making dead letters.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @yes_option

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
-TIERS = ("all", "hot", "cold")
 TIMEOUT = 10.0  # seconds that one exchange with Redis may take
 
 
