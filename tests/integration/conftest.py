@@ -1,16 +1,53 @@
-"""Fixtures for tests that let workers live in their own process."""
+"""Fixtures of several files: verbs that are run, workers that live in the test's own process."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, Slot
-from tests.contract.desk import UNIT
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life, lives
 from tests.support.servers import Server
+from tests.support.verbs import At, Run
+
+
+@pytest.fixture
+def file(tmp_path: Path, server: Server) -> Path:
+    """A configuration that names the shared server."""
+    path = tmp_path / "streamq.toml"
+    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+    return path
+
+
+@pytest.fixture
+def run(file: Path, link: Link) -> Run:
+    """Run a verb with `file`; it must end with `code`. `typed` is its standard input."""
+
+    def invoke(*args: str, code: int = 0, typed: bytes | str | None = None) -> Result:
+        result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.stderr
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def at(link: Link, keys: Keys) -> At:
+    """A desk for a partition of the topic access, which has three, for a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=3))
+    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
 
 
 @pytest.fixture

@@ -14,21 +14,12 @@ from streamqd.admin import topics as admin_topics
 from streamqd.admin.dead import Choice
 from streamqd.admin.document import as_json
 from streamqd.errors import RedisRefused, Refused, TopicMissing
-from streamqd.model import Unit
 from streamqd.store import leases, members, messages, scripts, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.servers import Server
-
-At = Callable[..., Desk]
-
-
-@pytest.fixture
-def at(link: Link, keys: Keys) -> At:
-    """A desk for a partition of the topic access, which has three, for a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
+from tests.support.verbs import At
 
 
 def bury(desk: Desk, entry_id: str, **context: str) -> str:

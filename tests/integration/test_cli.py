@@ -13,28 +13,22 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from streamqd import config
 from streamqd.admin import tail
-from streamqd.cli import cli
-from streamqd.model import Unit
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
+from tests.support.verbs import At, Run, document
 from tests.support.waiting import wait_until
-
-Run = Callable[..., Result]
-At = Callable[..., Desk]
 
 
 @pytest.fixture
@@ -42,30 +36,6 @@ def file(tmp_path: Path, server: Server) -> Path:
     path = tmp_path / "streamq.toml"
     path.write_text(f'[redis]\nurl = "{server.url}"\n[topics.orders]\npartitions = 3\n')
     return path
-
-
-@pytest.fixture
-def run(file: Path, link: Link) -> Run:
-    """Run a verb with the configuration of the shared server; it must end with `code`."""
-
-    def invoke(*args: str, code: int = 0, typed: bytes | str | None = None) -> Result:
-        result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.stderr
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def at(link: Link, keys: Keys) -> At:
-    """A desk for a partition of the topic access, which has three, for a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
 
 
 def entries(link: Link, keys: Keys, topic: str, count: int) -> list[tuple[int, dict[str, bytes]]]:

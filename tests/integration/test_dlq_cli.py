@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from streamqd import config
 from streamqd.admin import letters
 from streamqd.admin.pages import server_unix_ms
-from streamqd.cli import cli
-from streamqd.model import Unit
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -27,40 +23,14 @@ from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
+from tests.support.verbs import At, Run, document
 from tests.support.waiting import wait_until
 
-Run = Callable[..., Result]
-At = Callable[..., Desk]
-
 
 @pytest.fixture
-def file(tmp_path: Path, server: Server) -> Path:
-    path = tmp_path / "streamq.toml"
-    path.write_text(f'[redis]\nurl = "{server.url}"\n')
-    return path
-
-
-@pytest.fixture
-def run(file: Path, link: Link) -> Run:
+def dlq(run: Run) -> Run:
     """Run a verb of `dlq`; it must end with `code`."""
-
-    def invoke(*args: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(cli, ["--config", str(file), "dlq", *args])
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.stderr
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def at(link: Link, keys: Keys) -> At:
-    topics.create(link, keys, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
+    return functools.partial(run, "dlq")
 
 
 def write(desk: Desk, count: int, **fields: str) -> None:
@@ -73,15 +43,15 @@ def write(desk: Desk, count: int, **fields: str) -> None:
 TRACE = 'Traceback (most recent call last):\n  File "/srv/bank.py", line 1, in pay\nE: x\n'
 
 
-def test_what_died_tonight_and_why(run: Run, at: At, link: Link) -> None:
+def test_what_died_tonight_and_why(dlq: Run, at: At, link: Link) -> None:
     yesterday = server_unix_ms(link) - 30 * 3_600_000
     at(0).add(f"{yesterday}-0", "payload", "x", "group", "hits", stream=at(0).dlq)
     for number in range(3):
         bury(at(number), f"{number + 1}-0", traceback=TRACE, handler="shop:pay")
     bury(at(1), "9-0", reason="crashes", errorClass="", errorMessage="signal SIGSEGV", traceback="")
 
-    tonight = run("stats", "access", "--since", "12h")
-    told = document(run("stats", "access", "--since", "12h", "--json"))
+    tonight = dlq("stats", "access", "--since", "12h")
+    told = document(dlq("stats", "access", "--since", "12h", "--json"))
 
     lines = tonight.stdout.splitlines()
     first = told["causes"][0]
@@ -92,27 +62,27 @@ def test_what_died_tonight_and_why(run: Run, at: At, link: Link) -> None:
     assert "crashes: signal SIGSEGV" in lines[3]
     assert tonight.stderr == "4 of 5 dead letters in access\n"
     assert [each["count"] for each in told["causes"]] == [3, 1]
-    assert document(run("stats", "access", "--json"))["looked_at"] == 5
-    assert run("stats", "access", "--reason", "decode").stdout == (
+    assert document(dlq("stats", "access", "--json"))["looked_at"] == 5
+    assert dlq("stats", "access", "--reason", "decode").stdout == (
         "no dead letters in access that the filter chooses\n"
     )
     # The answer leads to the letters: by the fingerprint, and to the example.
-    mine = document(run("list", "access", "--fingerprint", first["fingerprint"], "--json"))
+    mine = document(dlq("list", "access", "--fingerprint", first["fingerprint"], "--json"))
     assert len(mine["rows"]) == 3
-    shown = run("show", "access", first["example"]).stdout
+    shown = dlq("show", "access", first["example"]).stdout
     assert "fingerprint: " + first["fingerprint"] in shown
     assert "at:          bank.py:pay" in shown
 
 
-def test_can_i_replay_it_safely(run: Run, at: At, file: Path, link: Link, keys: Keys) -> None:
+def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Link, keys: Keys) -> None:
     for number in range(2):
         at(number).own("t1", owner=f"west-{number}")
         bury(at(number), "1-0", traceback=TRACE)
     write(at(2), 1, replayCount="7", group="hits")
     before = at(0).dump()
 
-    told = run("replay", "access", "--reason", "attempts", "--dry-run")
-    plain = run("replay", "access", "--all", "--dry-run", "--json")
+    told = dlq("replay", "access", "--reason", "attempts", "--dry-run")
+    plain = dlq("replay", "access", "--all", "--dry-run", "--json")
 
     assert at(0).dump() == before
     lines = told.stdout.splitlines()
@@ -125,34 +95,34 @@ def test_can_i_replay_it_safely(run: Run, at: At, file: Path, link: Link, keys: 
     ) in lines
     plan = document(plain)
     assert plan["refused"] == {"it was replayed 3 times or more already, and died again": 1}
-    few = run("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
+    few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
     assert "only 1 of them because of --limit" in few
     assert few.splitlines()[-1].endswith("--limit 1")
     # The command that it says does what it has shown, and nothing that died since.
     bury(at(0), "5-0")
     words = lines[-1].removeprefix("to do it: ").split()
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
-    result = run(*words[4:], "--yes")
+    result = dlq(*words[4:], "--yes")
     assert result.stdout == "2 dead letters of access replayed\n"
     assert letters.total(link, keys, "access") == 2
 
 
-def test_replaying_by_filter_and_target(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_replaying_by_filter_and_target(dlq: Run, at: At, link: Link, keys: Keys) -> None:
     topics.create(link, keys, "other", config.Topic(partitions=1))
     write(at(0), 2, key="a")
     write(at(1), 2, headers='{"tenant":"x"}')
     write(at(2), 2)
     at(1).groups()
 
-    by_key = run("replay", "access", "--key", "a", "--partition", "1", "--yes", "--json")
+    by_key = dlq("replay", "access", "--key", "a", "--partition", "1", "--yes", "--json")
     assert (document(by_key)["replayed"], document(by_key)["target"]) == (
         *(2, "their own group, on partition 1"),
     )
     assert link.execute("XLEN", at(1).retry) == 2
-    header = run("replay", "access", "-H", "tenant=x", "--everyone", "--yes")
+    header = dlq("replay", "access", "-H", "tenant=x", "--everyone", "--yes")
     assert header.stdout == "2 dead letters of access replayed to every group\n"
     assert link.execute("XLEN", at(1).stream) == 2
-    rest = run("replay", "access", "--all", "--to-topic", "other", "--rate", "1000/s", "--yes")
+    rest = dlq("replay", "access", "--all", "--to-topic", "other", "--rate", "1000/s", "--yes")
     assert rest.stdout == "2 dead letters of access replayed to the topic other\n"
     assert link.execute("XLEN", keys.stream("other", 0)) == 2
 
@@ -173,8 +143,8 @@ def test_replaying_by_filter_and_target(run: Run, at: At, link: Link, keys: Keys
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_told(run: Run, at: At, args: tuple[str, ...], words: str) -> None:
-    assert words in " ".join(run(*args, code=2).stderr.split())
+def test_a_mistake_is_told(dlq: Run, at: At, args: tuple[str, ...], words: str) -> None:
+    assert words in " ".join(dlq(*args, code=2).stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -184,18 +154,18 @@ def test_a_mistake_is_told(run: Run, at: At, args: tuple[str, ...], words: str) 
         *(("1970-01-01 00:00", 2), ("9999-12-31", 0)),
     ],
 )
-def test_times(run: Run, at: At, link: Link, since: str, found: int) -> None:
+def test_times(dlq: Run, at: At, link: Link, since: str, found: int) -> None:
     if since == "2026-11-21":
         since = str(server_unix_ms(link) + 10_000)  # unix milliseconds
     yesterday = server_unix_ms(link) - 24 * 3_600_000
     at(0).add(f"{yesterday}-0", "payload", "x", stream=at(0).dlq)
     write(at(0), 1)
-    assert len(document(run("list", "access", "--since", since, "--json"))["rows"]) == found
-    purged = run("purge", "access", "--since", since, "--yes", "--json")
+    assert len(document(dlq("list", "access", "--since", since, "--json"))["rows"]) == found
+    purged = dlq("purge", "access", "--since", since, "--yes", "--json")
     assert document(purged)["purged"] == found
 
 
-def test_a_target_that_is_not_there_is_refused_before_it_asks(run: Run, at: At) -> None:
+def test_a_target_that_is_not_there_is_refused_before_it_asks(dlq: Run, at: At) -> None:
     write(at(0), 1)
     before = at(0).dump()
     for args, words in (
@@ -203,53 +173,53 @@ def test_a_target_that_is_not_there_is_refused_before_it_asks(run: Run, at: At) 
         (("--to-topic", "acces"), "did you mean access"),
         (("--partition", "7"), "no partition 7 in access"),
     ):
-        assert words in run("replay", "access", "--all", *args, code=8).stderr
+        assert words in dlq("replay", "access", "--all", *args, code=8).stderr
     assert at(0).dump() == before
 
 
-def test_a_replay_that_leaves_some_names_why(run: Run, at: At) -> None:
+def test_a_replay_that_leaves_some_names_why(dlq: Run, at: At) -> None:
     write(at(0), 1)
     write(at(1), 2, replayCount="1")
-    result = run("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
+    result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
     assert result.stdout == "1 dead letter of access replayed\n"
     assert "not replayed: 2 letters: it was replayed before, and died again" in result.stderr
 
 
-def test_a_purge_can_be_tried_first(run: Run, at: At) -> None:
+def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
     write(at(0), 2, reason="dead")
     write(at(0), 1, reason="decode")
     before = at(0).dump()
-    tried = run("purge", "access", "--reason", "dead", "--dry-run")
+    tried = dlq("purge", "access", "--reason", "dead", "--dry-run")
     assert tried.stdout.startswith("2 dead letters of access would be deleted for good\n\n2  ")
-    assert document(run("purge", "access", "--all", "--dry-run", "--json"))["looked_at"] == 3
+    assert document(dlq("purge", "access", "--all", "--dry-run", "--json"))["looked_at"] == 3
     assert at(0).dump() == before
-    assert run("purge", "access", "--reason", "dead", "--yes").stdout == (
+    assert dlq("purge", "access", "--reason", "dead", "--yes").stdout == (
         "2 dead letters of access purged\n"
     )
 
 
-def test_exporting(run: Run, at: At, tmp_path: Path, link: Link, keys: Keys) -> None:
+def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Link, keys: Keys) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)
     file = tmp_path / "dead.jsonl"
 
-    lines = run("export", "access")
+    lines = dlq("export", "access")
     assert [json.loads(line)["partition"] for line in lines.stdout.splitlines()] == [0, 0, 1]
     assert lines.stderr == "3 dead letters of access exported\n"
-    told = document(run("export", "access", "--key", "a", "--out", str(file), "--json"))
+    told = document(dlq("export", "access", "--key", "a", "--out", str(file), "--json"))
     assert (told["exported"], told["ended"], told["audited"]) == (2, "done", True)
     assert len(file.read_text().splitlines()) == 2
-    assert "exists. Replace it?" in run("export", "access", "-o", str(file), code=8).stderr
-    run("export", "access", "-o", str(file), "--yes")
+    assert "exists. Replace it?" in dlq("export", "access", "-o", str(file), code=8).stderr
+    dlq("export", "access", "-o", str(file), "--yes")
     assert len(file.read_text().splitlines()) == 3
-    refused = run("export", "access", "-o", str(tmp_path / "no" / "x"), code=8)
+    refused = dlq("export", "access", "-o", str(tmp_path / "no" / "x"), code=8)
     assert "cannot be written: No such file or directory" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == ["dead.jsonl"]
     assert letters.total(link, keys, "access") == 3
 
 
 def test_an_export_that_fails_leaves_the_old_file(
-    run: Run, at: At, file: Path, tmp_path: Path, server: Server
+    dlq: Run, at: At, file: Path, tmp_path: Path, server: Server
 ) -> None:
     if not isinstance(server, ProcessServer):
         pytest.skip("needs the server's socket")
@@ -259,29 +229,29 @@ def test_an_export_that_fails_leaves_the_old_file(
     with FaultProxy(server.socket_path) as proxy:
         file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
         proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
-        run("export", "access", "-o", str(out), "--yes", code=4)
+        dlq("export", "access", "-o", str(out), "--yes", code=4)
     assert out.read_text() == "old\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.jsonl", "streamq.toml"]
 
 
 def test_a_replay_without_redis_says_how_far_it_came(
-    run: Run, at: At, file: Path, server: Server, link: Link, keys: Keys
+    dlq: Run, at: At, file: Path, server: Server, link: Link, keys: Keys
 ) -> None:
     if not isinstance(server, ProcessServer):
         pytest.skip("needs the server's socket")
     write(at(1), 1)
-    run("replay", "access", "--all", "--yes")
+    dlq("replay", "access", "--all", "--yes")
     write(at(0), 250)
     with FaultProxy(server.socket_path) as proxy:
         file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=150)
-        result = run("replay", "access", "--all", "--yes", code=4)
+        result = dlq("replay", "access", "--all", "--yes", code=4)
         assert result.stdout == "100 dead letters of access replayed\n"
         assert "100 letters may have been replayed or not" in result.stderr
         [again] = [line for line in result.stderr.splitlines() if "go on with: " in line]
         words = again.partition("go on with: ")[2].split()
         assert words[4:7] == ["replay", "access", "--all"]
-        rest = run(*words[4:], "--yes")
+        rest = dlq(*words[4:], "--yes")
     left = int(rest.stdout.split()[0])
     assert 50 <= left <= 150
     assert link.execute("XLEN", at(0).retry) == 250
@@ -317,23 +287,23 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Link, keys: Key
     assert letters.total(link, keys, "access") == 60 - done["replayed"]
 
 
-def test_the_audit_trail_tells_who_did_what(run: Run, at: At) -> None:
-    assert run("audit", "access").stdout == "nothing in the audit trail of access\n"
-    assert "did you mean access" in run("audit", "acces", code=8).stderr
+def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:
+    assert dlq("audit", "access").stdout == "nothing in the audit trail of access\n"
+    assert "did you mean access" in dlq("audit", "acces", code=8).stderr
     write(at(0), 2)
-    run("export", "access")
-    run("replay", "access", "--all", "--limit", "1", "--yes")
-    run("purge", "access", "--all", "--yes")
+    dlq("export", "access")
+    dlq("replay", "access", "--all", "--limit", "1", "--yes")
+    dlq("purge", "access", "--all", "--yes")
 
-    [heading, purge, replay, export] = run("audit", "access").stdout.splitlines()
+    [heading, purge, replay, export] = dlq("audit", "access").stdout.splitlines()
     assert heading.split() == ["AGE", "WHO", "VERB", "COUNTS", "WHAT"]
     assert "dlq purge" in purge
     assert "purged 1" in purge
     assert "replayed 1" in replay
     assert "to their own group" in replay
     assert "exported 2" in export
-    page = document(run("audit", "access", "-n", "1", "--json"))
-    rest = document(run("audit", "access", "--cursor", page["cursor"], "--json"))
+    page = document(dlq("audit", "access", "-n", "1", "--json"))
+    rest = document(dlq("audit", "access", "--cursor", page["cursor"], "--json"))
     assert [each["verb"] for each in (*page["deeds"], *rest["deeds"])] == [
         *("dlq purge", "dlq replay", "dlq export"),
     ]

@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from streamqd import config
 from streamqd.admin import groups, groups_lag, groups_reset, growth
-from streamqd.cli import cli
 from streamqd.errors import Refused
-from streamqd.model import Unit
 from streamqd.store import messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.daemon import GROUP, TOPIC, Daemon
-from tests.support.servers import ProcessServer, Server
-
-Run = Callable[..., Result]
-At = Callable[..., Desk]
-
-
-@pytest.fixture
-def run(tmp_path: Path, server: Server, link: Link) -> Run:
-    """Run a verb; it must end with `code`."""
-    path = tmp_path / "streamq.toml"
-    path.write_text(f'[redis]\nurl = "{server.url}"\n')
-
-    def invoke(*args: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(cli, ["--config", str(path), *args])
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.stderr
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def at(link: Link, keys: Keys) -> At:
-    """A desk for a partition of the topic access, which has three, for a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
+from tests.support.servers import ProcessServer
+from tests.support.verbs import At, Run, document
 
 
 def set_aside(desk: Desk, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1) -> None:

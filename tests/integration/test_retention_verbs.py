@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from streamqd import config
-from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.servers import Server
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def file(tmp_path: Path, server: Server) -> Path:
-    path = tmp_path / "streamq.toml"
-    path.write_text(f'[redis]\nurl = "{server.url}"\n')
-    return path
-
-
-@pytest.fixture
-def run(file: Path) -> Run:
-    def invoke(*args: str, code: int = 0, typed: str | None = None) -> Result:
-        result = CliRunner().invoke(cli, ["--config", str(file), *args], input=typed)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.stderr
-        return result
-
-    return invoke
+from tests.support.verbs import Run, document
 
 
 @pytest.fixture
@@ -57,10 +33,6 @@ def fill(desk: Desk, count: int, *, acked: int, first: int = 1) -> None:
 
 def length(desk: Desk) -> int:
     return int(desk.do("XLEN", desk.stream))
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
 
 
 # --- trim -----------------------------------------------------------------------------------------

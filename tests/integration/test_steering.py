@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
@@ -18,30 +18,20 @@ from streamqd.store.client import Link
 from streamqd.store.control import Scope
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
-from tests.support.servers import Server, free_port
+from tests.support.servers import free_port
+from tests.support.verbs import Run, document
 
-Run = Callable[..., Result]
 Beat = Callable[..., None]
 
 PAIRS = [["orders", "bill"]]
 
 
-@pytest.fixture
-def run(tmp_path: Path, server: Server, link: Link, keys: Keys) -> Run:
-    """Run a verb on a topic orders of three partitions, that the group bill reads."""
-    path = tmp_path / "streamq.toml"
-    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+@pytest.fixture(autouse=True)
+def orders(link: Link, keys: Keys) -> None:
+    """A topic orders of three partitions, that the group bill reads."""
     topics.create(link, keys, "orders", config.Topic(partitions=3))
     for number in range(3):
         Desk(link, keys, Unit("orders", number, "bill")).groups()
-
-    def invoke(*args: str, code: int = 0, typed: str | None = None) -> Result:
-        result = CliRunner().invoke(cli, ["--config", str(path), *args], input=typed)
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.stderr
-        return result
-
-    return invoke
 
 
 @pytest.fixture
@@ -70,10 +60,6 @@ def own(link: Link, keys: Keys) -> Callable[[int, str], None]:
 
 def ordered(link: Link, keys: Keys) -> control.Control:
     return control.read(link.execute("HGETALL", keys.orders("default")))
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
 
 
 # --- pauses ---------------------------------------------------------------------------------------

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from streamqd import config
 from streamqd.admin import topics as admin_topics
 from streamqd.admin import topics_deletion
-from streamqd.cli import cli
 from streamqd.errors import RedisRefused, TopicMissing
 from streamqd.model import Unit
 from streamqd.producer import Producer
@@ -23,40 +19,7 @@ from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.servers import Server
-
-Run = Callable[..., Result]
-At = Callable[..., Desk]
-
-
-@pytest.fixture
-def file(tmp_path: Path, server: Server) -> Path:
-    path = tmp_path / "streamq.toml"
-    path.write_text(f'[redis]\nurl = "{server.url}"\n')
-    return path
-
-
-@pytest.fixture
-def run(file: Path, link: Link) -> Run:
-    """Run a verb; it must end with `code`."""
-
-    def invoke(*args: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(cli, ["--config", str(file), *args])
-        assert result.exit_code == code, result.output
-        assert "Traceback" not in result.stderr
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def at(link: Link, keys: Keys) -> At:
-    """A desk for a partition of the topic access, which has three, for a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=3))
-    return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout)
+from tests.support.verbs import At, Run, document
 
 
 def fill(at: At, *, everywhere: bool = True) -> None:
