@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 # `dev` includes `embedded`, so whoever has the first has the second.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+DOCS_STAMP := $(VENV)/.installed-docs
 REDIS62 := .cache/servers/redis62/redis-server
 DEMO_DIR := var/demo
 # What does not touch a server need not be run again on another one; nor do the tests that start
@@ -58,8 +59,10 @@ format: $(DEV_STAMP) ## Format the code and mend what can be mended
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(DEV_STAMP) ## Write the generated pages anew
+docs: $(DOCS_STAMP) ## Write the generated pages anew and build the site into var/site
 	$(BIN)/python docs/generate.py
+	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --fresh-env docs var/site
+	@echo "the site: file://$(CURDIR)/var/site/index.html"
 
 bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS="--rows 5000000")
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH_ARGS)
@@ -112,6 +115,10 @@ $(RUN_STAMP): pyproject.toml | $(BIN)/python
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(RUN_STAMP)
+
+$(DOCS_STAMP): pyproject.toml $(DEV_STAMP)
+	@$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
 
 $(REDIS62): | $(DEV_STAMP)
 	@$(BIN)/python tests/support/fetch_redis62.py

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import public_api
 
 from streamqd import config, errors, logs
 from streamqd.admin import diagnosis
@@ -283,6 +284,20 @@ def _option_meaning(option: click.Option) -> str:
     return text
 
 
+def python() -> str:
+    """All public names, by their signatures and docstrings."""
+    return _page(
+        "Python API",
+        "streamqd/__init__.py",
+        """
+What `from streamqd import ...` offers; everything else may change between releases. The package is
+typed (`py.typed`). How to use it is in [write a handler](../how-to/write-a-handler.md) and
+[produce messages](../how-to/produce-messages.md).
+""",
+        *public_api.parts(),
+    )
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "etc" / "streamq.toml": config.reference_toml,
     REFERENCE / "checks.md": checks,
@@ -293,6 +308,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "log-events.md": log_events,
     REFERENCE / "lua.md": lua,
     REFERENCE / "metrics.md": metrics,
+    REFERENCE / "python.md": python,
 }
 
 
