@@ -18,14 +18,14 @@ def parts() -> Iterator[str]:
     """The parts of the page, in order."""
     public = {name: getattr(streamqd, name) for name in sorted(streamqd.__all__)}
     for kind in _KINDS:
-        names = [name for name, thing in public.items() if _kind(name, thing) == kind]
+        names = [name for name, thing in public.items() if _kind(thing) == kind]
         if names:
             yield f"## {kind}"
         for name in names:
             yield from _described(name, public[name])
 
 
-def _kind(name: str, thing: Any) -> str:
+def _kind(thing: Any) -> str:
     if inspect.isclass(thing) and issubclass(thing, StreamqdError):
         return "Errors"
     home = getattr(thing, "__module__", "")
@@ -40,7 +40,7 @@ def _described(name: str, thing: Any) -> Iterator[str]:
     if not callable(thing):
         yield f"`{thing!r}`" if name != "__version__" else "The version, as text."
         return
-    yield f"```python\n{_signature(name, thing)}\n```"
+    yield f"```text\n{_signature(name, thing)}\n```"
     yield _prose(thing)
     if inspect.isclass(thing):
         yield from _members(name, thing)
