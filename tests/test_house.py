@@ -207,3 +207,15 @@ def test_the_python_in_the_pages_compiles():
     assert blocks
     for page, block in blocks:
         compile(block, page, "exec")
+
+
+def test_the_tests_that_pages_name_exist():
+    named = {
+        (name(page), path, test)
+        for page in PAGES
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)", page.read_text())
+    }
+
+    assert named
+    missing = [each for each in named if f"def {each[2]}(" not in (ROOT / each[1]).read_text()]
+    assert missing == []

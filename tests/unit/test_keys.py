@@ -1,0 +1,31 @@
+"""Keys of one partition share a hash slot, so one script may use them together on a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from redis.crc import key_slot
+
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+
+# What is not of one partition: the registry, the topic's own record, the fleet's keys.
+_TAGS = {"{access:p:3}", "{access}", "{default}", "{9c41}"}
+
+
+def _sample(pattern: str) -> str:
+    """A key as the contract of a script describes it, with names for its letters."""
+    for letter, name in (("{T:p:i}", "{access:p:3}"), ("{T}", "{access}"), ("{fleet}", "{default}")):
+        pattern = pattern.replace(letter, name)
+    return pattern.replace("<run>", "9c41").replace("G", "hits")
+
+
+@pytest.mark.parametrize("name", sorted(scripts.load()))
+def test_keys_of_a_script_share_a_slot(name: str) -> None:
+    patterns = [key.pattern for key in scripts.load()[name].keys]
+    slots = {key_slot(_sample(pattern).encode()) for pattern in patterns}
+    assert len(slots) == 1, patterns
+
+
+def test_partitions_of_a_topic_spread_over_slots() -> None:
+    slots = {key_slot(Keys().stream("access", partition).encode()) for partition in range(64)}
+    assert len(slots) > 60
