@@ -22,7 +22,7 @@ PARALLEL := -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 lint format docs bench-spark model model-full mutants soak soak-archive soak-memory build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 lint format docs bench bench-page bench-quick bench-spark model model-full mutants soak soak-archive soak-memory build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,16 @@ docs: $(DOCS_STAMP) ## Write the generated pages anew and build the site into va
 	$(BIN)/python docs/generate.py
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --fresh-env docs var/site
 	@echo "the site: file://$(CURDIR)/var/site/index.html"
+
+bench: $(DEV_STAMP) ## Measure streamqd beside its peers (BENCH_ARGS="--only celery --rounds 1")
+	$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
+
+bench-page: $(DEV_STAMP) ## Write docs/explanation/benchmarks.md and its plots from the results
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m tests.benchmarks.peers.page
+
+bench-quick: $(DEV_STAMP) ## Measure the hot path beside the bare loop, takeover and hand-over
+	$(BIN)/python -m tests.benchmarks.quick $(BENCH_ARGS)
 
 bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS="--rows 5000000")
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH_ARGS)

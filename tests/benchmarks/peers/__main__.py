@@ -1,0 +1,84 @@
+"""`make bench`: streamqd beside its peers. Writes JSON; `--page` writes the page and its plots.
+
+Each round runs every system once, one after the other, so that a noisy minute hits all of them.
+Figures of one machine: compare the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.peers import environments, server
+from tests.benchmarks.peers.bench import Round
+from tests.benchmarks.peers.systems import SYSTEMS
+
+
+def main() -> None:
+    """Measure, print the table, write the results."""
+    arguments = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--only", action="append", default=[], help="part of a system's name")
+    arguments.add_argument("--output", type=Path)
+    options = arguments.parse_args()
+    chosen = [each for each in SYSTEMS if _chosen(each.name, options.only)]
+    commands = {system.name: environments.prepare(system) for system in chosen}
+    missing = [name for name, found in commands.items() if found is None]
+    for name in missing:
+        print(f"left out, cannot be installed here: {name}", file=sys.stderr)
+    figures: dict[str, list[dict[str, float]]] = {each.name: [] for each in chosen}
+    with server.private() as (port, pid, about):
+        for number in range(options.rounds):
+            for system in chosen:
+                folder = commands[system.name]
+                if folder is None:
+                    continue
+                print(f"round {number + 1}: {system.name}", file=sys.stderr)
+                try:
+                    figures[system.name].append(Round(system, folder, port, pid).measure())
+                except Exception:  # noqa: BLE001 - one that fails must not cost the others' rounds
+                    traceback.print_exc()
+    results = {
+        "machine": server.machine() | {"server": about},
+        "date": time.strftime("%Y-%m-%d"),
+        "rounds": options.rounds,
+        "systems": {
+            system.name: {
+                "version": environments.version(system, commands[system.name] or Path()),
+                "survives": system.survives,
+                "figures": _summary(figures[system.name]),
+            }
+            for system in chosen
+            if figures[system.name]
+        },
+        "left out": missing + [name for name, rounds in figures.items() if not rounds],
+    }
+    text = json.dumps(results, indent=2) + "\n"
+    if options.output:
+        options.output.write_text(text)
+    print(text)
+
+
+def _chosen(name: str, parts: list[str]) -> bool:
+    return not parts or any(part.lower() in name.lower() for part in parts)
+
+
+def _summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    return {
+        name: {
+            "median": round(statistics.median(each[name] for each in rounds), 4),
+            "min": round(min(each[name] for each in rounds), 4),
+            "max": round(max(each[name] for each in rounds), 4),
+        }
+        for name in rounds[0]
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Celery: late acknowledgement, no results, a large prefetch, as its guide to optimizing says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import tally
+from celery import Celery, group
+
+app = Celery("bench", broker=os.environ["BENCH_REDIS"])
+app.conf.update(
+    task_acks_late=True,
+    task_ignore_result=True,
+    worker_prefetch_multiplier=64,
+    worker_disable_rate_limits=True,
+    broker_connection_retry_on_startup=True,
+    task_default_delivery_mode="transient",
+)
+
+
+@app.task
+def job(payload: str) -> None:
+    tally.done(payload)
+
+
+def single(payloads: Iterable[str]) -> None:
+    for payload in payloads:
+        job.delay(payload)
+
+
+def bulk(payloads: list[str]) -> None:
+    for start in range(0, len(payloads), 1000):
+        group(job.s(payload) for payload in payloads[start : start + 1000]).apply_async()

@@ -1,0 +1,42 @@
+"""Send jobs, in the environment of one system: `python drive.py APP single|bulk|paced COUNT`.
+
+The module APP offers `single(payloads)`, which sends them one by one as it gets them, and
+`bulk(payloads)`, which sends a list as its system's documentation recommends for many. Prints the
+seconds that it took.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Iterator
+
+PAYLOAD = "x" * 100
+RATE = 200  # per second, when paced
+
+
+def main() -> None:
+    """Send, then print how long it took."""
+    app = importlib.import_module(sys.argv[1])
+    mode, count = sys.argv[2], int(sys.argv[3])
+    app.single([PAYLOAD] * min(count, 1))  # connections and scripts are ready
+    began = time.perf_counter()
+    if mode == "single":
+        app.single(PAYLOAD for _ in range(count - 1))
+    elif mode == "bulk":
+        app.bulk([PAYLOAD] * (count - 1))
+    else:
+        app.single(_paced(count - 1))
+    print(time.perf_counter() - began)
+
+
+def _paced(count: int) -> Iterator[str]:
+    begin = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, begin + number / RATE - time.monotonic()))
+        yield f"{time.monotonic_ns():020d}".ljust(100, "x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""huey: no results, a blocking pop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import tally
+from huey import RedisHuey
+
+huey = RedisHuey("bench", url=os.environ["BENCH_REDIS"], results=False, blocking=True)
+
+
+@huey.task()
+def job(payload: str) -> None:
+    tally.done(payload)
+
+
+def single(payloads: Iterable[str]) -> None:
+    for payload in payloads:
+        job(payload)
+
+
+def bulk(payloads: list[str]) -> None:
+    single(payloads)  # it has no call for many

@@ -1,0 +1,29 @@
+"""streamqd: two partitions, everything at its default; with BENCH_BATCH a batch handler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import tally
+
+from streamqd import Message, Producer
+
+
+def job(message: Message) -> None:
+    tally.done(message.payload)
+
+
+def jobs(messages: list[Message]) -> None:
+    tally.done(messages[0].payload, len(messages))
+
+
+def single(payloads: Iterable[str]) -> None:
+    with Producer(os.environ["BENCH_REDIS"]) as producer:
+        for payload in payloads:
+            producer.send("bench", payload)
+
+
+def bulk(payloads: list[str]) -> None:
+    with Producer(os.environ["BENCH_REDIS"]) as producer:
+        producer.send_many("bench", payloads)

@@ -1,0 +1,61 @@
+"""The private server of the comparison, and the machine that its figures belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from streamqd.embedded import find_server
+
+
+@contextlib.contextmanager
+def private() -> Iterator[tuple[int, int, str]]:
+    """A server without persistence on a free port: its port, its pid, its version."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--dir", folder]
+        command += ["--save", "", "--appendonly", "no"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            yield port, process.pid, _version(port)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _version(port: int) -> str:
+    client = redis.Redis(port=port)
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            info: Any = client.info("server")
+            return f"{info.get('server_name', 'redis')} {_number(info)}"
+        except redis.ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _number(info: dict[str, Any]) -> str:
+    return str(info.get("valkey_version", info["redis_version"]))
+
+
+def machine() -> dict[str, Any]:
+    """Describe what the figures belong to."""
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
