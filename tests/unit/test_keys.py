@@ -8,13 +8,11 @@ from redis.crc import key_slot
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 
-# What is not of one partition: the registry, the topic's own record, the fleet's keys.
-_TAGS = {"{access:p:3}", "{access}", "{default}", "{9c41}"}
-
 
 def _sample(pattern: str) -> str:
     """A key as the contract of a script describes it, with names for its letters."""
-    for letter, name in (("{T:p:i}", "{access:p:3}"), ("{T}", "{access}"), ("{fleet}", "{default}")):
+    samples = {"{T:p:i}": "{access:p:3}", "{T}": "{access}", "{fleet}": "{default}"}
+    for letter, name in samples.items():
         pattern = pattern.replace(letter, name)
     return pattern.replace("<run>", "9c41").replace("G", "hits")
 
