@@ -1,0 +1,193 @@
+"""The loss of whole hosts: who caused it is found, and nobody else pays for it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import hosts
+from tests.support.daemon import GROUP, Daemon
+from tests.support.ledger import Audit
+from tests.support.servers import ProcessServer
+
+NewDaemon = Callable[..., Daemon]
+MAX_CRASHES = 2
+PATIENCE = 30.0
+CONSUMER = {"max_crashes": MAX_CRASHES}
+
+
+@pytest.fixture
+def new_host(new_daemon: NewDaemon) -> NewDaemon:
+    """Configure daemons that live on a host of their own each."""
+    hosts.need_hosts()
+
+    def make(**options: Any) -> Daemon:
+        options = {"code": hosts.CODE, "consumer": CONSUMER} | options
+        return hosts.settle(new_daemon(**options))
+
+    return make
+
+
+def lose_again_and_again(daemon: Daemon) -> int:
+    """Start the host until it survives; return how often it was lost."""
+    for losses in range(3 * MAX_CRASHES):
+        daemon.start("--burst")
+        if daemon.wait(PATIENCE) == 0:
+            return losses
+    raise AssertionError(f"lost for ever\n{daemon.tail()}")
+
+
+def runs(daemon: Daemon) -> Counter[str]:
+    return Counter(each.uid for each in daemon.ledger.records("start"))
+
+
+@pytest.mark.fault("F7", "F27")
+def test_a_message_that_kills_its_host_is_found_and_its_neighbours_run_once(new_host: NewDaemon):
+    daemon = new_host()
+    uids = daemon.send(["ok", "sleep 0.03", "lose", "ok", "ok"])
+    killer = uids[2]
+
+    # The first loss tells nothing: nobody knew what was running.
+    assert lose_again_and_again(daemon) == 1 + MAX_CRASHES
+
+    assert runs(daemon) == Counter(uids) + Counter({killer: MAX_CRASHES})
+    assert {each.attempt for each in daemon.ledger.records("start")} == {1}
+    (letter,) = daemon.letters()
+    assert letter["uid"] == killer
+    assert (letter["reason"], letter["crashes"]) == ("crashes", str(MAX_CRASHES))
+    assert letter["attempts"] == "0"
+    assert "loss of its host" in letter["errorMessage"]
+    blamed = [each.get("suspected") for each in daemon.events("lease.acquired")]
+    place = f"m:{letter['originalId']}"
+    assert blamed == [None, None, *[place] * MAX_CRASHES]
+    assert daemon.ledger.ended(GROUP) == {*uids} - {killer}
+    assert daemon.traces() == []
+
+
+@pytest.mark.fault("F27")
+def test_a_message_that_kills_hosts_is_not_taken_for_another_that_runs_beside_it(
+    new_host: NewDaemon,
+):
+    """Long messages of other partitions are running whenever the host is lost."""
+    daemon = new_host(partitions=3)
+    (killer,) = daemon.send(["lose 0.5"], 0)
+    others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
+
+    losses = lose_again_and_again(daemon)
+
+    assert {each["uid"] for each in daemon.letters()} == {killer}
+    assert daemon.ledger.ended(GROUP) >= {*others}
+    assert losses == 1 + MAX_CRASHES
+    assert daemon.ledger.of(killer, "start")[-1].attempt == 1
+    assert daemon.traces() == []
+
+
+@pytest.mark.fault("F7", "F27")
+def test_a_message_that_kills_its_host_kills_the_next_one_too_and_is_found_there(
+    new_host: NewDaemon,
+):
+    """Hosts come back when both are gone, so the message moves from one to the other."""
+    pair = [new_host(name=name, daemon={"lease_ttl": "2s"}) for name in ("one", "two")]
+    uids = pair[0].send(["ok", "sleep 0.03", "lose", "ok", "ok"])
+    losses: Counter[str] = Counter()
+    while not pair[0].letters():
+        for daemon in pair:
+            daemon.start()
+        pair[0].wait_for(
+            lambda: pair[0].letters() or not any(daemon.running for daemon in pair),
+            timeout=PATIENCE, what="both hosts are lost",
+        )  # fmt: skip
+        losses.update(daemon.config_path.stem for daemon in pair if not daemon.running)
+
+    pair[0].wait_settled()
+    assert losses.keys() == {"one", "two"}
+    assert losses.total() == 1 + MAX_CRASHES
+    assert runs(pair[0]) == Counter(uids) + Counter({uids[2]: MAX_CRASHES})
+    (letter,) = pair[0].letters()
+    assert (letter["uid"], letter["reason"]) == (uids[2], "crashes")
+    assert letter["crashes"] == str(MAX_CRASHES)
+    assert pair[0].traces() == []
+
+
+def append_only_files(server: ProcessServer) -> list[Path]:
+    """The file to which writes are appended: one, in a folder of its own since 7.0."""
+    found = [file for file in server.folder.rglob("*.aof") if ".base." not in file.name]
+    assert found
+    return found
+
+
+# --- with the server ------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F7", "F14")
+@pytest.mark.parametrize("appendfsync", ["always", "everysec"])
+def test_host_and_server_die_at_once_and_nothing_is_lost(
+    new_host: NewDaemon, fresh_server: ProcessServer, chance: random.Random, appendfsync: str
+):
+    fresh_server.kill()
+    fresh_server.start(appendfsync=appendfsync)
+    daemon = new_host(partitions=2, redis_url=fresh_server.url)
+    daemon.start()
+    daemon.wait_event("ready", timeout=PATIENCE)
+    uids: list[str] = []
+    for round_ in range(2):
+        uids += daemon.send(f"sleep {chance.uniform(0, 0.004):.4f}" for _ in range(400))
+        moment = 400 * round_ + chance.randrange(50, 350)
+        daemon.wait_for(
+            lambda n=moment: daemon.ledger.count("end") >= n, what=f"{moment} have ended"
+        )
+        fresh_server.kill()
+        daemon.kill()
+        daemon.wait_gone(PATIENCE)
+        fresh_server.start(appendfsync=appendfsync)
+        daemon.link.close()
+        daemon.start()
+    daemon.wait_settled(PATIENCE)
+
+    audit = daemon.ledger.audit(GROUP)
+    assert (audit.lost, audit.unexpected) == ([], [])
+    assert max(audit.repeated.values()) <= 1 + 2
+    assert daemon.letters() == []
+
+
+@pytest.mark.fault("F7", "F14")
+def test_a_power_cut_takes_what_was_not_on_the_disk_and_nothing_else(
+    new_host: NewDaemon, fresh_server: ProcessServer
+):
+    """The end of the append-only file is cut off, as a power cut does with `everysec`."""
+    daemon = new_host(redis_url=fresh_server.url)
+    daemon.start()
+    daemon.wait_event("ready", timeout=PATIENCE)
+    kept = daemon.send(["ok"] * 20)
+    daemon.wait_settled()
+    (running,) = daemon.send(["await go"])
+    daemon.wait_run(running)
+    on_disk = {file: file.stat().st_size for file in append_only_files(fresh_server)}
+    (daemon.folder / "go").touch()
+    late = daemon.send(["ok"] * 20)
+    daemon.wait_settled()
+    daemon.kill()
+    daemon.wait_gone(PATIENCE)
+    vanished = daemon.send(["ok"] * 5)
+    fresh_server.kill()
+    for file, size in on_disk.items():
+        os.truncate(file, size)
+    fresh_server.start()
+    daemon.start()
+    daemon.wait_settled(PATIENCE)
+
+    assert daemon.ledger.audit(GROUP) == Audit(
+        lost=sorted(vanished),
+        repeated={running: 2},  # its acknowledgement was in the part that is gone
+    )
+    assert runs(daemon) == Counter([*kept, *late, running, running])
+    fresh = daemon.send(["ok"] * 5)
+    daemon.wait_settled()
+    assert {*fresh} <= daemon.ledger.ended(GROUP)
+    assert daemon.letters() == []

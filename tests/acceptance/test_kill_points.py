@@ -1,0 +1,249 @@
+"""The kill-point matrix of the worker: each crash point x {SIGKILL, pause + takeover, lost reply}.
+
+Every row of tests/support/kill_matrix.py has a partition; one daemon lives through all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.store import messages, scripts
+from tests.support import crash_points, kill_matrix
+from tests.support.crash_points import Strikes
+from tests.support.daemon import GROUP, Daemon
+from tests.support.kill_matrix import BLOCKED, ROWS, VICTIM, Case, Cost, Row, freeze, picture, thaw
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer
+
+NewDaemon = Callable[..., Daemon]
+PATIENCE = 30.0  # seconds that a busy machine may need for what takes two
+IN_PLACE = kill_matrix.CONSUMER | {"on_error": "block"}
+# Where the first owner, come back, settles what a second one is about to handle.
+CONTESTED = (
+    *("handler-ended", "verdict-noted", "ride-unsent"),
+    *("settle_ack-calls", "settle_retry-calls", "settle_dead-calls", "settle_note-calls"),
+)
+every_way = pytest.mark.parametrize(
+    ("rows", "consumer"),
+    [(ROWS, kill_matrix.CONSUMER), (BLOCKED, IN_PLACE)],
+    ids=["set aside", "in place"],
+)
+
+
+@pytest.fixture
+def strikes(tmp_path: Path) -> Strikes:
+    return Strikes(tmp_path / "strikes")
+
+
+@pytest.fixture
+def new_struck(new_daemon: NewDaemon, strikes: Strikes) -> NewDaemon:
+    """Configure daemons with crash points."""
+
+    def make(**options: Any) -> Daemon:
+        options = {"daemon": kill_matrix.DAEMON, "consumer": kill_matrix.CONSUMER} | options
+        daemon = new_daemon(**options)
+        daemon.module = crash_points.__name__
+        daemon.environment = {crash_points.VARIABLE: str(strikes.folder)}
+        return daemon
+
+    return make
+
+
+def crashes(daemon: Daemon, partition: int) -> list[Any]:
+    """Places that were charged, for each process that ended, in order."""
+    return [each.get("charged") for each in daemon.events("worker.crashed", partition=partition)]
+
+
+def judge(daemon: Daemon, cases: dict[int, Case], costs: dict[int, Cost]) -> None:
+    """Compare all rows with the model; show every one that differs."""
+    records, letters = daemon.ledger.records(), daemon.letters()
+    found = {
+        f"{case.row.point} {case.row.victim}": case.verdict(costs[number], records, letters)
+        for number, case in cases.items()
+    }
+    assert {name: text for name, text in found.items() if text} == {}
+    assert daemon.ledger.audit(GROUP).unexpected == []
+    # Nothing of a message stays behind when it is settled.
+    assert [key for key in daemon.traces() if not key.startswith("stream:")] == []
+
+
+@pytest.mark.fault("F1", "F2")
+@every_way
+def test_a_worker_that_is_killed_at_any_point(
+    new_struck: NewDaemon, strikes: Strikes, rows: list[Row], consumer: dict[str, Any]
+):
+    daemon = new_struck(partitions=len(rows), consumer=consumer)
+    uids = kill_matrix.seed(daemon, rows)
+    kill_matrix.arm(strikes, rows, "KILL")
+    with daemon:
+        daemon.wait_for(
+            lambda: all(strikes.struck(row.point, number) for number, row in enumerate(rows)),
+            timeout=PATIENCE, what="every point has struck",
+        )  # fmt: skip
+        daemon.wait_settled(PATIENCE)
+
+        judge(
+            daemon,
+            {number: Case(row, uids[number]) for number, row in enumerate(rows)},
+            {number: row.killed for number, row in enumerate(rows)},
+        )
+        for number, row in enumerate(rows):
+            blamed = f"m:{uids[number][VICTIM].rpartition('/')[2]}"
+            first = [blamed] if row.crashed else []
+            last = blamed if row.killed.charged and not row.crashed else None
+            assert crashes(daemon, number) == [*first, last], row
+        assert daemon.stop() == 0
+
+
+# --- pause and takeover ---------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F8")
+@every_way
+def test_an_instance_that_stands_still_at_any_point_and_comes_back_when_another_has_taken_over(
+    new_struck: NewDaemon, strikes: Strikes, rows: list[Row], consumer: dict[str, Any]
+):
+    a, b = (
+        new_struck(partitions=len(rows), consumer=consumer, name=name) for name in ("one", "two")
+    )
+    uids = kill_matrix.seed(a, rows)
+    kill_matrix.arm(strikes, rows, "STOP")
+    a.start()
+    a.wait_for(
+        lambda: all(strikes.struck(row.point, number) for number, row in enumerate(rows)),
+        timeout=PATIENCE, what="every point has struck",
+    )  # fmt: skip
+    freeze(a)
+    pending = a.pending_uids()
+    unacked = {each.uid for each in a.ledger.records("start")} & pending
+
+    # What the first instance still wants to settle shall be in the hands of the second one.
+    contested = {number for number, row in enumerate(rows) if row.point in CONTESTED}
+    suspected = {number for number, row in enumerate(rows) if row.paused.charged}  # they wait
+    for number in contested:
+        strikes.arm("handler-begins", number, "STOP")
+    b.start()
+    b.wait_event("ready", timeout=PATIENCE)
+    b.wait_for(
+        lambda: all(strikes.struck("handler-begins", number) for number in contested)
+        and not unsettled(b, {*range(len(rows))} - contested - suspected),
+        timeout=PATIENCE, what="the second one has everything in hand, or done",
+    )  # fmt: skip
+    before = picture(b)
+    thaw(a)
+    a.wait_for(lambda: not a.pids(), timeout=PATIENCE, what="every worker of the first has ended")
+
+    assert picture(b) == before, "a superseded token has changed something"
+    thaw(b)
+    b.wait_settled(PATIENCE)
+    judge(
+        b,
+        {
+            number: Case(row, uids[number], frozenset(unacked & {*uids[number]}))
+            for number, row in enumerate(rows)
+        },
+        {number: row.paused for number, row in enumerate(rows)},
+    )
+    assert b.events("worker.crashed") == []
+    assert (a.stop(), b.stop()) == (0, 0)
+
+
+def unsettled(daemon: Daemon, partitions: set[int]) -> int:
+    """How many messages of some partitions are not settled yet."""
+    units = [unit for unit in daemon.units() if unit.partition in partitions]
+    replies = daemon.link.run_many([messages.snapshot(daemon.keys, unit) for unit in units])
+    found = [messages.Snapshot.parse(reply) for reply in replies]
+    return sum(
+        one.unread + one.pending + one.delayed + one.retry_unread + one.retry_pending
+        for one in found
+        if one is not None
+    )
+
+
+# --- lost replies ---------------------------------------------------------------------------------
+
+
+# A reply can only be lost of what was sent: the points at which a command is with the server.
+def sent(rows: list[Row]) -> list[Row]:
+    return [
+        row for row in rows if row.point in ("fetch-sent", "ride-sent") or "called" in row.point
+    ]
+
+
+class Losses:
+    """Arms a proxy to lose, for each row, the reply of the command that the row is about."""
+
+    def __init__(self, proxy: FaultProxy, rows: list[Row]) -> None:
+        self._by_sha = {script.sha.encode(): script for script in scripts.load().values()}
+        self._read: dict[int, tuple[str, str]] = {}  # thread of a connection -> its open read
+        self.triggers = {
+            number: proxy.arm(
+                Fault.DROP_REPLY, nth=row.after + 1, wanted=self._wanted(row.point, str(number))
+            )
+            for number, row in enumerate(rows)
+        }
+
+    def _wanted(self, point: str, partition: str) -> Callable[[list[bytes]], bool]:
+        name = point.removesuffix("-called")
+        return lambda arguments: self._names(arguments) == (name, partition)
+
+    def _names(self, arguments: list[bytes]) -> tuple[str, str]:
+        """Which point a command is, and the partition that it is about."""
+        word, me = arguments[0].upper(), threading.get_ident()
+        if word == b"EVALSHA":
+            argv = arguments[3:]
+            name = crash_points.name_of(self._by_sha[arguments[1]], argv)
+            return name, crash_points.partition_of(argv)
+        # The answer of a read is that of the EXEC; each connection has a thread.
+        if word == b"MULTI":
+            self._read[me] = ("fetch-sent", "")
+        elif word == b"XACK" and me in self._read:
+            self._read[me] = ("ride-sent", "")
+        elif word == b"XREADGROUP" and me in self._read:
+            at = arguments.index(b"STREAMS") + 1
+            self._read[me] = (self._read[me][0], crash_points.partition_of(arguments[at:]))
+        elif word == b"EXEC" and me in self._read:
+            return self._read[me]
+        return "", ""
+
+
+@pytest.fixture
+def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
+    with FaultProxy(fresh_server.socket_path) as proxy:
+        yield proxy
+
+
+@pytest.mark.fault("F12")
+@every_way
+def test_any_reply_to_a_worker_is_lost(
+    new_struck: NewDaemon, fresh_server: ProcessServer, strikes: Strikes, proxy: FaultProxy,
+    rows: list[Row], consumer: dict[str, Any],
+):  # fmt: skip
+    rows = sent(rows)
+    daemon = new_struck(partitions=len(rows), redis_url=proxy.url, consumer=consumer)
+    uids = kill_matrix.seed(daemon, rows)
+    for script in scripts.load().values():
+        daemon.link.execute("SCRIPT", "LOAD", script.source)
+    for number, row in enumerate(rows):
+        if row.crashed:
+            strikes.arm("handler-begins", number, "KILL", VICTIM)
+    losses = Losses(proxy, rows)
+    with daemon:
+        for number, trigger in losses.triggers.items():
+            daemon.wait_for(
+                lambda trigger=trigger: trigger.hit, timeout=PATIENCE, what=rows[number].point
+            )
+        daemon.wait_settled(PATIENCE)
+
+        judge(
+            daemon,
+            {number: Case(row, uids[number]) for number, row in enumerate(rows)},
+            {number: Cost("nobody", int(row.crashed)) for number, row in enumerate(rows)},
+        )
+        assert len(daemon.events("worker.crashed")) == sum(row.crashed for row in rows)
+        assert daemon.stop() == 0

@@ -1,0 +1,322 @@
+"""Crash points: named places between two steps, at which a process can be struck from outside.
+
+    python -m tests.support.crash_points --config streamq.toml …
+
+runs `streamqd` with every point in place. A point is armed by a file in the folder that STRIKES
+names, `POINT@WHERE`, in which is said what happens there: `KILL` or `STOP`, the signal that the
+process sends to itself, and how many times the point is passed before. WHERE is the number of the
+partition, or `-` where there is none. A point strikes once, whichever process comes there; its
+pid is then in `POINT@WHERE.struck`.
+
+Nothing of this is in streamqd itself: the points are wrapped around its functions before it forks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from streamqd.housekeeper.reclaimer import Reclaimer
+from streamqd.message import Message
+from streamqd.model import Unit
+from streamqd.producer.carrier import Carrier
+from streamqd.scoreboard import Slot
+from streamqd.store.client import Link
+from streamqd.store.fetch import Fetcher, Round
+from streamqd.store.scripts import Call, Reply, Script
+from streamqd.supervisor.crew import Crew
+from streamqd.supervisor.holding import Holding
+from streamqd.worker.settler import Settler
+from streamqd.worker.worker import Worker
+
+VARIABLE = "STRIKES"  # names the folder, in the environment
+
+# Between the steps that are no scripts, in the order in which they come.
+WORKER = {
+    "fetch-unsent": "a read is about to be sent",
+    "fetch-sent": "a read is with the server",
+    "fetch-answered": "entries have come, the slot does not know of them",
+    "batch-posted": "the slot knows the batch, nothing of it has begun",
+    "handler-begins": "the entry is marked as running, the handler is about to be called",
+    "handler-ended": "the handler has ended, the entry is still marked as running",
+    "verdict-noted": "the entry is marked as done or failed, Redis does not know",
+    "ride-unsent": "acknowledgements are about to be sent with a read",
+    "ride-sent": "acknowledgements are with the server, with a read",
+    "ride-answered": "the server has answered them, they still count as owed",
+}
+SUPERVISOR = {
+    "worker-ended": "a worker has been collected, what it leaves has not been judged",
+    "worker-judged": "whom to blame is known, Redis does not know",
+    "worker-forked": "a worker has been forked, nobody has taken note of it",
+}
+HOUSEKEEPER = {"reclaim-flagged": "a worker has been told of what a foreign client left"}
+PRODUCER = {
+    "publish-unsent": "messages are about to be sent, in whichever way",
+    "publish-answered": "the server has answered, whoever sends does not know",
+}
+# Each script that changes something has two points: before it is sent, and once it is answered.
+# Of `message_promote` there are two kinds, and of `solo_mark` the last one ends the mode.
+SCRIPTS = {
+    "worker": (
+        *("message_recover", "settle_ack", "settle_retry", "settle_dead", "settle_charged"),
+        *("solo_mark", "solo_end", "message_reclaim", "settle_note"),
+    ),
+    "supervisor": (
+        *("lease_acquire", "group_ensure", "lease_renew", "lease_refence", "lease_release"),
+        *("member_beat", "member_leave"),
+    ),
+    "housekeeper": ("message_promote", "schedule_promote", "stream_trim", "letters_expire"),
+    "command": ("dead_replay", "dead_mark", "dead_deliver", "dead_purge"),
+}
+POINTS = {
+    *WORKER,
+    *SUPERVISOR,
+    *HOUSEKEEPER,
+    *PRODUCER,
+    *(
+        f"{name}-{side}"
+        for names in SCRIPTS.values()
+        for name in names
+        for side in ("calls", "called")
+    ),
+}
+
+# Scripts that change something and have no points here, and why.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("message_publish", "message_schedule"), "the points of a producer are around it"
+    ),
+    "message_fetch": "a read for a server whose memory is full; the points of a read are there",
+    "ghost_settle": "lets go of entries that are gone already",
+    **dict.fromkeys(
+        (
+            *("control_change", "group_delete", "group_reset", "message_adopt", "retry_cancel"),
+            *("retry_hasten", "stream_drop", "topic_configure", "topic_create", "topic_retire"),
+        ),
+        "one step of a command that may be given again",
+    ),
+    **dict.fromkeys(
+        ("growth_begin", "growth_mark", "growth_switch", "growth_end"),
+        "steps of a command that goes on where another has stopped",
+    ),
+    **dict.fromkeys(
+        (
+            *("archive_advance", "sink_append"),
+            *("pipeline_lease_take", "pipeline_lease_keep", "pipeline_lease_drop"),
+        ),
+        "Spark's, killed by `make soak-archive`",
+    ),
+}
+_MOVERS = ("message_promote", "stream_trim", "dead_purge")  # they are called whether it is needed
+_PARTITION = re.compile(rb":p:(\d+)\}")
+_passed: Counter[Path] = Counter()
+_own = "-"  # the partition of this process, in a worker
+
+
+class Strikes:
+    """The folder, for a test that arms points."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def arm(self, point: str, where: int | str, act: str, after: int = 0) -> None:
+        """Let `act` happen when the point is reached, once it has been passed `after` times."""
+        assert point in POINTS, point
+        (self.folder / f"{point}@{where}").write_text(f"{act} {after}")
+
+    def struck(self, point: str, where: int | str) -> int | None:
+        """Process id of whoever was struck there, once it is stopped or dead; None before."""
+        path = self.folder / f"{point}@{where}.struck"
+        if not path.exists():
+            return None
+        pid = int(path.read_text())
+        try:
+            status = psutil.Process(pid).status()
+        except psutil.NoSuchProcess:
+            return pid
+        # It says so before it does it: whoever is resumed too early would stop afterwards.
+        return pid if status in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else None
+
+
+def reached(point: str, where: str = "") -> None:
+    """This process is there: strike it, if that was asked for."""
+    path = Path(os.environ[VARIABLE]) / f"{point}@{where or _own}"
+    try:
+        act, after = path.read_text().split()
+    except FileNotFoundError:
+        return
+    _passed[path] += 1
+    if _passed[path] <= int(after):
+        return
+    noted = path.with_name(f"{path.name}.{os.getpid()}")
+    noted.write_text(str(os.getpid()))
+    path.unlink()
+    noted.rename(path.with_name(f"{path.name}.struck"))
+    os.kill(os.getpid(), signal.Signals[f"SIG{act}"])
+
+
+def name_of(script: Script, argv: Sequence[Any]) -> str:
+    """The point's name of a call of a script: the script's own, or that of one use of it."""
+    keys, values = argv[: len(script.keys)], argv[len(script.keys) :]
+    special = {
+        "solo_mark": ("solo_end", lambda: not values[3]),
+        "settle_ack": ("settle_charged", lambda: int(values[2]) > 0),
+        "message_promote": ("schedule_promote", lambda: b":retry:" not in _bytes(keys[2])),
+        "dead_purge": ("letters_expire", lambda: bool(values[0])),
+    }
+    other, is_other = special.get(script.name, ("", lambda: False))
+    return other if is_other() else script.name
+
+
+def partition_of(argv: Sequence[Any]) -> str:
+    """The number of the partition to which the keys of a call belong, `-` if there is none."""
+    found = _PARTITION.search(_bytes(argv[0]))
+    return found[1].decode() if found else "-"
+
+
+def _bytes(word: str | bytes) -> bytes:
+    return word.encode() if isinstance(word, str) else word
+
+
+# --- where they are -------------------------------------------------------------------------------
+
+
+def place() -> None:
+    """Put every point where it belongs. Called once, before anything is forked."""
+    _around(Link, "run", before=_calls_one, after=_called_one)
+    _around(Link, "run_each", before=_calls_each, after=_called_each)
+    _around(Fetcher, "send_round", before=_unsent, after=_sent)
+    _around(Fetcher, "receive_round", after=_answered)
+    _around(Worker, "__init__", after=_know_own)
+    _around(Worker, "_boot", after=_around_handler)
+    _around(Worker, "_post", after=lambda *_: reached("batch-posted"))
+    _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
+    _around(Settler, "set_aside", before=lambda *_: reached("verdict-noted"))
+    _around(Holding, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
+    _around(Crew, "start_worker", after=_at("worker-forked", 2))
+    _around_reclaimer()
+    _around(Carrier, "write", before=_at_send("publish-unsent"), after=_at_send("publish-answered"))
+
+
+def _around(
+    owner: type,
+    name: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
+    """Wrap a method: `before` gets its arguments, `after` the result and its arguments."""
+    inner: Any = getattr(owner, name)
+
+    @wraps(inner)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args)
+        result = inner(*args, **kwargs)
+        if after is not None:
+            after(result, *args)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _calls_one(_link: Link, call: Call) -> None:
+    reached(f"{name_of(call.script, call.argv)}-calls", partition_of(call.argv))
+
+
+def _called_one(reply: object, _link: Link, call: Call) -> None:
+    did = isinstance(reply, Reply)
+    if isinstance(reply, Reply) and call.script.name in _MOVERS:
+        did = reply.word == "OK" and int(reply.rest[0]) > 0
+    if did:
+        reached(f"{name_of(call.script, call.argv)}-called", partition_of(call.argv))
+
+
+def _calls_each(link: Link, calls: Sequence[Call]) -> None:
+    for call in calls:
+        _calls_one(link, call)
+
+
+def _called_each(replies: Sequence[object], link: Link, calls: Sequence[Call]) -> None:
+    for reply, call in zip(replies, calls, strict=True):
+        _called_one(reply, link, call)
+
+
+def _unsent(_fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
+    reached("ride-unsent" if main_acks else "fetch-unsent")
+
+
+def _sent(_none: None, _fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
+    reached("ride-sent" if main_acks else "fetch-sent")
+
+
+def _answered(found: Round, _fetcher: Fetcher, *_: object) -> None:
+    if found.acked:
+        reached("ride-answered")
+    elif found.main or found.retried:
+        reached("fetch-answered")
+
+
+def _know_own(_none: None, worker: Worker, *_: object) -> None:
+    global _own
+    _own = str(worker.unit.partition)
+
+
+def _around_handler(_none: None, worker: Worker) -> None:
+    function = worker.runner.function
+
+    def handle(message: Message) -> object:
+        reached("handler-begins")
+        try:
+            return function(message)
+        finally:
+            reached("handler-ended")
+
+    worker.runner.function = handle
+
+
+def _at(point: str, at: int = 0) -> Callable[..., None]:
+    """Reached in the partition of the holding that is the argument number `at`."""
+
+    def here(*args: Any) -> None:
+        reached(point, str(args[at].unit.partition))
+
+    return here
+
+
+def _at_send(point: str) -> Callable[..., None]:
+    return lambda *_: reached(point, "-")
+
+
+def _around_reclaimer() -> None:
+    look = Reclaimer.run
+
+    def run(reclaimer: Reclaimer, owned: Iterable[tuple[Slot, Unit]]) -> None:
+        slots = list(owned)
+        look(reclaimer, slots)
+        for slot, unit in slots:
+            if slot.reclaim_requested != slot.reclaim_done:
+                reached("reclaim-flagged", str(unit.partition))
+
+    Reclaimer.run = run  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Run the command of the arguments, with the points."""
+    from streamqd.cli import main as streamqd
+
+    place()
+    streamqd()
+
+
+if __name__ == "__main__":
+    main()

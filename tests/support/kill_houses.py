@@ -1,0 +1,150 @@
+"""Instances that are struck in their housekeeper, each with something of everything to do.
+
+What a housekeeper does is atomic and right whoever does it, twice or late: a fault costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from streamqd import config
+from streamqd.model import Unit
+from streamqd.producer import Producer
+from streamqd.registration import ensure_topics
+from streamqd.store import leases, messages
+from tests.support import crash_points, kill_matrix
+from tests.support.crash_points import SCRIPTS, Strikes
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.kill_matrix import freeze, picture, thaw
+
+PATIENCE = 60.0  # seconds; letters are looked at every 30
+POINTS = [
+    *(f"{name}-{side}" for name in SCRIPTS["housekeeper"] for side in ("calls", "called")),
+    "reclaim-flagged",
+]
+UNIT = Unit(TOPIC, 0, GROUP)
+OLD = "1-0"  # a letter that has been dead for decades
+
+
+class House:
+    """An instance whose housekeeper has something of everything to do, in a database of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        folder.mkdir()
+        self.strikes = Strikes(folder / "strikes")
+        self.one, self.two = (self._daemon(folder, url, name) for name in ("one", "two"))
+        self.runs: Counter[tuple[str, int]] = Counter()  # what is to run: payload, attempt
+        self._seed()
+
+    def _daemon(self, folder: Path, url: str, name: str) -> Daemon:
+        made = Daemon(
+            folder, url, name=name, daemon=kill_matrix.DAEMON, consumer=kill_matrix.CONSUMER
+        )
+        made.write_config(topics={TOPIC: {"partitions": 1, "dlq_retention": "1h"}})
+        made.module = crash_points.__name__
+        made.environment = {crash_points.VARIABLE: str(self.strikes.folder)}
+        return made
+
+    def close(self) -> None:
+        self.one.close()
+        self.two.close()
+
+    def _seed(self) -> None:
+        """A due retry, a due send, a retry that is done, an old letter, what a stranger fetched."""
+        daemon, keys, link = self.one, self.one.keys, self.one.link
+        ensure_topics(link, config.load(daemon.config_path))
+        link.run(leases.acquire(keys, UNIT, "seed", 0, 60.0, "seed"))
+        retried = daemon.send(["ok", "ok"])
+        kill_matrix.fetch(daemon, 0, "w")
+        done, due = ({b"originalId": uid.rpartition("/")[2].encode()} for uid in retried)
+        for fields in (done, due):
+            fields[b"retryCount"] = b"1"
+            place = b"m:" + fields[b"originalId"]
+            assert link.run(messages.retry(keys, UNIT, "seed", [(place, 0.0, fields)])).word == "OK"
+            if fields is done:
+                link.run(messages.promote_retries(keys, UNIT, 10))
+                stream = keys.retry_stream(*UNIT)
+                link.execute("XREADGROUP", "GROUP", GROUP, "w", "STREAMS", stream, ">")
+                ((entry, _),) = link.execute("XRANGE", stream, "-", "+")
+                assert link.execute("XACK", stream, GROUP, entry) == 1
+        link.run(leases.release(keys, UNIT, "seed"))
+        link.execute("XADD", keys.dlq(TOPIC, 0), OLD, "payload", "old", "originalId", OLD)
+        with Producer(settings=config.load(daemon.config_path)) as producer:
+            producer.send(TOPIC, "sleep 0", delay=0.001)
+        daemon.send(["fail", "sleep 0.001"])
+        kill_matrix.fetch(daemon, 0, "legacy")
+        daemon.send(["ok"])
+        self.runs.update({("ok", 2): 1, ("sleep 0", 1): 1, ("fail", 1): 1, ("fail", 2): 1})
+        self.runs.update({("sleep 0.001", 1): 1, ("ok", 1): 1})
+
+    def is_idle(self) -> bool:
+        """Whether the worker has nothing in hand, nor anything to fetch."""
+        keys, link = self.one.keys, self.one.link
+        found = messages.Snapshot.parse(link.run(messages.snapshot(keys, UNIT)))
+        assert found is not None
+        pending = 0
+        for stream in (keys.stream(TOPIC, 0), keys.retry_stream(*UNIT)):
+            _, _, _, consumers = link.execute("XPENDING", stream, GROUP)
+            pending += sum(int(count) for name, count in consumers or () if name == b"w")
+        return not (found.unread or found.retry_unread or pending)
+
+    def verdict(self) -> None:
+        """Fail unless everything ran as often as without a fault, and is where it belongs."""
+        daemon, keys = self.one, self.one.keys
+        daemon.wait_settled(PATIENCE)
+        texts = {each.uid: each.text for each in daemon.ledger.records("sent")}
+        found = Counter(
+            (texts.get(each.uid, "sleep 0"), each.attempt)
+            for each in daemon.ledger.records("start")
+        )
+        assert found == self.runs
+        # The old letter goes with the next look at them, which may be half a minute away.
+        assert [each["payload"] for each in daemon.letters() if each["payload"] != "old"] == [
+            "fail"
+        ]
+        assert [key for key in daemon.traces() if not key.startswith("stream:")] == []
+        assert daemon.link.execute("ZCARD", keys.scheduled(TOPIC, 0)) == 0
+
+
+def begin(houses: list[House], points: list[str], act: str) -> None:
+    """Let each house be struck at its point."""
+    for house, point in zip(houses, points, strict=True):
+        house.strikes.arm(point, 0, act)
+        house.one.start()
+    for house, point in zip(houses, points, strict=True):
+        house.one.wait_for(
+            lambda house=house, point=point: house.strikes.struck(point, 0),
+            timeout=PATIENCE, what=f"{point} has struck",
+        )  # fmt: skip
+
+
+def run_killed(houses: list[House], points: list[str]) -> None:
+    """Kill each housekeeper at its point; the supervisor forks another one."""
+    begin(houses, points, "KILL")
+    for house in houses:
+        house.verdict()
+        assert house.one.wait_event("housekeeper.exited")["how"] == "signal SIGKILL"
+        assert house.one.events("lease.lost") == []
+        assert house.one.stop() == 0
+
+
+def run_paused(houses: list[House], points: list[str]) -> None:
+    """Stop each instance at its point, let another take over and do all, and let it go on."""
+    begin(houses, points, "STOP")
+    for house in houses:
+        # Its worker shall have nothing in hand, so that a pause costs nothing there either.
+        house.one.wait_for(house.is_idle, timeout=PATIENCE, what="its worker has done what it can")
+        freeze(house.one)
+        house.two.start()
+    for house in houses:
+        house.two.wait_event("lease.acquired", timeout=PATIENCE)
+        house.verdict()
+        before = picture(house.two)
+        thaw(house.one)
+        house.one.wait_for(
+            lambda house=house: not house.one.pids(), timeout=PATIENCE, what="it has come back"
+        )
+        house.verdict()
+        assert picture(house.two)[:-1] == before[:-1]  # the last are the letters
+        assert (house.one.stop(), house.two.stop()) == (0, 0)

@@ -1,0 +1,238 @@
+"""The kill-point matrix: its rows, what each of them costs, and the ledger's word on it.
+
+A row is a crash point of the worker, struck while one message, the victim, is where the row wants
+it. Each row has a partition of its own, so one daemon goes through all of them in one life.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from streamqd import config
+from streamqd.model import Unit
+from streamqd.registration import ensure_topics
+from streamqd.store import leases
+from tests.support.crash_points import Strikes
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Record
+
+MAX_ATTEMPTS = 2
+VICTIM = 2  # its place among the messages of a partition
+DAEMON = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_moves": 1}
+CONSUMER = {
+    "max_attempts": MAX_ATTEMPTS,
+    "backoff": {"kind": "fixed", "base": "1ms", "max": "1ms", "jitter": "none"},
+    "reclaim_idle": "1s",
+}
+
+
+class Cost(NamedTuple):
+    """What a fault costs: who runs once more, and how often the victim is charged with a crash."""
+
+    again: str = "nobody"  # nobody | victim | unacked: what had run and was still pending
+    charged: int = 0
+
+
+FREE = Cost()
+
+
+class Row(NamedTuple):
+    """One crash point and one victim: ok, fail or dead.
+
+    `after` is how often the point is passed before. The entries of a partition are new, or pending
+    because an owner was lost (`inherited`), or fetched by a foreign client (`foreign`).
+    With `crashed` the victim has cost a process already.
+    """
+
+    point: str
+    victim: str = "ok"
+    killed: Cost = FREE
+    paused: Cost = FREE
+    after: int = 0
+    source: str = "new"
+    crashed: bool = False
+
+    @property
+    def payloads(self) -> list[str]:
+        """The messages. The second takes so long that what is done is settled before the third."""
+        return ["ok", "sleep 0.03", self.victim, "ok", "ok"]
+
+
+VICTIM_AGAIN, UNACKED = Cost("victim"), Cost("unacked")
+CHARGED = Cost("nobody", 1)
+ROWS = [
+    Row("message_recover-calls", "fail"),
+    Row("message_recover-called", "dead"),
+    Row("fetch-unsent", "fail"),
+    Row("fetch-sent", "dead"),
+    Row("fetch-answered", "fail"),
+    Row("batch-posted", "dead"),
+    # A process that ends while a message is marked as running is that message's doing.
+    *(
+        Row("handler-begins", victim, CHARGED, VICTIM_AGAIN, VICTIM)
+        for victim in ("ok", "fail", "dead")
+    ),
+    *(
+        Row("handler-ended", victim, Cost("victim", 1), VICTIM_AGAIN, VICTIM)
+        for victim in ("ok", "fail", "dead")
+    ),
+    # What is done is acknowledged for a dead process; what has failed, it alone could tell.
+    Row("verdict-noted", "ok", FREE, VICTIM_AGAIN, VICTIM),
+    Row("verdict-noted", "fail", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
+    Row("verdict-noted", "dead", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),
+    Row("settle_ack-calls", "fail", FREE, UNACKED),
+    Row("settle_ack-called", "dead"),
+    # A failure may wait for a quick run that comes behind it, which is then unacknowledged too.
+    Row("settle_retry-calls", "fail", VICTIM_AGAIN, UNACKED),
+    Row("settle_retry-called", "fail", FREE, UNACKED),
+    Row("settle_dead-calls", "dead", VICTIM_AGAIN, UNACKED),
+    Row("settle_dead-called", "dead", FREE, UNACKED),
+    Row("settle_charged-calls", "ok", CHARGED, Cost("victim", 1), crashed=True),
+    Row("settle_charged-called", "ok", CHARGED, CHARGED, crashed=True),
+    Row("ride-unsent", "ok", FREE, UNACKED),
+    Row("ride-sent", "ok"),
+    Row("ride-answered", "ok"),
+    # A mark is a suspicion: an owner that only stood still leaves one too.
+    Row("solo_mark-calls", "fail", after=VICTIM, source="inherited"),
+    Row("solo_mark-called", "fail", FREE, CHARGED, VICTIM, "inherited"),
+    Row("solo_end-calls", "dead", source="inherited"),
+    Row("solo_end-called", "fail", source="inherited"),
+    Row("message_reclaim-calls", "dead", source="foreign"),
+    Row("message_reclaim-called", "fail", source="foreign"),
+]
+
+# Where a failed message is retried in its place, what is known of its failures is written down.
+BLOCKED = [
+    Row("settle_note-calls", "fail", VICTIM_AGAIN, VICTIM_AGAIN),
+    Row("settle_note-called", "fail"),
+]
+
+
+def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
+    """Send the messages of all rows, a partition for each; return the uids of each partition."""
+    ensure_topics(daemon.link, config.load(daemon.config_path))
+    uids = {}
+    for number, row in enumerate(rows):
+        uids[number] = daemon.send(row.payloads, number)
+        if row.source == "inherited":
+            lose_owner(daemon, number)
+        elif row.source == "foreign":
+            fetch(daemon, number, "legacy")
+    return uids
+
+
+def lose_owner(daemon: Daemon, partition: int) -> None:
+    """Let everything of a partition be pending, fetched by an owner that was lost."""
+    unit = Unit(TOPIC, partition, GROUP)
+    call = leases.acquire(daemon.keys, unit, secrets.token_hex(8), 0, 0.001, "lost")
+    assert daemon.link.run(call).word == "OK"
+    fetch(daemon, partition, "w")
+
+
+def fetch(daemon: Daemon, partition: int, consumer: str) -> None:
+    """Fetch what is new in a partition under a consumer's name."""
+    stream = daemon.keys.stream(TOPIC, partition)
+    daemon.link.execute("XREADGROUP", "GROUP", GROUP, consumer, "STREAMS", stream, ">")
+
+
+def arm(strikes: Strikes, rows: Iterable[Row], act: str) -> None:
+    """Arm the point of each row, in the partition of the row."""
+    for number, row in enumerate(rows):
+        if row.crashed:
+            strikes.arm("handler-begins", number, "KILL", VICTIM)
+        strikes.arm(row.point, number, act, row.after)
+
+
+class Case(NamedTuple):
+    """One row after its fault: what was sent, and who had run and was pending at that moment."""
+
+    row: Row
+    uids: list[str]
+    unacked: frozenset[str] = frozenset()
+
+    def verdict(self, cost: Cost, records: Iterable[Record], letters: Iterable[Letter]) -> str:
+        """Compare what happened to the messages with the model; '' when it is the same."""
+        victim = self.uids[VICTIM]
+        again = {"nobody": frozenset(), "victim": {victim}, "unacked": self.unacked}[cost.again]
+        runs = {uid: Counter({1: 1 + (uid in again)}) for uid in self.uids}
+        if self.row.victim == "fail":
+            runs[victim].update(range(2, MAX_ATTEMPTS + 1))
+        buried = {
+            "ok": [],
+            "fail": [(victim, "attempts", str(MAX_ATTEMPTS), str(cost.charged))],
+            "dead": [(victim, "dead", "1", str(cost.charged))],
+        }[self.row.victim]
+        if cost.again == "unacked" and not again and not self.row.point.endswith("-called"):
+            return "nothing was unacknowledged"
+        return compare(runs, buried, records, letters)
+
+
+Letter = dict[str, str]
+
+
+def compare(
+    runs: Mapping[str, Counter[int]],
+    buried: list[tuple[str, str, str, str]],
+    records: Iterable[Record],
+    letters: Iterable[Letter],
+) -> str:
+    """Compare the runs of messages, counted by attempt, and their letters with what they must be.
+
+    A letter is uid, reason, attempts, crashes. '' when all is so.
+    """
+    found: dict[str, Counter[int]] = {uid: Counter() for uid in runs}
+    for record in records:
+        if record.kind == "start" and record.uid in runs:
+            found[record.uid][record.attempt] += 1
+    there = [
+        (each["uid"], each["reason"], each["attempts"], each["crashes"])
+        for each in letters
+        if each["uid"] in runs
+    ]
+    problems = []
+    if found != runs:
+        problems.append(f"runs {found}, the model says {runs}")
+    if there != buried:
+        problems.append(f"letters {there}, the model says {buried}")
+    return "; ".join(problems)
+
+
+# --- a pause --------------------------------------------------------------------------------------
+
+
+def freeze(daemon: Daemon) -> None:
+    """Stop every process of the daemon, the supervisor first: nobody is left to miss the others."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    for each in daemon.session():
+        each.suspend()
+
+
+def thaw(daemon: Daemon) -> None:
+    """Let all of it go on."""
+    for each in daemon.session():
+        each.resume()
+
+
+def picture(daemon: Daemon) -> list[Any]:
+    """All that an owner could change: fences, positions, pending entries, retries, letters."""
+    keys = daemon.keys
+    commands: list[tuple[str, ...]] = []
+    for unit in daemon.units():
+        stream, retry = keys.stream(unit.topic, unit.partition), keys.retry_stream(*unit)
+        commands += [
+            ("HGETALL", keys.fence(*unit)),
+            ("XINFO", "GROUPS", stream),
+            ("XPENDING", stream, unit.group),
+            ("XINFO", "GROUPS", retry),
+            ("XPENDING", retry, unit.group),
+            ("ZRANGE", keys.retry(*unit), "0", "-1", "WITHSCORES"),
+            ("HGETALL", keys.retry_items(*unit)),
+            ("HGETALL", keys.attempts(*unit)),
+            ("XRANGE", keys.dlq(unit.topic, unit.partition), "-", "+"),
+        ]
+    return list(zip(commands, daemon.link.pipeline(commands), strict=True))

@@ -1,0 +1,195 @@
+"""Instances that are struck in their supervisor: the rows of the matrix, and an instance for each.
+
+There is one supervisor in an instance, so each row has an instance of its own, in a database of its
+own; several of them live side by side.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support import crash_points, kill_matrix
+from tests.support.crash_points import Strikes
+from tests.support.daemon import Daemon
+from tests.support.kill_matrix import VICTIM, freeze, picture, thaw
+
+PATIENCE = 30.0  # seconds that a busy machine may need for what takes two
+SIDE_BY_SIDE = 6  # instances
+MAX_CRASHES = 2
+GATE = "go"
+
+
+class Row(NamedTuple):
+    """One crash point, in the course of one of these:
+
+    start: the daemon starts, there is work. busy: the victim runs. crash: the victim ends its
+    process, each time. drain: the daemon is told to end while the victim runs.
+    """
+
+    point: str
+    course: str
+    again: int = 0  # more runs of the victim than without the fault
+    after: int = 0
+
+
+ROWS = [
+    *(Row(f"member_beat-{side}", "start") for side in ("calls", "called")),
+    # Of the two that a start makes, that of the registration and that for the lease, the second.
+    *(Row(f"group_ensure-{side}", "start", after=1) for side in ("calls", "called")),
+    *(Row(f"lease_acquire-{side}", "start") for side in ("calls", "called")),
+    Row("worker-forked", "start"),
+    *(Row(f"lease_renew-{side}", "busy", again=1) for side in ("calls", "called")),
+    # Until Redis knows of a crash, whoever knew is gone: it is not charged.
+    Row("worker-ended", "crash", again=1),
+    Row("worker-judged", "crash", again=1),
+    Row("lease_refence-calls", "crash", again=1),
+    Row("lease_refence-called", "crash"),
+    *(Row(f"lease_release-{side}", "drain") for side in ("calls", "called")),
+    *(Row(f"member_leave-{side}", "drain") for side in ("calls", "called")),
+]
+PAYLOADS = {"start": "fail", "busy": f"await {GATE}", "crash": "exit 9", "drain": f"await {GATE}"}
+WHERE = {"member_beat": "-", "member_leave": "-"}
+
+
+class Trial:
+    """An instance and its database, for one row."""
+
+    def __init__(self, row: Row, folder: Path, url: str) -> None:
+        self.row = row
+        self.url = url
+        self.folder = folder / row.point
+        self.folder.mkdir()
+        self.strikes = Strikes(self.folder / "strikes")
+        self.where = WHERE.get(row.point.partition("-")[0], "0")
+        self.one = self.daemon("one")
+        self.two = self.daemon("two")
+        self.uids: list[str] = []
+
+    def daemon(self, name: str) -> Daemon:
+        consumer = kill_matrix.CONSUMER | {"max_crashes": MAX_CRASHES}
+        made = Daemon(
+            self.folder, self.url, name=name, daemon=kill_matrix.DAEMON, consumer=consumer
+        )
+        made.module = crash_points.__name__
+        made.environment = {crash_points.VARIABLE: str(self.strikes.folder)}
+        return made
+
+    def close(self) -> None:
+        self.one.close()
+        self.two.close()
+
+    def begin(self, act: str) -> None:
+        """Start it, with work. Without an `act` nothing will strike it."""
+        payloads = ["ok", "sleep 0.03", PAYLOADS[self.row.course], "ok", "ok"]
+        self.uids = self.one.send(payloads)
+        if act and self.row.course in ("start", "crash"):
+            self.arm(act)
+        self.one.start()
+
+    def arm(self, act: str) -> None:
+        self.strikes.arm(self.row.point, self.where, act, self.row.after)
+
+    def drive(self, act: str) -> None:
+        """Bring it to its point."""
+        if self.row.course in ("busy", "drain"):
+            self.one.wait_run(self.uids[VICTIM], timeout=PATIENCE)
+            self.arm(act)
+        if self.row.course == "drain":
+            self.one.signal(signal.SIGTERM)
+            self.open()
+
+    def open(self) -> None:
+        (self.folder / GATE).touch()
+
+    def wait_struck(self) -> None:
+        self.one.wait_for(
+            lambda: self.strikes.struck(self.row.point, self.where),
+            timeout=PATIENCE, what=f"{self.row.point} has struck",
+        )  # fmt: skip
+
+    def beat(self) -> float:
+        """When the first instance was last heard of, by the server's time."""
+        found = self.one.link.execute("ZSCORE", self.one.keys.members("default"), "one")
+        return float(found or 0)
+
+    def is_back(self, beat: float) -> bool:
+        """Whether the first instance has said everything since it was last heard of, or ended."""
+        return not self.one.running or (self.beat() > beat and not self.one.pids())
+
+    def unacked(self) -> set[str]:
+        """What has begun and is still pending, but for the victim, which the row speaks of."""
+        begun = {each.uid for each in self.one.ledger.records("start")}
+        return begun & self.one.pending_uids() - {self.uids[VICTIM]}
+
+    def verdict(self, again: int, unacked: Iterable[str] = ()) -> str:
+        """What is not as the model says; '' when all is."""
+        victim = self.uids[VICTIM]
+        runs = {uid: Counter({1: 1}) for uid in self.uids}
+        buried = []
+        if self.row.course == "start":
+            runs[victim] = Counter({1: 1, 2: 1})
+            buried = [(victim, "attempts", "2", "0")]
+        elif self.row.course == "crash":
+            runs[victim] = Counter({1: MAX_CRASHES})
+            buried = [(victim, "crashes", "0", str(MAX_CRASHES))]
+        runs[victim][1] += again
+        for uid in unacked:
+            runs[uid][1] += 1
+        found = kill_matrix.compare(runs, buried, self.one.ledger.records(), self.one.letters())
+        left = [key for key in self.one.traces() if not key.startswith("stream:")]
+        return found + (f"left behind {left}" if left else "")
+
+
+def run_killed(trials: list[Trial]) -> None:
+    """Kill each supervisor at its point and start the same instance again.
+
+    All processes of its predecessor are then proven dead: nothing waits for a lease to end.
+    """
+    for trial in trials:
+        trial.begin("KILL")
+    for trial in trials:
+        trial.drive("KILL")
+    for trial in trials:
+        trial.wait_struck()
+        assert trial.one.wait() == -signal.SIGKILL
+        trial.open()
+        trial.one.start()
+    for trial in trials:
+        trial.one.wait_settled(PATIENCE)
+        assert {trial.row: trial.verdict(trial.row.again)} == {trial.row: ""}
+        assert trial.one.stop() == 0
+
+
+def run_paused(trials: list[Trial]) -> None:
+    """Stop each instance at its point, let another take over and do all, and let it go on."""
+    for trial in trials:
+        trial.begin("STOP")
+    for trial in trials:
+        trial.drive("STOP")
+    again = []
+    for trial in trials:
+        trial.wait_struck()
+        freeze(trial.one)
+        # A worker that had just been forked may be in the middle of anything.
+        again.append(trial.unacked() if trial.row.point == "worker-forked" else set())
+        trial.two.start()
+        trial.open()
+    for trial, unacked in zip(trials, again, strict=True):
+        one, two = trial.one, trial.two
+        two.wait_event("lease.acquired", timeout=PATIENCE)
+        two.wait_settled(PATIENCE)
+        before, beat = picture(two), trial.beat()
+        thaw(one)
+        two.wait_for(
+            lambda trial=trial, beat=beat: trial.is_back(beat),
+            timeout=PATIENCE, what=f"the first has come back from {trial.row.point}",
+        )  # fmt: skip
+        assert picture(two) == before, f"{trial.row}: a superseded token has changed something"
+        assert {trial.row: trial.verdict(trial.row.again, unacked)} == {trial.row: ""}
+        if trial.row.course != "drain":
+            one.signal(signal.SIGTERM)
+        assert (one.wait(), two.stop()) == (0, 0)

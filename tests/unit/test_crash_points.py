@@ -1,0 +1,35 @@
+"""Every crash point is in the matrix, and every script that changes something has its points."""
+
+from __future__ import annotations
+
+from streamqd.store import scripts
+from tests.acceptance.test_kill_points_house import COMMANDS
+from tests.support import kill_houses, kill_matrix, kill_trials
+from tests.support.crash_points import ELSEWHERE, POINTS, PRODUCER, SCRIPTS
+
+# Two uses of a script of another name.
+USES = {
+    "settle_charged": "settle_ack",
+    "solo_end": "solo_mark",
+    "schedule_promote": "message_promote",
+    "letters_expire": "dead_purge",
+}
+
+
+def test_every_point_is_in_the_matrix():
+    worker = {row.point for row in [*kill_matrix.ROWS, *kill_matrix.BLOCKED]}
+    supervisor = {row.point for row in kill_trials.ROWS}
+    parts = [worker, supervisor, {*kill_houses.POINTS}, {*COMMANDS}, {*PRODUCER}]
+
+    assert set().union(*parts) == POINTS
+    assert sum(map(len, parts)) == len(POINTS), "a point belongs to one process"
+
+
+def test_every_script_that_changes_something_has_its_points():
+    changing = {
+        name for name, script in scripts.load().items() if scripts.GUARDS_END in script.body
+    }
+    pointed = {USES.get(name, name) for names in SCRIPTS.values() for name in names}
+
+    assert pointed & ELSEWHERE.keys() == set()
+    assert pointed | ELSEWHERE.keys() == changing
