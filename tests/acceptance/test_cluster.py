@@ -1,0 +1,268 @@
+"""The daemon on a Redis Cluster: partitions on all nodes, nodes that die or hang, moving slots."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd import startup
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.store.client import Link
+from streamqd.store.slots import slot_of
+from tests.support import users
+from tests.support.cluster import Cluster, Node
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import VARIABLE, Audit
+from tests.support.waiting import wait_until
+
+Make = Callable[..., Daemon]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def whole_cluster(binary: Path) -> Iterator[Cluster]:
+    """Three masters with a replica each."""
+    with Cluster(binary) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Cluster:
+    """The cluster, empty, with all nodes alive."""
+    for node in whole_cluster.nodes:
+        if not node.running:
+            node.restart()
+    whole_cluster.wait_ok()
+    whole_cluster.flush()
+    return whole_cluster
+
+
+@pytest.fixture
+def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
+    """Configure daemons on the cluster."""
+    made: list[Daemon] = []
+
+    def make(**options: Any) -> Daemon:
+        made.append(Daemon(tmp_path, cluster.url, **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+def nodes_of(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
+    """Partition -> the node that serves it."""
+    return {
+        number: cluster.master_of(daemon.keys.stream(TOPIC, number))
+        for number in range(daemon.partitions)
+    }
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a verb with a daemon's configuration; return what it prints, read when it is JSON."""
+
+    def run(daemon: Daemon, *args: str, code: int = 0) -> Any:
+        monkeypatch.setenv(VARIABLE, str(daemon.ledger.path))
+        done = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *args])
+        assert done.exit_code == code, done.output
+        return json.loads(done.stdout) if "--json" in args else done.output
+
+    return run
+
+
+def test_partitions_of_one_topic_are_on_all_nodes_and_everything_is_handled(
+    make: Make, cluster: Cluster
+) -> None:
+    daemon = make(partitions=6, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
+    with daemon:
+        assert set(nodes_of(cluster, daemon).values()) == set(cluster.masters)
+        daemon.send(["ok"] * 294 + ["fail"] * 3 + ["dead"] * 3)
+        daemon.wait_settled()
+        assert (
+            sorted(each["reason"] for each in daemon.letters()) == ["attempts"] * 3 + ["dead"] * 3
+        )
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.unexpected == []
+        assert len(audit.lost) == 6, "those that failed to the end"
+        assert sorted(audit.repeated.values()) == [2, 2, 2], "the second attempts"
+        assert daemon.stop() == 0
+    slots = {slot_of(key) for key in cluster.all_keys()}
+    assert len(slots) > 6, "partitions, topic, registry and fleet are in slots of their own"
+
+
+def test_verbs_look_at_all_nodes(
+    make: Make, cluster: Cluster, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers are not what this is about: they are left out of the check."""
+    daemon = make(partitions=4)
+    addresses = {f"127.0.0.1:{node.port}" for node in cluster.nodes if node.role() == "master"}
+    with daemon:
+        *_, dead = daemon.send(["ok"] * 20 + ["dead"])
+        daemon.wait_settled()
+        monkeypatch.setattr(startup, "prepare", lambda settings: startup.Prepared(settings, []))
+        found = verb(daemon, "check", "--json")["findings"]
+        servers = {each["text"].split()[-1] for each in found if each["text"].startswith("valkey")}
+        assert servers <= addresses
+        warned = next(each["text"] for each in found if "append-only" in each["text"])
+        assert all(each in warned for each in addresses)
+        assert len(verb(daemon, "partitions", "--json")["units"]) == 4
+        assert len(verb(daemon, "topic", "describe", TOPIC, "--json")["partitions"]) == 4
+        report = verb(daemon, "doctor", "--only", "server", "--json", code=1)
+        assert {each["about"] for each in report["findings"]} == addresses
+        verb(daemon, "dlq", "replay", TOPIC, "--all", "--yes", "--json")
+        daemon.wait_run(dead, count=2)
+        assert "Redis Cluster" in verb(daemon, "topic", "grow", TOPIC, "8", "--yes", code=8)
+        assert daemon.stop() == 0
+    verb(daemon, "topic", "delete", TOPIC, "--yes")
+    assert [key for key in cluster.all_keys() if TOPIC in key] == []
+
+
+def test_the_users_of_etc_acl_are_enough_on_a_cluster(make: Make, cluster: Cluster) -> None:
+    daemon = make(partitions=4, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
+    daemon.write_config(redis={"url": cluster.url, "username": users.read("daemon").user})
+    nodes = [Link(node.settings, timeout=5.0, name="test:users") for node in cluster.nodes]
+    for node in nodes:
+        users.grant(node)
+    try:
+        with daemon:
+            daemon.send(["ok"] * 40 + ["fail", "dead"])
+            daemon.wait_settled()
+            assert len(daemon.letters()) == 2
+            daemon.wait_for(lambda: owners(daemon), what="the housekeeper has told of it")
+            for name in ("redis.refused", "housekeeper.failed", "worker.stalled"):
+                assert daemon.events(name) == []
+            assert daemon.stop() == 0
+    finally:
+        for node in nodes:
+            users.revoke(node)
+            node.close()
+
+
+def owners(daemon: Daemon) -> Any:
+    """The summary that the instance publishes of itself."""
+    return daemon.link.execute("GET", daemon.keys.instance("default", "one"))
+
+
+@pytest.mark.fault("F16", "F18")
+def test_a_master_that_is_killed_is_replaced_by_its_replica(make: Make, cluster: Cluster) -> None:
+    daemon = make(partitions=6)
+    with daemon:
+        epochs = daemon.epochs()
+        daemon.send("sleep 0.005" for _ in range(900))
+        nodes = nodes_of(cluster, daemon)
+        victim = cluster.master_of(daemon.keys.stream(TOPIC, 0))
+        replica = cluster.replica_of(victim)
+        wait_until(lambda: offset(replica) == offset(victim), what="the replica has it all")
+        victim.kill()
+        cluster.wait_promoted(replica)
+        daemon.wait_settled(60.0)
+
+        assert daemon.running
+        after = daemon.epochs()
+        assert all(after[number] >= epochs[number] for number in epochs)
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.lost == audit.unexpected == []
+        hit = {number for number, node in nodes.items() if node is victim}
+        assert {int(uid.split("/")[1]) for uid in audit.repeated} <= hit
+        assert daemon.stop() == 0
+
+
+def offset(node: Node) -> int:
+    """How far replication is."""
+    lines = node.call("INFO", "replication").decode().splitlines()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    name = "slave_repl_offset" if facts["role"] == "slave" else "master_repl_offset"
+    return int(facts[name])
+
+
+@pytest.mark.fault("F9", "F16")
+@pytest.mark.parametrize("coverage", ["no", "yes"])
+def test_a_node_that_hangs_stops_only_its_partitions(
+    make: Make, cluster: Cluster, coverage: str
+) -> None:
+    """Its replica is gone too, so nobody takes over; the others' leases are kept.
+
+    With full coverage required the other nodes answer CLUSTERDOWN: then everything waits.
+    """
+    ttl = 3.0
+    daemon = make(partitions=6, daemon={"lease_ttl": f"{ttl}s"})
+    for node in cluster.nodes:
+        node.call("CONFIG", "SET", "cluster-require-full-coverage", coverage)
+    hung = cluster.master_of(daemon.keys.stream(TOPIC, 0))
+    # A replica that came back with it could still be elected: then writes of the last moment are
+    # lost, and what they acknowledged runs again.
+    cluster.replica_of(hung).kill()
+    with daemon:
+        epochs, nodes = daemon.epochs(), nodes_of(cluster, daemon)
+        others = [number for number, node in nodes.items() if node is not hung]
+        assert others
+        daemon.send("sleep 0.002" for _ in range(600))
+        mark, began = daemon.mark(), time.monotonic()
+        hung.pause()
+        try:
+            daemon.wait_event("redis.lost", after=mark, role="supervisor")
+            daemon.wait_for(
+                lambda: time.monotonic() - began > 1.4 * ttl, what="every lease is over", every=0.05
+            )
+            if coverage == "no":
+                living = [Unit(TOPIC, number, GROUP) for number in others]
+                for unit in living:
+                    node = nodes[unit.partition]
+                    assert node.call("EXISTS", daemon.keys.lease(*unit)), "it is renewed"
+                    stream = daemon.keys.stream(*unit[:2])
+                    written = node.call("XADD", stream, "*", "payload", "ok").decode()
+                    uid = f"{TOPIC}/{unit.partition}/{written}"
+                    daemon.ledger.sent(uid, "ok")
+                    daemon.wait_run(uid, "end")
+        finally:
+            hung.resume()
+        cluster.wait_ok()
+        daemon.wait_settled(40.0)
+        daemon.wait_event("redis.back", after=mark, role="supervisor")
+        for name in ("lease.lost", "lease.acquired", "worker.crashed"):
+            assert daemon.events(name, mark) == []
+        assert daemon.epochs() == epochs
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F24", "F16")
+def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
+    make: Make, cluster: Cluster
+) -> None:
+    """MIGRATING and IMPORTING are held with half of the keys moved: TRYAGAIN, ASK, then MOVED."""
+    ttl = 2.0
+    daemon = make(partitions=3, daemon={"lease_ttl": f"{ttl}s"})
+    with daemon:
+        epochs = daemon.epochs()
+        daemon.send("sleep 0.003" for _ in range(600))
+        stream = daemon.keys.stream(TOPIC, 0)
+        mark = daemon.mark()
+        source, target = cluster.begin_move(stream)
+        source.migrate(target, stream)
+        daemon.wait_event("worker.stalled", after=mark, partition=0)
+        source.migrate(target, daemon.keys.lease(TOPIC, 0, GROUP))
+        daemon.wait_event("redis.lost", after=mark, role="supervisor")
+        began = time.monotonic()
+        daemon.send(["ok"] * 10, partition=0)  # by ASK: the stream is there already
+        for uid in daemon.send(["ok"] * 10, partition=1):
+            daemon.wait_run(uid, "end")
+        daemon.wait_for(lambda: time.monotonic() - began > 1.5 * ttl, what="the lease is over")
+        cluster.end_move(stream, target)
+        cluster.wait_ok()
+        daemon.wait_settled(40.0)
+
+        assert daemon.epochs() == epochs
+        for name in ("lease.lost", "worker.crashed", "fenced"):
+            assert daemon.events(name, mark) == []
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0

@@ -1,0 +1,221 @@
+"""The daemon behind Sentinel: masters that die, are demoted, lose their last writes, or are two."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+from tests.support.daemon import GROUP, Daemon
+from tests.support.sentinels import NAME, Data, Sentinels
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
+
+Make = Callable[..., Daemon]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def sentinels(binary: Path) -> Iterator[Sentinels]:
+    """A master with two replicas, and three sentinels. A master alone refuses writes."""
+    options = {"min_replicas_to_write": "1", "min_replicas_max_lag": "2"}
+    with Sentinels(binary, replicas=2, **options) as made:
+        yield made
+
+
+@pytest.fixture
+def make(sentinels: Sentinels, tmp_path: Path) -> Iterator[Make]:
+    """Configure daemons behind the sentinels."""
+    made: list[Daemon] = []
+
+    def make(**options: Any) -> Daemon:
+        made.append(Daemon(tmp_path, sentinels.url, **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+def wait_handled(daemon: Daemon, count: int) -> None:
+    """Wait until so many messages have been handled."""
+    daemon.wait_for(lambda: daemon.ledger.count("end") >= count, what=f"{count} are handled")
+
+
+def assert_only_grew(before: dict[int, int], after: dict[int, int]) -> None:
+    """No epoch is less than it was."""
+    assert all(after[number] >= before[number] for number in before), (before, after)
+
+
+@pytest.mark.fault("F17", "F18")
+def test_a_master_that_is_killed_is_replaced(make: Make, sentinels: Sentinels) -> None:
+    daemon = make(partitions=3)
+    with daemon:
+        epochs, old = daemon.epochs(), sentinels.master
+        daemon.send("sleep 0.004" for _ in range(600))
+        wait_handled(daemon, 50)
+        assert old.call("WAIT", 2, 5000) == 2
+        old.kill()
+        new = sentinels.wait_failover(old)
+        daemon.wait_settled(60.0)
+
+        assert daemon.running
+        assert_only_grew(epochs, daemon.epochs())
+        assert f":{new.port}" in daemon.link.address
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.lost == audit.unexpected == []
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F17")
+def test_a_master_that_becomes_a_replica_is_left_for_the_new_one(
+    make: Make, sentinels: Sentinels
+) -> None:
+    """Its connections live, and every write is answered READONLY."""
+    daemon = make(partitions=3)
+    with daemon:
+        old, new = sentinels.master, sentinels.servers[1]
+        daemon.send("sleep 0.004" for _ in range(600))
+        wait_handled(daemon, 50)
+        swap(sentinels, new)
+        refused = old.call("INFO", "errorstats").decode()
+        daemon.wait_for(
+            lambda: "READONLY" in old.call("INFO", "errorstats").decode(),
+            what=f"the old master has refused a write {refused}",
+        )
+        point_sentinels_at(sentinels, new)
+        daemon.wait_settled(60.0)
+
+        assert daemon.running
+        assert f":{new.port}" in daemon.link.address
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.lost == audit.unexpected == []
+        assert daemon.events("worker.crashed") == []
+        assert daemon.stop() == 0
+
+
+def swap(sentinels: Sentinels, new: Data) -> None:
+    """Make a replica the master of all others, at once and without the sentinels."""
+    new.call("REPLICAOF", "NO", "ONE")
+    for server in sentinels.servers:
+        if server is not new:
+            server.call("REPLICAOF", "127.0.0.1", new.port)
+
+
+def point_sentinels_at(sentinels: Sentinels, new: Data) -> None:
+    """Tell the sentinels who is the master now."""
+    for each in sentinels.sentinels:
+        each.call("SENTINEL", "REMOVE", NAME)
+        each.call("SENTINEL", "MONITOR", NAME, "127.0.0.1", new.port, 2)
+
+
+@pytest.mark.fault("F18")
+def test_a_failover_that_loses_the_last_writes_gives_greater_epochs(
+    make: Make, sentinels: Sentinels
+) -> None:
+    """What was acknowledged in the lost part runs again; what was sent in it is gone."""
+    for server in sentinels.servers:
+        server.call("CONFIG", "SET", "min-replicas-to-write", 0)
+    daemon = make(partitions=2)
+    with daemon:
+        old = sentinels.master
+        before = daemon.send(["ok"] * 40)
+        daemon.wait_settled()
+        kept = daemon.send(["sleep 0.002"] * 200)
+        wait_handled(daemon, 60)
+        assert old.call("WAIT", 2, 5000) == 2
+        for server in sentinels.servers[1:]:
+            # It stays a replica of the master for the sentinels, and gets nothing from it.
+            server.call("REPLICAOF", "127.0.0.1", free_port())
+        sent = daemon.send(["ok"] * 20)
+        daemon.wait_settled()
+        for pid in daemon.pids().values():
+            os.kill(
+                pid, signal.SIGKILL
+            )  # a new token and a new epoch, in the part that will be lost
+        daemon.wait_for(lambda: len(daemon.events("worker.ready")) >= 4, what="new workers")
+        lost_epochs = daemon.epochs()
+        old.kill()
+        sentinels.wait_failover(old)
+        wait_until(
+            lambda: reacquired(daemon, lost_epochs), timeout=40, what="greater epochs", every=0.1
+        )
+        daemon.wait_settled(60.0)
+
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.unexpected == []
+        assert set(audit.lost) <= set(sent)
+        assert set(audit.repeated) <= set(kept), "acknowledged in the part that was lost"
+        assert not set(audit.repeated) & set(before)
+        assert daemon.stop() == 0
+
+
+def reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
+    """Whether every partition has a greater epoch than ever before."""
+    try:
+        after = daemon.epochs()
+    except RedisUnavailable:
+        return False
+    return all(after[number] > before[number] for number in before)
+
+
+@pytest.mark.fault("F19")
+def test_of_two_masters_the_one_without_replicas_is_left(make: Make, sentinels: Sentinels) -> None:
+    """The old one lives, is connected, and says that it is a master; only the replicas are gone."""
+    daemon = make(partitions=3)
+    with daemon:
+        epochs = daemon.epochs()
+        old, new, other = sentinels.servers
+        daemon.send("sleep 0.004" for _ in range(600))
+        wait_handled(daemon, 50)
+        new.call("REPLICAOF", "NO", "ONE")
+        other.call("REPLICAOF", "127.0.0.1", new.port)
+        point_sentinels_at(sentinels, new)
+        daemon.wait_for(lambda: refuses(old), what="the old master refuses writes", every=0.05)
+        assert old.role() == "master"
+        daemon.link.close()  # the test's own connection is not left for an idle master
+        daemon.wait_settled(60.0)
+
+        assert f":{new.port}" in daemon.link.address
+        assert_only_grew(epochs, daemon.epochs())
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.lost == audit.unexpected == []
+        uids = daemon.send(["ok"] * 30)
+        daemon.wait_settled()
+        for uid in uids:
+            assert len(daemon.ledger.of(uid, "end")) == 1
+        assert daemon.stop() == 0
+
+
+def refuses(server: Data) -> bool:
+    """Whether a master takes no writes, because it has no replicas."""
+    try:
+        server.call("SET", "probe", "1")
+    except RedisRefused as error:
+        return error.code == "NOREPLICAS"
+    return False
+
+
+@pytest.mark.fault("F8", "F19")
+def test_a_master_that_stood_still_finds_a_successor(make: Make, sentinels: Sentinels) -> None:
+    daemon = make(partitions=3, daemon={"lease_ttl": "3s"})
+    with daemon:
+        epochs, old = daemon.epochs(), sentinels.master
+        daemon.send("sleep 0.004" for _ in range(600))
+        wait_handled(daemon, 50)
+        assert old.call("WAIT", 2, 5000) == 2
+        old.pause()
+        try:
+            sentinels.wait_failover(old)
+            daemon.wait_settled(60.0)
+        finally:
+            old.resume()
+        assert_only_grew(epochs, daemon.epochs())
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.lost == audit.unexpected == []
+        assert daemon.stop() == 0

@@ -1,0 +1,398 @@
+"""The link to a whole cluster, and the one to the node of a key, on real nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import config, inspection
+from streamqd.admin.tail import Tail
+from streamqd.errors import RedisRefused, RedisUnavailable, UnknownOutcome
+from streamqd.model import Unit
+from streamqd.producer import Outgoing, Producer
+from streamqd.spark.offsets import EARLIEST
+from streamqd.spark.options import read_options
+from streamqd.spark.reader import Reader
+from streamqd.spark.streams import Catalog
+from streamqd.store import leases, messages, topics
+from streamqd.store.client import Link
+from streamqd.store.cluster import ClusterLink, connect
+from streamqd.store.fetch import Fetcher
+from streamqd.store.keys import Keys
+from streamqd.store.slots import slot_of
+from tests.support import tls
+from tests.support.cluster import Cluster
+from tests.support.servers import NoServerError, ProcessServer, find_binary
+
+Open = Callable[..., Link]
+
+
+@pytest.fixture(scope="module")
+def whole_cluster(binary: Path) -> Iterator[Cluster]:
+    """Three masters without replicas."""
+    with Cluster(binary, replicas=0, cluster_require_full_coverage="no") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Cluster:
+    """The cluster, empty and well."""
+    whole_cluster.wait_ok()
+    whole_cluster.flush()
+    return whole_cluster
+
+
+@pytest.fixture
+def open_link(cluster: Cluster) -> Iterator[Open]:
+    """Make links to the cluster: `open_link(key="a")`."""
+    made: list[Link] = []
+
+    def make(*, key: str = "", timeout: float = 5.0, **settings: Any) -> Link:
+        redis = replace(config.Redis(), **{"url": cluster.url, **settings})
+        made.append(connect(redis, timeout=timeout, name="test", key=key))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# --- routing --------------------------------------------------------------------------------------
+
+
+def test_replies_come_in_the_order_of_the_commands_whatever_the_node(
+    open_link: Open, cluster: Cluster
+) -> None:
+    link = open_link()
+    names = [f"k{number}" for number in range(60)]
+    assert {link.node_of(name) for name in names} == {""}, "nothing is known before the first use"
+    assert link.pipeline([("SET", name, name) for name in names]) == [b"OK"] * 60
+    commands = [part for name in names for part in (("GET", name), ("TIME",), ("INCR", name))]
+    replies = link.pipeline(commands)
+    assert replies[::3] == [name.encode() for name in names]
+    assert all(isinstance(reply, RedisRefused) for reply in replies[2::3])
+    assert {link.node_of(name) for name in names} == {
+        f"127.0.0.1:{node.port}" for node in cluster.masters
+    }
+
+
+def test_scripts_of_many_partitions_travel_together_and_are_taught_to_each_node(
+    open_link: Open, keys: Keys
+) -> None:
+    link = open_link()
+    units = [Unit("orders", number, "bill") for number in range(12)]
+    for reply in link.run_many([messages.ensure_group(keys, unit, "0") for unit in units]):
+        assert reply.word == "CREATED"  # type: ignore[union-attr]
+    words = [
+        reply.word  # type: ignore[union-attr]
+        for reply in link.run_many(
+            [leases.acquire(keys, unit, "t" * 32, 0, 10.0, "me") for unit in units]
+        )
+    ]
+    assert words == ["OK"] * 12
+
+
+def test_a_transaction_goes_to_one_node(open_link: Open) -> None:
+    *_, done = open_link().pipeline([("MULTI",), ("SET", "{a}1", 1), ("GET", "{a}1"), ("EXEC",)])
+    assert done == [b"OK", b"1"]
+
+
+def test_keys_of_two_slots_in_one_command_stay_refused(open_link: Open) -> None:
+    with pytest.raises(RedisRefused) as caught:
+        open_link().execute("UNLINK", "a", "b")
+    assert caught.value.code == "CROSSSLOT"
+
+
+def test_together_cuts_keys_by_their_slots(open_link: Open) -> None:
+    assert open_link().together(["{a}1", "b", "{a}2"]) == [["{a}1", "{a}2"], ["b"]]
+    assert open_link().together([]) == []
+
+
+# --- slots that move ------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F24")
+def test_what_has_moved_is_done_once_at_its_new_node(open_link: Open, cluster: Cluster) -> None:
+    link, pinned = open_link(), open_link(key="a")
+    link.execute("XADD", "a", "*", "f", "1")
+    pinned.execute("XLEN", "a")
+    source, target = cluster.begin_move("a")
+    source.migrate(target, "a")
+    cluster.end_move("a", target)
+
+    assert [link.execute("XADD", "a", "*", "f", str(number)) for number in (2, 3)]
+    assert link.execute("XLEN", "a") == target.call("XLEN", "a") == 3
+    assert link.node_of("a") == f"127.0.0.1:{target.port}"
+    with pytest.raises(RedisUnavailable, match="MOVED") as caught:
+        pinned.execute("XLEN", "a")
+    assert not caught.value.sent
+    assert pinned.execute("XLEN", "a") == 3
+    assert f":{target.port}" in pinned.address
+
+
+@pytest.mark.fault("F24")
+def test_a_fence_that_has_moved_does_not_look_like_that_of_another_owner(
+    open_link: Open, cluster: Cluster, keys: Keys
+) -> None:
+    unit = Unit("moving", 1, "bill")
+    fence = keys.fence(*unit)
+    open_link().run(leases.acquire(keys, unit, "t" * 32, 0, 60.0, "me"))
+    link = open_link(key=fence)
+    fetcher = Fetcher(link, keys, unit, "t" * 32)
+    assert fetcher.watch()
+    source, target = cluster.begin_move(fence)
+    source.migrate(target, fence, keys.lease(*unit))
+    fetcher.send_round([], [], 1)
+    with pytest.raises(RedisUnavailable, match="ASK"):
+        fetcher.receive_round(rang=False)
+    with pytest.raises(RedisUnavailable, match="ASK"):
+        fetcher.watch()
+    cluster.end_move(fence, target)
+    assert fetcher.watch()
+
+
+@pytest.mark.fault("F24")
+def test_while_a_slot_moves_each_key_is_found_where_it_is(
+    open_link: Open, cluster: Cluster, keys: Keys
+) -> None:
+    unit = Unit("moving", 0, "bill")
+    stream, lease, fence = keys.stream(*unit[:2]), keys.lease(*unit), keys.fence(*unit)
+    link = open_link()
+    link.execute("XADD", stream, "*", "f", "1")
+    link.run(leases.acquire(keys, unit, "t" * 32, 0, 60.0, "me"))
+    source, target = cluster.begin_move(stream)
+    try:
+        source.migrate(target, stream, fence)
+        assert link.execute("XADD", stream, "*", "f", "2"), "ASK"
+        assert target.call("CLUSTER", "COUNTKEYSINSLOT", slot_of(stream)) == 2
+        assert link.execute("PTTL", lease) > 0, "it has not moved"
+        for made in (link, open_link(key=stream)):
+            with pytest.raises(RedisUnavailable) as caught:
+                made.run(leases.renew(keys, unit, "t" * 32, 60.0))  # one key here, one there
+            assert not caught.value.sent
+        source.migrate(target, lease)
+        assert link.run(leases.renew(keys, unit, "t" * 32, 60.0)).word == "OK", "ASK for a script"
+    finally:
+        cluster.end_move(stream, target)
+    assert link.execute("XLEN", stream) == 2
+    assert link.run(leases.renew(keys, unit, "t" * 32, 60.0)).word == "OK"
+
+
+# --- nodes that do not answer ---------------------------------------------------------------------
+
+
+@pytest.mark.fault("F16")
+def test_a_node_that_hangs_fails_its_own_share_only(open_link: Open, cluster: Cluster) -> None:
+    link = open_link(timeout=0.5)
+    names = [f"k{number}" for number in range(30)]
+    link.pipeline([("SET", name, name) for name in names])
+    hung = cluster.master_of(names[0])
+    theirs = {name for name in names if cluster.master_of(name) is hung}
+    hung.pause()
+    try:
+        answers = link.pipeline_each([("INCR", f"{{{name}}}n") for name in names])
+        with pytest.raises(RedisUnavailable) as caught:
+            link.pipeline([("GET", name) for name in names])
+        assert caught.value.sent, "some were executed"
+        assert link.execute("TIME"), "another node answers"
+    finally:
+        hung.resume()
+    for name, answer in zip(names, answers, strict=True):
+        if name in theirs:
+            assert isinstance(answer, RedisUnavailable)
+            assert answer.sent, "it was written to the connection"
+        else:
+            assert answer == 1
+    assert link.pipeline([("GET", name) for name in names]) == [name.encode() for name in names]
+
+
+def test_when_no_node_answers_one_error_is_raised(cluster: Cluster) -> None:
+    settings = replace(config.Redis(), url="redis+cluster://me:s3cret@127.0.0.1:1,127.0.0.1:2")
+    for key in ("", "a"):
+        link = connect(settings, timeout=1.0, name="test", key=key)
+        with pytest.raises(RedisUnavailable, match=r"127\.0\.0\.1:1: .*127\.0\.0\.1:2: ") as caught:
+            link.execute("GET", "a")
+        assert not caught.value.sent
+        assert "s3cret" not in str(caught.value)
+
+
+def test_a_server_that_is_no_cluster_says_so(
+    new_server: Callable[..., ProcessServer], open_link: Open
+) -> None:
+    plain = new_server(tcp=True)
+    with pytest.raises(RedisUnavailable, match="cluster support disabled"):
+        open_link(url=plain.tcp_url.replace("redis:", "redis+cluster:")).execute("GET", "a")
+
+
+def test_a_forked_child_has_connections_of_its_own(open_link: Open) -> None:
+    link = open_link()
+    assert isinstance(link, ClusterLink)
+    before = {each.execute("CLIENT", "ID") for each in link.masters()}
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            link.detach()
+            link.execute("SET", "child", 1)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert link.execute("GET", "child") == b"1"
+    assert {each.execute("CLIENT", "ID") for each in link.masters()} == before
+
+
+def test_a_node_that_is_named_like_a_single_server_is_told_apart(cluster: Cluster) -> None:
+    settings = replace(config.Redis(), url=f"redis://127.0.0.1:{cluster.masters[0].port}")
+    link = connect(settings, timeout=5.0, name="test")
+    servers = inspection.ask_servers(link, 0.0)
+    link.close()
+    problems, _ = inspection.check_servers(servers, replace(config.Settings(), redis=settings))
+    assert problems == [
+        'redis: the server is a node of a Redis Cluster: write "redis+cluster://HOST:PORT,HOST:PORT"'
+    ]
+
+
+def test_following_a_topic_sees_what_comes_at_every_node(
+    new_producer: Callable[..., Producer], open_link: Open, keys: Keys
+) -> None:
+    producer, link = new_producer(), open_link()
+    producer.send("orders", "before")
+    news = Tail(link, keys, "orders").follow()
+    ids = producer.send_many("orders", [Outgoing("y", partition=n) for n in range(6)])
+    seen = {each.partition: each.id for each in next(news)}
+    assert seen == dict(enumerate(ids))
+
+
+# --- producers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def new_producer(cluster: Cluster) -> Iterator[Callable[..., Producer]]:
+    made: list[Producer] = []
+
+    def make(**options: Any) -> Producer:
+        topic = config.Topic(partitions=6)
+        settings = replace(
+            config.Settings(),
+            redis=replace(config.Redis(), url=cluster.url),
+            topics={"orders": topic},
+        )
+        made.append(Producer(settings=settings, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_batch_is_written_to_all_its_nodes_in_order(
+    new_producer: Callable[..., Producer], open_link: Open, keys: Keys
+) -> None:
+    ids = new_producer().send_many(
+        "orders", [Outgoing(str(n), partition=n % 6) for n in range(600)]
+    )
+    link = open_link()
+    for number in range(6):
+        entries = link.execute("XRANGE", keys.stream("orders", number), "-", "+")
+        assert [entry[0].decode() for entry in entries] == ids[number::6]
+        assert [int(entry[1][1]) for entry in entries] == list(range(number, 600, 6))
+
+
+def test_scheduled_and_deduplicated_messages_work_on_a_cluster(
+    new_producer: Callable[..., Producer], open_link: Open, keys: Keys
+) -> None:
+    producer = new_producer(max_backlog=1000)
+    first = producer.send("orders", "x", dedup_id="one")
+    assert producer.send("orders", "x", dedup_id="one") == first
+    producer.send("orders", "later", delay=60.0, partition=1)
+    assert open_link().execute("ZCARD", keys.scheduled("orders", 1)) == 1
+
+
+def test_a_topic_that_was_made_anew_is_noticed_by_the_next_write(
+    new_producer: Callable[..., Producer], open_link: Open, keys: Keys
+) -> None:
+    producer, link = new_producer(), open_link()
+    producer.send("orders", "x")
+    link.execute("UNLINK", keys.meta("orders"))
+    topics.create(link, keys, "orders", config.Topic(partitions=2))
+    producer.send("orders", "x")
+    producer.send_many("orders", [Outgoing("y", key=f"{n}") for n in range(40)])
+    lengths = link.pipeline([("XLEN", keys.stream("orders", number)) for number in range(6)])
+    assert sum(lengths[:2]) >= 40
+    assert sum(lengths) == 42
+
+
+@pytest.mark.fault("F12")
+def test_what_a_dead_node_did_not_answer_is_unknown_and_the_rest_is_written(
+    new_producer: Callable[..., Producer], open_link: Open, cluster: Cluster, keys: Keys
+) -> None:
+    producer, link = new_producer(timeout=0.4), open_link()
+    producer.send("orders", "first")
+    sender = producer._sender
+    [envelopes] = sender.cut(Outgoing("y", partition=n % 6) for n in range(60))
+    hung = cluster.master_of(keys.stream("orders", 0))
+    hung.pause()
+    try:
+        [results] = sender.post("orders", [envelopes])
+    finally:
+        hung.resume()
+    cluster.wait_ok()
+    theirs = {n for n in range(6) if cluster.master_of(keys.stream("orders", n)) is hung}
+    for number, result in enumerate(results):
+        assert isinstance(result, UnknownOutcome if number % 6 in theirs else str)
+    lengths = [link.execute("XLEN", keys.stream("orders", number)) for number in range(6)]
+    assert max(lengths) <= 11, "nothing was written twice"
+    assert all(lengths[number] >= 10 for number in {*range(6)} - theirs)
+
+
+# --- Spark ----------------------------------------------------------------------------------------
+
+
+def test_the_source_for_spark_reads_each_partition_at_its_node(
+    new_producer: Callable[..., Producer], cluster: Cluster
+) -> None:
+    """What a task does, without Spark; a slot moves between two reads."""
+    ids = new_producer().send_many("orders", [Outgoing("y", partition=n % 6) for n in range(120)])
+    options = read_options({"url": cluster.url, "subscribe": "orders"}, {})
+    for _ in range(2):
+        catalog = Catalog(options)
+        facts = catalog.facts(catalog.places())
+        ends = {place: facts[place].latest for place in facts}
+        spans = catalog.spans(catalog.starts(facts, EARLIEST), ends, facts)
+        found = {
+            place[1]: [
+                entry[0].decode() for batch in Reader(options, span).batches() for entry in batch
+            ]
+            for place, span in spans.items()
+        }
+        assert found == {number: ids[number::6] for number in range(6)}
+        stream = Keys().stream("orders", 0)
+        source, target = cluster.begin_move(stream)
+        source.migrate(target, stream)
+        cluster.end_move(stream, target)
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F36")
+def test_tls_with_client_certificates(tmp_path: Path) -> None:
+    try:
+        folder, binary = tls.certificates(tmp_path), find_binary("redis7")
+    except NoServerError as error:
+        pytest.skip(str(error))
+    with Cluster(binary, masters=2, replicas=0, certificates=folder) as cluster:
+        settings = tls.settings(cluster.url, folder)
+        for key in ("", "a"):
+            link = connect(settings, timeout=5.0, name="test", key=key)
+            assert link.execute("SET", "a", "1") == b"OK"
+            link.close()
+            stranger = replace(settings, ca_file=folder / "other.pem")
+            with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                connect(stranger, timeout=5.0, name="test", key=key).execute("GET", "a")

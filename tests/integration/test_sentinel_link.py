@@ -1,0 +1,136 @@
+"""The link to the master that sentinels name: how it is found, and who is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamqd import config, inspection
+from streamqd.errors import RedisUnavailable
+from streamqd.store.client import Link
+from streamqd.store.cluster import connect
+from tests.support import tls
+from tests.support.sentinels import NAME, Sentinels
+from tests.support.servers import NoServerError, find_binary
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def sentinels(binary: Path) -> Iterator[Sentinels]:
+    """A master, a replica, and two sentinels, which ask for a password of their own."""
+    with Sentinels(binary, replicas=1, sentinels=2, password="watch") as made:
+        yield made
+
+
+@pytest.fixture
+def settings(sentinels: Sentinels, tmp_path: Path) -> config.Redis:
+    secret = tmp_path / "sentinels"
+    secret.write_text("watch\n")
+    return replace(config.Redis(), url=sentinels.url, sentinel_password_file=secret)
+
+
+@pytest.fixture
+def link(settings: config.Redis) -> Iterator[Link]:
+    made = connect(settings, timeout=5.0, name="test")
+    yield made
+    made.close()
+
+
+def test_the_master_is_found(link: Link, sentinels: Sentinels) -> None:
+    assert link.execute("SET", "a", "1") == b"OK"
+    assert sentinels.master.call("GET", "a") == b"1"
+    assert link.address.endswith(f"({NAME}), 127.0.0.1:{sentinels.master.port}")
+
+
+def test_a_database_may_be_named(settings: config.Redis, sentinels: Sentinels) -> None:
+    link = connect(replace(settings, url=f"{settings.url}/3"), timeout=5.0, name="test")
+    link.execute("SET", "elsewhere", "1")
+    assert b"db3:" in sentinels.master.call("INFO", "keyspace")
+    link.close()
+
+
+def test_sentinels_have_a_login_of_their_own(settings: config.Redis) -> None:
+    link = connect(replace(settings, sentinel_password_file=None), timeout=2.0, name="test")
+    with pytest.raises(RedisUnavailable, match=r"NOAUTH|Authentication") as caught:
+        link.execute("PING")
+    assert not caught.value.sent
+
+
+def test_a_sentinel_that_is_gone_is_passed_over(settings: config.Redis) -> None:
+    url = settings.url.replace("://", "://127.0.0.1:1,")
+    link = connect(replace(settings, url=url), timeout=5.0, name="test")
+    assert link.execute("PING") == b"PONG"
+    link.close()
+
+
+def test_a_master_that_no_sentinel_knows(settings: config.Redis) -> None:
+    url = settings.url.replace(NAME, "nobody")
+    link = connect(replace(settings, url=url), timeout=2.0, name="test")
+    with pytest.raises(RedisUnavailable, match=r"\(nobody\): .* does not know"):
+        link.execute("PING")
+
+
+@pytest.mark.fault("F17")
+def test_who_says_that_it_is_a_replica_is_not_written_to(
+    link: Link, settings: config.Redis, sentinels: Sentinels
+) -> None:
+    """The sentinels still name it; its connection lives, and answers READONLY."""
+    master, replica = sentinels.servers
+    link.execute("SET", "a", "1")
+    master.call("REPLICAOF", "127.0.0.1", replica.port)
+    try:
+        for said in ("READONLY", "says that it is a"):
+            with pytest.raises(RedisUnavailable, match=said) as caught:
+                link.execute("SET", "a", "2")
+            assert not caught.value.sent
+            assert not link.connected
+    finally:
+        master.call("REPLICAOF", "NO", "ONE")
+    wait_until(replica.follows, what="the replica follows again")
+    assert link.execute("SET", "a", "3") == b"OK"
+
+
+def test_the_start_warns_of_a_master_that_needs_no_replicas(
+    link: Link, sentinels: Sentinels
+) -> None:
+    """F19: it would go on writing where nobody looks."""
+    settings = config.Settings()
+    _, warnings = inspection.check_servers(inspection.ask_servers(link, 0.0), settings)
+    assert any("min-replicas-to-write" in text for text in warnings)
+    sentinels.master.call("CONFIG", "SET", "min-replicas-to-write", 1)
+    _, warnings = inspection.check_servers(inspection.ask_servers(link, 0.0), settings)
+    sentinels.master.call("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert not any("min-replicas-to-write" in text for text in warnings)
+
+
+def test_a_sentinel_given_for_a_server_is_told_apart(
+    settings: config.Redis, sentinels: Sentinels
+) -> None:
+    url = f"redis://:watch@127.0.0.1:{sentinels.sentinels[0].port}"
+    link = connect(replace(settings, url=url), timeout=2.0, name="test")
+    problems, _ = inspection.check_servers(
+        inspection.ask_servers(link, 0.0),
+        replace(config.Settings(), redis=replace(settings, url=url)),
+    )
+    link.close()
+    assert any("a Sentinel answers there" in text for text in problems)
+
+
+@pytest.mark.fault("F36")
+def test_tls_with_client_certificates(tmp_path: Path) -> None:
+    """Sentinels and servers alike."""
+    try:
+        folder, binary = tls.certificates(tmp_path), find_binary("redis7")
+    except NoServerError as error:
+        pytest.skip(str(error))
+    with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:
+        right = tls.settings(made.url, folder)
+        link = connect(right, timeout=5.0, name="test")
+        assert link.execute("SET", "a", "1") == b"OK"
+        link.close()
+        wrong = replace(right, ca_file=folder / "other.pem")
+        with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            connect(wrong, timeout=5.0, name="test").execute("GET", "a")

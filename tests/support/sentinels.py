@@ -1,0 +1,250 @@
+"""A master, its replicas and three sentinels, of processes of our own, on loopback ports.
+
+with Sentinels(find_binary("valkey")) as sentinels:
+    old = sentinels.master
+    old.kill()
+    new = sentinels.wait_failover(old)
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from streamqd import config
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Link
+from tests.support import tls
+from tests.support.servers import ProcessServer, die_with_parent, free_port
+from tests.support.waiting import wait_until
+
+NAME = "shop"
+DOWN_AFTER_MS = 600
+READY_SECONDS = 30.0
+
+
+class Data(ProcessServer):
+    """A server that holds data; `call` talks to it alone. With `certificates` it speaks TLS too."""
+
+    def __init__(self, binary: Path, certificates: Path | None = None, **more: str) -> None:
+        port = free_port()
+        if certificates is not None:
+            more = {"tls_replication": "yes", **tls.options(certificates, port), **more}
+        super().__init__(
+            "sentinel",
+            binary,
+            tcp=True,
+            repl_diskless_sync_delay="0",
+            repl_ping_replica_period="1",
+            replica_announce_ip="127.0.0.1",
+            **more,
+        )
+        if certificates is not None:
+            self.port = port
+        self._link = Link(self.settings, timeout=10.0, name="test:data")
+
+    def call(self, *command: Any) -> Any:
+        """Run one command on this server."""
+        return self._link.execute(*command)
+
+    def role(self) -> str:
+        """`master` or `slave`."""
+        found: bytes = self.call("ROLE")[0]
+        return found.decode()
+
+    def follows(self) -> bool:
+        """Whether it is a replica that has copied all."""
+        return b"master_link_status:up" in self.call("INFO", "replication")
+
+    def kill(self) -> None:
+        self._link.close()
+        super().kill()
+
+    def close(self) -> None:
+        self._link.close()
+        super().close()
+
+
+class Sentinel:
+    """One sentinel process. With a `password` it asks for that; with `certificates` for TLS."""
+
+    def __init__(self, binary: Path, password: str = "", certificates: Path | None = None) -> None:
+        self._binary = binary
+        self._password = password
+        self._certificates = certificates
+        self.folder = Path(tempfile.mkdtemp(prefix="sqs-"))
+        self.port = free_port()
+        self.id = secrets.token_hex(20)
+        login = f":{password}@" if password else ""
+        url = f"unix://{login}{quote(str(self.folder / 'sentinel.sock'))}"
+        self._link = Link(config.Redis(url=url), timeout=10.0, name="test:sentinel")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, servers: Sequence[Data], sentinels: Sequence[Sentinel]) -> None:
+        """Start it. It knows all the others from the first moment on."""
+        master, *replicas = servers
+        path = self.folder / "sentinel.conf"
+        lines = (
+            *self._speech(),
+            "bind 127.0.0.1",
+            f"unixsocket {self.folder}/sentinel.sock",
+            f"dir {self.folder}",
+            f"logfile {self.folder}/sentinel.log",
+            "sentinel announce-ip 127.0.0.1",
+            f"sentinel myid {self.id}",
+            f"sentinel monitor {NAME} 127.0.0.1 {master.port} 2",
+            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}",
+            f"sentinel failover-timeout {NAME} 3000",
+            f"sentinel parallel-syncs {NAME} 2",
+            *(f"sentinel known-replica {NAME} 127.0.0.1 {each.port}" for each in replicas),
+            *(
+                f"sentinel known-sentinel {NAME} 127.0.0.1 {each.port} {each.id}"
+                for each in sentinels
+                if each is not self
+            ),
+        )
+        path.write_text("\n".join(lines) + "\n")
+        self._process = subprocess.Popen(
+            [str(self._binary), str(path), "--sentinel"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+
+    def _speech(self) -> list[str]:
+        lines = []
+        if self._password:
+            lines += [f"requirepass {self._password}", f"sentinel sentinel-pass {self._password}"]
+        if self._certificates is None:
+            return [*lines, f"port {self.port}"]
+        words = {"port": "0", "tls_replication": "yes"}
+        words |= tls.options(self._certificates, self.port)
+        return lines + [f"{name.replace('_', '-')} {value}" for name, value in words.items()]
+
+    def call(self, *command: Any) -> Any:
+        """Run one command on it."""
+        return self._link.execute(*command)
+
+    def master_port(self) -> int:
+        """Whom it takes for the master; 0 when it does not answer."""
+        try:
+            found = self.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+        except (RedisUnavailable, RedisRefused):
+            return 0
+        return 0 if found is None else int(found[1])
+
+    def facts(self) -> dict[str, str]:
+        """What it knows of the master."""
+        try:
+            flat = [part.decode() for part in self.call("SENTINEL", "MASTER", NAME)]
+        except (RedisUnavailable, RedisRefused):
+            return {}
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def close(self) -> None:
+        """End it."""
+        self._link.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Sentinels:
+    """The processes. `master` is the first one; a failover makes another one master.
+
+    `more` are settings of the servers; `password` is asked for by the sentinels.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        *,
+        replicas: int = 1,
+        sentinels: int = 3,
+        password: str = "",
+        certificates: Path | None = None,
+        **more: str,
+    ) -> None:
+        self._scheme = "redis" if certificates is None else "rediss"
+        self.servers: list[Data] = []
+        self.sentinels: list[Sentinel] = []
+        try:
+            self.master = Data(binary, certificates, **more)
+            self.servers.append(self.master)
+            for _ in range(replicas):
+                self.servers.append(Data(binary, certificates, **more))
+                self.servers[-1].call("REPLICAOF", "127.0.0.1", self.master.port)
+            wait_until(
+                lambda: all(each.follows() for each in self.servers[1:]),
+                timeout=READY_SECONDS,
+                what="the replicas follow",
+                every=0.02,
+            )
+            for _ in range(sentinels):
+                self.sentinels.append(Sentinel(binary, password, certificates))
+            for each in self.sentinels:
+                each.start(self.servers, self.sentinels)
+            self.wait_ready(replicas)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Names all three sentinels."""
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+        return f"{self._scheme}+sentinel://{hosts}/{NAME}"
+
+    def wait_ready(self, replicas: int) -> None:
+        """Wait until the sentinels know each other and the replicas: then they can fail over."""
+        others = str(len(self.sentinels) - 1)
+        wanted = {"num-other-sentinels": others, "num-slaves": str(replicas), "flags": "master"}
+        wait_until(
+            lambda: all(wanted.items() <= each.facts().items() for each in self.sentinels),
+            timeout=READY_SECONDS,
+            what="the sentinels know all",
+            every=0.05,
+        )
+
+    def wait_failover(self, old: Data) -> Data:
+        """Wait until all sentinels name another master, and it is one; return it."""
+
+        def promoted() -> Data | None:
+            ports = {each.master_port() for each in self.sentinels}
+            found = next((each for each in self.servers if {each.port} == ports), None)
+            good = found is not None and found is not old and found.role() == "master"
+            return found if good else None
+
+        wait_until(promoted, timeout=READY_SECONDS, what="a replica is promoted", every=0.05)
+        found = promoted()
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        """End all of them."""
+        for each in self.sentinels:
+            each.close()
+        for server in self.servers:
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,102 @@
+"""Slots, the map of a cluster, redirections: what is decided without asking anybody."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.config.topology import Address
+from streamqd.model import Unit
+from streamqd.store.keys import Keys
+from streamqd.store.slots import SLOTS, Redirect, SlotMap, key_of, redirect_of, slot_of
+
+A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("key", "slot"),
+    # From the text of the cluster's specification, and CLUSTER KEYSLOT of a server.
+    [("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{}b", slot_of(b"a{}b"))],
+)
+def test_slot_of_a_key(key: str, slot: int) -> None:
+    assert slot_of(key) == slot_of(key.encode()) == slot
+
+
+def test_all_keys_of_a_partition_and_of_its_groups_are_in_one_slot() -> None:
+    keys, unit = Keys(), Unit("orders", 3, "bill")
+    of_unit = [keys.source, keys.retry_stream, keys.lease, keys.fence, keys.retry]
+    of_unit += [keys.retry_items, keys.attempts]
+    of_place = [keys.stream, keys.dlq, keys.moving, keys.scheduled, keys.scheduled_items]
+    of_place += [keys.trim, keys.sink]
+    named = [each(*unit) for each in of_unit] + [each(*unit[:2]) for each in of_place]
+    named.append(keys.dedup("orders", 3, "x{y}"))
+    assert len({slot_of(key) for key in named}) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (("GET", "k"), "k"),
+        (("xadd", "k", "*", "f", "v"), "k"),
+        (("EVALSHA", "0" * 40, 2, "k", "l", "argument"), "k"),
+        (("EVAL", "return 1", 1, b"k"), b"k"),
+        (("XINFO", "STREAM", "k"), "k"),
+        (("XGROUP", "CREATE", "k", "g", "$"), "k"),
+        (("MEMORY", "USAGE", "k", "SAMPLES", 20), "k"),
+        (("XREAD", "COUNT", 1, "BLOCK", 5, "STREAMS", "k", "l", "0", "0"), "k"),
+        (("XREADGROUP", "GROUP", "STREAMS2", "w", "STREAMS", "k", ">"), "k"),
+        (("PUBLISH", "k", "m"), "k"),
+        (("TIME",), None),
+        (("INFO", "memory"), None),
+        (("MULTI",), None),
+        (("SCRIPT", "LOAD", "return 1"), None),
+    ],
+)
+def test_key_of_a_command(command: tuple[object, ...], key: object) -> None:
+    assert key_of(command) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("MOVED 3999 10.0.0.2:7002", Redirect(Address("10.0.0.2", 7002), asking=False)),
+        ("ASK 3999 10.0.0.2:7002", Redirect(Address("10.0.0.2", 7002), asking=True)),
+        ("MOVED 3999 :7002", Redirect(Address("10.0.0.1", 7002), asking=False)),
+        ("MOVED 3999 fe80::1:7002", Redirect(Address("fe80::1", 7002), asking=False)),
+        ("MOVED", None),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", None),
+        ("ERR MOVED 1 a:1", None),
+    ],
+)
+def test_redirections(text: str, found: Redirect | None) -> None:
+    assert redirect_of(text, A) == found
+
+
+def test_a_map_tells_the_master_of_each_slot() -> None:
+    reply = [
+        [5461, 10922, [b"10.0.0.1", 7001, b"id"], [b"10.0.0.9", 7005, b"id", []]],
+        [0, 5460, [b"", 7000, b"id"]],
+        [10923, 16000, [None, 7002, b"id", [b"hostname", b"x"]]],
+    ]
+    found = SlotMap.parse(reply, A)
+    assert found.masters == [A, B, C]
+    assert [found.master_of(slot) for slot in (0, 5460, 5461, 10922, 16000)] == [A, A, B, B, C]
+    assert found.master_of(16001) is None
+    assert found.uncovered == SLOTS - 16001
+    assert SlotMap([]).master_of(5) is None
+    assert SlotMap([]).masters == []
+
+
+@given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.sampled_from([A, B, C])), max_size=20))
+def test_moved_slots_change_nothing_else(moves: list[tuple[int, Address]]) -> None:
+    found = SlotMap([(0, 9999, A), (10_000, SLOTS - 1, B)])
+    wanted = {slot: found.master_of(slot) for slot, _ in moves}
+    for slot, _ in moves:
+        for near in (slot - 1, slot + 1):
+            if 0 <= near < SLOTS:
+                wanted.setdefault(near, found.master_of(near))
+    for slot, to in moves:
+        found, wanted[slot] = found.moved(slot, to), to
+    assert {slot: found.master_of(slot) for slot in wanted} == wanted
+    assert found.uncovered == 0

@@ -1,0 +1,73 @@
+"""The URLs of Sentinel and of Redis Cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.config import masked, topology
+from streamqd.config.endpoint import url_fault
+from streamqd.config.secrets import has_password
+from streamqd.config.topology import Address, Topology
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        (
+            "redis+sentinel://h1:26380,h2/shop/2",
+            Topology("sentinel", False, (Address("h1", 26380), Address("h2", 26379)), "shop", 2),
+        ),
+        (
+            "rediss+sentinel://me:p%40ss@[::1]:26379/my.master-1",
+            Topology("sentinel", True, (Address("::1", 26379),), "my.master-1", 0, "me", "p@ss"),
+        ),
+        (
+            "redis+cluster://h1:7000,h2:7001,h1:7000",
+            Topology("cluster", False, (Address("h1", 7000), Address("h2", 7001))),
+        ),
+        (
+            "rediss+cluster://:secret@10.0.0.1/0",
+            Topology("cluster", True, (Address("10.0.0.1", 6379),), password="secret"),
+        ),
+    ],
+)
+def test_what_a_url_says(url: str, found: Topology) -> None:
+    assert topology.parse(url) == found
+    assert url_fault(url) is None
+
+
+@pytest.mark.parametrize("url", ["redis://h:1/0", "embedded:", "unix:///x", "http://h", ""])
+def test_urls_of_one_node_are_not_its_business(url: str) -> None:
+    assert topology.parse(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+sentinel://", "it names no host"),
+        ("redis+sentinel://h:26379", "comes the name of the master"),
+        ("redis+sentinel://h:26379/shop/first", "comes the name of the master"),
+        ("redis+sentinel://h:x/shop", "hosts or ports cannot be read"),
+        ("redis+sentinel://h:0/shop", "hosts or ports cannot be read"),
+        ("redis+sentinel://h:65536/shop", "hosts or ports cannot be read"),
+        ("redis+sentinel://h,,i/shop", "hosts or ports cannot be read"),
+        ("redis+sentinel://[::1/shop", "cannot be read"),
+        ("redis+cluster://h:7000/1", "no databases but 0"),
+        ("redis+cluster://h:7000?x=1", "parameters"),
+        ("redis+cluster://h:7000#x", "parameters"),
+        ("redis+cluster://me:s3cret/@h:7000", "cannot be read"),
+        ("rediss+cluster://me:s3cret@h:7000/nine", "no databases but 0"),
+    ],
+)
+def test_what_is_wrong_with_a_url(url: str, said: str) -> None:
+    fault = url_fault(url) or ""
+    assert said in fault
+    assert "s3cret" not in fault
+
+
+def test_names_for_people_hold_no_password() -> None:
+    url = "redis+sentinel://me:s3cret@h1:1,h2:2/shop"
+    assert str(topology.parse(url)) == "sentinel h1:1,h2:2 (shop)"
+    assert masked(url) == "redis+sentinel://me:***@h1:1,h2:2/shop"
+    assert has_password(url)
+    assert str(topology.parse("redis+cluster://[::1]:7000")) == "cluster [::1]:7000"
