@@ -22,7 +22,7 @@ PARALLEL := -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 lint format docs bench bench-page bench-quick bench-spark model model-full mutants soak soak-archive soak-memory build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lint format docs bench bench-page bench-quick bench-bounds bench-policies bench-spark simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,13 @@ test-redis7: $(DEV_STAMP) ## Run what needs a server on the redis-server found i
 test-redis62: $(DEV_STAMP) $(REDIS62) ## Run what needs a server on Redis 6.2
 	$(BIN)/pytest $(PARALLEL) --server redis62 $(ON_SERVER) $(PYTEST_ARGS)
 
+test-acl: $(DEV_STAMP) ## Run what needs a server as the restricted users of etc/acl (SERVER=redis7)
+	$(BIN)/pytest $(PARALLEL) --acl --server $(or $(SERVER),valkey) tests/integration \
+		$(filter-out $(SERVERLESS),$(wildcard tests/acceptance/test_*.py)) $(PYTEST_ARGS)
+
+audit: $(DEV_STAMP) ## Ask for known flaws of the dependencies; writes var/audit/sbom.json
+	$(BIN)/python tests/support/audit.py var/audit
+
 lint: $(DEV_STAMP) ## Check style, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -74,8 +81,23 @@ bench-page: $(DEV_STAMP) ## Write docs/explanation/benchmarks.md and its plots f
 bench-quick: $(DEV_STAMP) ## Measure the hot path beside the bare loop, takeover and hand-over
 	$(BIN)/python -m tests.benchmarks.quick $(BENCH_ARGS)
 
+bench-bounds: $(DEV_STAMP) ## Measure takeovers, hand-overs and what a dead server loses; writes the page
+	$(BIN)/python -m tests.benchmarks.bounds $(BENCH_ARGS)
+
 bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS="--rows 5000000")
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH_ARGS)
+
+bench-policies: $(DEV_STAMP) ## Measure what keeping the order of keys costs when messages fail
+	$(BIN)/python -m tests.benchmarks.policies $(BENCH_ARGS)
+
+simulate: $(DEV_STAMP) ## Simulate 500 instances and 10,000 partitions; writes the page (an hour)
+	$(BIN)/python -m tests.simulation $(SIMULATE_ARGS)
+
+faults: $(DEV_STAMP) $(REDIS62) ## Run the fault battery on three servers; writes docs/explanation/fault-battery.md
+	$(BIN)/python -m tests.faults
+
+faults-page: $(DEV_STAMP) ## Write the page of the fault battery anew, from the outcomes of the last run
+	$(BIN)/python -m tests.faults --page
 
 model: $(DEV_STAMP) ## Check the protocol with Spin, and that every rule is needed
 	$(BIN)/python -m tests.protocol
@@ -86,7 +108,7 @@ model-full: $(DEV_STAMP) ## The same in larger scopes; writes docs/explanation/p
 mutants: $(DEV_STAMP) ## Break the code on purpose and see the tests turn red
 	$(BIN)/python -m tests.mutants
 
-soak: soak-archive soak-memory ## Run all long tests; their results are in docs/explanation/soak/
+soak: soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene ## Run all long tests; their results are in docs/explanation/soak/
 
 soak-archive: $(DEV_STAMP) ## Kill the archive and its executors 20 times (KILLS=n SEED=n)
 	KILLS=$${KILLS:-20} SEED=$${SEED:-} RESULT=$${RESULT:-docs/explanation/soak/archive-kills.json} \
@@ -95,6 +117,19 @@ soak-archive: $(DEV_STAMP) ## Kill the archive and its executors 20 times (KILLS
 soak-memory: $(DEV_STAMP) ## See that 10 million messages leave memory as it was (MESSAGES=n)
 	MESSAGES=$${MESSAGES:-10000000} RESULT=$${RESULT:-docs/explanation/soak/memory.json} \
 		$(BIN)/pytest tests/soak/test_memory.py $(PYTEST_ARGS)
+
+soak-nemesis: $(DEV_STAMP) ## Strike a fleet at random; nothing may be lost (MINUTES=n SEED=n)
+	MINUTES=$${MINUTES:-10} SEED=$${SEED:-} RESULT=$${RESULT:-docs/explanation/soak/nemesis.json} \
+		$(BIN)/pytest -s tests/soak/test_nemesis.py $(PYTEST_ARGS)
+
+soak-kill-points: $(DEV_STAMP) ## Kill and pause at every crash point, 3 times over (ROUNDS=n)
+	ROUNDS=$${ROUNDS:-3} RESULT=$${RESULT:-docs/explanation/soak/kill-points.json} \
+		$(BIN)/pytest -s tests/soak/test_kill_points.py $(PYTEST_ARGS)
+
+soak-hygiene: $(DEV_STAMP) ## Replace 10,000 workers under a storm of signals (COUNT=n SEED=n)
+	@$(BIN)/python -m pip install --quiet --editable '.[soak]' || echo "gRPC is left out" >&2
+	COUNT=$${COUNT:-10000} SEED=$${SEED:-1} RESULT=$${RESULT:-docs/explanation/soak/hygiene.json} \
+		$(BIN)/pytest -s tests/soak/test_hygiene.py $(PYTEST_ARGS)
 
 build: $(DEV_STAMP) ## Build the sdist and the wheel into dist/
 	rm -rf dist

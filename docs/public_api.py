@@ -29,7 +29,8 @@ def _kind(thing: Any) -> str:
     if inspect.isclass(thing) and issubclass(thing, StreamqdError):
         return "Errors"
     home = getattr(thing, "__module__", "")
-    for part, kind in (("handlers", "Handlers"), ("producer", "Producers"), ("policy", "Handlers")):
+    parts = {"handlers": "Handlers", "producer": "Producers", "model": "Handlers"}
+    for part, kind in parts.items():
         if home.startswith(f"streamqd.{part}"):
             return kind
     return "Messages" if home in ("streamqd.message", "streamqd.letter") else "Else"

@@ -17,6 +17,7 @@
 -- ARGV[2]  after     id      the group reads what comes after it; '' = after the last id issued
 -- ARGV[3]  drop      flag    1 = its retries go too: the delayed ones and those in the retry stream
 -- ARGV[4]  force     flag    1 = also when it is owned
+-- ARGV[5]  keeper    str     an owner that keeps it even then
 --
 -- Returns  OK       [2] position before [3] position now [4] pending entries forgotten [5] delayed
 --                   retries dropped [6] entries of the retry stream dropped, at most
@@ -30,10 +31,10 @@
 
 local fence, lease, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local delayed, items, attempts, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local group, after, drop, force = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local group, after, drop, force, keeper = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local held = redis.call('HMGET', fence, 'owner', 'epoch')
-if redis.call('GET', lease) and force ~= '1' then
+if redis.call('GET', lease) and (force ~= '1' or held[1] == keeper) then
   return {'OWNED', held[1] or '', held[2] or '0'}
 end
 local on_stream, on_retry = group_on(stream, group), group_on(retry, group)

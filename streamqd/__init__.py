@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from streamqd.letter import Letter
     from streamqd.message import Message
+    from streamqd.model import Backoff, RetryPolicy
     from streamqd.producer import Outgoing, Producer
     from streamqd.producer.asynchronous import AsyncProducer
     from streamqd.producer.buffered import BufferedProducer, Receipt
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncProducer",
     "BacklogFull",
+    "Backoff",
     "BufferFull",
     "BufferedProducer",
     "ChunkRefused",
@@ -61,6 +63,7 @@ __all__ = [
     "Release",
     "Result",
     "Retry",
+    "RetryPolicy",
     "SoftTimeout",
     "StreamqdError",
     "TopicMissing",
@@ -82,6 +85,7 @@ _MODULES = {
     ),
     "streamqd.letter": ("Letter",),
     "streamqd.message": ("Message",),
+    "streamqd.model": ("Backoff", "RetryPolicy"),
     "streamqd.producer": ("Outgoing", "Producer"),
     "streamqd.producer.asynchronous": ("AsyncProducer",),
     "streamqd.producer.buffered": ("BufferedProducer", "Receipt"),

@@ -90,6 +90,10 @@ class Refused(StreamqdError):
     """What was asked for does not exist or is not allowed in the present state."""
 
 
+class Malformed(Refused):
+    """What was asked for cannot be read, whatever is there: write it as the sentence says."""
+
+
 class TopicMissing(Refused):
     """The topic is not registered. Create it with `streamqd topic create`."""
 

@@ -27,6 +27,7 @@ CONNECTIONS_MAX = 64
 REQUEST_BYTES_MAX = 8 * 1024
 REQUEST_SECONDS = 5.0  # from accept to the end of the request's header
 RESPONSE_SECONDS = 10.0
+_CHALLENGE = 'WWW-Authenticate: Bearer realm="streamqd"\r\n'
 BIND_RETRY_SECONDS = (1.0, 30.0)  # first and longest wait
 
 Address = tuple[str, int] | Path
@@ -246,6 +247,7 @@ class _Connection:
             "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\n"
             "X-Content-Type-Options: nosniff\r\n"
             "Allow: GET, HEAD\r\n"
+            f"{_CHALLENGE if response.status == HTTPStatus.UNAUTHORIZED else ''}"
             "Connection: close\r\n\r\n"
         )
         self.response = memoryview(head.encode() + (response.body if with_body else b""))

@@ -19,7 +19,7 @@ class Letter:
     group: str
     """The group that gave it up; others may have handled the same message."""
     reason: str
-    """A stable word: dead, decode, attempts, crashes, too-old, not-retried or cancelled."""
+    """A stable word: dead, undecodable, attempts, crashes, too-old, too-large … or cancelled."""
     error_class: str
     """Qualified name of the exception's class, '' after crashes."""
     error: str

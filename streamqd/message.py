@@ -54,6 +54,8 @@ class Message:
 
     __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
 
+    failures_in_place = 0  # runs that have failed since it was fetched, where it is kept in hand
+
     def __init__(
         self, delivery: Delivery, id_bytes: bytes, fields: list[bytes], *, retried: bool
     ) -> None:
@@ -105,6 +107,9 @@ class Message:
     @property
     def key(self) -> bytes | None:
         """The key that chose the partition, or None."""
+        fields = self._fields
+        if len(fields) > 3 and fields[2] == b"key":  # where producers put it
+            return fields[3]
         return self.fields.get(b"key")
 
     @cached_property
@@ -113,7 +118,7 @@ class Message:
         raw = self.fields.get(b"headers")
         if raw is None:
             return {}
-        headers = json.loads(raw)
+        headers = _parsed("headers", raw)
         if not isinstance(headers, dict):
             raise ValueError("the headers of the message are not a JSON object")
         return headers
@@ -121,11 +126,11 @@ class Message:
     @property
     def attempt(self) -> int:
         """Which run this is, from 1. Crashes of the process and releases do not count."""
-        return self.retry_count + 1
+        return self.retry_count + self.failures_in_place + 1
 
     @property
     def retry_count(self) -> int:
-        """How many runs have failed before."""
+        """How many runs had failed when it was fetched."""
         return self._count(RETRY_COUNT)
 
     @property
@@ -195,8 +200,8 @@ class Message:
         return self.payload.decode(encoding)
 
     def json(self) -> Any:
-        """Return the payload as parsed JSON. Raises ValueError when it is not."""
-        return json.loads(self.payload)
+        """Return the payload as parsed JSON. Raises ValueError when it is none, or too deep."""
+        return _parsed("payload", self.payload)
 
     def progress(self) -> None:
         """Say that this run gets on: `status` and `top` show when it was said last. Costs nothing.
@@ -211,3 +216,10 @@ class Message:
             return 0
         raw = self.fields.get(name, b"0")
         return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0
+
+
+def _parsed(what: str, raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError(f"the {what} of the message nests too deep") from None

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
 
+# What happens to a message that is to be tried again: `on_error`.
+REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"
+
 
 class Unit(NamedTuple):
     """The unit of ownership: one partition of a topic, or its dead letters, as one group sees it.
@@ -39,14 +42,21 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a message is tried again and when it is dead. Counts are total handler runs."""
+    """When a message is tried again and when it is dead. Counts are total handler runs.
+
+    `max_attempts` and `max_crashes` 0 mean for ever. `max_age` in seconds since the first write:
+    what fails when it is older is dead. `retry_on` and `dead_on` are exception classes, or their
+    names: what is in neither is tried again when `retry_on` is empty. `on_error` is where a message
+    waits for its next run: requeue, block or hold-key.
+    """
 
     max_attempts: int = 5
     max_crashes: int = 3
     backoff: Backoff = Backoff()
-    max_age: float | None = None  # seconds since the first write; older failures are dead
-    retry_on: tuple[str, ...] = ()  # exception class names; empty = every class
-    dead_on: tuple[str, ...] = ()
+    max_age: float | None = None
+    retry_on: tuple[str | type[BaseException], ...] = ()
+    dead_on: tuple[str | type[BaseException], ...] = ()
+    on_error: str = REQUEUE
 
 
 # --- how a handler run ended -------------------------------------------------------------------
@@ -112,6 +122,13 @@ class RetryVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepVerdict:
+    """The message stays in hand, pending, and runs again in `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeadVerdict:
     """The message is moved to the dead-letter stream. `reason` is a stable word."""
 
@@ -123,4 +140,4 @@ class Leave:
     """The message stays pending, and no attempt is spent."""
 
 
-Verdict = Ack | RetryVerdict | DeadVerdict | Leave
+Verdict = Ack | RetryVerdict | KeepVerdict | DeadVerdict | Leave

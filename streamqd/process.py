@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import setproctitle
 
+from streamqd import config
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SUPERVISOR_ONLY_ENV = (
@@ -47,7 +49,7 @@ SIGNALS = (
 )
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
-_DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
+_DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -106,18 +108,24 @@ class Child:
 
 
 class Exit(NamedTuple):
-    """How a child ended: exactly one of the two is set."""
+    """How a child ended: exactly one of code and signal is set."""
 
     code: int | None
     signal: int | None
+    out_of_memory: bool = False  # the kernel killed it
 
     def __str__(self) -> str:
         if self.signal is None:
             return f"exit code {self.code}"
+        return f"signal {self.signal_name}" + (", out of memory" if self.out_of_memory else "")
+
+    @property
+    def signal_name(self) -> str:
+        """As SIGKILL; '' when no signal ended it."""
         try:
-            return f"signal {signal.Signals(self.signal).name}"
+            return signal.Signals(self.signal).name if self.signal is not None else ""
         except ValueError:
-            return f"signal {self.signal}"
+            return str(self.signal)
 
 
 def spawn(
@@ -185,12 +193,13 @@ def _child(
         os.close(devnull)
         for name in _SUPERVISOR_ONLY_ENV:
             os.environ.pop(name, None)
+        config.scrub(os.environ)
         with contextlib.suppress(OSError):
             # The kernel should choose a worker before the supervisor when memory runs out.
             Path("/proc/self/oom_score_adj").write_text("500")
         set_title(title)
         faulthandler.enable()
-        faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
+        _show_stacks_at(signal.SIGUSR2)
         code = run(child_end)
     except BaseException:  # noqa: BLE001 - the last frame of the process: say it and end
         traceback.print_exc()
@@ -199,6 +208,22 @@ def _child(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _show_stacks_at(number: signal.Signals) -> None:
+    """Print where the main thread stands when the signal comes, and the others when they rest.
+
+    The first also while C code holds the interpreter. To look at threads that run meanwhile can
+    crash the process: that waits until the main thread has the interpreter, and they have not.
+    """
+
+    def show_all(_number: int, _frame: object) -> None:
+        if threading.active_count() > 1:
+            faulthandler.dump_traceback(all_threads=True)
+
+    signal.signal(number, show_all)
+    signal.siginterrupt(number, False)
+    faulthandler.register(number, all_threads=False, chain=True)
 
 
 def kill_group(pid: int) -> None:
@@ -221,7 +246,7 @@ def _reset_signals() -> None:
         after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO),
         after_in_child=_hear_again,
     )
-    for number in (signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT):
+    for number in (signal.SIGQUIT, signal.SIGCHLD, signal.SIGCONT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
@@ -242,6 +267,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 def _call_at_death_of(parent_pid: int, bereaved: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
+        if os.getppid() == parent_pid:
+            return  # not from the kernel: somebody has sent it to all processes of the daemon
         try:
             bereaved()
         finally:

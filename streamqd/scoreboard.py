@@ -55,7 +55,7 @@ WAITING, RUNNING, DONE, FAILED, SETTLED = range(5)
 COUNTERS = (
     *("fetched", "acked", "retried", "dead", "failed", "timeouts", "released", "fenced", "ghosts"),
     *("reclaimed", "round_trips", "bytes", "crashes", "restarts", "charged", "recycled"),
-    *("redis_errors", "parked", "given_up", "expired"),
+    *("redis_errors", "parked", "given_up", "expired", "throttled_ns"),
 )
 BOARD_COUNTERS = (
     *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
@@ -142,6 +142,8 @@ class Slot:
     soft_kill_seq = _Field(7)  # the run that a soft-limit signal is meant for
     rss = _Field(8)
     rss_baseline = _Field(9)
+    standby_pid, leaving_pid = _Field(21), _Field(22)  # the worker after this one, and before it
+    warm_pid = _Field(23)  # written by the standby: it has booted, and waits for its orders
     # written by the worker
     state = _Field(1)
     run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, over all incarnations
@@ -150,6 +152,8 @@ class Slot:
     next_due_unix_ms = _Field(14)
     progress_ns = _Field(15)  # last completed exchange or handler run
     reclaim_done = _Field(16)
+    rate_due_ns = _Field(24)  # state of the rate, kept from worker to worker; 0 = there is none
+    rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
     beat_ns = _Field(17)  # when a handler has last said that it gets on
     # written by the housekeeper
     reclaim_requested = _Field(20)

@@ -27,8 +27,9 @@ from streamqd.errors import (
     Refused,
     StartRefused,
 )
+from streamqd.inspection import ask_servers, check_servers
 from streamqd.registration import ensure_topics
-from streamqd.store.client import Link, ServerFacts, server_facts
+from streamqd.store.cluster import connect
 
 NAME = "streamqd:start"
 DESCRIPTORS = 65_536
@@ -42,6 +43,7 @@ class Prepared:
 
     settings: Settings
     problems: list[str]
+    sources: tuple[str, ...] = ()  # files of the user's modules
 
 
 def prepare(
@@ -81,9 +83,9 @@ def everything_wrong(error: ConfigError) -> ConfigError:
     problems += [f"handlers: {problem}" for problem in found.problems]
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
-        link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+        link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
         try:
-            problems += check_server(ask_server(link, 0.0), settings)[0]
+            problems += check_servers(ask_servers(link, 0.0), settings)[0]
         except RedisUnavailable as unavailable:
             problems.append(f"redis: no answer from {link.address}: {unavailable}")
         finally:
@@ -111,7 +113,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     if only:
         settings, unknown = _restrict(settings, only)
         problems += unknown
-    return Prepared(settings, problems)
+    return Prepared(settings, problems, tuple(found.sources))
 
 
 class Renewal(NamedTuple):
@@ -120,6 +122,7 @@ class Renewal(NamedTuple):
     declared: list[dict[str, Any]]
     problems: list[str]
     partitions: dict[str, int]
+    sources: list[str] = []  # noqa: RUF012 - as in Probe
 
 
 def renew(settings: Settings, only: frozenset[str]) -> Renewal:
@@ -128,16 +131,15 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
         list(settings.daemon.handlers), references(settings), settings.base_dir
     )
     prepared = complete(settings, found, only)
-    if prepared.problems:
-        return Renewal(found.declared, prepared.problems, {})
-    try:
-        partitions = register(prepared.settings)
-    except ConfigError as error:
-        return Renewal(found.declared, error.problems, {})
-    except (RedisUnavailable, RedisRefused) as error:
-        problem = f"redis: {error}; send the signal again when it answers"
-        return Renewal(found.declared, [problem], {})
-    return Renewal(found.declared, [], partitions)
+    problems, partitions = prepared.problems, {}
+    if not problems:
+        try:
+            partitions = register(prepared.settings)
+        except ConfigError as error:
+            problems = error.problems
+        except (RedisUnavailable, RedisRefused) as error:
+            problems = [f"redis: {error}; send the signal again when it answers"]
+    return Renewal(found.declared, problems, partitions, found.sources)
 
 
 def restore(settings: Settings) -> str:
@@ -151,7 +153,7 @@ def restore(settings: Settings) -> str:
 
 def register(settings: Settings, *, emptied: bool = False) -> dict[str, int]:
     """Register topics and groups over a connection of its own; return the partition counts."""
-    link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+    link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
         return ensure_topics(link, settings, emptied=emptied)
     finally:
@@ -196,13 +198,13 @@ def begin(
     prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
     settings = replace(prepared.settings, redis=settings.redis)
-    link = Link(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+    link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
         # Waiting for a server that starts up makes sense only if it could help.
-        facts = ask_server(link, 0.0 if problems else patience, interrupted)
-        refused, warnings = check_server(facts, settings)
+        servers = ask_servers(link, 0.0 if problems else patience, interrupted)
+        refused, warnings = check_servers(servers, settings)
         problems += refused
-        for warning in warnings:
+        for warning in [*config.warnings(settings), *config.as_root(), *warnings]:
             logs.event("config.warning", logging.WARNING, about=warning)
         if not problems:
             return settings, ensure_topics(link, settings)
@@ -248,56 +250,6 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
         raise StartRefused(4, [f"redis: the embedded server does not start: {error}"]) from error
     logs.event("embedded.started", child=server.pid)
     return server
-
-
-def check_server(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]]:
-    """Judge the server's own configuration. Returns (problems, warnings)."""
-    problems: list[str] = []
-    warnings: list[str] = []
-    if facts.maxmemory_policy not in ("noeviction", ""):
-        text = (
-            f"redis: the server's maxmemory-policy is {facts.maxmemory_policy}, so it may evict "
-            "streams and leases, which loses messages; set it to noeviction (or, to accept the "
-            "loss, redis.allow_eviction = true)"
-        )
-        (warnings if settings.redis.allow_eviction else problems).append(text)
-    if facts.role not in ("master", ""):
-        problems.append(
-            f"redis: the server is a {facts.role}, which refuses writes; name the primary"
-        )
-    if not facts.aof:
-        warnings.append(
-            "redis: append-only persistence is off; what was sent since the last snapshot is lost "
-            "when the server restarts (set appendonly yes)"
-        )
-    skew = abs(facts.time - time.time())
-    if skew > settings.daemon.lease_ttl / 2:
-        warnings.append(
-            f"redis: its clock is {skew:.1f} s off this host's; times in logs will not match"
-        )
-    return problems, warnings
-
-
-def ask_server(
-    link: Link, patience: float, interrupted: Callable[[], bool] = lambda: False
-) -> ServerFacts:
-    """Ask for the server's facts, waiting while it starts up. Raises RedisUnavailable."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            facts = server_facts(link)
-            if not facts.loading:
-                return facts
-            error: Exception = RedisUnavailable("it is still loading its data", sent=False)
-        except RedisUnavailable as unavailable:
-            error = unavailable
-        except RedisRefused as refused:
-            error = refused
-            if refused.code not in ("LOADING", "BUSY", "MASTERDOWN"):
-                raise RedisUnavailable(str(refused), sent=False) from refused
-        if time.monotonic() > deadline or interrupted():
-            raise RedisUnavailable(str(error), sent=False)
-        time.sleep(0.1)
 
 
 class InstanceLock:

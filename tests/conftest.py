@@ -12,7 +12,7 @@ import pytest
 
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from tests.support import servers
+from tests.support import servers, users
 
 SPARK = Path(__file__).parent / "spark"
 
@@ -24,6 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="valkey | redis7 | redis62 | redis:PATH | testcontainers | URL (default: valkey)",
     )
 
+    parser.addoption(
+        "--acl",
+        action="store_true",
+        help="let all that is tested work as the restricted users of etc/acl",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--acl"):
+        users.choose()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A Spark session leaves threads behind for good, and a process with threads must not fork as
@@ -32,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"server: {config.getoption('--server')}"
+    with_users = " with the users of etc/acl" if users.chosen() else ""
+    return f"server: {config.getoption('--server')}{with_users}"
 
 
 def _start(word: str, **options: bool) -> servers.Server:
@@ -51,6 +63,20 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     started = _start(request.config.getoption("--server"))
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def binary(request: pytest.FixtureRequest) -> Path:
+    """The program of the chosen server, for tests that start several that belong together."""
+    word = request.config.getoption("--server")
+    if "://" in word or word == "testcontainers":
+        pytest.skip("needs server processes of its own")
+    try:
+        return servers.find_binary(word)
+    except servers.NoServerError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"server {word}: {error}", pytrace=False)
+        pytest.skip(f"server {word}: {error}")
 
 
 @pytest.fixture

@@ -126,6 +126,46 @@ def test_nothing_is_left_for_later(word: str):
     assert places == []
 
 
+# Makes objects or code of bytes. Handlers come from the configuration alone.
+CODE_MODULES = frozenset(
+    {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml"}
+)
+CODE_CALLS = frozenset({"eval", "exec", "compile", "__import__", "import_module"})
+CODE_ALLOWED = {
+    ("streamqd/handlers/signatures.py", "eval"): "annotations of the user's own function",
+    ("streamqd/handlers/loading.py", "import_module"): "the handler that the configuration names",
+    ("streamqd/handlers/probing.py", "import_module"): "the modules that the configuration names",
+    ("streamqd/handlers/payloads.py", "import_module"): "msgspec",
+    ("streamqd/startup.py", "import_module"): "daemon.preload",
+    ("streamqd/cli/lazy.py", "import_module"): "verbs",
+    ("streamqd/__init__.py", "import_module"): "names of the public API",
+    ("streamqd/spark/pipelines/run.py", "import_module"): "the job that the command line names",
+}
+
+
+def _ways_to_code(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            named = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named = {(node.module or "").partition(".")[0]}
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            plain = called in ("re.compile", "regex.compile")
+            named = set() if plain else {called.rpartition(".")[2]} & CODE_CALLS
+        else:
+            continue
+        for found in named & (CODE_MODULES | CODE_CALLS):
+            yield name(path), found
+
+
+def test_nothing_that_is_received_can_become_code():
+    found = {way for path in PACKAGE for way in _ways_to_code(path)}
+
+    assert found - CODE_ALLOWED.keys() == set()
+    assert {way for way in CODE_ALLOWED if way not in found} == set(), "no longer needed"
+
+
 def test_no_file_names_the_place_where_it_was_written():
     local = {str(place) for place in (ROOT, Path.home()) if len(place.parts) > 2}
     places = [

@@ -1,7 +1,8 @@
 """The audit trail of a topic: who did what to it, in a bounded stream beside its settings.
 
-Verbs that replay, delete or export write one entry when they are done, also when they were
-interrupted. The stream keeps about the last 10,000; it belongs to no partition.
+Verbs that replay, cancel, reset, delete or export write one entry when they are done, those of dead
+letters also when they were interrupted. The stream keeps about the last 10,000; it belongs to no
+partition.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin.pages import read_fields, read_id
-from streamqd.errors import Refused
+from streamqd.errors import Malformed
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -88,7 +89,7 @@ def trail(link: Link, keys: Keys, topic: str, *, limit: int = 20, cursor: str = 
         try:
             upper = f"({read_id(cursor)}"
         except ValueError as error:
-            raise Refused(str(error)) from None
+            raise Malformed(str(error)) from None
     found = link.execute("XREVRANGE", keys.audit(topic), upper, "-", "COUNT", limit + 1)
     page = [_deed(raw_id, read_fields(fields)) for raw_id, fields in found[:limit]]
     return Trail(topic, page, page[-1].id if len(found) > limit else "")
@@ -117,7 +118,7 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> Deed:
         # Written by hand, or by a later version: what cannot be read is shown as it is.
         try:
             found = json.loads(text(name) or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"text": text(name)}
         return found if isinstance(found, dict) else {"text": text(name)}
 

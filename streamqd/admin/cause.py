@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from streamqd.admin import cause_waits
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit
 from streamqd.model import Unit
@@ -258,6 +259,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
             "read the last worker.exited events of its log, mend the handler, then reload",
         )
         return
+    yield from _waits(facts, told)
     run = told.longest_run_seconds or 0.0
     if run >= STUCK_SECONDS:
         limit = "the limit ends it by itself" if told.hard_timeout else "no hard_timeout ends it"
@@ -293,6 +295,13 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "redis-away", f"{told.owner}, the owner of {unit}, does not reach Redis", "mend that"
         )
+
+
+def _waits(facts: Facts, told: LiveUnit) -> Iterator[Cause]:
+    others = facts.unread or facts.pending > (told.held or 0)
+    moving = bool(others) and (told.acked or 0.0) > MOVING
+    for each in cause_waits.said(told, moving=moving, last_error=_last_error(facts)):
+        yield Cause(*each)
 
 
 # --- what does not hold it --------------------------------------------------------------------

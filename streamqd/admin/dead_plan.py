@@ -67,6 +67,7 @@ def plan(
     fleet: str,
     target: Target = HOME,
     max_replays: int = MAX_REPLAYS,
+    limit: int | None = None,
 ) -> Plan:
     """Count what `dead_replay.replay` would do. Raises TopicMissing, Refused."""
     route = Route(link, keys, topic, target)
@@ -80,6 +81,8 @@ def plan(
     until = server_unix_ms(link) + 1
     for page in found:
         for entry in page:
+            if limit is not None and tally.count >= limit:
+                break
             why = refusal(route, entry, max_replays)
             to = route.of(entry)
             if to is not None and not why and to.group is not None and to.group not in groups:

@@ -38,6 +38,7 @@ RESUME_SECONDS = 7 * 86_400.0  # how long the name of a moved letter is remember
 NO_GROUP_NAMED = "the letter names no group"
 GROUP_GONE = "its group does not exist any more"
 TOO_WIDE = "it has too many fields to leave its slot"
+BODY_WITHHELD = "its body was not kept (dlq_body)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ def refusal(route: Route, entry: Entry, max_replays: int) -> str:
     to = route.of(entry)
     if to is None:
         return NO_GROUP_NAMED
+    if b"payloadBytes" in entry.fields:
+        return BODY_WITHHELD
     if replays_of(entry) >= max_replays:
         return over_replayed(max_replays)
     if not route.stays(entry, to) and 2 * len(moved(route.topic, entry, to)) > dead.DELIVER_MAX:

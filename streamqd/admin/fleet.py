@@ -16,6 +16,8 @@ from streamqd.store import statistics, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
+ALIKE_MAX = 5  # partitions that are named with the same problem
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
@@ -40,14 +42,25 @@ class InstanceRow:
     rate: float | None
 
 
+_WAITS = {
+    "blocked": "waits for a message that has failed, and lets nothing past it",
+    "full": "holds as many messages of held keys as it may, and reads no more",
+    "halted": "begins nothing, because what its handler depends on is down",
+    "probing": "tries one message at a time, because what its handler depends on was down",
+    "flooded": "is stopped by its flood guard, because most messages die",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class UnitStatus(UnitRow):
     """A unit as the partitions view shows it, and how its worker is doing.
 
     `worker` is the state of the owner's worker process (booting, ready, paused, quiet, broken …),
-    '' when it is not known. `in_hand` are entries fetched and not handled, `rate` the messages
-    acknowledged per second, `longest_run_seconds` the age of the handler run that runs now,
-    `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any has.
+    or what a ready one waits for (blocked, full, halted, probing, flooded), '' when it is not
+    known. `held` messages of `held_keys` keys wait there for a message of their key. `in_hand` are
+    entries fetched and not handled, `rate` the messages acknowledged per second,
+    `longest_run_seconds` the age of the handler run that runs now, `progress_seconds` how long ago
+    a handler that runs has called `Message.progress`, if any has.
     """
 
     worker: str
@@ -56,6 +69,8 @@ class UnitStatus(UnitRow):
     longest_run_seconds: float | None
     lag_per_second: float | None
     progress_seconds: float | None
+    held: int | None
+    held_keys: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +78,8 @@ class Behind:
     """A group that has unread messages: how many, since when, and where that goes.
 
     `lag` is null when the server cannot count it, `since_unix_ms` when the oldest unread one was
-    written. `lag_per_second` is how fast the lag grows, an average of
-    about 20 seconds, null when not every partition of it is told.
+    written. `lag_per_second` is how fast the lag mostly grew in about the
+    last 20 seconds, null when not every partition of it is told.
     """
 
     topic: str
@@ -97,13 +112,8 @@ class StatusView:
 
 def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
     """Look at the fleet. `stale`: seconds after which a silent instance counts as gone."""
-    beats, infos = ask(
-        link,
-        [
-            ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
-            ("HGETALL", keys.info(fleet)),
-        ],
-    )
+    place = steering.Fleet(link, keys, fleet, stale)
+    beats, infos, orders = ask(link, steering.stored(place))
     told = {name: steering.document(raw) for name, raw in _pairs(infos)}
     names = [name.decode("utf-8", "replace") for name in beats[::2]]
     summaries = [
@@ -129,12 +139,12 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
         for row in seen.units
     ]
     letters = _dead_letters(link, keys)
-    ordered = steering.view(steering.Fleet(link, keys, fleet, stale))
+    sight = steering.sight_of(place, beats, infos, orders, now_unix_ms=now)
     return StatusView(
         fleet=fleet,
         now_unix_ms=now,
-        orders=ordered.orders,
-        strange_orders=ordered.strange,
+        orders=steering.rows(sight),
+        strange_orders=sight.control.strange,
         problems=_problems(fleet, instances, units, summaries, letters, now),
         instances=instances,
         units=units,
@@ -178,6 +188,8 @@ def _unit_status(row: UnitRow, worker: dict[str, Any]) -> UnitStatus:
         longest_run_seconds=float(run) if run is not None else None,
         lag_per_second=_real(worker.get("lag_per_second")),
         progress_seconds=_real(worker.get("progress_seconds")),
+        held=_number(worker.get("held")),
+        held_keys=_number(worker.get("held_keys")),
     )
 
 
@@ -224,14 +236,7 @@ def _problems(
             problems.append(f"the instance {each.instance} is paused")
         elif summary.get("redis_up") is False:
             problems.append(f"the housekeeper of {each.instance} does not reach Redis")
-    for unit in units:
-        name = Unit(unit.topic, unit.partition, unit.group)
-        if unit.worker == "broken":
-            problems.append(f"the worker of {name} on {unit.owner} crashes in a loop")
-        elif unit.state == "expired":
-            problems.append(f"the owner of {name}, {unit.owner}, does not renew its lease")
-        elif unit.state == "free":
-            problems.append(f"nobody owns {name}")
+    problems += _unit_problems(units)
     for topic, count in letters.items():
         problems.append(
             f"{topic} has {count} dead letters; see `streamqd dlq list {topic}`"
@@ -239,6 +244,36 @@ def _problems(
             else f"{topic} has a dead letter; see `streamqd dlq list {topic}`"
         )
     return problems
+
+
+def _unit_problems(units: list[UnitStatus]) -> list[str]:
+    """One sentence for each unit; of many that have the same problem only the first few."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for unit in units:
+        if problem := _unit_problem(unit):
+            alike.setdefault((unit.state, unit.worker, unit.owner), []).append(problem)
+    found = []
+    for (state, _, owner), some in alike.items():
+        found += some[:ALIKE_MAX]
+        if len(some) > ALIKE_MAX:
+            whose = "that nobody owns" if state == "free" else f"of {owner} with the same problem"
+            found.append(f"and {len(some) - ALIKE_MAX} more partitions {whose}")
+    return found
+
+
+def _unit_problem(unit: UnitStatus) -> str:
+    """What is wrong with a unit, '' for nothing."""
+    name = Unit(unit.topic, unit.partition, unit.group)
+    if unit.worker == "broken":
+        return f"the worker of {name} on {unit.owner} crashes in a loop"
+    if unit.worker in _WAITS:
+        return f"the worker of {name} on {unit.owner} {_WAITS[unit.worker]}"
+    if unit.held:
+        keys = "one held key" if unit.held_keys == 1 else f"{unit.held_keys} held keys"
+        return f"{unit.held} messages of {keys} of {name} wait on {unit.owner}"
+    if unit.state == "expired":
+        return f"the owner of {name}, {unit.owner}, does not renew its lease"
+    return f"nobody owns {name}" if unit.state == "free" else ""
 
 
 def _dead_letters(link: Link, keys: Keys) -> dict[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from streamqd.admin import groups, groups_lag, growth
 from streamqd.admin.pages import SEQ_MAX, Id, ask, read_id, server_unix_ms
 from streamqd.config.values import parse_duration
-from streamqd.errors import Refused
+from streamqd.errors import Malformed, Refused
 from streamqd.model import Unit
 from streamqd.store import groups as store
 from streamqd.store import leases
@@ -60,7 +60,7 @@ def position(text: str, now_unix_ms: int) -> str:
     """The id after which to read: '' = the last one. `text` is what `--to` takes.
 
     That is earliest, latest, the id of the first message to read, or a time: RFC 3339, or a
-    duration before `now_unix_ms`. Raises Refused.
+    duration before `now_unix_ms`. Raises Malformed; Refused when it lies in the future.
     """
     if text == EARLIEST:
         return "0-0"
@@ -72,7 +72,7 @@ def position(text: str, now_unix_ms: int) -> str:
         try:
             first = Id(_unix_ms(text, now_unix_ms), 0)
         except (ValueError, OverflowError):
-            raise Refused(
+            raise Malformed(
                 f"--to {text}: write earliest, latest, an id such as 1700000000000-0, a time such"
                 " as 2026-11-21T09:00:00Z, or how long ago, such as 2h"
             ) from None
@@ -130,10 +130,13 @@ def reset(
         if dry_run:
             rows.append(_foreseen(link, keys, unit, after, drop_retries))
             continue
-        call = store.reset(keys, unit, after, drop_retries=drop_retries, force=force)
-        reply = link.run(call)
+        reply = link.run(
+            store.reset(
+                keys, unit, after, drop_retries=drop_retries, force=force, keeper=growth.OWNER
+            )
+        )
         if reply.word == "OWNED":
-            raise Refused(groups.owned_sentence(unit, reply.rest[0].decode()))
+            raise Refused(_owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "OK":  # a group that is not on the partition begins where it is configured
             done = store.Reset.parse(reply)
             rows.append(_row(link, keys, unit, done))
@@ -145,13 +148,17 @@ def _refuse_owned(link: Link, keys: Keys, units: Sequence[Unit], *, force: bool)
     replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
     for number, unit in enumerate(units):
         view = leases.LeaseView.parse(*replies[2 * number : 2 * number + 2])
-        if view.ttl is not None and view.owner == growth.OWNER:
-            raise Refused(
-                f"{unit.topic} grows, and {unit} is not read before that is over:"
-                " `streamqd topic grow` goes on with it"
-            )
-        if view.ttl is not None and not force:
-            raise Refused(groups.owned_sentence(unit, view.owner))
+        if view.ttl is not None and (view.owner == growth.OWNER or not force):
+            raise Refused(_owned_sentence(unit, view.owner))
+
+
+def _owned_sentence(unit: Unit, owner: str) -> str:
+    if owner != growth.OWNER:
+        return groups.owned_sentence(unit, owner)
+    return (
+        f"{unit.topic} grows, and {unit} is not read before that is over: `streamqd topic grow`"
+        " goes on with it"
+    )
 
 
 def _row(link: Link, keys: Keys, unit: Unit, done: store.Reset) -> PartitionReset:

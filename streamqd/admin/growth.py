@@ -76,6 +76,7 @@ def grow(
     they have to look for, before the growth is over at the latest; RELEASED, when some of those may
     be owned. A topic that has them is done. Raises TopicMissing, Refused.
     """
+    _refuse_cluster(link, keys, topic)
     count = topics.partition_count(link, keys, topic)
     if count == to and store.under_way(link, keys, topic) is None:
         return Progress(topic, count, to, True, [])
@@ -97,7 +98,18 @@ def grow(
 
 def check(link: Link, keys: Keys, topic: str, to: int) -> None:
     """See whether a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
+    _refuse_cluster(link, keys, topic)
     _check(topic, topics.partition_count(link, keys, topic), to)
+
+
+def _refuse_cluster(link: Link, keys: Keys, topic: str) -> None:
+    """Where the count and the partitions are in different slots, no producer can watch it."""
+    if len(link.together([keys.meta(topic), keys.stream(topic, 0)])) > 1:
+        raise Refused(
+            f"{topic} is on a Redis Cluster, where producers cannot go over to another number of"
+            " partitions at one instant, and keys would lose their order: make a topic with more"
+            " partitions, let producers write to it, and delete this one when it is settled"
+        )
 
 
 def look(link: Link, keys: Keys, topic: str) -> Progress | None:

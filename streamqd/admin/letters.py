@@ -29,9 +29,9 @@ from streamqd.store.keys import Keys
 class LetterRow:
     """One dead letter of `dlq list`.
 
-    `reason` is attempts, dead, undecodable, crashes, too-old, not-retried, cancelled or loop. `uid`
-    names the message over all its copies, `fingerprint` the failure, the same for letters that died
-    alike. Numbers are null when the letter does not tell them.
+    `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried, cancelled or
+    loop. `uid` names the message over all its copies, `fingerprint` the failure, the same for
+    letters that died alike. Numbers are null when the letter does not tell them.
     """
 
     id: str

@@ -41,10 +41,13 @@ class LiveFailure:
 class LiveUnit:
     """One group on one partition.
 
-    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, gone), or free or
-    expired when no instance says that it owns it. Rates are per second and averages of about the
-    last 10 seconds, `arriving` (entries written to the partition) and `lag_per_second` of about the
-    last 20, `p50_seconds` and `p99_seconds` of the handler runs of about the last minute.
+    `state` is that of the owner's worker (booting, ready, paused, quiet, broken, gone), what a
+    ready one waits for (blocked, full, halted, probing, flooded, throttled), or free or expired
+    when no instance says that it owns it. `waits_seconds` is how long it will, `held` messages of
+    `held_keys` keys wait for one of their key. Rates are per second and averages of about the
+    last 10 seconds, `arriving` (entries written to the partition) of about the last 20;
+    `lag_per_second` is the middle of its changes in that time. `p50_seconds` and `p99_seconds` are
+    of the handler runs of about the last minute.
     `longest_run_seconds` is how long the run has lasted that runs now, `running` its place.
     """
 
@@ -72,6 +75,10 @@ class LiveUnit:
     p99_seconds: float | None
     mean_seconds: float | None
     longest_run_seconds: float | None
+    waits_seconds: float | None
+    rate: float | None  # runs per second that may begin, null when there is no limit
+    held: int | None
+    held_keys: int | None
     running: str
     timeout: float | None
     hard_timeout: float | None
@@ -256,11 +263,11 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
 
 _WHOLE = (
     *("lag", "pending", "delayed", "in_hand", "dead_letters"),
-    *("oldest_unread_unix_ms", "next_due_unix_ms"),
+    *("oldest_unread_unix_ms", "next_due_unix_ms", "held", "held_keys"),
 )
 _REAL = (
     *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),
-    *("mean_seconds", "longest_run_seconds", "timeout", "hard_timeout"),
+    *("mean_seconds", "longest_run_seconds", "waits_seconds", "rate", "timeout", "hard_timeout"),
 )
 
 
@@ -323,7 +330,7 @@ def document(raw: bytes | None) -> dict[str, Any]:
     """A JSON object; an empty one for anything else."""
     try:
         found = json.loads(raw or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

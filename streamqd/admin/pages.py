@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import RedisRefused, Refused
+from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.store.client import Link
 from streamqd.store.scripts import Call, Reply
 
@@ -57,9 +57,9 @@ class Entry(NamedTuple):
         """Its headers; None when they are not a JSON object."""
         try:
             found: Any = json.loads(self.fields.get(b"headers", b"{}"))
-        except ValueError:
+            return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
+        except (ValueError, RecursionError):
             return None
-        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
 
 
 def read_id(raw: bytes | str) -> Id:
@@ -75,14 +75,14 @@ def read_id(raw: bytes | str) -> Id:
 
 
 def read_place(text: str, partitions: int | None = None) -> Place:
-    """Read `PARTITION:ms-seq`. Refused when it is not one, or there is no such partition."""
+    """Read `PARTITION:ms-seq`. Malformed when it is not one, Refused without such a partition."""
     number, colon, rest = text.partition(":")
     try:
         if not (colon and number.isascii() and number.isdigit()):
             raise ValueError(f"{text!r} is not an id such as 3:1700000000000-0")
         place = Place(int(number), read_id(rest))
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise Malformed(str(error)) from None
     if partitions is not None and place.partition >= partitions:
         raise Refused(
             f"there is no partition {place.partition}: partitions are numbered 0 to"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streamqd.admin import topics
 from streamqd.admin.pages import BATCH, Id, ask, read_id
-from streamqd.errors import RedisRefused, Refused
+from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -226,4 +226,4 @@ def _read_cursor(text: str) -> tuple[int, Id, int, str]:
             raise ValueError(kind)
         return int(rank), read_id(entry_id), int(partition), kind
     except ValueError:
-        raise Refused(f"{text!r} is not a cursor that `streamqd pending` has printed") from None
+        raise Malformed(f"{text!r} is not a cursor that `streamqd pending` has printed") from None

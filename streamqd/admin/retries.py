@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import groups
 from streamqd.admin.pages import ask, server_unix_ms
-from streamqd.errors import Refused
+from streamqd.errors import Malformed, Refused
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as store
 from streamqd.store.client import Link
@@ -257,7 +257,7 @@ def _named(
     for name in dict.fromkeys(ids):
         match = _NAME.fullmatch(name)
         if match is None:
-            raise Refused(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
+            raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
         unit = Unit(topic, int(match[1]), group)
         if unit.partition >= count:
             raise Refused(f"the topic {topic} has no partition {unit.partition}")
@@ -302,5 +302,5 @@ def _number(raw: bytes | None) -> int:
 def _read_cursor(text: str) -> Position:
     match = _CURSOR.fullmatch(text)
     if match is None:
-        raise Refused(f"{text!r} is not a cursor that this verb has printed")
+        raise Malformed(f"{text!r} is not a cursor that this verb has printed")
     return int(match[1]), int(match[2]), match[3]

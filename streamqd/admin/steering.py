@@ -11,6 +11,7 @@ import getpass
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,12 +99,28 @@ class Steered:
 
 def look(fleet: Fleet) -> Sight:
     """Read members and orders."""
-    commands = [
+    replies = ask(fleet.link, stored(fleet))
+    return sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
+
+
+def stored(fleet: Fleet) -> list[tuple[Any, ...]]:
+    """The commands whose replies `sight_of` takes."""
+    return [
         *members.stored(fleet.keys, fleet.name),
         ("HGETALL", fleet.keys.orders(fleet.name)),
     ]
-    scores, infos, orders = ask(fleet.link, commands)
-    now = server_unix_ms(fleet.link)
+
+
+def sight_of(
+    fleet: Fleet,
+    scores: Sequence[bytes] | None,
+    infos: Sequence[bytes] | None,
+    orders: Sequence[bytes] | None,
+    *,
+    now_unix_ms: int,
+) -> Sight:
+    """What the replies to the commands of `stored` say."""
+    now = now_unix_ms
     beats = members.beats(scores, infos)
     ages = {beat.instance: now - beat.beat_unix_ms for beat in beats}
     return Sight(
@@ -117,6 +134,12 @@ def look(fleet: Fleet) -> Sight:
         infos={beat.instance: beat.info for beat in beats},
         control=control.read(orders or ()),
     )
+
+
+def offering(fleet: Fleet, topic: str) -> list[str]:
+    """The live instances that have a consumer for a topic."""
+    live = look(fleet).live
+    return sorted(name for name in live if any(t == topic for t, _ in live[name].member.offers))
 
 
 def view(fleet: Fleet) -> ControlView:
@@ -332,6 +355,6 @@ def document(raw: bytes | None) -> dict[str, Any]:
     """What an instance has published, perhaps of another version; {} when it cannot be read."""
     try:
         found = json.loads(raw or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ from streamqd.admin.steering import Fleet, document, look
 from streamqd.admin.steering_moves import offered, owners_of, plan
 from streamqd.model import Unit
 from streamqd.store.control import Scope
+from streamqd.waits import WORDS
 
 
 def not_moved(fleet: Fleet, unit: Unit, to: str) -> list[str]:
@@ -28,6 +29,10 @@ def not_levelled(fleet: Fleet) -> list[str]:
         f" not by {each.to or 'nobody'}"
         for each in plan(fleet, look(fleet))
     ]
+
+
+# States of a worker that has not stopped for a pause.
+_UNPAUSED = ("ready", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
@@ -56,7 +61,7 @@ def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str
         state = states.get(unit, "")
         if at < since:
             waiting.append(f"{owner} has not reported on {unit} yet")
-        elif state in (("ready", "booting", "quiet") if paused else ("paused",)):
+        elif state in (_UNPAUSED if paused else ("paused",)):
             doing = "has a message running" if paused else "is still paused"
             waiting.append(f"{unit} on {owner} {doing}")
     return waiting

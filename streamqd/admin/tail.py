@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,12 +62,14 @@ class Tail:
     def follow(self) -> Iterator[list[Seen]]:
         """Yield messages as they are written, for ever; an empty list once a second otherwise."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
+        groups = self._link.together(list(self._positions))
         while True:
-            reply = self._link.execute(
-                *("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS"),
-                *self._positions,
-                *map(str, self._positions.values()),
-            )
+            if len(groups) > 1:  # one command cannot wait at several nodes
+                reply = [page for each in self._read_now(groups) for page in each or ()]
+                if not reply:
+                    time.sleep(BLOCK_MS / 1000)
+            else:
+                reply = self._link.execute(*self._command(groups[0], "BLOCK", BLOCK_MS))
             found = [
                 Entry(numbers[name], read_id(raw_id), read_fields(fields))
                 for name, page in reply or ()
@@ -75,6 +78,13 @@ class Tail:
             for entry in found:
                 self._positions[self._streams[entry.partition]] = entry.id
             yield [self._seen(e) for e in sorted(found, key=lambda e: (e.id, e.partition))]
+
+    def _read_now(self, groups: Sequence[Sequence[str]]) -> list[Any]:
+        return ask(self._link, [self._command(streams) for streams in groups])
+
+    def _command(self, streams: Sequence[str], *wait: str | int) -> tuple[str | int, ...]:
+        positions = (str(self._positions[stream]) for stream in streams)
+        return ("XREAD", "COUNT", READ_COUNT, *wait, "STREAMS", *streams, *positions)
 
     def _seen(self, entry: Entry) -> Seen:
         return Seen(

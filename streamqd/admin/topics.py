@@ -11,7 +11,7 @@ from streamqd import config
 from streamqd.admin import groups_lag, topics_settings
 from streamqd.admin.pages import BATCH, ask, measure
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import RedisRefused, Refused, TopicMissing
+from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.store import growth, statistics, topics
 from streamqd.store.client import Link
@@ -117,7 +117,7 @@ def partition_count(link: Link, keys: Keys, topic: str) -> int:
 def create(link: Link, keys: Keys, topic: str, wanted: config.Topic) -> Created:
     """Register a topic. Refused when it exists with another number of partitions."""
     if not NAME.fullmatch(topic):
-        raise Refused(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
+        raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
     before = topics.partition_count(link, keys, topic)
     count = topics.create(link, keys, topic, wanted)
     if count != wanted.partitions:

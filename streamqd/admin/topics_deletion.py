@@ -119,7 +119,8 @@ def delete(
         raise Refused(f"the topic {topic} was deleted by somebody else meanwhile")
     removed = 0
     for batch in _batches(link, keys, topic, found):
-        removed += int(link.execute("UNLINK", *batch))
+        slots = link.together(batch)
+        removed += sum(map(int, ask(link, [("UNLINK", *names) for names in slots])))
         progress(removed)
     link.execute("SREM", keys.registry(), topic)
     removed += int(link.execute("UNLINK", keys.partitions(topic), keys.meta(topic)))
@@ -140,11 +141,17 @@ def _batches(link: Link, keys: Keys, topic: str, found: Doomed) -> Iterator[list
         names += [keys.sink(topic, number), keys.moving(topic, number)]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
+    for node in link.masters():
+        yield from _scanned(node, keys, topic)
+
+
+def _scanned(node: Link, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:
+    """The keys of the topic that one node holds."""
     own = pattern(keys, topic)
     cursor = b"0"
     while True:
         # A hash tag stands in braces, which mean nothing in a glob.
-        cursor, page = link.execute("SCAN", cursor, "MATCH", f"*{{{topic}*}}*", "COUNT", SCAN_COUNT)
+        cursor, page = node.execute("SCAN", cursor, "MATCH", f"*{{{topic}*}}*", "COUNT", SCAN_COUNT)
         hit: list[str | bytes] = [key for key in page if own.fullmatch(key)]
         for start in range(0, len(hit), UNLINK_MAX):
             yield hit[start : start + UNLINK_MAX]

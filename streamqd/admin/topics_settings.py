@@ -155,7 +155,7 @@ def _seen(
 def _loaded(topic: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Refused(f"the settings of the topic {topic} in Redis are not a JSON object: {text!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from streamqd import config, embedded, startup
+from streamqd import config, embedded, inspection, startup
 from streamqd.admin import rights
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import count, emit
@@ -93,11 +93,12 @@ def _redis(session: Session, settings: config.Settings) -> list[Finding]:
     try:
         with session.link() as link:
             link.open()  # at once: patience is for a server that is there and loads its data
-            facts = startup.ask_server(link, PATIENCE)
-            findings.append(
-                Finding("redis", "ok", f"{facts.product} {facts.version} at {link.address}")
-            )
-            problems, warnings = startup.check_server(facts, settings)
+            servers = inspection.ask_servers(link, PATIENCE)
+            findings += [
+                Finding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
+                for facts in servers
+            ]
+            problems, warnings = inspection.check_servers(servers, settings)
             findings += [_problem("redis", text) for text in problems]
             findings += [
                 Finding("redis", "warning", text.removeprefix("redis: ")) for text in warnings

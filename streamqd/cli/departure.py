@@ -7,8 +7,10 @@ from collections import defaultdict
 import click
 
 from streamqd.admin.departure import Departure
+from streamqd.admin.fleet import ALIKE_MAX
 from streamqd.cli.output import age, count, printable
 
+SHOWN_MAX = 20  # partitions that one instance takes; --json names all
 _WHY = {
     "no-offer": "no other instance offers it",
     "broken": "its worker crashes in a loop everywhere else",
@@ -24,15 +26,23 @@ def show(departure: Departure) -> None:
         return
     if departure.last:
         click.echo(f"{name} is the last instance: everything it owns waits until one starts")
+    stranded: dict[str, list[str]] = defaultdict(list)
     for unit in departure.stranded:
         place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
-        click.echo(f"! nobody takes {place}: {_WHY[unit.stranded]}")
+        stranded[unit.stranded].append(place)
+    for why, places in stranded.items():
+        for place in places[:ALIKE_MAX]:
+            click.echo(f"! nobody takes {place}: {_WHY[why]}")
+        if len(places) > ALIKE_MAX:
+            click.echo(f"! nobody takes {len(places) - ALIKE_MAX:,} more: {_WHY[why]}")
     takers: dict[str, list[str]] = defaultdict(list)
     for unit in departure.units:
         if unit.to:
             takers[unit.to].append(printable(f"{unit.topic}/{unit.partition}/{unit.group}"))
     for to, places in sorted(takers.items()):
-        click.echo(f"{printable(to)} takes {count(len(places), 'partition')}: {', '.join(places)}")
+        more = [f"and {len(places) - SHOWN_MAX:,} more"] if len(places) > SHOWN_MAX else []
+        shown = ", ".join(places[:SHOWN_MAX] + more)
+        click.echo(f"{printable(to)} takes {count(len(places), 'partition')}: {shown}")
     if departure.longest_run_seconds:
         run = age(departure.longest_run_seconds * 1000)
         click.echo(

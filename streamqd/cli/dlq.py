@@ -10,7 +10,7 @@ from streamqd.admin import audit, dead, letters, topics
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import json_option
 from streamqd.cli.dlq_act import purge, replay
-from streamqd.cli.dlq_choice import chosen, filter_options, stated
+from streamqd.cli.dlq_choice import check_group, chosen, filter_options, stated
 from streamqd.cli.dlq_export import export
 from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
 from streamqd.cli.output import age, count, emit, table
@@ -52,6 +52,7 @@ def list_(
             _overview(session, link, as_json)
             return
         choice = chosen(link, filters)
+        check_group(session, link, topic, choice)
         seen = letters.listed(link, session.keys, topic, choice=choice, limit=limit, cursor=cursor)
         now = server_unix_ms(link)
     if as_json:
@@ -106,6 +107,7 @@ def stats(
     """
     with session.link() as link:
         choice = chosen(link, filters)
+        check_group(session, link, topic, choice)
         found = dead.causes(link, session.keys, topic, choice, last=newest)
         now = server_unix_ms(link)
     if as_json:
@@ -145,7 +147,11 @@ def show(session: Session, topic: str, letter_id: str, as_json: bool) -> None:
 @json_option
 @pass_session
 def audit_(session: Session, topic: str, limit: int, cursor: str, as_json: bool) -> None:
-    """Show who replayed, purged or exported letters of a topic, the latest first."""
+    """Show who did what to a topic, the latest first.
+
+    Replays, purges and exports of its letters, retries cancelled, groups reset and deleted. The
+    trail goes with the topic when that is deleted.
+    """
     with session.link() as link:
         seen = audit.trail(link, session.keys, topic, limit=limit, cursor=cursor)
         if not seen.deeds and not cursor:

@@ -14,12 +14,13 @@ from streamqd.admin.dead_run import FAILED, STOPPED
 from streamqd.admin.dead_target import Route
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import Duration, json_option, yes_option
+from streamqd.cli.deeds import NOT_AUDITED
 from streamqd.cli.dlq_choice import (
     ALL,
     EXIT_INTERRUPTED,
     IDS,
-    NOT_AUDITED,
     Meter,
+    check_group,
     chosen,
     command_line,
     filter_options,
@@ -102,6 +103,7 @@ def replay(
     rest = _said(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
     with session.link() as link:
         choice = chosen(link, filters, ids)
+        check_group(session, link, topic, choice)
         # A target that is not there is refused before anybody is asked.
         Route(link, session.keys, topic, target)
         if dry_run:
@@ -110,6 +112,7 @@ def replay(
                 fleet=session.settings.daemon.fleet,
                 target=target,
                 max_replays=max_replays,
+                limit=limit,
             )
             _print_plan(session, plan, choice, rest, limit, as_json)
             return 0
@@ -191,8 +194,8 @@ def _print_plan(
         click.echo(f"not replayed: {_reasons(plan.refused)}")
     if not plan.letters:
         return
-    if limit is not None and limit < plan.letters:
-        click.echo(f"only {limit:,} of them because of --limit, the oldest of each partition first")
+    if limit == plan.letters:
+        click.echo("no more because of --limit, the oldest of each partition first")
     if plan.replayed_before:
         most = max(each.replays for each in plan.causes)
         click.echo(f"{plan.replayed_before:,} of them were replayed before, up to {most} times")
@@ -245,6 +248,7 @@ def purge(
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
     with session.link() as link:
         choice = chosen(link, filters, ids, older_than)
+        check_group(session, link, topic, choice)
         if dry_run:
             _print_loss(link, session, topic, choice, as_json)
             return 0

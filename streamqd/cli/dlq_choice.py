@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
+from streamqd.admin import dead, groups
 from streamqd.admin.dead import Choice
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.session import Session
@@ -24,7 +25,6 @@ from streamqd.store.client import Link
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-NOT_AUDITED = "the audit trail could not be written: this is not in it"
 _METER_SECONDS = 0.5
 _UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
 
@@ -146,6 +146,15 @@ def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> N
         raise click.UsageError("--id and --all exclude each other")
     if not ids and not all_ and not others:
         raise click.UsageError(f"say which letters: {ways}")
+
+
+def check_group(session: Session, link: Link, topic: str, choice: Choice) -> None:
+    """Refuse a group that neither reads the topic nor has letters there: most likely a slip."""
+    group = choice.group
+    if group is None or group in groups.names(link, session.keys, topic):
+        return
+    if not dead.count(link, session.keys, topic, Choice(group=group)):
+        groups.known(link, session.keys, topic, group)  # says that there is none
 
 
 def stated(filters: Mapping[str, Any]) -> bool:

@@ -15,10 +15,11 @@ import click
 from streamqd.admin import dead
 from streamqd.admin.dead_run import STOPPED
 from streamqd.cli.arguments import json_option, yes_option
+from streamqd.cli.deeds import NOT_AUDITED
 from streamqd.cli.dlq_choice import (
     EXIT_INTERRUPTED,
     IDS,
-    NOT_AUDITED,
+    check_group,
     chosen,
     filter_options,
     interruptible,
@@ -57,7 +58,9 @@ def export(
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)
     with session.link() as link, interruptible() as stop:
-        work = dead.Export(link, session.keys, topic, chosen(link, filters, ids), stop=stop)
+        choice = chosen(link, filters, ids)
+        check_group(session, link, topic, choice)
+        work = dead.Export(link, session.keys, topic, choice, stop=stop)
         with _written(out) as file:
             for line in work.lines():
                 file.write(line + "\n")

@@ -8,8 +8,10 @@ from streamqd.admin import groups, groups_reset
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
+from streamqd.cli.deeds import remember
 from streamqd.cli.output import age, confirm, count, emit, table
 from streamqd.cli.session import Session, pass_session
+from streamqd.store.client import Link
 
 
 @click.group()
@@ -154,6 +156,8 @@ def reset(
             link, session.keys, topic, name, to, partitions=partitions,
             drop_retries=not keep_retries, force=force, dry_run=dry_run,
         )  # fmt: skip
+        if not dry_run:
+            _remember_reset(session, link, done, force=force)
     if as_json:
         emit(done)
         return
@@ -175,6 +179,19 @@ def reset(
         session.note("nothing was changed")
 
 
+def _remember_reset(
+    session: Session, link: Link, done: groups_reset.GroupReset, *, force: bool
+) -> None:
+    rows = done.partitions
+    what = {"group": done.group, "to": done.to, "retries": done.retries, "force": force}
+    what["partitions"] = {row.partition: f"{row.before} -> {row.after}" for row in rows}
+    counts = {
+        "forgotten": sum(row.pending for row in rows),
+        "dropped": sum(row.delayed + row.retried for row in rows),
+    }
+    remember(session, link, done.topic, "group reset", what, counts)
+
+
 @group.command()
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
@@ -193,6 +210,8 @@ def delete(session: Session, topic: str, name: str, force: bool, yes: bool, as_j
             groups.known(link, session.keys, topic, name)  # says that there is none
         confirm(f"Delete the group {name} of {topic}?", yes)
         done = groups.delete(link, session.keys, topic, name, force=force)
+        what = {"group": name, "force": force}
+        remember(session, link, topic, "group delete", what, {"partitions": done.partitions})
     if as_json:
         emit(done)
     else:

@@ -20,7 +20,7 @@ CONFIG = """\
 # streamqd: `streamqd check` says whether this works, `streamqd config schema` what else there is.
 
 [redis]
-# A Redis or Valkey server of our own below state_dir. For another one: "redis://host:6379/0".
+# A Redis or Valkey server of our own below state_dir. For another one: "rediss://host:6379/0".
 url = "embedded:"
 
 [daemon]

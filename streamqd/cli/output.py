@@ -15,8 +15,12 @@ from streamqd.admin import as_json
 from streamqd.errors import Refused
 
 WIDTH = 80  # of a table when no terminal says otherwise
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_CONTROLS_OF_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Besides what controls a terminal: what breaks lines there or turns the direction of writing, and
+# halves of characters, which cannot be written at all.
+_HARMFUL = "\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
+_CONTROLS = re.compile(f"[\\x00-\\x1f{_HARMFUL}]")
+_CONTROLS_OF_TEXT = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_HARMFUL}]")
+_CONTROLS_OF_JSON = re.compile(f"[{_HARMFUL}]")
 _NAMED_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -30,7 +34,7 @@ def json_text(document: Any, indent: int | None = None) -> str:
     ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
     text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
     # JSON allows the characters that some terminals take for the begin of a command.
-    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def printable(text: str | bytes | None, *, lines: bool = False) -> str:
@@ -46,7 +50,8 @@ def printable(text: str | bytes | None, *, lines: bool = False) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    return _NAMED_CONTROLS.get(found[0], f"\\x{ord(found[0]):02x}")
+    code = ord(found[0])
+    return _NAMED_CONTROLS.get(found[0], f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -23,8 +23,8 @@ from streamqd.cli.session import Session, pass_session
     "-o", "--out", type=click.Path(path_type=Path), required=True,
     help="Folder of the report. It must not be there yet.",
 )  # fmt: skip
-@click.option("--from", "since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
-@click.option("--to", "until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
+@click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
+@click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
 @click.option("--overwrite", is_flag=True, help="Replace the report that is in the folder.")
 @MASTER
 @CONF

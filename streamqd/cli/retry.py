@@ -9,6 +9,7 @@ import click
 
 from streamqd.admin import retries
 from streamqd.cli.arguments import Duration, json_option, yes_option
+from streamqd.cli.deeds import remember
 from streamqd.cli.output import age, confirm, count, emit, table
 from streamqd.cli.session import Session, pass_session
 from streamqd.model import LETTERS
@@ -176,6 +177,10 @@ def cancel(
         what = "Lose" if drop else "Make dead letters of"
         confirm(f"{what} {_retries(total)} in {topic} for {group}?", yes or not total)
         done = retries.cancel(link, session.keys, topic, group, rows, drop=drop)
+        if total:
+            asked = {"group": group, "retries": list(ids) or "--all", "drop": drop}
+            counts = {"dead": done.dead, "dropped": done.dropped, "gone": done.gone}
+            remember(session, link, topic, "retry cancel", asked, counts)
     if as_json:
         emit(done)
         return

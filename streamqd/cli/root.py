@@ -18,6 +18,7 @@ from streamqd.cli.session import BESIDE, Session, pass_session
 from streamqd.errors import (
     ConfigError,
     HandlerLoadError,
+    Malformed,
     MessageTooLarge,
     RedisRefused,
     RedisUnavailable,
@@ -95,10 +96,10 @@ def _told(error: Exception, session: Session) -> int:
             code = EXIT_CONFIG
         case RedisUnavailable() | RedisRefused():
             code = EXIT_REDIS
+        case Malformed() | MessageTooLarge():
+            code = EXIT_USAGE
         case Refused():
             code = EXIT_REFUSED
-        case MessageTooLarge():
-            code = EXIT_USAGE
         case _:
             hint = "" if session.verbose else " (-v shows where)"
             click.echo(f"Error: {type(error).__name__}: {error}{hint}", err=True)
@@ -173,6 +174,12 @@ Completion, for bash in ~/.bashrc (zsh and fish: zsh_source, fish_source):
 @click.option("-q", "--quiet", is_flag=True, help="Log level warning; results only.")
 @click.option("--burst", is_flag=True, help="Daemon: end once everything is settled.")
 @click.option(
+    "--reload",
+    "watch",
+    is_flag=True,
+    help="Daemon, for development: take edits of handlers and configuration as they are saved.",
+)
+@click.option(
     "--only",
     metavar="TOPIC/GROUP",
     multiple=True,
@@ -193,6 +200,7 @@ def cli(
     verbose: bool,
     quiet: bool,
     burst: bool,
+    watch: bool,
     only: tuple[str, ...],
 ) -> int | None:
     """Run message handlers on Redis Streams.
@@ -213,14 +221,16 @@ def cli(
         if value is not None
     }
     if ctx.invoked_subcommand is None:
-        return _run(session, burst, only)
-    if burst or only:
-        option = "--burst" if burst else "--only"
+        return _run(session, burst, only, watch)
+    if burst or only or watch:
+        option = "--burst" if burst else "--only" if only else "--reload"
         raise click.UsageError(f"{option} is for the daemon, which runs when no verb is given")
     return None
 
 
-def _run(session: Session, burst: bool, only: tuple[str, ...]) -> int:
+def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> int:
+    if burst and watch:
+        raise click.UsageError("--burst and --reload exclude each other: which is it to wait for?")
     if session.config_path is None:
         raise click.UsageError(
             "no configuration: name one with --config FILE, or write a first one with"
@@ -238,5 +248,10 @@ def _run(session: Session, burst: bool, only: tuple[str, ...]) -> int:
     except ConfigError as error:
         raise startup.everything_wrong(error) from None
     return supervisor.run(
-        settings, load=session.load, burst=burst, only=only, stopped=early.stopped
+        settings,
+        load=session.load,
+        burst=burst,
+        only=only,
+        watch=watch,
+        stopped=early.stopped,
     )

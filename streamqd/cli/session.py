@@ -13,9 +13,10 @@ from streamqd import config
 from streamqd.config.endpoint import EMBEDDED
 from streamqd.errors import RedisUnavailable
 from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
-TIMEOUT = 10.0  # seconds that one exchange of a verb with Redis may take
+TIMEOUT = 5.0  # seconds that one exchange of a verb with Redis may take
 BESIDE = Path("streamq.toml")  # read when no other is named and it is there
 
 
@@ -48,7 +49,7 @@ class Session:
     @contextlib.contextmanager
     def link(self) -> Iterator[Link]:
         """Lend a connection to Redis. Raises RedisUnavailable with a sentence for people."""
-        link = Link(config.resolved(self.settings).redis, timeout=TIMEOUT, name="streamqd:cli")
+        link = connect(config.resolved(self.settings).redis, timeout=TIMEOUT, name="streamqd:cli")
         try:
             yield link
         except RedisUnavailable as error:

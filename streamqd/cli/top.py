@@ -33,6 +33,7 @@ from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 
 INTERVAL_MIN = 0.2
 LOOK_TIMEOUT = 3.0  # seconds that one look may take
@@ -182,7 +183,7 @@ class Reader:
             try:
                 if link is None:
                     redis = config.resolved(self._session.settings).redis
-                    link = Link(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
+                    link = connect(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
                 self._view = live.look(link, keys, daemon.fleet, stale=daemon.lease_ttl)
                 self._at, self._trouble = time.monotonic(), ""
             except RedisUnavailable as error:

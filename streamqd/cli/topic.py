@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from streamqd.admin import topics, topics_deletion, topics_settings
+from streamqd.admin import steering, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.growth import grow
 from streamqd.cli.output import confirm, count, emit, table
 from streamqd.cli.session import Session, pass_session
+from streamqd.cli.steering import fleet_of
 from streamqd.config import Topic
 from streamqd.errors import ConfigError, Refused
 
@@ -206,19 +207,29 @@ def settings(session: Session, name: str, assignments: tuple[str, ...], as_json:
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("--force", is_flag=True, help="Also while its consumers run.")
+@click.option("--force", is_flag=True, help="Also while its partitions are owned.")
+@click.option(
+    "--while-offered", is_flag=True,
+    help="Also while live instances offer it, which make it anew at once, empty.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @yes_option
 @json_option
 @pass_session
 def delete(
-    session: Session, name: str, force: bool, dry_run: bool, yes: bool, as_json: bool
+    session: Session,
+    name: str,
+    force: bool,
+    while_offered: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Delete a topic with its messages, groups, retries and dead letters, for good.
 
-    Refused while an instance owns a partition of it. A producer or a daemon that goes on creates
-    the topic anew, empty; with `create=False` a producer fails. Interrupted, it is finished by the
-    same command.
+    Refused while an instance owns a partition of it, or lives that has a consumer for it: that
+    would create the topic anew, empty, as a producer does that goes on (with `create=False` it
+    fails). Interrupted, it is finished by the same command.
     """
     with session.link() as link:
         doomed = topics_deletion.look(link, session.keys, name)
@@ -227,14 +238,20 @@ def delete(
                 f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
                 " --force"
             )
+        offering = steering.offering(fleet_of(session, link), name)
         if dry_run:
             if as_json:
                 emit(doomed)
             else:
                 click.echo(f"would delete {_doomed(doomed)}")
-                for unit in doomed.owned:
-                    click.echo(f"owned: {unit}")
+                for line in (*doomed.owned, *(f"offered by {each}" for each in offering)):
+                    click.echo(f"in use: {line}")
             return
+        if offering and not while_offered:
+            raise Refused(
+                f"{', '.join(offering)} would make the topic anew, empty: stop what has a consumer"
+                " for it, or take the consumer out and reload; or say --while-offered"
+            )
         confirm(f"Delete {_doomed(doomed)}?", yes)
         done = topics_deletion.delete(link, session.keys, name, force=force)
     if as_json:

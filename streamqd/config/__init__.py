@@ -7,12 +7,16 @@ section that they need, never the whole, and never read the environment themselv
 from __future__ import annotations
 
 from streamqd.config.checks import warnings
-from streamqd.config.consumers import Consumer, Retention, Topic
+from streamqd.config.connection import Redis
+from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
-from streamqd.config.endpoint import claim_socket_path, masked, redis_url, resolved
+from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
+from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, load
 from streamqd.config.reference import json_schema, reference_toml, shown
-from streamqd.config.schema import Daemon, Http, Keys, Log, Redis, Settings
+from streamqd.config.schema import Daemon, Http, Keys, Log, Settings
+from streamqd.config.secrets import masked, scrub
+from streamqd.config.topics import Retention, Topic
 
 __all__ = [
     "Consumer",
@@ -24,16 +28,21 @@ __all__ = [
     "Retention",
     "Settings",
     "Topic",
+    "as_root",
     "claim_socket_path",
     "declare_consumers",
     "effective",
+    "is_public",
     "json_schema",
     "load",
     "masked",
+    "open_to_all",
     "redis_url",
     "reference_toml",
     "registered",
     "resolved",
+    "scrub",
     "shown",
+    "token_path",
     "warnings",
 ]

@@ -8,21 +8,31 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from streamqd.config.consumers import Consumer, Retention
-from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, has_password, url_fault
+from streamqd.config.connection import Redis
+from streamqd.config.consumers import Consumer
+from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, url_fault
+from streamqd.config.exposure import check_exposure, exposed
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
-from streamqd.config.schema import Daemon, Http, Keys, Redis, Settings
+from streamqd.config.schema import Daemon, Http, Keys, Settings
+from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
+from streamqd.config.topics import Retention
 from streamqd.config.values import format_duration
-from streamqd.model import Backoff
+from streamqd.model import BLOCK, HOLD_KEY, Backoff
+
+_OF_SENTINELS = ("sentinel_username", "sentinel_password_file")
+
+
+AGE_MIN = 1.0  # of a worker; a fork and an import per second are waste enough
 
 
 def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
     """Add what is wrong with the settings as a whole."""
     _check_redis(settings.redis, settings.source, problems, environ)
     _check_daemon(settings.daemon, problems)
-    _check_http(settings.http, problems)
+    _check_http(settings.http, problems, environ)
+    check_exposure(settings, problems, environ)
     _check_keys(settings.keys, problems)
     for name, topic in settings.topics.items():
         _check_retention(topic.retention, ("topics", name, "retention"), problems)
@@ -37,7 +47,7 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             problems.add(url, fault)
         elif has_password(redis.url):
             _check_inline_password(redis, source, problems)
-    names = ("username", "password_file", "ca_file", "cert_file", "key_file")
+    names = ("username", "password_file", "ca_file", "cert_file", "key_file", *_OF_SENTINELS)
     stated = [name for name in names if getattr(redis, name) is not None]
     for name in stated:
         path = ("redis", name)
@@ -45,8 +55,10 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
             problems.add(path, 'does not go with url = "embedded:": remove it, or name a server')
         elif name.endswith("_file") and problems.ok(path):
             _check_file(getattr(redis, name), path, problems, environ)
-        if name in names[2:] and problems.ok(url, path) and not redis.url.startswith("rediss:"):
+        if name in names[2:5] and problems.ok(url, path) and not redis.url.startswith("rediss"):
             problems.add(path, "is for TLS only: write rediss:// in redis.url, or remove it")
+        if name in _OF_SENTINELS and problems.ok(url, path) and "+sentinel:" not in redis.url:
+            problems.add(path, "is for redis+sentinel:// only: remove it")
     if (redis.cert_file is None) != (redis.key_file is None):
         there, missing = ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
         problems.add(("redis", there), f"needs redis.{missing} too: state both, or none")
@@ -79,11 +91,20 @@ def _check_file(file: Path, path: TomlPath, problems: Problems, environ: Mapping
         problems.add(path, f"{file} is not a regular file: name one")
     elif empty:
         problems.add(path, f"{file} is empty: write the secret into it")
-    elif path[-1] == "password_file" and stat.S_IMODE(found.st_mode) & 0o077:
+    elif str(path[-1]).endswith(("password_file", "token_file")):
         # systemd guards credentials by access lists, which a mode shows as rights of the group.
         credentials = environ.get("CREDENTIALS_DIRECTORY")
         if not (credentials and file.is_relative_to(credentials)):
-            problems.add(path, f"others may read {file}: chmod 600 {file}")
+            _check_private(file, found, path, problems)
+    elif path[-1] == "key_file" and found.st_mode & stat.S_IROTH:
+        problems.add(path, f"everybody may read {file}: chmod o-r {file}")
+
+
+def _check_private(file: Path, found: os.stat_result, path: TomlPath, problems: Problems) -> None:
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        problems.add(path, f"others may read {file}: chmod 600 {file}")
+    elif os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
+        problems.add(path, f"{file} belongs to another user: chown it to the one of the daemon")
 
 
 def _check_daemon(daemon: Daemon, problems: Problems) -> None:
@@ -108,7 +129,9 @@ def _check_backoff(backoff: Backoff, path: TomlPath, problems: Problems) -> None
         )
 
 
-def _check_http(http: Http, problems: Problems) -> None:
+def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> None:
+    if http.token_file is not None and problems.ok(("http", "token_file")):
+        _check_file(http.token_file, ("http", "token_file"), problems, environ)
     path = ("http", "bind")
     if not http.bind or not problems.ok(path):
         return
@@ -195,9 +218,47 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
             f'"{format_duration(hard)}" is not longer than timeout ("{format_duration(soft)}"):'
             " leave the handler time to end by itself",
         )
+    if consumer.rate_burst is not None and not consumer.rate and problems.ok((*path, "rate")):
+        problems.add(
+            (*path, "rate_burst"), "does nothing without rate: write rate too, or remove it"
+        )
+    if 0 < consumer.max_age < AGE_MIN and problems.ok((*path, "max_age")):
+        problems.add(
+            (*path, "max_age"),
+            f'"{format_duration(consumer.max_age)}" is too small: the least is'
+            f' "{format_duration(AGE_MIN)}", 0 is never',
+        )
     both = sorted(set(consumer.retry_on) & set(consumer.dead_on))
     if both:
         problems.add((*path, "dead_on"), f"{both[0]} is in retry_on too: remove it from one")
+    both = sorted(set(consumer.breaker.on) & set(consumer.dead_on))
+    if both and consumer.breaker.failures:
+        problems.add(
+            (*path, "dead_on"),
+            f"{both[0]} is in breaker.on too, which never lets a message die: remove it from one",
+        )
+    _check_order(consumer, path, problems)
+
+
+def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
+    """Add what does not go with the order that `on_error` keeps."""
+    on_error = (*path, "on_error")
+    if consumer.on_error == BLOCK and consumer.lanes > 1:
+        problems.add(
+            on_error,
+            'with "block" one message is handled at a time: remove concurrency, or write "hold-key"'
+            " to keep the order of each key",
+        )
+    if consumer.on_error == HOLD_KEY and consumer.lanes > 1 and consumer.order != "key":
+        problems.add(
+            on_error, f'"hold-key" keeps the order of keys, order = "{consumer.order}" does not'
+        )
+    if consumer.on_error == BLOCK and consumer.breaker.failures:
+        problems.add(
+            (*path, "breaker"),
+            'with on_error = "block" the first failure stops the partition already: remove breaker,'
+            " and write max_attempts = 0 to wait for a dependency that is down",
+        )
 
 
 def warnings(settings: Settings) -> list[str]:
@@ -221,17 +282,7 @@ def warnings(settings: Settings) -> list[str]:
                 f" {format_duration(limit)}, longer than a stop waits"
                 f" ({format_duration(daemon.drain_timeout)}), and is then run again"
             )
-    if _mode_is_public(settings):
-        found.append("http.bind: everybody who reaches this address can read metrics and status")
-    return found
-
-
-def _mode_is_public(settings: Settings) -> bool:
-    address = settings.http.address
-    if not isinstance(address, tuple):
-        return False
-    host = address[0]
-    return not (host == "localhost" or host.startswith("127.") or host == "::1")
+    return found + exposed(settings)
 
 
 def _mode(file: Path) -> int | None:

@@ -1,153 +1,18 @@
-"""What work there is: topics, and the consumers that read them."""
+"""What work there is: the consumers that read topics, and when they give up."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
+from streamqd.config.guards import CLASS, CLASS_HINT, Breaker, FloodGuard
 from streamqd.config.setting import NAME, NAME_HINT, Kind, described
-from streamqd.model import LETTERS, Backoff, RetryPolicy
+from streamqd.config.values import RATE_PATTERN, parse_rate
+from streamqd.model import BLOCK, HOLD_KEY, LETTERS, REQUEUE, Backoff, RetryPolicy
 
+_RATE = re.compile(rf"(?=[0-9.]*[1-9]){RATE_PATTERN}")
+_RATE_HINT = 'write a number per s, m or h, such as "100/s", "5/m" or "0.5/s"'
 _HANDLER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_CLASS_HINT = "write the names of exception classes"
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What stays in a partition after every group has acknowledged it."""
-
-    max_age: float | None = field(
-        default=None,
-        metadata=described(
-            "Acknowledged entries older than this are trimmed. none: age trims nothing.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
-    )
-    max_length: int | None = field(
-        default=None,
-        metadata=described(
-            "Acknowledged entries beyond this many per partition are trimmed. none: length trims"
-            " nothing.",
-            Kind.INTEGER,
-            min=0,
-            optional=True,
-        ),
-    )
-    max_bytes: int | None = field(
-        default=None,
-        metadata=described(
-            "Acknowledged entries are trimmed while a partition takes more memory than this, about."
-            " none: size trims nothing.",
-            Kind.SIZE,
-            min=1,
-            optional=True,
-        ),
-    )
-    shrink_every: float | None = field(
-        default=None,
-        metadata=described(
-            "Each time so much has passed, acknowledged entries that were there the time before are"
-            " trimmed: an entry stays for once to twice as long. none: nothing is trimmed so.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
-    )
-    ack_policy: str = field(
-        default="keep",
-        metadata=described(
-            "delete: an entry is trimmed as soon as every group has acknowledged it. keep: the"
-            " other settings decide.",
-            choices=("keep", "delete"),
-        ),
-    )
-    without_groups: bool = field(
-        default=False,
-        metadata=described(
-            "Trim also while no group reads the topic: one that is only archived, or read by"
-            " position.",
-            Kind.BOOLEAN,
-        ),
-    )
-    drop_unacked_after: float | None = field(
-        default=None,
-        metadata=described(
-            "Loses messages: entries older than this go, acknowledged or not, and are counted."
-            " none: what is not acknowledged stays.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
-    )
-    drop_unacked_above: int | None = field(
-        default=None,
-        metadata=described(
-            "Loses messages: beyond this many entries per partition the oldest go, acknowledged or"
-            " not, and are counted. none: what is not acknowledged stays.",
-            Kind.INTEGER,
-            min=1,
-            optional=True,
-        ),
-    )
-    # Which settings somebody wrote: those registered with the topic fill in the others.
-    stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-
-    @property
-    def bounded(self) -> bool:
-        """Whether any setting ever trims something that is acknowledged."""
-        bounds = (self.max_age, self.max_length, self.max_bytes, self.shrink_every)
-        return self.ack_policy == "delete" or any(each is not None for each in bounds)
-
-    @property
-    def drops(self) -> bool:
-        """Whether what is not acknowledged may be lost."""
-        return self.drop_unacked_after is not None or self.drop_unacked_above is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic, named by its table. Used when the topic is registered first, and to trim it."""
-
-    partitions: int = field(
-        default=1,
-        metadata=described(
-            "Partitions: how many workers of a group may work at once. It can grow, never shrink.",
-            Kind.INTEGER,
-            min=1,
-            max=4_096,
-        ),
-    )
-    retention: Retention = field(
-        default=Retention(),
-        metadata=described(
-            "What stays after every group has acknowledged it.",
-            Kind.TABLE,
-            table=Retention,
-        ),
-    )
-    archive: str = field(
-        default="off",
-        metadata=described(
-            "required: nothing is trimmed before `streamqd pipeline archive` has stored it.",
-            choices=("off", "required"),
-        ),
-    )
-    dlq_retention: float | None = field(
-        default=None,
-        metadata=described(
-            "Dead letters older than this are deleted for good, and counted. none: they stay until"
-            " somebody replays or purges them.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
-    )
-    # Which settings somebody wrote. A topic that only a consumer names has none: its partition
-    # count is then whatever is registered, not the default.
-    stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +108,27 @@ class Consumer:
             choices=("key", "none", "partition"),
         ),
     )
+    rate: str | None = field(
+        default=None,
+        metadata=described(
+            'Runs that may begin in each partition of the group, such as "100/s", "5/m" or "0.5/s";'
+            " retries count too. Empty: no limit.",
+            pattern=_RATE,
+            pattern_hint=_RATE_HINT,
+            optional=True,
+        ),
+    )
+    rate_burst: int | None = field(
+        default=None,
+        metadata=described(
+            "Runs that may begin at once after a rest; batches are no larger. none: what comes in"
+            " 20 ms, at least 1; of a handler of batches the size of a batch.",
+            Kind.INTEGER,
+            min=1,
+            max=1_000_000,
+            optional=True,
+        ),
+    )
     max_attempts: int = field(
         default=5,
         metadata=described(
@@ -281,19 +167,56 @@ class Consumer:
         default=(),
         metadata=described(
             'Exception classes that are tried again, such as "OSError" or "requests.HTTPError";'
-            " their subclasses too. Others are dead at once. Empty: every class.",
+            " their subclasses too. Others are dead at once. Empty: every class that dead_on does"
+            " not name.",
             Kind.TEXTS,
-            pattern=_CLASS,
-            pattern_hint=_CLASS_HINT,
+            pattern=CLASS,
+            pattern_hint=CLASS_HINT,
         ),
     )
     dead_on: tuple[str, ...] = field(
         default=(),
         metadata=described(
-            "Exception classes that are dead at once, also where retry_on names a base of them.",
+            "Exception classes that are dead at once, their subclasses too. Of several classes in"
+            " both lists the one that is nearest to the exception decides.",
             Kind.TEXTS,
-            pattern=_CLASS,
-            pattern_hint=_CLASS_HINT,
+            pattern=CLASS,
+            pattern_hint=CLASS_HINT,
+        ),
+    )
+    on_error: str = field(
+        default=REQUEUE,
+        metadata=described(
+            "What happens to a message that is to be tried again. requeue: it is set aside, others"
+            " go on. block: the partition waits for it, which keeps its order. hold-key: the"
+            " messages of its key wait behind it, others go on.",
+            choices=(REQUEUE, BLOCK, HOLD_KEY),
+        ),
+    )
+    held_max: int = field(
+        default=1_000,
+        metadata=described(
+            "Messages of held keys that a worker keeps at most, and no more than about"
+            " prefetch_bytes of them; then it reads no more. For hold-key.",
+            Kind.INTEGER,
+            min=2,
+            max=100_000,
+        ),
+    )
+    breaker: Breaker = field(
+        default=Breaker(),
+        metadata=described(
+            "Stops a partition while what its handler depends on is down.",
+            Kind.TABLE,
+            table=Breaker,
+        ),
+    )
+    flood_guard: FloodGuard = field(
+        default=FloodGuard(),
+        metadata=described(
+            "Pauses a partition whose messages die in numbers.",
+            Kind.TABLE,
+            table=FloodGuard,
         ),
     )
     timeout: float | None = field(
@@ -334,8 +257,16 @@ class Consumer:
     max_age: float = field(
         default=0.0,
         metadata=described(
-            "Age at which a worker is replaced. 0: never.",
+            "Age at which a worker is replaced, at least 1s. 0: never.",
             Kind.DURATION,
+        ),
+    )
+    handover: str = field(
+        default="warm",
+        metadata=described(
+            "How a worker is replaced. warm: the next one has booted, `on_start` included, before"
+            " the present one lets go. cold: one after the other, for what there is only one of.",
+            choices=("warm", "cold"),
         ),
     )
     reclaim_idle: float = field(
@@ -352,6 +283,14 @@ class Consumer:
         metadata=described(
             "How much of an exception goes into a dead letter; each includes those before it.",
             choices=("none", "class", "message", "traceback"),
+        ),
+    )
+    dlq_body: str = field(
+        default="full",
+        metadata=described(
+            "What of a payload goes into a dead letter. hash: its size and SHA-256; none: its size."
+            " Only a whole one can be replayed.",
+            choices=("full", "hash", "none"),
         ),
     )
     # Which settings somebody wrote: what @handler declares fills in the others.
@@ -373,6 +312,11 @@ class Consumer:
         return self.group + LETTERS if self.reads_letters else self.group
 
     @property
+    def rate_per_second(self) -> float:
+        """Runs per second that may begin in a partition, 0 when there is no limit."""
+        return parse_rate(self.rate) if self.rate else 0.0
+
+    @property
     def lanes(self) -> int:
         """How many messages a worker of it handles at once."""
         return 1 if self.order == "partition" else self.concurrency
@@ -387,4 +331,5 @@ class Consumer:
             max_age=self.retry_max_age,
             retry_on=self.retry_on,
             dead_on=self.dead_on,
+            on_error=self.on_error,
         )

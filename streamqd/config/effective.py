@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streamqd.config.consumers import Retention, Topic
 from streamqd.config.reading import read_value
 from streamqd.config.setting import settings_of
+from streamqd.config.topics import Retention, Topic
 
 # The number of partitions has a place of its own.
 _APART = frozenset({"partitions", "retention"})

@@ -1,4 +1,4 @@
-"""Where Redis listens: checks of its URL, the embedded server's socket, hidden passwords."""
+"""Where Redis listens: checks of its URL, the embedded server's socket."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from streamqd.config import topology
 from streamqd.config.schema import Settings
 from streamqd.errors import ConfigError
 
@@ -20,8 +21,6 @@ _SOCKET = "redis.sock"
 _POINTER = "redis.sock.path"
 _RUNTIME_DIRECTORIES = ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
 _LAST_RESORT = Path("/tmp")  # noqa: S108 - the directory made in it must be ours alone
-_LATER = {"redis+sentinel": "Sentinel", "rediss+sentinel": "Sentinel", "redis+cluster": "Cluster"}
-_LATER["rediss+cluster"] = "Cluster"
 _WRITE = 'write "embedded:", "redis://HOST:PORT/DB", "rediss://HOST:PORT/DB" or "unix:///PATH"'
 
 
@@ -29,9 +28,12 @@ def url_fault(url: str) -> str | None:
     """What is wrong with the URL, as a clause without any part of it that may be secret."""
     if url == EMBEDDED:
         return None
+    try:
+        if topology.parse(url) is not None:
+            return None
+    except ValueError as error:
+        return str(error)
     scheme, colon, _ = url.partition(":")
-    if scheme in _LATER:
-        return f"{scheme}:// ({_LATER[scheme]}) comes in a later release; use redis:// or rediss://"
     if not colon or scheme not in ("redis", "rediss", "unix"):
         return f"this is not a URL of Redis: {_WRITE}"
     try:
@@ -55,23 +57,13 @@ def url_fault(url: str) -> str | None:
 def _unix_fault(host: str, path: str) -> str | None:
     if host or not path.startswith("/"):
         return 'a socket is named by its whole path, with three slashes: "unix:///run/redis.sock"'
-    if len(path.encode()) > SOCKET_BYTES_MAX:
+    size = len(path.encode("utf-8", "surrogatepass"))
+    if size > SOCKET_BYTES_MAX:
         return (
-            f"the path of the socket has {len(path.encode())} bytes, the system allows"
+            f"the path of the socket has {size} bytes, the system allows"
             f" {SOCKET_BYTES_MAX}: use a shorter path"
         )
     return None
-
-
-def has_password(url: str) -> bool:
-    """Whether the URL itself holds a password."""
-    return masked(url) != url
-
-
-def masked(text: str) -> str:
-    """The text with the password of the URL in it replaced. Also for broken URLs."""
-    text = re.sub(r"([a-zA-Z0-9.+-]+://[^:@/\s]*):[^\s]*@", r"\1:***@", text)
-    return re.sub(r"([?&]password=)[^&\s]*", r"\1***", text)
 
 
 def redis_url(settings: Settings) -> str:

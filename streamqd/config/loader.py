@@ -14,12 +14,13 @@ import tomli
 
 from streamqd.config import problems as wording
 from streamqd.config.checks import check, check_consumer
-from streamqd.config.consumers import Consumer, Topic
+from streamqd.config.consumers import Consumer
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
 from streamqd.config.reading import read_settings, read_table, unknown
 from streamqd.config.schema import SECTIONS, Settings
 from streamqd.config.setting import NAME, NAME_HINT
+from streamqd.config.topics import Topic
 from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20

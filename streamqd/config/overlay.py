@@ -14,10 +14,10 @@ from typing import Any
 import tomli
 
 from streamqd.config import problems as wording
-from streamqd.config.consumers import Topic
 from streamqd.config.problems import Problems
 from streamqd.config.schema import SECTIONS
 from streamqd.config.setting import Kind, Setting, settings_of
+from streamqd.config.topics import Topic
 
 PREFIX = "STREAMQ_"
 CONFIG_NAME = "STREAMQ_CONFIG"

@@ -49,7 +49,16 @@ class Problems:
     def raise_if_any(self) -> None:
         """Raise ConfigError with all problems, if there are any."""
         if self.sentences:
-            raise ConfigError(self.sentences)
+            raise ConfigError([_on_one_line(each) for each in self.sentences])
+
+
+def _on_one_line(sentence: str) -> str:
+    """The sentence with what no name of ours holds escaped: it may quote one that anybody gave."""
+    if sentence.isprintable():
+        return sentence
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in sentence
+    )
 
 
 def dotted(path: Path) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from streamqd.config import problems as wording
-from streamqd.config.consumers import Consumer, Retention, Topic
+from streamqd.config.consumers import Consumer
 from streamqd.config.problems import Problems
 from streamqd.config.schema import SECTIONS
 from streamqd.config.setting import COUNT_MAX, DURATION_MAX, SIZE_MAX, Kind, Setting, settings_of
+from streamqd.config.topics import Retention, Topic
 from streamqd.config.values import format_duration, format_size, parse_duration, parse_size
 from streamqd.model import Backoff
 
@@ -85,10 +86,8 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
             return _bounded(setting, parse_duration(value))
         case Kind.SIZE:
             return _bounded(setting, parse_size(value))
-        case Kind.INTEGER:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError("is not a whole number: write digits without quotes, such as 4")
-            return _bounded(setting, value)
+        case Kind.INTEGER | Kind.NUMBER:
+            return _number(setting, value)
         case Kind.BOOLEAN:
             if not isinstance(value, bool):
                 raise ValueError("is not a truth value: write true or false, without quotes")
@@ -105,6 +104,16 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
 
 def _means_none(setting: Setting, value: object) -> bool:
     return value == ("" if setting.kind in (Kind.TEXT, Kind.PATH) else "none")
+
+
+def _number(setting: Setting, value: object) -> float:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    if setting.kind is Kind.NUMBER and real:
+        return float(_bounded(setting, value))
+    if isinstance(value, bool) or not isinstance(value, int):
+        what, example = ("number", 0.5) if setting.kind is Kind.NUMBER else ("whole number", 4)
+        raise ValueError(f"is not a {what}: write digits without quotes, such as {example}")
+    return int(_bounded(setting, value))
 
 
 def _text(setting: Setting, value: object) -> str:
@@ -157,6 +166,8 @@ def written(setting: Setting, number: float) -> str:
         return f'"{format_duration(number)}"'
     if setting.kind is Kind.SIZE:
         return f'"{format_size(int(number))}"'
+    if setting.kind is Kind.NUMBER:
+        return f"{number:g}"
     return str(int(number))
 
 

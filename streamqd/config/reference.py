@@ -8,11 +8,12 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from streamqd.config.consumers import Consumer, Topic
-from streamqd.config.endpoint import masked
+from streamqd.config.consumers import Consumer
 from streamqd.config.reading import bounds, written
 from streamqd.config.schema import SECTIONS, Settings
+from streamqd.config.secrets import masked
 from streamqd.config.setting import NAME, Kind, Setting, settings_of
+from streamqd.config.topics import Topic
 from streamqd.config.values import (
     DURATION_PATTERN,
     SIZE_PATTERN,
@@ -78,7 +79,7 @@ def _described(setting: Setting) -> str:
 def _allowed(setting: Setting) -> str:
     if setting.choices:
         return " One of " + ", ".join(f'"{each}"' for each in setting.choices) + "."
-    if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER):
+    if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER, Kind.NUMBER):
         low, high = bounds(setting)
         least = f" from {written(setting, low)}" if low else ""
         upto = " to" if low else " up to"
@@ -195,6 +196,8 @@ def _value_schema(setting: Setting, default: Any) -> dict[str, Any]:
     match setting.kind:
         case Kind.INTEGER:
             form: dict[str, Any] = {"type": "integer", **limits}
+        case Kind.NUMBER:
+            form = {"type": "number", **limits}
         case Kind.DURATION:
             form = {
                 "anyOf": [
@@ -217,7 +220,7 @@ def _value_schema(setting: Setting, default: Any) -> dict[str, Any]:
         case _ if setting.choices:
             form = {"enum": list(setting.choices)}
         case _ if setting.pattern:
-            empty = "|" if setting.empty_is_default else ""
+            empty = "|" if setting.empty_is_default or setting.optional else ""
             form = {"type": "string", "pattern": f"^(?:{setting.pattern.pattern}{empty})$"}
         case _:
             form = {"type": "string"}

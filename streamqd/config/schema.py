@@ -11,8 +11,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamqd.config.consumers import Consumer, Topic
+from streamqd.config.connection import Redis
+from streamqd.config.consumers import Consumer
 from streamqd.config.setting import NAME, NAME_HINT, Kind, described
+from streamqd.config.topics import Topic
 from streamqd.model import Backoff
 
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -20,80 +22,6 @@ _PREFIX_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ : -"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MODULE_HINT = 'write the name of a Python module, such as "weblog" or "shop.handlers"'
 _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
-
-
-@dataclass(frozen=True, slots=True)
-class Redis:
-    """Where the data is."""
-
-    url: str = field(
-        default="embedded:",
-        metadata=described(
-            'Where Redis is: "embedded:" starts a server of our own in state_dir, others'
-            ' are "redis://host:6379/0", "rediss://host:6379/0" (TLS) and'
-            ' "unix:///path/redis.sock?db=0".'
-            " A password in the URL is accepted only when nobody but the owner may read this file.",
-            secret=True,
-        ),
-    )
-    username: str | None = field(
-        default=None,
-        metadata=described(
-            "ACL user. Empty: the default user.",
-            optional=True,
-        ),
-    )
-    password_file: Path | None = field(
-        default=None,
-        metadata=described(
-            "File that holds the password, readable by its owner only. Empty: the systemd"
-            ' credential "redis-password", if there is one.',
-            Kind.PATH,
-            optional=True,
-        ),
-    )
-    ca_file: Path | None = field(
-        default=None,
-        metadata=described(
-            "PEM file of the authorities that may sign the server's certificate. Empty:"
-            " the system's.",
-            Kind.PATH,
-            optional=True,
-        ),
-    )
-    cert_file: Path | None = field(
-        default=None,
-        metadata=described(
-            "PEM file of the client certificate; needs key_file.",
-            Kind.PATH,
-            optional=True,
-        ),
-    )
-    key_file: Path | None = field(
-        default=None,
-        metadata=described(
-            "PEM file of the client key; needs cert_file.",
-            Kind.PATH,
-            optional=True,
-        ),
-    )
-    allow_eviction: bool = field(
-        default=False,
-        metadata=described(
-            "Start although the server may evict keys (maxmemory-policy other than noeviction)."
-            " An evicted stream is lost messages.",
-            Kind.BOOLEAN,
-        ),
-    )
-    connect_timeout: float = field(
-        default=2.0,
-        metadata=described(
-            "How long one attempt to connect may take.",
-            Kind.DURATION,
-            min=0.05,
-            max=60,
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +192,25 @@ class Http:
     bind: str = field(
         default="127.0.0.1:9464",
         metadata=described(
-            'Where to listen: "127.0.0.1:9464", "unix:./var/http.sock", or "" for nowhere.',
+            'Where to listen: "127.0.0.1:9464", "unix:./var/http.sock", or "" for nowhere. An'
+            " address that other hosts reach needs token_file or allow_public.",
+        ),
+    )
+    token_file: Path | None = field(
+        default=None,
+        metadata=described(
+            'File with the token that all pages but the health checks ask for ("Authorization:'
+            ' Bearer TOKEN"), readable by its owner only. Empty: the systemd credential'
+            ' "http-token", if there is one, else no token.',
+            Kind.PATH,
+            optional=True,
+        ),
+    )
+    allow_public: bool = field(
+        default=False,
+        metadata=described(
+            "Serve the pages without a token to whoever reaches the address.",
+            Kind.BOOLEAN,
         ),
     )
 

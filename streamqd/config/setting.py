@@ -24,6 +24,7 @@ class Kind(enum.Enum):
 
     TEXT = "text"
     INTEGER = "whole number"
+    NUMBER = "number"
     BOOLEAN = "true or false"
     DURATION = "duration"
     SIZE = "size"

@@ -39,6 +39,7 @@ _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
 # Also what the JSON schema tells editors; it does not check the order of the units.
 DURATION_PATTERN = rf"^\s*(?:{_NUMBER}|(?:{_NUMBER}\s*(?:ms|[wdhms])\s*)+)\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER}\s*(?:[TGMK]iB|[TGMKk]?B)?\s*$"
+RATE_PATTERN = r"[0-9]{1,9}(?:\.[0-9]{1,6})?/[smh]"
 _DURATION = re.compile(DURATION_PATTERN)
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*(ms|[wdhms])")
 _SIZE = re.compile(SIZE_PATTERN)
@@ -113,6 +114,12 @@ def format_size(size: int) -> str:
         if size and size % _SIZE_UNITS[unit] == 0:
             return f"{size // _SIZE_UNITS[unit]}{unit}"
     return f"{size}B"
+
+
+def parse_rate(text: str) -> float:
+    """Runs per second meant by a text that `RATE_PATTERN` matches, such as "5/m"."""
+    number, _, unit = text.partition("/")
+    return float(Decimal(number) / _DURATION_UNITS[unit])
 
 
 def _plain(number: Decimal) -> str:

@@ -11,10 +11,11 @@ may say of a message, and `outcomes` turns what it said into a value.
 from __future__ import annotations
 
 from streamqd.handlers.declaration import Context, handler
-from streamqd.handlers.loading import Loaded, import_paths, load
+from streamqd.handlers.loading import Loaded, import_paths, load, prepared
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
     TRACEBACK_BYTES_MAX,
+    brief_of,
     failure_of,
     fingerprint,
     outcome_of,
@@ -49,6 +50,7 @@ __all__ = [
     "Retry",
     "SoftTimeout",
     "Undecodable",
+    "brief_of",
     "error_of",
     "examine",
     "failure_of",
@@ -59,6 +61,7 @@ __all__ = [
     "load",
     "misfits",
     "outcome_of",
+    "prepared",
     "probe",
     "text_of",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +57,14 @@ def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
             raise HandlerLoadError(f"module {module_name} has no function {function_name}")
     if not callable(function):
         raise HandlerLoadError(f"{reference} is not a function")
+    return prepared(function, reference, module, codec)
+
+
+def prepared(function: Callable[..., object], reference: str, module: Any, codec: str) -> Loaded:
+    """Make a handler callable with a message, and find the hooks of its module.
+
+    Raises HandlerLoadError, as `load` does.
+    """
     form = form_of(function, reference)
     if form.payload is not None:
         function = _typed(function, decoder(form.payload, codec, reference), form)
@@ -85,6 +95,22 @@ def import_module(name: str) -> Any:
         raise HandlerLoadError(
             f"cannot import {name}: {type(error).__name__}: {text_of(error)}{place}"
         ) from error
+
+
+def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
+    """Return the files of the user's modules: those imported beyond `known`, and those `wanted`.
+
+    Modules of Python and of installed packages are nobody's to edit here.
+    """
+    names = {name for name in sys.modules if name not in known}
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
+    for name in wanted:
+        # One that cannot be imported is to be mended, so it belongs here too.
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(name)
+            files.add(spec.origin if spec is not None else None)
+    foreign = {sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")}
+    return sorted(file for file in files if file and not file.startswith(("<", *foreign)))
 
 
 def _own_place(error: BaseException) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from streamqd.config import masked
 from streamqd.handlers.verdicts import AFTER_MAX, Dead, Release, Retry, SoftTimeout, Undecodable
 from streamqd.model import DeadAsked, Failed, Outcome, ReleaseAsked, RetryAsked
 from streamqd.policy.fingerprint import fingerprint as fingerprint_of
@@ -41,6 +45,11 @@ def outcome_of(error: BaseException, detail: str) -> Outcome:
     return failure
 
 
+def brief_of(error: BaseException, detail: str) -> Outcome:
+    """The outcome with all that decides: without text and traceback, which only letters carry."""
+    return outcome_of(error, detail if detail == "none" else "class")
+
+
 def _wait_asked(error: Retry) -> float | None:
     # A subclass may never have called our __init__, or have put something else there.
     after = getattr(error, "after", None)
@@ -59,13 +68,10 @@ def text_of(error: BaseException) -> str:
 
 def failure_of(error: BaseException, detail: str) -> Failed:
     """Describe an exception as far as `detail` allows. Local variables are never recorded."""
-    kind = type(error)
-    lineage = []
-    for base in kind.__mro__:
-        lineage += [f"{base.__module__}.{base.__qualname__}", base.__qualname__]
+    kind: Any = type(error)  # hashable, which mypy doubts
     text = trace = ""
     if detail in ("message", "traceback"):
-        text = text_of(error)[:MESSAGE_CHARS_MAX]
+        text = masked(text_of(error)[:MESSAGE_CHARS_MAX])
     # That a payload does not fit is told by its text; what there is of a stack is all ours.
     if detail == "traceback" and not isinstance(error, Undecodable):
         trace = _traceback(error)
@@ -73,9 +79,26 @@ def failure_of(error: BaseException, detail: str) -> Failed:
         error_class="" if detail == "none" else _class_name(kind),
         message=text,
         traceback=trace,
-        lineage=tuple(lineage),
+        lineage=lineage_of(kind),
         timed_out=isinstance(error, SoftTimeout),
     )
+
+
+@lru_cache(maxsize=256)
+def lineage_of(kind: Any) -> tuple[str, ...]:
+    """The names by which policies know a class and its bases, the most derived class first.
+
+    A class that a package offers as its own goes by that name too: requests.ConnectionError lives
+    in requests.exceptions.
+    """
+    names = []
+    for base in kind.__mro__:
+        module, name = base.__module__, base.__qualname__
+        names += [f"{module}.{name}", name]
+        while module := module.rpartition(".")[0]:
+            if getattr(sys.modules.get(module), name, None) is base:
+                names.append(f"{module}.{name}")
+    return tuple(names)
 
 
 def fingerprint(error: BaseException, reference: str) -> str:
@@ -113,4 +136,4 @@ def _traceback(error: BaseException) -> str:
     if len(text) > TRACEBACK_BYTES_MAX:
         half = TRACEBACK_BYTES_MAX // 2 - 20
         text = f"{text[:half]}\n… cut …\n{text[-half:]}"
-    return text
+    return masked(text)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streamqd.config import Consumer
+from streamqd.config import Consumer, open_to_all
 from streamqd.errand import Errand
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import declared
-from streamqd.handlers.loading import import_module, import_paths, load
+from streamqd.handlers.loading import import_module, import_paths, load, own_sources
+from streamqd.model import REQUEUE
 
 BATCH, TYPED = "batch", "typed"
 
@@ -25,6 +27,7 @@ class Probe(NamedTuple):
     declared: list[dict[str, Any]]
     problems: list[str]
     kinds: dict[str, str] = {}  # noqa: RUF012 - nobody writes into it
+    sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
 
 
 def probe(
@@ -54,6 +57,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
     """Import modules and resolve references in this process, which must be one to throw away."""
     problems = []
     kinds: dict[str, str] = {}
+    known = frozenset(sys.modules)
     declared.clear()
     import_paths(base_dir)
     for name in modules:
@@ -69,7 +73,23 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
             continue
         if form.batch or form.payload is not None:
             kinds[reference] = BATCH if form.batch else TYPED
-    return Probe(list(declared), list(dict.fromkeys(problems)), kinds)
+    problems += _open_code({name.partition(":")[0] for name in [*modules, *references]})
+    wanted = {name.partition(":")[0] for name in [*modules, *references]}
+    sources = own_sources(known, wanted)
+    return Probe(list(declared), list(dict.fromkeys(problems)), kinds, sources)
+
+
+def _open_code(names: Iterable[str]) -> list[str]:
+    """Say which handler modules everybody could change: they run with all that we may do."""
+    problems = []
+    for name in sorted(names):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        found = open_to_all(Path(file)) if file else None
+        if found is not None:
+            problems.append(
+                f"everybody may write {found}, and it is code to run: chmod o-w {found}"
+            )
+    return problems
 
 
 def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str]:
@@ -86,6 +106,11 @@ def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str
             problems.append(
                 f"{path}.concurrency: {consumer.handler} takes batches, which are handled one at a "
                 "time; remove concurrency, or write it for one message"
+            )
+        if kind == BATCH and consumer.on_error != REQUEUE:
+            problems.append(
+                f"{path}.on_error: {consumer.handler} takes batches, whose messages fail each by "
+                f'itself; remove "{consumer.on_error}", or write it for one message'
             )
         packed = kind == TYPED and consumer.codec == "msgpack"
         if packed and importlib.util.find_spec("msgspec") is None:

@@ -22,17 +22,19 @@ from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper import health, page
+from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.figures import ask_time, measure
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.summary import Summary, supervisor_pid
+from streamqd.housekeeper.teacher import Teacher
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.housekeeper.undertaker import Undertaker
 from streamqd.http import Address, Request, Response, Route, Server
 from streamqd.metrics import Exporter, View
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, now_ns
-from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 LINK_TIMEOUT = 5.0
@@ -40,7 +42,6 @@ AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is 
 SUMMARY_LIFE = 10.0  # seconds; five times its interval
 # Error replies that mean "not now" for the whole server, not a fault of one key or of writing.
 AWAY_CODES = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH"})
-JSON_TYPE = "application/json"
 
 
 class Task:
@@ -64,7 +65,7 @@ class Housekeeper:
         self._control = control
         self._keys = Keys(control=settings.keys.control, streams=settings.keys.streams)
         daemon = settings.daemon
-        self._link = Link(
+        self._link = connect(
             settings.redis, timeout=LINK_TIMEOUT, name=f"streamqd:{daemon.instance}:housekeeper"
         )
         self.view = View(
@@ -99,6 +100,7 @@ class Housekeeper:
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
             Task("expire_letters", 30.0, Undertaker(link, view, keys, self._settings).run),
+            Task("teach", 10.0, Teacher(link).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
         ]
 
@@ -213,6 +215,7 @@ class Housekeeper:
     def routes(self) -> dict[str, Route]:
         """The pages, by path."""
         exporter = Exporter(self.view)
+        access = Access(self._settings.http)
 
         def metrics(request: Request) -> Response:
             body, content_type = exporter.render(request.headers.get("accept", ""))
@@ -227,12 +230,12 @@ class Housekeeper:
             return Response(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
         return {
-            "/": front,
-            "/status": status,
-            "/metrics": metrics,
-            "/livez": lambda _: _health(health.live(self.view)),
-            "/readyz": lambda _: _health(health.ready(self.view)),
-            "/startupz": lambda _: _health(health.started(self.view)),
+            "/": access.guarded(front),
+            "/status": access.guarded(status),
+            "/metrics": access.guarded(metrics),
+            "/livez": lambda asked: access.health(asked, health.live(self.view)),
+            "/readyz": lambda asked: access.health(asked, health.ready(self.view)),
+            "/startupz": lambda asked: access.health(asked, health.started(self.view)),
         }
 
 
@@ -245,9 +248,3 @@ def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:
         # A terminal and a service manager signal all processes; only the supervisor decides.
         signal.signal(number, signal.SIG_IGN)
     return Housekeeper(board, settings, control).run()
-
-
-def _health(reasons: list[str]) -> Response:
-    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-    body = json.dumps({"ok": not reasons, "reasons": reasons}) + "\n"
-    return Response(status, body.encode(), JSON_TYPE)

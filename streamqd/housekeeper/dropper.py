@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from streamqd import logs
 from streamqd.config import Topic
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper.batch import Refusals, run_calls
 from streamqd.metrics.view import View
 from streamqd.model import Unit
@@ -40,8 +40,20 @@ class Dropper:
 
     def run(self, places: Mapping[Place, Topic], refusals: Refusals) -> bool:
         """Drop a bounded number of entries; return whether there is more to drop at once."""
-        waiting = {place: topic for place, topic in places.items() if topic.retention.drops}
         losses: Counter[Loss] = Counter()
+        try:
+            return self._drop(places, refusals, losses)
+        except RedisUnavailable:
+            # A drop may have been executed whose answer was lost, or not been settled: look again.
+            self._seen.clear()
+            raise
+        finally:
+            self._tell(losses)
+
+    def _drop(
+        self, places: Mapping[Place, Topic], refusals: Refusals, losses: Counter[Loss]
+    ) -> bool:
+        waiting = {place: topic for place, topic in places.items() if topic.retention.drops}
         ghosts: set[Unit] = set()
         for _ in range(ROUNDS_MAX):
             if not waiting:
@@ -52,9 +64,7 @@ class Dropper:
                 for (place, topic), reply in zip(waiting.items(), replies, strict=True)
                 if self._book(place, reply, refusals, losses, ghosts)
             }
-        unsettled = self._settle(ghosts, refusals, losses)
-        self._tell(losses)
-        return bool(waiting or unsettled)
+        return bool(self._settle(ghosts, refusals, losses) or waiting)
 
     def _call(self, place: Place, topic: Topic) -> Call:
         bounds = topic.retention

@@ -43,4 +43,5 @@ def measure(link: Link, view: View, keys: Keys) -> None:
         if refusals.took(reply) and isinstance(reply, Reply)
     }
     view.units = {unit: each for unit, each in figures.items() if each is not None}
+    view.measured_ns = now_ns()
     refusals.tell()

@@ -6,8 +6,10 @@ forgets by time, and is kept by the housekeeper alone.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from streamqd.metrics.view import View
@@ -15,6 +17,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, now_ns
 
 TREND_SECONDS = 20.0  # a trend is an average that forgets over about this long
+DRIFT_LOOKS = 7  # a drift is the middle of the changes between so many looks
 LATENCY_SECONDS = 60.0
 QUIET = 0.01  # runs below which nothing is said of how long they take
 
@@ -46,6 +49,39 @@ class Trend:
         """The slope of a number."""
         slope = self._slopes.get(name)
         return None if slope is None else round(slope, 2)
+
+
+class Drift:
+    """How fast numbers mostly change per second: the middle of the last changes.
+
+    A burst is one change among many. An average would say for long after it that the number grows.
+    None before the third look, as one change alone may be a burst.
+    """
+
+    def __init__(self, looks: int = DRIFT_LOOKS) -> None:
+        self._looks = looks
+        self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
+
+    def observe(self, numbers: Mapping[Hashable, float], now: int) -> None:
+        """Take the numbers as they are at `now`, in ns. Names that are missing are forgotten."""
+        before = self._seen
+        self._seen = {}
+        for name, number in numbers.items():
+            seen = self._seen[name] = before.get(name) or deque(maxlen=self._looks)
+            seen.append((number, now))
+
+    def of(self, name: Hashable) -> float | None:
+        """The drift of a number; of two that are in the middle the slower one."""
+        seen = list(self._seen.get(name, ()))
+        changes = sorted(
+            (number - before) / max(1e-3, (now - then) / 1e9)
+            for (before, then), (number, now) in itertools.pairwise(seen)
+        )
+        if len(changes) < 2:
+            return None
+        middle = changes[(len(changes) - 1) // 2 : len(changes) // 2 + 1]
+        slower: float = min(middle, key=abs)
+        return round(slower, 2)
 
 
 class Durations(NamedTuple):
@@ -99,17 +135,24 @@ class Pace:
 
     def __init__(self) -> None:
         self.arriving = Trend()
-        self.lag = Trend()
+        self.lag = Drift()
+        self._measured_ns = 0
         self.latency = Latency()
 
     def observe(self, view: View) -> None:
         """Take the view as it is now."""
+        # Old figures at a new time would look like standing still.
+        if view.measured_ns != self._measured_ns:
+            now = self._measured_ns = view.measured_ns
+            added: dict[Hashable, float] = {
+                place: each.added for place, each in view.partitions.items()
+            }
+            self.arriving.observe(added, now)
+            lags: dict[Hashable, float] = {
+                unit: each.lag for unit, each in view.units.items() if each.lag is not None
+            }
+            self.lag.observe(lags, now)
         now = now_ns()
-        self.arriving.observe({place: each.added for place, each in view.partitions.items()}, now)
-        lags: dict[Hashable, float] = {
-            unit: each.lag for unit, each in view.units.items() if each.lag is not None
-        }
-        self.lag.observe(lags, now)
         for slot, _ in view.named():
             self.latency.observe(slot.index, *slot.histogram("handle"), now)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamqd import logs
 from streamqd.config import Consumer
-from streamqd.housekeeper.batch import CALLS_MAX
+from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import Slot
 from streamqd.store.client import Link
@@ -71,10 +71,7 @@ class Reclaimer:
         return round(self._idle[unit.topic, unit.group] * 1000)
 
     def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        replies: list[Any] = []
-        for start in range(0, len(commands), CALLS_MAX):
-            replies += self._link.pipeline(commands[start : start + CALLS_MAX])
-        return replies
+        return run_commands(self._link, commands)
 
 
 def _foreign(consumers: list[Any]) -> list[bytes]:

@@ -26,6 +26,7 @@ from streamqd.scoreboard import (
     now_ns,
 )
 from streamqd.version import __version__
+from streamqd.waits import WORDS, Waits
 
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
 FAILURES_MAX = 4  # kinds of failure that are told of each unit
@@ -134,9 +135,11 @@ class Summary:
             "dead_letters": partition.dead if partition else None,
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
+            **_waits(slot),
             "handler": consumer.handler if consumer else "",
             "timeout": consumer.timeout if consumer else None,
             "hard_timeout": consumer.hard_timeout if consumer else None,
+            "rate": slot.rate_micro / 1e6 or None,
             "progress_seconds": self._progress(slot) if running else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
             "failures": self._failures(slot),
@@ -163,11 +166,26 @@ class Summary:
 
 
 def worker_state(slot: Slot) -> str:
-    """Return the state of a worker as a word."""
+    """Return the state of a worker as a word; of one that waits, what it waits for."""
     try:
-        return WorkerState(slot.state).name.lower()
+        state = WorkerState(slot.state)
     except ValueError:
         return "unknown"
+    waits = WORDS.get(Waits(slot.words).read().kind) if state is WorkerState.READY else None
+    return waits or state.name.lower()
+
+
+def _waits(slot: Slot) -> dict[str, Any]:
+    """What keeps a worker from beginning anything, and for how long."""
+    told = Waits(slot.words).read()
+    left = (told.until_ns - now_ns()) / 1e9 if told.until_ns else None
+    return {
+        "waits_seconds": None if left is None or not slot.pid else round(max(0.0, left), 3),
+        "held": told.held if slot.pid else 0,
+        "held_keys": told.held_keys if slot.pid else 0,
+        "circuit_openings": told.opened,
+        "flood_stops": told.flooded,
+    }
 
 
 def state_of(flags: InstanceFlags, *, owned: bool) -> str:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping
 
+from streamqd.config import masked
 from streamqd.model import Unit
 
 LINE_MAX = 16 * 1024  # characters of one rendered line; more is cut
@@ -129,11 +130,12 @@ def _traceback(record: logging.LogRecord) -> str:
     assert record.exc_info is not None
     lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
     # The end names the exception and the innermost frames; keep that when it is too long.
-    return lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:]
+    return masked(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[:limit] + "…"
+    """Shorten a text, and hide passwords in the URLs that it quotes."""
+    return masked(text if len(text) <= limit else text[:limit] + "…")
 
 
 def _stamp(created: float, pattern: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from streamqd import logs
 from streamqd.metrics.view import Labels, View
 from streamqd.model import Unit
-from streamqd.scoreboard import Command, InstanceFlags, Slot, WorkerState, now_ns
+from streamqd.scoreboard import InstanceFlags, Slot, WorkerState, now_ns
 from streamqd.store.statistics import PartitionFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
 
@@ -46,12 +46,18 @@ def _labels(view: View, unit: Unit) -> Labels:
     return (unit.topic, str(unit.partition), unit.group, view.instance)
 
 
-def _slot(name: str) -> Callable[[View], Values]:
-    return lambda view: ((_labels(view, unit), slot.counter(name)) for slot, unit in view.named())
+def of_slots(read: Callable[[Slot], float]) -> Callable[[View], Values]:
+    """Read a value of every unit that this instance owns or has owned."""
+    return lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.named())
 
 
-def _owned(read: Callable[[Slot], float]) -> Callable[[View], Values]:
+def of_owned(read: Callable[[Slot], float]) -> Callable[[View], Values]:
+    """Read a value of every unit that this instance owns."""
     return lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.owned())
+
+
+def _slot(name: str) -> Callable[[View], Values]:
+    return of_slots(lambda slot: slot.counter(name))
 
 
 def _partition(read: Callable[[PartitionFigures], float | None]) -> Callable[[View], Values]:
@@ -156,7 +162,7 @@ def _timer(name: str, read: Callable[[View], Histograms], text: str) -> Metric:
     return Metric(f"streamqd_{name}_seconds", "histogram", text, CONSUMER, read)
 
 
-METRICS: tuple[Metric, ...] = (
+TABLE: tuple[Metric, ...] = (
     _counter(
         "produced",
         PARTITION,
@@ -339,27 +345,27 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "in_flight",
         UNIT,
-        _owned(lambda slot: slot.unfinished),
+        of_owned(lambda slot: slot.unfinished),
         "Entries in the hands of the worker whose handler has not ended.",
     ),
     _gauge(
         "longest_run_seconds",
         UNIT,
-        _owned(longest_run),
+        of_owned(longest_run),
         "How long the longest running message has been running.",
     ),
-    _gauge("epoch", UNIT, _owned(lambda slot: slot.epoch), "Fencing number of the ownership."),
-    _gauge("worker_up", UNIT, _owned(_up), "1 while the worker of an owned partition serves."),
+    _gauge("epoch", UNIT, of_owned(lambda slot: slot.epoch), "Fencing number of the ownership."),
+    _gauge("worker_up", UNIT, of_owned(_up), "1 while the worker of an owned partition serves."),
     _gauge(
         "breaker_open",
         UNIT,
-        lambda v: ((_labels(v, u), float(s.state == WorkerState.BROKEN)) for s, u in v.named()),
+        of_slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
         "1 while a partition rests after crashing in a loop.",
     ),
     _gauge(
         "worker_resident_memory_bytes",
         UNIT,
-        _owned(lambda slot: slot.rss),
+        of_owned(lambda slot: slot.rss),
         "Resident memory of the worker.",
     ),
     _gauge("partitions_owned", CONSUMER, _partitions_owned, "Partitions that this instance owns."),
@@ -375,12 +381,6 @@ METRICS: tuple[Metric, ...] = (
         INSTANCE,
         _flag(InstanceFlags.PAUSED),
         "1 while the instance is paused by a signal.",
-    ),
-    _gauge(
-        "partition_paused",
-        UNIT,
-        _owned(lambda slot: float(slot.command == Command.PAUSE)),
-        "1 while the worker of an owned partition shall not fetch, by a signal or by an order.",
     ),
     _gauge(
         "drained",

@@ -26,6 +26,7 @@ class View:
     held: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     server_unix_ms: int = 0  # the server's clock when it was asked last
     asked_ns: int = 0  # and ours; 0 before the first answer
+    measured_ns: int = 0  # our clock when the figures were measured last; 0 before
     redis_up: bool = False
 
     def owned(self) -> Iterator[tuple[Slot, Unit]]:

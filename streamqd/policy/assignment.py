@@ -29,12 +29,17 @@ from streamqd.policy.leveling import Part
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live instance. `weight` is at least 1; `cap` 0 means no limit."""
+    """A live instance. `weight` is at least 1; `cap` 0 means no limit.
+
+    `elsewhere` is how many units it owns that are not among those to be assigned: they count for
+    its load and its cap, and do not move.
+    """
 
     id: str
     weight: int
     cap: int
     offers: frozenset[tuple[str, str]]
+    elsewhere: int = 0
 
 
 def assign(
@@ -69,6 +74,7 @@ def assign(
                 for member in some_members
             ],
             free=[len(free.get(pair, ())) for pair in some_pairs],
+            fixed=[member.elsewhere for member in some_members],
         )
         counts = leveling.level(part)
         for column, pair in enumerate(some_pairs):

@@ -7,6 +7,7 @@ that ties are broken by name. Called by `assignment` for each connected part.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 
 Table = list[list[int]]
@@ -21,10 +22,11 @@ class Part:
     offers: list[list[int]]  # columns that a row offers
     held: Table  # units by row and column, where the row offers the column
     free: list[int]  # units without an owner by column
+    fixed: list[int]  # units of a row that are in no column: they stay
     loads: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loads = [sum(row) for row in self.held]
+        self.loads = [sum(row) + fixed for row, fixed in zip(self.held, self.fixed, strict=True)]
 
     def room(self, row: int) -> int | None:
         """How many more units a row may take; None without a cap."""
@@ -45,7 +47,7 @@ class Part:
 def level(part: Part) -> Table:
     """Counts by row and column that are balanced as `assignment` says."""
     columns = len(part.free)
-    if all(len(offered) == columns for offered in part.offers):
+    if all(len(offered) == columns for offered in part.offers) and not any(part.fixed):
         _level_complete(part)
     else:
         _level_partial(part)
@@ -169,7 +171,7 @@ def _level_partial(part: Part) -> None:
     for row, offered in enumerate(part.offers):
         cap = part.caps[row]
         if cap is not None:
-            _release(part, row, part.loads[row] - cap)
+            _release(part, row, min(part.loads[row] - cap, sum(part.held[row])))
         for column in offered:
             offerers[column].append(row)
     # Columns that few offer come first: the others can still go round them.
@@ -178,9 +180,19 @@ def _level_partial(part: Part) -> None:
     for column in range(len(part.free)):
         while part.free[column] and _make_room(part, column, offerers):
             part.free[column] -= 1
-    _move_directly(part, offerers)
-    while _move_along_chain(part, offerers):
+    if not _even(part):
+        _move_directly(part, offerers)
+    while not _even(part) and _move_along_chain(part, offerers):
         pass
+
+
+def _even(part: Part) -> bool:
+    """Whether no move at all would be an improvement, whoever offers what."""
+    rows = range(len(part.loads))
+    spared = max(
+        (_spares(part, row) for row in rows if part.loads[row] > part.fixed[row]), default=0
+    )
+    return all(_pays(part, row) >= spared or part.full(row) for row in rows)
 
 
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
@@ -236,7 +248,9 @@ def _move_directly(part: Part, offerers: Table) -> None:
         heapq.heapify(queue)
     givers = [(-_spares(part, row), row) for row in range(len(part.loads))]
     heapq.heapify(givers)
-    while givers:
+    # Takers only get dearer, and a giver is dearer to give to than what it spares.
+    floor = min((queue[0][0] for queue in takers if queue), default=math.inf)
+    while givers and -givers[0][0] > floor:
         spared, giver = heapq.heappop(givers)
         if -spared != _spares(part, giver):
             continue  # its load has changed since

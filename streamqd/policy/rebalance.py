@@ -20,12 +20,19 @@ from streamqd.policy.assignment import Member, assign
 # a pause of Redis every member looks old to the first one that is back.
 SILENT_BEATS = 2
 
+# Free units that one instance takes at once, and per second after that. When a fleet starts, the
+# first to look would else take everything, and hand nearly all of it over again.
+ACQUIRES_AT_ONCE = 16
+ACQUIRES_PER_SECOND = 64.0
+MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next look, when there are more
+
 
 class Seen(NamedTuple):
     """A member as the server reported it: its last beat, whether it is leaving, what fails there.
 
     `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
-    time of the last order to reload that it has done with, None when it does not tell.
+    time of the last order to reload that it has done with, None when it does not tell. `owned` is
+    how many units it owned then, None when it does not tell.
     """
 
     member: Member
@@ -33,6 +40,7 @@ class Seen(NamedTuple):
     leaving: bool
     broken: frozenset[Unit] = frozenset()
     reloaded: int | None = None
+    owned: int | None = None
 
 
 class View(NamedTuple):
@@ -54,10 +62,14 @@ class Wishes(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Units to acquire and units to hand over, each in a stable order."""
+    """Units to acquire and units to hand over, each in a stable order.
+
+    `more` tells that there are more to acquire, if the next look still says so.
+    """
 
     acquire: list[Unit]
     shed: list[Unit]
+    more: bool = False
 
 
 @dataclass
@@ -78,6 +90,9 @@ class Liveness:
         """
         # A wake-up beat right after another proves nothing about the silence of others.
         counts = now - self._last_counted >= self.beat_interval / 2
+        # What was counted before this instance itself heard nothing for a while proves nothing.
+        if now - self._last_counted > SILENT_BEATS * self.beat_interval:
+            self._silent = {name: (beat, 0) for name, (beat, _) in self._silent.items()}
         if counts:
             self._last_counted = now
         live = []
@@ -109,6 +124,10 @@ class Rebalancer:
     _ordered: set[Unit] = field(default_factory=set)  # to be handed over because of a new move
     _hurried: set[Unit] = field(default_factory=set)  # to be handed over without delay and hold
     _hurry: bool = False
+    _asked: tuple[object, ...] = ()  # what the last assignment was made of, and the answer
+    _wanted: Mapping[Unit, str] = field(default_factory=dict)
+    _allowance: float = ACQUIRES_AT_ONCE
+    _allowed_at: float = 0.0
 
     def hurry(self) -> None:
         """Let what the next look finds in the wrong place move without delay and hold, once."""
@@ -138,14 +157,41 @@ class Rebalancer:
         owners = {unit: view.owner for unit, view in views.items() if view.owner}
         owners |= dict.fromkeys(mine, self.me)
         present = [one for one in live if not one.leaving and one.member.id not in wishes.drained]
-        wanted = place(present, units, owners, {u: to for u, (to, _) in wishes.moves.items()})
+        present = with_elsewhere(present, units, owners)
+        wanted = self._placed(present, units, owners, wishes)
         self._ordered |= {u for u, (_, at) in wishes.moves.items() if self._moves_seen.get(u) != at}
         self._moves_seen = {unit: at for unit, (_, at) in wishes.moves.items()}
         surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[room:] if room < 0 else []
+        take = self._acquire(now, wanted, views, live)[: max(0, room)]
+        allowed = self._allowed(now, len(take))
         return Decision(
-            self._acquire(now, wanted, views, live)[: max(0, room)],
+            take[:allowed],
             [*surplus, *(u for u in self._shed(now, wanted, mine, moving) if u not in surplus)],
+            more=len(take) > allowed,
         )
+
+    def _placed(
+        self,
+        present: Sequence[Seen],
+        units: Collection[Unit],
+        owners: Mapping[Unit, str],
+        wishes: Wishes,
+    ) -> Mapping[Unit, str]:
+        """`place`, which is not asked again what it has just answered: at rest nothing changes."""
+        moves = {unit: to for unit, (to, _) in wishes.moves.items()}
+        asked = ([(one.member, one.broken) for one in present], list(units), owners, moves)
+        if self._asked != asked:
+            self._asked, self._wanted = asked, place(present, units, owners, moves)
+        return self._wanted
+
+    def _allowed(self, now: float, wanted: int) -> int:
+        """How many of the wanted units may be acquired now."""
+        earned = (now - self._allowed_at) * ACQUIRES_PER_SECOND
+        self._allowance = min(ACQUIRES_AT_ONCE, self._allowance + earned)
+        self._allowed_at = now
+        allowed = min(wanted, int(self._allowance))
+        self._allowance -= allowed
+        return allowed
 
     def _acquire(
         self,
@@ -201,6 +247,31 @@ class Rebalancer:
         return [*sorted(self._ordered), *ready[: max(0, self.moves_max - moving)]]
 
 
+def with_elsewhere(
+    members: Sequence[Seen], units: Collection[Unit], owners: Mapping[Unit, str]
+) -> list[Seen]:
+    """Say of the members what they own beyond `units`, as far as they have told it.
+
+    Whoever looks at its own units alone would take a member for idle that works for others.
+    """
+    pairs = frozenset((unit.topic, unit.group) for unit in units)
+    counts = Counter(owners.values())
+    return [
+        one
+        if one.owned is None or one.member.offers <= pairs
+        else one._replace(member=_owning(one.member, one.owned - counts[one.member.id]))
+        for one in members
+    ]
+
+
+def _owning(member: Member, elsewhere: int) -> Member:
+    # `replace` is slow, and this is done for every member at every look.
+    return Member(member.id, member.weight, member.cap, member.offers, max(0, elsewhere))
+
+
+_NOWHERE: frozenset[str] = frozenset()
+
+
 def place(
     members: Sequence[Seen],
     units: Collection[Unit],
@@ -221,12 +292,16 @@ def place(
         for one in members
         if not one.member.cap or one.member.cap > chosen[one.member.id]
     ]
-    broken_on: dict[frozenset[str], list[Unit]] = {}
+    broken_at: dict[Unit, set[str]] = {}
+    for one in left:
+        for unit in one.broken:
+            broken_at.setdefault(unit, set()).add(one.member.id)
+    fit_for: dict[frozenset[str], list[Unit]] = {}
     for unit in sorted(units):
         if unit not in wanted:
-            where = frozenset(one.member.id for one in left if unit in one.broken)
-            broken_on.setdefault(where, []).append(unit)
-    for where, some in broken_on.items():
+            where = frozenset(broken_at[unit]) if unit in broken_at else _NOWHERE
+            fit_for.setdefault(where, []).append(unit)
+    for where, some in fit_for.items():
         fit = [one.member for one in left if one.member.id not in where]
         wanted |= assign(fit, some, owners)
     return wanted

@@ -3,15 +3,22 @@
 Three counts never mix: failed runs (`attempt`), runs that killed their process (`crashes`), and
 releases (a drain, a rebalance), which are not seen here because they cost nothing. Limits count
 runs: with `max_attempts` 5 the fifth failure is the last; 0 means that there is no limit.
+
+Of the classes in `retry_on` and `dead_on` the one that is nearest to the exception decides, in the
+order in which Python looks for methods: with `dead_on` OSError and `retry_on` ConnectionError, a
+refused connection is tried again and a missing file is dead.
 """
 
 from __future__ import annotations
 
 from streamqd.model import (
+    HOLD_KEY,
+    REQUEUE,
     Ack,
     DeadAsked,
     DeadVerdict,
     Failed,
+    KeepVerdict,
     Leave,
     Outcome,
     ReleaseAsked,
@@ -32,17 +39,23 @@ def decide(
     age: float,
     policy: RetryPolicy,
     jitter: float,
+    keyed: bool = True,
+    blameless: bool = False,
 ) -> Verdict:
     """The verdict on a message whose `attempt`-th run (from 1) ended with `outcome`.
 
     `crashes` counts the runs charged to it, `age` is the time in seconds since its first write,
-    `jitter` a number from 0 to 1 that the caller draws.
+    `jitter` a number from 0 to 1 that the caller draws. `keyed` says whether it has a key,
+    `blameless` that a failure is not the message's: what its handler depends on is down.
 
     1. What succeeded is done, what asked to be dead is dead, what was released stays as it is.
     2. A failure is dead at once when the policy does not retry its class. A handler that raises
        Retry has decided that itself.
     3. Anything else is dead when a limit is reached: attempts, then crashes, then age.
     4. The rest is tried again, after what Retry asked for, else after the policy's backoff.
+    5. A failure that is nobody's fault here is tried again, whatever the limits say.
+    6. Until then it is set aside, or kept in hand where the policy keeps the order. With hold-key
+       a message without a key has no order to keep, and is set aside.
     """
     match outcome:
         case Succeeded():
@@ -52,6 +65,8 @@ def decide(
         case ReleaseAsked():
             return Leave()
         case Failed():
+            if blameless:
+                return _again(backoff.delay(policy.backoff, attempt, jitter), policy, keyed)
             if not _retried(outcome, policy):
                 return DeadVerdict("not-retried")
             after = None
@@ -65,8 +80,8 @@ def decide(
     if policy.max_age is not None and age >= policy.max_age:
         return DeadVerdict("too-old")
     if after is None:
-        return RetryVerdict(backoff.delay(policy.backoff, attempt, jitter))
-    return RetryVerdict(max(after, 0.0))
+        after = backoff.delay(policy.backoff, attempt, jitter)
+    return _again(max(after, 0.0), policy, keyed)
 
 
 def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
@@ -76,14 +91,22 @@ def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
     return None
 
 
+def _again(delay: float, policy: RetryPolicy, keyed: bool) -> Verdict:
+    """Where the message waits for its next run."""
+    if policy.on_error == REQUEUE or (policy.on_error == HOLD_KEY and not keyed):
+        return RetryVerdict(delay)
+    return KeepVerdict(delay)
+
+
 def _retried(failure: Failed, policy: RetryPolicy) -> bool:
-    """Whether the policy retries this class of failure. `dead_on` wins over `retry_on`.
+    """Whether the policy retries this class of failure: the nearest class that it names decides.
 
     An overrun time limit is nothing that the handler raised: `retry_on` does not list it and does
     not exclude it, but `dead_on` may name its class.
     """
-    if any(name in failure.lineage for name in policy.dead_on):
-        return False
-    if not policy.retry_on or failure.timed_out:
-        return True
-    return any(name in failure.lineage for name in policy.retry_on)
+    for name in failure.lineage:
+        if name in policy.dead_on:
+            return False
+        if name in policy.retry_on:
+            return True
+    return not policy.retry_on or failure.timed_out

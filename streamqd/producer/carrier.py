@@ -63,6 +63,10 @@ class Carrier:
             chunk.counted = self._routes.count(link, chunk.topic)
         chunk.messages.append(Routed(chosen, envelope))
 
+    def node_of(self, link: Link, topic: str, message: Routed) -> str:
+        """The node of a cluster that a message goes to, as far as is known."""
+        return link.node_of(self._keys.stream(topic, message.partition))
+
     def write(self, link: Link, chunk: Chunk) -> Answers:
         """Write the messages. Their replies are entry ids, or the replies of a script.
 
@@ -106,7 +110,9 @@ class Carrier:
                 by_source = True
             else:
                 return [
-                    raw if isinstance(raw, RedisRefused) else scripts.reply(call, raw)
+                    _explained(raw, by_source)
+                    if isinstance(raw, RedisRefused)
+                    else scripts.reply(call, raw)
                     for call, raw in zip(calls, found.replies, strict=True)
                 ], None
         raise _restless(chunk)
@@ -142,6 +148,23 @@ class Carrier:
             self._window,
             at_unix_ms=envelope.at_unix_ms,
         )
+
+
+def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
+    """Say what a user without the right to scripts can do."""
+    if reply.code != "NOPERM":
+        return reply
+    if by_source:
+        text = (
+            "the server does not know the script that this message needs, and this Redis user may"
+            " not bring it; a running daemon teaches it within 10 s"
+        )
+    else:
+        text = (
+            "this Redis user may not run scripts, which dedup_id, delay, at and max_backlog need:"
+            " send without them, or give it the rights of etc/acl/producer-scripts.acl"
+        )
+    return RedisRefused(reply.code, f"{text} ({reply})")
 
 
 def _unknown_script(reply: Any) -> bool:

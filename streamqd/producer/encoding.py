@@ -16,6 +16,7 @@ from streamqd.errors import MessageTooLarge
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
+HEADERS_MAX = 256
 CENTURY = 36_525 * 86_400.0  # seconds; what is further away is a mistake, or milliseconds
 
 
@@ -160,6 +161,8 @@ def _encoded(value: Any) -> bytes:
 
 
 def _encoded_headers(headers: Mapping[str, str]) -> bytes:
+    if len(headers) > HEADERS_MAX:
+        raise ValueError(f"a message has at most {HEADERS_MAX} headers, not {len(headers):,}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"names and values of headers are str; {name!r} is not, or its value")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Link, missing_of
 from streamqd.store.keys import Keys
 
 WATCHED_MAX = 8  # topics watched at once: those written to last
@@ -119,6 +119,37 @@ class Guard:
         self._connection = link.opened
 
 
+class ClusterGuard(Guard):
+    """Knows the partition counts of topics in a cluster, as of the last write.
+
+    There the meta key and the partitions are in different slots, which no transaction spans. So the
+    count is looked at beside each write: one write may still go by a count that has just changed,
+    which happens only when a topic is deleted and made anew, because none grows on a cluster.
+    """
+
+    def run(self, link: Link, topic: str, expected: int, commands: Sequence[Command]) -> Outcome:
+        if self._counts.get(topic) != expected:
+            return Outcome(None)
+        look = ("HGET", self._keys.meta(topic), "partitionCount")
+        try:
+            *replies, count = link.pipeline_each([*commands, look])
+        except RedisUnavailable as error:
+            if not error.sent:
+                raise
+            return Outcome([], error)
+        if count is None or isinstance(count, bytes):
+            self._counts[topic] = None if count is None else topics.count_of(topic, count)
+        if not any(isinstance(reply, RedisUnavailable) for reply in replies):
+            return Outcome(replies)
+        lost = missing_of(replies)
+        if not lost.sent:
+            raise lost
+        return Outcome([], lost)
+
+    def _arm(self, link: Link, topic: str) -> None:
+        self._counts[topic] = topics.partition_count(link, self._keys, topic)
+
+
 def _outcome(replies: list[Any]) -> Outcome:
     """Read the answers to MULTI, the commands and EXEC."""
     *queued, executed = replies
@@ -156,4 +187,5 @@ def _exchange(
         raise
     finally:
         wire.finish()
+    link.judge(replies)
     return replies, None

@@ -23,10 +23,11 @@ from streamqd.errors import (
 )
 from streamqd.producer.carrier import Carrier, Chunk
 from streamqd.producer.encoding import Envelope, Outgoing, batches, envelope_of
-from streamqd.producer.guard import Guard
+from streamqd.producer.guard import ClusterGuard, Guard
 from streamqd.producer.partitioners import Partitioner, Partitioners
 from streamqd.producer.routes import Routes
 from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 CHUNK_COUNT = 512  # messages of one transaction at most
@@ -36,7 +37,9 @@ DEDUP_WINDOW = 600.0
 BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between looks for room; the last one repeats
 
 # Replies that mean "not now": nothing was done, and a moment later it may work.
-_TRANSIENT = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY"})
+_TRANSIENT = frozenset(
+    {"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS"}
+)
 
 Result = str | Exception  # of one message: its id, or why there is none
 
@@ -79,9 +82,10 @@ class Sender:
         self.settings = settings = config.resolved(settings)
         self._backlog_wait = backlog_wait
         self._max_bytes = settings.daemon.max_message_bytes
-        self._link = Link(settings.redis, timeout=timeout, name="streamqd:producer")
+        self._link = connect(settings.redis, timeout=timeout, name="streamqd:producer")
         keys = Keys(settings.keys.control, settings.keys.streams)
-        self._guard = Guard(keys)
+        self._spread = bool(self._link.together(("{a}", "{b}"))[1:])  # over several nodes
+        self._guard = ClusterGuard(keys) if self._spread else Guard(keys)
         partitioners = Partitioners(partitioner)
         self._routes = Routes(settings, keys, self._guard, partitioners, create=create)
         self._carrier = Carrier(keys, self._guard, self._routes, dedup_window, max_backlog)
@@ -153,6 +157,19 @@ class Sender:
         return results
 
     def _persist(self, chunk: Chunk) -> list[Result]:
+        """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
+        if not self._spread:
+            return self._persist_part(chunk)
+        parts: dict[str, list[int]] = {}
+        for at, each in enumerate(chunk.messages):
+            parts.setdefault(self._carrier.node_of(self._link, chunk.topic, each), []).append(at)
+        results: dict[int, Result] = {}
+        for numbers in parts.values():
+            part = Chunk(chunk.topic, chunk.counted, [chunk.messages[at] for at in numbers])
+            results |= zip(numbers, self._persist_part(part), strict=True)
+        return [results[at] for at in range(len(chunk.messages))]
+
+    def _persist_part(self, chunk: Chunk) -> list[Result]:
         """Write, again after each of `PAUSES` while that cannot write a second message."""
         repeatable = all(self._may_repeat(each.envelope) for each in chunk.messages)
         lost: RedisUnavailable | None = None  # the first answer that did not come

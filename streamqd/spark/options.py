@@ -25,6 +25,7 @@ URL_VARIABLE = "STREAMQ_URL"
 _CONNECTION = (
     *("url", "username", "passwordFile", "caFile", "certFile", "keyFile", "timeoutMs", "retries"),
     *("retryIntervalMs", "controlPrefix", "streamPrefix"),
+    *("sentinelUsername", "sentinelPasswordFile"),
 )
 _READ = (
     *("subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets"),
@@ -188,6 +189,8 @@ def of_settings(settings: config.Settings) -> dict[str, str]:
         "url": redis.url,
         "username": redis.username,
         "passwordFile": redis.password_file,
+        "sentinelUsername": redis.sentinel_username,
+        "sentinelPasswordFile": redis.sentinel_password_file,
         "caFile": redis.ca_file,
         "certFile": redis.cert_file,
         "keyFile": redis.key_file,
@@ -214,6 +217,8 @@ def _connection(form: Form, environ: Mapping[str, str], *, needed: bool = True) 
         url=url,
         username=form.text("username") or None,
         password_file=form.read("passwordFile", Path, None),
+        sentinel_username=form.text("sentinelUsername") or None,
+        sentinel_password_file=form.read("sentinelPasswordFile", Path, None),
         ca_file=form.read("caFile", Path, None),
         cert_file=form.read("certFile", Path, None),
         key_file=form.read("keyFile", Path, None),

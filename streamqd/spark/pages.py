@@ -56,5 +56,7 @@ def read_page(link: Link, command: Sequence[str | int], bytes_max: int) -> tuple
         link.close()  # what is still under way must not be taken for the answer to the next
         raise
     if isinstance(reply, Exception):
-        raise RedisRefused(code_of(str(reply)), str(reply))
+        refused = RedisRefused(code_of(str(reply)), str(reply))
+        link.judge([refused])
+        raise refused
     return reply, received

@@ -110,6 +110,7 @@ class Reader:
                 page, received = persist(
                     self._options.connection,
                     lambda link, c=command, m=most: read_page(link, c, m),  # type: ignore[misc]
+                    key=self._key,
                 )
             except OverweightError:
                 count = max(_LEAST_ASKED, count // _GROWTH)

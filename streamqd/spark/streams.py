@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from streamqd.config import topology
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused, StreamqdError, TopicMissing
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Bound, Facts, Id, Loss, Offsets, Place, Position, Span
@@ -20,13 +21,16 @@ from streamqd.spark.options import DLQ, Connection, ReadOptions
 from streamqd.store import spark as store
 from streamqd.store import statistics, topics
 from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.store.nodes import NOT_NOW
 from streamqd.store.scripts import Call
+from streamqd.store.slots import slot_of
 
-_TRANSIENT = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
+_TRANSIENT = NOT_NOW | {"BUSY"}
 
 _log = logging.getLogger("streamqd.spark")
-_links: dict[tuple[int, Connection], Link] = {}
+_links: dict[tuple[int, Connection, int], Link] = {}
 _T = TypeVar("_T")
 
 
@@ -37,11 +41,16 @@ class DataLossError(StreamqdError):
 # --- connections ----------------------------------------------------------------------------------
 
 
-def link_for(connection: Connection) -> Link:
-    """This process's connection; made at its first use."""
-    known = (os.getpid(), connection)
+def link_for(connection: Connection, key: str = "") -> Link:
+    """This process's connection; made at its first use. With `key` to the node that serves it."""
+    where = topology.parse(connection.redis.url)
+    if where is None or where.kind != topology.CLUSTER:
+        key = ""
+    known = (os.getpid(), connection, slot_of(key) if key else -1)
     if known not in _links:
-        _links[known] = Link(connection.redis, timeout=connection.timeout, name="streamqd:spark")
+        _links[known] = connect(
+            connection.redis, timeout=connection.timeout, name="streamqd:spark", key=key
+        )
     return _links[known]
 
 
@@ -50,9 +59,9 @@ def keys_for(connection: Connection) -> Keys:
     return Keys(connection.control, connection.streams)
 
 
-def persist(connection: Connection, work: Callable[[Link], _T]) -> _T:
+def persist(connection: Connection, work: Callable[[Link], _T], *, key: str = "") -> _T:
     """Do what may be repeated, again when Redis does not answer; raise what the last try raised."""
-    link = link_for(connection)
+    link = link_for(connection, key)
     for _ in range(connection.retries):
         try:
             return work(link)

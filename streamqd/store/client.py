@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 from redis.connection import AbstractConnection
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from streamqd.store.scripts import Call, Reply
 
 # After these replies the connection serves us no more: it lost its login, or the node its role.
-_DROP_AFTER = frozenset({"NOAUTH", "READONLY"})
+DROP_AFTER = frozenset({"NOAUTH", "READONLY"})
+Key = TypeVar("Key", bound=str | bytes)
 _NAME = re.compile(r"[!-~]{1,200}")
 _REPEATED = re.compile(r"^Error -?\d+ connecting to \S+\. |^no reply from \S+: ")
 
@@ -42,10 +43,15 @@ class Link:
     the next use opens a new one; `opened` counts them.
     """
 
-    def __init__(self, settings: config.Redis, *, timeout: float, name: str) -> None:
+    _drop_after = DROP_AFTER
+
+    def __init__(
+        self, settings: config.Redis, *, timeout: float, name: str, wire: Wire | None = None
+    ) -> None:
         """Prepare, without connecting. `timeout` bounds one exchange, in seconds.
 
         Connecting is bounded by it too, and by `connect_timeout`. `name` is what CLIENT LIST shows.
+        `wire` leads to another node than the one that the settings name.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a connection name: {name!r}")
@@ -53,24 +59,33 @@ class Link:
         self.timeout = timeout
         self.name = name
         self._pid = os.getpid()
-        self._wire = wire_for(settings, timeout)
+        self._connect_timeout = settings.connect_timeout
+        self._opening = timeout  # seconds for the whole of opening: connecting, login, name
+        self._wire = wire or wire_for(settings, timeout)
 
     def execute(self, *args: Any) -> Any:
         """Run one command and return its reply. Raises RedisRefused or RedisUnavailable."""
-        reply = self._exchange((args,))[0]
+        reply = self.exchange((args,))[0]
         if isinstance(reply, RedisRefused):
             raise reply
         return reply
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands in one write; error replies are RedisRefused elements of the result."""
-        return self._exchange(commands) if commands else []
+        return self.exchange(commands) if commands else []
+
+    def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """`pipeline`, but where only some nodes answer, the others' share is RedisUnavailable.
+
+        Those are elements of the result; it is raised when no node answers.
+        """
+        return self.pipeline(commands)
 
     def run(self, call: Call) -> Reply:
         """Run a script. Raises RedisRefused, RedisUnavailable, ContractError."""
-        raw = self._exchange((_by_sha(call),))[0]
+        raw = self.exchange((_by_sha(call),))[0]
         if _unknown_script(raw):
-            raw = self._exchange((_by_source(call),))[0]
+            raw = self.exchange((_by_source(call),))[0]
         if isinstance(raw, RedisRefused):
             raise raw
         return scripts.reply(call, raw)
@@ -80,13 +95,17 @@ class Link:
 
         Calls must not depend on the order among themselves.
         """
+        return whole(self.run_each(calls))
+
+    def run_each(self, calls: Sequence[Call]) -> list[Reply | RedisRefused | RedisUnavailable]:
+        """`run_many`, but where only some nodes answer, the others' share is RedisUnavailable."""
         if not calls:
             return []
-        raws = self._exchange([_by_sha(call) for call in calls])
+        raws = self.exchange([_by_sha(call) for call in calls])
         missing = [index for index, raw in enumerate(raws) if _unknown_script(raw)]
         if missing:
             try:
-                again = self._exchange([_by_source(calls[index]) for index in missing])
+                again = self.exchange([_by_source(calls[index]) for index in missing])
             except RedisUnavailable as error:
                 # The others have been executed already, whatever became of these.
                 error.sent = error.sent or len(missing) < len(calls)
@@ -94,17 +113,33 @@ class Link:
             for index, raw in zip(missing, again, strict=True):
                 raws[index] = raw
         return [
-            raw if isinstance(raw, RedisRefused) else scripts.reply(call, raw)
+            raw if isinstance(raw, RedisRefused | RedisUnavailable) else scripts.reply(call, raw)
             for call, raw in zip(calls, raws, strict=True)
         ]
+
+    # --- several nodes: a link to one has simple answers ---
+
+    def masters(self) -> list[Link]:
+        """A link to each node that takes writes: this one. They are closed with this one."""
+        return [self]
+
+    def node_of(self, key: str) -> str:  # noqa: ARG002 - it matters to a cluster
+        """The name of the node that serves a key, as far as is known; '' when there is only one."""
+        return ""
+
+    def together(self, keys: Sequence[Key]) -> list[list[Key]]:
+        """Cut keys into those that one command may name together."""
+        return [list(keys)] if keys else []
+
+    # --- the connection ---
 
     def open(self) -> None:
         """Connect now, when not connected. Raises RedisUnavailable with `sent=False`."""
         self._check_process()
         if self.connected:
             return
-        wire = self._wire
-        wire.begin(self.timeout)
+        wire = self._wire = self._locate()
+        wire.begin(self._opening)
         try:
             wire.connect()  # type: ignore[no-untyped-call]
             wire.transmit([_pack(wire, ("CLIENT", "SETNAME", self.name))])
@@ -112,6 +147,7 @@ class Link:
             # A restricted user may be forbidden to name itself; that is no reason not to work.
             if isinstance(answer, RedisRefused) and answer.code != "NOPERM":
                 raise answer
+            self._verify(wire)
         except RedisRefused as error:
             wire.drop()
             text = f"{self.address} refused us: {str(error).rstrip('.')}{_advice(error)}"
@@ -127,6 +163,11 @@ class Link:
         finally:
             wire.finish()
         self.opened += 1
+
+    def patience(self, seconds: float) -> None:
+        """From now on an exchange and opening the connection may take so long at most."""
+        self.timeout = self._opening = seconds
+        self._wire.socket_connect_timeout = min(seconds, self._connect_timeout)
 
     def close(self) -> None:
         """Close the connection; the next use opens a new one."""
@@ -172,7 +213,13 @@ class Link:
         """Where it connects to, for people: never with credentials."""
         return self._wire.address
 
-    def _exchange(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands in one write; error replies are elements, as of `pipeline_each`."""
+        self.post(commands)
+        return self.collect(len(commands))
+
+    def post(self, commands: Iterable[Sequence[Any]]) -> None:
+        """Send commands; `collect` must follow. Raises RedisUnavailable."""
         wire = self._wire
         packed = [_pack(wire, command) for command in commands]
         self._check_process()
@@ -180,19 +227,45 @@ class Link:
             if wire.is_connected and wire.ended():
                 wire.drop()
             self.open()
+            wire = self._wire
             wire.begin(self.timeout)
             wire.transmit(packed)
-            replies = [wire.receive() for _ in packed]
         except BaseException:
-            # Also when interrupted by an exception from a signal handler: a reply that is still
-            # under way must never be taken for the answer to the next command.
-            wire.drop()
+            self._abandon()
             raise
-        finally:
-            wire.finish()
-        if any(isinstance(reply, RedisRefused) and reply.code in _DROP_AFTER for reply in replies):
-            wire.drop()
+
+    def collect(self, count: int) -> list[Any]:
+        """Read the replies to what `post` has sent. Raises RedisUnavailable."""
+        wire = self._wire
+        try:
+            replies = [wire.receive() for _ in range(count)]
+        except BaseException:
+            self._abandon()
+            raise
+        wire.finish()
+        self.judge(replies)
         return replies
+
+    def judge(self, replies: Iterable[Any]) -> RedisRefused | None:
+        """Close the connection when a reply says that it serves us no more; return that reply."""
+        for reply in replies:
+            if isinstance(reply, RedisRefused) and reply.code in self._drop_after:
+                self._wire.drop()
+                return reply
+        return None
+
+    def _abandon(self) -> None:
+        # Also when interrupted by an exception from a signal handler: a reply that is still
+        # under way must never be taken for the answer to the next command.
+        self._wire.drop()
+        self._wire.finish()
+
+    def _locate(self) -> Wire:
+        """Find out where to connect to. Raises RedisUnavailable."""
+        return self._wire
+
+    def _verify(self, wire: Wire) -> None:
+        """Look whether the node is what we need. Raises RedisUnavailable, RedisRefused."""
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -209,6 +282,23 @@ def _by_sha(call: Call) -> tuple[Any, ...]:
 
 def _by_source(call: Call) -> tuple[Any, ...]:
     return ("EVAL", call.script.source, len(call.script.keys), *call.argv)
+
+
+def whole(
+    answers: Sequence[Reply | RedisRefused | RedisUnavailable],
+) -> list[Reply | RedisRefused]:
+    """The answers, all of which came; raises the RedisUnavailable of one that did not."""
+    there = [each for each in answers if not isinstance(each, RedisUnavailable)]
+    if len(there) < len(answers):
+        raise missing_of(answers)
+    return there
+
+
+def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
+    """One error for answers of which some did not come: others may have been executed."""
+    lost = [each for each in answers if isinstance(each, RedisUnavailable)]
+    sent = len(lost) < len(answers) or any(each.sent for each in lost)
+    return RedisUnavailable(str(lost[0]), sent=sent)
 
 
 def _unknown_script(raw: Any) -> bool:
@@ -232,6 +322,9 @@ class ServerFacts:
     loading: bool
     pid: int
     time: float
+    address: str = ""
+    replicas: int = 0
+    needs_replicas: bool = False  # min-replicas-to-write is set
 
 
 def _advice(error: RedisRefused) -> str:
@@ -248,9 +341,8 @@ def _reason(error: BaseException) -> str:
 def server_facts(link: Link) -> ServerFacts:
     """Ask the server for its version and settings. Needs the rights to INFO and TIME."""
     info_raw, time_raw = link.pipeline((("INFO",), ("TIME",)))
-    for reply in (info_raw, time_raw):
-        if isinstance(reply, RedisRefused):
-            raise reply
+    if isinstance(info_raw, RedisRefused):
+        raise info_raw
     info: dict[str, str] = {}
     for line in info_raw.decode("utf-8", "replace").splitlines():
         name, colon, value = line.partition(":")
@@ -259,6 +351,10 @@ def server_facts(link: Link) -> ServerFacts:
     # Valkey calls itself redis 7.2.4 for old clients, and tells its own version beside that.
     product = "valkey" if "valkey_version" in info else "redis"
     mode = info.get("server_mode") or info.get("redis_mode", "standalone")
+    if isinstance(time_raw, RedisRefused):
+        if mode != "sentinel":  # those do not know the command
+            raise time_raw
+        time_raw = (0, 0)
     memory_limit = 0
     with contextlib.suppress(ValueError):
         memory_limit = int(info.get("maxmemory", "0"))
@@ -273,4 +369,8 @@ def server_facts(link: Link) -> ServerFacts:
         loading=info.get("loading") == "1",
         pid=int(info.get("process_id", "0")),
         time=int(time_raw[0]) + int(time_raw[1]) / 1e6,
+        address=link.address,
+        replicas=int(info.get("connected_slaves", "0")),
+        # The server tells how many are good only when it asks for some.
+        needs_replicas="min_slaves_good_slaves" in info,
     )

@@ -79,7 +79,7 @@ class Fetcher:
         self._socket = self._link.socket()
         self._send(self._watch)
         self._receive()
-        return bool(self._receive() == self._token)
+        return self._mine(self._receive())
 
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, doorbell: bytes = b""
@@ -115,7 +115,7 @@ class Fetcher:
                 refusal = str(queued).partition(" ")[0]
         executed = self._receive()
         self._receive()  # WATCH
-        mine = self._receive() == self._token
+        mine = self._mine(self._receive())
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
             error = "" if executed is None else refusal or str(executed).partition(" ")[0]
@@ -132,6 +132,13 @@ class Fetcher:
             else:
                 main = entries
         return Round(True, mine, acked, retried, main, "")
+
+    def _mine(self, fence: Any) -> bool:
+        """Whether the fence carries our token. A refusal to say so is no answer to that."""
+        if isinstance(fence, Exception):
+            self._link.close()
+            raise RedisUnavailable(f"the fence cannot be read: {fence}", sent=True)
+        return bool(fence == self._token)
 
     def fileno(self) -> int:
         """The socket, for waiting on it together with other things."""

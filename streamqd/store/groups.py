@@ -13,13 +13,20 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 
-def reset(keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool) -> Call:
+def reset(
+    keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool, keeper: str
+) -> Call:
     """Let the group read what comes after an id; '' = what comes after the last one issued.
 
-    With `force` an owner loses the partition.
+    With `force` an owner loses the partition, unless it is the `keeper`.
     """
     return scripts.get("group_reset").call(
-        _keys(keys, unit), group=unit.group, after=after, drop=drop_retries, force=force
+        _keys(keys, unit),
+        group=unit.group,
+        after=after,
+        drop=drop_retries,
+        force=force,
+        keeper=keeper,
     )
 
 

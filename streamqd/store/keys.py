@@ -29,7 +29,7 @@ class Keys:
         return f"{self.control}:members:{{{fleet}}}"
 
     def info(self, fleet: str) -> str:
-        """HASH instance id -> JSON: boot id, host, pid, nonce, weight, cap, offers, leaving."""
+        """HASH instance id -> JSON: boot id, host, pid, nonce, weight, cap, offers, owned …"""
         return f"{self.control}:info:{{{fleet}}}"
 
     def instance(self, fleet: str, instance: str) -> str:

@@ -97,6 +97,11 @@ class Acquired(NamedTuple):
         victim = reply.rest[2] if reply.word == "OK" else b""
         return cls(int(reply.rest[0]), bool(int(reply.rest[1])), victim)
 
+    def told(self) -> dict[str, Any]:
+        """Return what the log says of it. `suspected`: the place that was charged."""
+        suspected = self.victim.decode() or None
+        return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
+
 
 class Refenced(NamedTuple):
     """What a replaced token is worth, and how often the charged entry has crashed so far."""

@@ -75,7 +75,8 @@ def seen_of(beat: Beat) -> Seen:
             for topic, partition, group in raw.get("broken", ())
         )
         reloaded = int(raw["reloaded"]) if "reloaded" in raw else None
-        return Seen(member, beat_unix_ms, bool(raw.get("leaving")), broken, reloaded)
+        owned = int(raw["owned"]) if "owned" in raw else None
+        return Seen(member, beat_unix_ms, bool(raw.get("leaving")), broken, reloaded, owned)
     except (ValueError, TypeError, AttributeError, ArithmeticError):
         return Seen(Member(name, 1, 0, frozenset()), beat_unix_ms, leaving=True)
 
@@ -88,7 +89,7 @@ def twin(reply: Reply) -> Beat:
 def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Beat:
     try:
         info = json.loads(described)
-    except ValueError:
+    except (ValueError, RecursionError):
         info = {}
     # A score that nobody of us has written counts as a beat of long ago.
     beat = int(beat_unix_ms) if beat_unix_ms.isdigit() else 0

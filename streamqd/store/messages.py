@@ -205,6 +205,17 @@ def dead(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, Fields
     )
 
 
+def note(keys: Keys, unit: Unit, token: str, notes: Sequence[tuple[bytes, int]]) -> Call:
+    """Write down how often entries have failed that stay in hand: (place, failures) each."""
+    _bounded("settle_note", len(notes))
+    return scripts.get("settle_note").call(
+        {**_fenced(keys, unit), "attempts": keys.attempts(*unit)},
+        token=token,
+        group=unit.group,
+        notes=[part for note in notes for part in note],
+    )
+
+
 class Settled(NamedTuple):
     """A word for each item (MOVED, GONE or GHOST), in their order.
 

@@ -19,6 +19,8 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
+PARTITIONS_MAX = 65_536  # a larger number is a mistake, or a key of somebody else
+
 
 class TopicMeta(NamedTuple):
     """What is registered of a topic. `settings` are those of its creation."""
@@ -127,7 +129,7 @@ def _meta(name: str, reply: Sequence[bytes | None]) -> TopicMeta | None:
         return None
     try:
         stored = json.loads(settings or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         stored = None
     if not isinstance(stored, dict):
         raise ContractError(f"the settings of the topic {name} in Redis are not a JSON object")
@@ -137,6 +139,7 @@ def _meta(name: str, reply: Sequence[bytes | None]) -> TopicMeta | None:
 def count_of(name: str, raw: bytes) -> int:
     """Read a partition count. ContractError when it is none: it is never guessed."""
     # A wrong count would send messages to partitions that nobody reads.
-    if not raw.isdigit() or int(raw) < 1:
-        raise ContractError(f"the topic {name} has {raw!r} partitions in Redis")
-    return int(raw)
+    count = int(raw) if raw.isdigit() and len(raw) < 10 else 0
+    if not 1 <= count <= PARTITIONS_MAX:
+        raise ContractError(f"the topic {name} has {raw[:20]!r} partitions in Redis")
+    return count

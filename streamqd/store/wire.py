@@ -31,6 +31,7 @@ from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 
 if TYPE_CHECKING:
     from streamqd import config
+    from streamqd.config.topology import Address, Topology
 
 # Redis 6.2 wraps what went wrong inside a script: "ERR Error running script (call to f_<sha>):
 # @user_script:12: @user_script: 12: -OOM command not allowed …". Anchored, because the rest of the
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _WRAPPED = re.compile(
     r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
 )
+SENTINEL_CREDENTIAL = "redis-sentinel-password"
 _URL_OPTIONS = frozenset({"db", "host", "path", "port", "connection_class"})
 
 
@@ -195,17 +197,26 @@ class _Login(CredentialProvider):
         return (password,) if password else ()
 
 
-def password_path(settings: config.Redis, environ: Mapping[str, str] = os.environ) -> Path | None:
+def password_path(
+    settings: config.Redis,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    credential: str = "redis-password",
+) -> Path | None:
     """Return the file that holds the Redis password: systemd's credential, or the configured."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     if directory:
-        path = Path(directory) / "redis-password"
+        path = Path(directory) / credential
         if path.exists():
             return path
-    return Path(settings.password_file) if settings.password_file else None
+    stated = settings.password_file
+    if credential == SENTINEL_CREDENTIAL:
+        stated = settings.sentinel_password_file
+    return Path(stated) if stated else None
 
 
 def wire_for(settings: config.Redis, timeout: float) -> Wire:
+    """Prepare the connection to the one node that the URL names. Raises ConfigError."""
     try:
         options: dict[str, Any] = dict(parse_url(settings.url))  # type: ignore[no-untyped-call]
     except ValueError as error:
@@ -221,6 +232,38 @@ def wire_for(settings: config.Redis, timeout: float) -> Wire:
     kind: type[Wire] = {UnixDomainSocketConnection: UnixWire, SSLConnection: TlsWire}.get(
         options.pop("connection_class", None), TcpWire
     )
+    login = _Login(username, password, password_path(settings))
+    return _wire(kind, options, login, settings, timeout)
+
+
+def wire_to(
+    settings: config.Redis,
+    where: Topology,
+    address: Address,
+    timeout: float,
+    *,
+    to_sentinel: bool = False,
+) -> Wire:
+    """Prepare the connection to one of several nodes, or to a sentinel, which has its own login."""
+    if to_sentinel:
+        path = password_path(settings, credential=SENTINEL_CREDENTIAL)
+        login = _Login(settings.sentinel_username or "", "", path)
+    else:
+        username = settings.username or where.username
+        login = _Login(username, where.password, password_path(settings))
+    options: dict[str, Any] = {"host": address.host, "port": address.port}
+    if where.db and not to_sentinel:
+        options["db"] = where.db
+    return _wire(TlsWire if where.tls else TcpWire, options, login, settings, timeout)
+
+
+def _wire(
+    kind: type[Wire],
+    options: dict[str, Any],
+    login: _Login,
+    settings: config.Redis,
+    timeout: float,
+) -> Wire:
     if kind is TlsWire:
         options.setdefault("ssl_min_version", ssl.TLSVersion.TLSv1_2)
         for option, path in (
@@ -232,7 +275,7 @@ def wire_for(settings: config.Redis, timeout: float) -> Wire:
                 options[option] = str(path)
     return kind(
         **options,
-        credential_provider=_Login(username, password, password_path(settings)),
+        credential_provider=login,
         protocol=2,
         decode_responses=False,
         parser_class=_Parser,

@@ -2,21 +2,25 @@
 
 `supervisor` is the loop, `exchange` its talk with Redis, `holding` one unit's state, `crew` the
 children and their limits, `moves` what is taken and handed over, `steering` what operators want,
-`drain` the stop, `reload` the roll, `report` what others are told.
+`drain` the stop, `reload` the roll, `succession` how a worker follows on another, `watcher` what
+`--reload` looks at, `report` what others are told.
 It never runs user code, never starts a thread, and never blocks longer than a tick.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 
 from streamqd import config, logs, process, startup
-from streamqd.config import Settings
+from streamqd.config import Daemon, Settings
 from streamqd.embedded import URL as EMBEDDED
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StartRefused
 from streamqd.supervisor.drain import EXIT_CONFIG, EXIT_TWIN
 from streamqd.supervisor.supervisor import Supervisor
+from streamqd.supervisor.watcher import Watched
 
 __all__ = ["run"]
 
@@ -27,11 +31,13 @@ def run(
     load: Callable[[], Settings] | None = None,
     burst: bool = False,
     only: Sequence[str] = (),
+    watch: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run the daemon until it is told to stop. Returns the exit code.
 
     `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
+    `watch` reloads whenever the configuration or the code of a handler is saved.
     `stopped` says whether a stop was wanted before signals were listened to here.
     Raises StartRefused with every problem when it cannot begin.
     """
@@ -47,16 +53,13 @@ def run(
     try:
         startup.raise_descriptor_limit()
         startup.preload(settings)
-        lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
-        twin = lock.acquire()
-        if twin is not None:
-            advice = "stop it, or give this one another daemon.instance"
-            raise StartRefused(
-                EXIT_TWIN,
-                [f"instance {daemon.instance} is already running as process {twin}; {advice}"],
-            )
+        lock = _claimed(daemon)
         process.set_title(f"streamqd: supervisor {daemon.instance}")
         chosen = frozenset(only)
+        if watch:
+            # Two edits within a second may leave files that Python cannot tell apart by their age.
+            sys.dont_write_bytecode = True
+        began_unix_ns = time.time_ns()
         prepared = startup.prepare(settings, chosen, signals.stop_waits)
         if prepared.problems and settings.redis.url == EMBEDDED:
             # No server is started only to be stopped; there is nothing to say of it either.
@@ -75,6 +78,7 @@ def run(
             burst=burst,
             only=chosen,
             signals=signals,
+            watched=Watched(list(prepared.sources), began_unix_ns) if watch else None,
         ).run()
     except StartRefused:
         if signals.stop_waits():
@@ -89,3 +93,16 @@ def run(
             lock.release()
         logs.flush(1.0)
         signals.close()
+
+
+def _claimed(daemon: Daemon) -> startup.InstanceLock:
+    """Take the lock of the instance. Raises StartRefused when a twin has it."""
+    lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
+    twin = lock.acquire()
+    if twin is not None:
+        advice = "stop it, or give this one another daemon.instance"
+        raise StartRefused(
+            EXIT_TWIN,
+            [f"instance {daemon.instance} is already running as process {twin}; {advice}"],
+        )
+    return lock

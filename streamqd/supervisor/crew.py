@@ -7,20 +7,33 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from random import random
 
 from streamqd import housekeeper, logs, process
 from streamqd.config import Settings
 from streamqd.model import Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Command, Scoreboard, WorkerState, now_ns
-from streamqd.supervisor.holding import Holding, Kill
-from streamqd.worker import Orders, new_worker
+from streamqd.supervisor.holding import ORDERLY, Holding, Kill
+from streamqd.worker import STOP, Orders, live
 
 UNDEAD_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
 HOUSEKEEPER_SECONDS = 30.0  # without progress it is replaced
 QUIT_SECONDS = 5.0  # what a housekeeper that is told to end may take
 CAUTIOUS_AFTER = 2  # processes in a row that died with nothing to blame
+RETIRE_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
+
+
+@dataclass
+class Retired:
+    """A process that has nothing in hand any more: it runs `on_stop`, and ends."""
+
+    child: Child
+    holding: Holding
+    reason: str
+    since: float  # monotonic
+    killed_at: float = 0.0
 
 
 @dataclass
@@ -36,41 +49,133 @@ class Crew:
     _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
     _replaced_at: float = 0.0
     lingering: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
+    retired: list[Retired] = field(default_factory=list)
 
     # --- starting ---
 
     def start_worker(self, holding: Holding, *, paused: bool) -> None:
         """Fork the process that handles a held unit."""
-        unit, slot = holding.unit, holding.slot
-        orders = Orders(
-            unit,
+        orders = self._orders(holding)
+        self._clear_for_next(holding, paused=paused)
+        holding.spread = random()
+        child = self._fork_worker(holding, orders)
+        if child is None:
+            # No process or descriptor is left: what runs goes on, this one is tried again.
+            holding.slot.state = WorkerState.GONE
+            holding.start_at = time.monotonic() + FORK_RETRY_SECONDS
+            return
+        holding.started_as(child, time.monotonic())
+        holding.slot.add("restarts")
+        logs.event("worker.started", unit=holding.unit, child=child.pid, epoch=holding.epoch)
+
+    def _orders(self, holding: Holding) -> Orders:
+        return Orders(
+            holding.unit,
             holding.token,
             holding.epoch,
             cautious=holding.blameless >= CAUTIOUS_AFTER,
             suspects=holding.suspects,
         )
+
+    def _clear_for_next(self, holding: Holding, *, paused: bool) -> None:
+        slot = holding.slot
         slot.state = WorkerState.BOOTING
         slot.command = Command.PAUSE if paused else Command.NONE
         slot.rss = slot.rss_baseline = 0
-        settings, consumer = self.settings, holding.consumer
+
+    def _fork_worker(self, holding: Holding, orders: Orders) -> Child | None:
+        settings, consumer, slot = self.settings, holding.consumer, holding.slot
 
         def run(control: socket.socket) -> int:
             logs.assume("worker")
-            return new_worker(orders, settings, consumer, slot, control).run()
+            return live(orders, settings, consumer, slot, control)
 
-        title = f"streamqd: worker {unit.topic}/{unit.partition} {unit.group}"
         try:
-            child = process.spawn(run, title=title, forget=self.forget, keep=self.keep)
+            child = process.spawn(run, title=orders.title, forget=self.forget, keep=self.keep)
         except OSError as error:
-            # No process or descriptor is left: what runs goes on, this one is tried again.
-            slot.state = WorkerState.GONE
-            holding.start_at = time.monotonic() + FORK_RETRY_SECONDS
             self._forks.failed(error=str(error))
-            return
+            return None
         self._forks.recovered()
+        return child
+
+    # --- a worker that follows on another ---
+
+    def start_standby(self, holding: Holding) -> bool:
+        """Fork a process that boots beside the present one. False: the system refuses it."""
+        slot = holding.slot
+        slot.warm_pid = 0
+        child = self._fork_worker(holding, Orders(holding.unit, "", 0, cautious=False))
+        if child is None:
+            return False
+        holding.standby = child
+        slot.standby_pid = child.pid
+        logs.event("worker.standby", unit=holding.unit, child=child.pid)
+        return True
+
+    def hand_over(self, holding: Holding, *, paused: bool) -> None:
+        """Give a held unit without a process to its standby, which is warm."""
+        child, holding.standby = holding.standby, None
+        assert child is not None
+        holding.spread = random()
+        self._clear_for_next(holding, paused=paused)
+        holding.slot.standby_pid = holding.slot.warm_pid = 0
         holding.started_as(child, time.monotonic())
-        slot.add("restarts")
-        logs.event("worker.started", unit=unit, child=child.pid, epoch=holding.epoch)
+        holding.slot.add("restarts")
+        child.tell(self._orders(holding).packed())
+        logs.event("worker.handover", unit=holding.unit, child=child.pid, epoch=holding.epoch)
+
+    def dismiss_standby(self, holding: Holding) -> None:
+        """Let a standby end that is not needed: it has nothing in hand."""
+        child, warm = holding.standby, holding.standby_is_warm
+        if child is None:
+            return
+        holding.standby = None
+        holding.slot.standby_pid = holding.slot.warm_pid = 0
+        if warm:
+            child.tell(STOP)
+        else:
+            child.kill_group()
+        self.retired.append(Retired(child, holding, "unneeded", time.monotonic()))
+
+    def retire(self, holding: Holding, child: Child, reason: str) -> None:
+        """Go on without a process that is quiet: its end is seen to beside the work."""
+        holding.slot.leaving_pid = child.pid
+        self.retired.append(Retired(child, holding, reason, time.monotonic()))
+
+    def tend_retired(self, now: float) -> None:
+        """Collect the retired that have ended; kill those that do not."""
+        for one in list(self.retired):
+            exit_ = one.child.reap()
+            if exit_ is None:
+                if not one.killed_at and now - one.since > RETIRE_SECONDS:
+                    one.killed_at = now
+                    one.child.kill_group()
+                continue
+            self.retired.remove(one)
+            slot = one.holding.slot
+            if slot.leaving_pid == one.child.pid:
+                slot.leaving_pid = 0
+            well = exit_.code in ORDERLY or one.reason == "unneeded"
+            logs.event(
+                "worker.exited",
+                logging.INFO if well else logging.WARNING,
+                unit=one.holding.unit,
+                child=one.child.pid,
+                how=str(exit_),
+                reason=one.reason or None,
+            )
+
+    def retiring(self, now: float) -> bool:
+        """Whether a retired process is still there, other than one that cannot be killed."""
+        return any(
+            not one.killed_at or now - one.killed_at < UNDEAD_SECONDS for one in self.retired
+        )
+
+    def kill_retired(self) -> None:
+        """Kill what has retired: there is no more time for `on_stop`."""
+        for one in self.retired:
+            one.killed_at = one.killed_at or time.monotonic()
+            one.child.kill_group()
 
     def start_housekeeper(self) -> None:
         """Fork the housekeeper, or fork it again."""
@@ -105,8 +210,9 @@ class Crew:
         that was forked would go on holding the lock of this instance.
         """
         for slot in self.board.slots():
-            if slot.pid:
-                process.kill_group(slot.pid)
+            for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
+                if pid:
+                    process.kill_group(pid)
 
     def keep_housekeeper(self, now: float) -> None:
         """Collect a dead housekeeper and start the next one. No lease depends on it."""
@@ -166,6 +272,14 @@ class Crew:
         if holding.slot.state == WorkerState.BOOTING:
             # It reads its command before the first message: it has nothing in hand, nor will.
             self.kill(holding, "unstarted")
+
+    def relay(self, holdings: Iterable[Holding]) -> None:
+        """Wake workers that wait for messages while the housekeeper wants something of them."""
+        for holding in holdings:
+            wanted = holding.slot.reclaim_requested
+            if holding.child is not None and wanted != holding.relayed:
+                holding.relayed = wanted
+                holding.child.tell(b"look")
 
     def pause(self, holding: Holding, *, paused: bool) -> None:
         """Tell a worker to pause or to go on, unless it knows or was told to leave."""

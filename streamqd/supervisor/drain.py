@@ -72,11 +72,13 @@ class Drain:
         self.cut_short = True
         for holding in self.holdings.values():
             self.crew.kill(holding, reason)
+        self.crew.kill_retired()
 
     def exit_code(self, now: float) -> int | None:
         """Return the code when everything has ended, None while something is left to do."""
         holdings = self.holdings.values()
-        if any(holding.child is not None for holding in holdings):
+        working = any(holding.child is not None for holding in holdings)
+        if working or self.crew.retiring(now):
             if now > self.deadline and not self.cut_short:
                 logs.event("drain.deadline", logging.WARNING)
                 self.kill_all("deadline", 0.0)

@@ -14,41 +14,32 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from random import random
 
 from streamqd import logs, startup
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
 from streamqd.model import Unit
-from streamqd.policy.rebalance import Seen, View
+from streamqd.policy import beats
+from streamqd.policy.rebalance import View
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import control, leases, members, messages
-from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.fleetview import FleetView
 from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.pauses import Pauses
 from streamqd.version import __version__
 
 EXCHANGE_SECONDS = 1.0  # one exchange blocks the supervisor at most this long
 BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_RETRY_SECONDS = (1.0, 60.0)  # wake-ups are a convenience: beats alone do as well
 
+_ALL = "*"  # for the nodes of which none answered
+
 Answer = Callable[[Reply | RedisRefused], None]
-
-
-@dataclass
-class FleetView:
-    """What the last beat and the views after it have shown."""
-
-    seen: list[Seen] = field(default_factory=list)
-    server_unix_ms: int = 0
-    twin: bool = False
-    views: dict[Unit, View] = field(default_factory=dict)
-    tokens: dict[Unit, str] = field(default_factory=dict)
-    fresh: bool = False  # the views belong to the last beat and have not been acted on
-    control: control.Control | None = None  # what operators want; a new one when it has changed
 
 
 class Exchange:
@@ -63,16 +54,24 @@ class Exchange:
         self.me = settings.daemon.instance
         self.nonce = secrets.token_hex(8)
         self.lock_id = lock_id
-        self.link = Link(settings.redis, timeout=EXCHANGE_SECONDS, name="streamqd:supervisor")
-        self.wake_link = Link(settings.redis, timeout=EXCHANGE_SECONDS, name="streamqd:wake")
+        self.link = connect(settings.redis, timeout=EXCHANGE_SECONDS, name="streamqd:supervisor")
+        self.wake_link = connect(
+            settings.redis,
+            timeout=EXCHANGE_SECONDS,
+            name="streamqd:wake",
+            key=self.keys.wake(settings.daemon.fleet),
+        )
         self.view = FleetView()
         self.leaving = False
         self.suspects_empty = False  # a fence was gone: the topics may be gone too
         self.beat_at = 0.0
+        self._beaten_at = 0.0
         self.views_due = False
         self.episode = logs.Episode("redis.lost", "redis.back")
+        # Who comes back later than the others by a beat would be taken for dead.
+        longest = min(BACKOFF_SECONDS[1], self.interval / 4)
+        self._silent = Pauses(BACKOFF_SECONDS[0], longest, random)
         self._retry_at = 0.0
-        self._backoff = BACKOFF_SECONDS[0]
         self._notices: list[tuple[str, ...]] = []
         self._dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
         self._listen_at = 0.0
@@ -104,16 +103,14 @@ class Exchange:
         sent_ns = now_ns()
         for holding in holdings.values():
             self._wishes(holding, now, sent_ns, calls)
+        calls = [each for each in calls if not self._rests(each[0].key, now)]
         if now >= self.beat_at:
-            broken = [unit for unit in offers if holdings[unit].broken_until > now]
-            calls.append((self._beat_call(offers, broken), self._on_beat))
+            calls.append((self._beat_call(now, holdings, offers), self._on_beat))
         try:
             if calls:
-                self._ask(calls)
-                self._backoff = BACKOFF_SECONDS[0]
-                self.episode.recovered()
+                self._ask(calls, now)
             elif self.views_due:
-                self._look(holdings, offers)
+                self._look(holdings, offers, now)
             elif self._dead_nonce:
                 self._bury()
             elif self._notices:
@@ -124,14 +121,45 @@ class Exchange:
         except RedisUnavailable as error:
             self._failed(now, error)
 
-    def _ask(self, calls: list[tuple[Call, Answer]]) -> None:
-        """Run the calls in one exchange and hand out the answers."""
+    def _ask(self, calls: list[tuple[Call, Answer]], now: float) -> None:
+        """Run the calls in one exchange and hand out the answers.
+
+        Where only a part of the nodes answers, the others rest, each for itself, and what they are
+        wanted for is wanted again.
+        """
         self.board.add("exchanges")
-        replies = self.link.run_many([call for call, _ in calls])
-        for (_, answer), reply in zip(calls, replies, strict=True):
+        answered, silent = {_ALL}, dict[str, RedisUnavailable]()
+        replies = self.link.run_each([call for call, _ in calls])
+        for (call, answer), reply in zip(calls, replies, strict=True):
+            node = self.link.node_of(call.key)
             if isinstance(reply, RedisRefused) and reply.code in _NOT_NOW:
-                raise RedisUnavailable(str(reply), sent=True)
-            answer(reply)
+                silent[node] = RedisUnavailable(str(reply), sent=True)
+            elif isinstance(reply, RedisUnavailable):
+                silent[node] = reply
+            else:
+                answered.add(node)
+                answer(reply)
+        if answered == {_ALL}:
+            raise next(iter(silent.values()))
+        for node in answered:
+            self._silent.end(node)
+        self._silent.forget(now)
+        for node, error in silent.items():
+            self._leave_alone(node, error, now)
+        if not self._silent:
+            self.episode.recovered()
+        elif self.beat_at <= now:
+            self.beat_at = self._silent.first_end
+
+    def _leave_alone(self, node: str, error: RedisUnavailable, now: float) -> None:
+        """Let a node rest that did not answer while others did."""
+        self.board.add("exchange_errors")
+        self.episode.failed(error=str(error))
+        self._silent.begin(node, now)
+
+    def _rests(self, key: str, now: float) -> bool:
+        """Whether the node that serves a key did not answer a moment ago."""
+        return bool(self._silent) and self._silent.rests(self.link.node_of(key), now)
 
     def _wishes(
         self, holding: Holding, now: float, sent_ns: int, calls: list[tuple[Call, Answer]]
@@ -152,9 +180,7 @@ class Exchange:
     def _failed(self, now: float, error: RedisUnavailable) -> None:
         self.board.add("exchange_errors")
         self.episode.failed(error=str(error))
-        self._retry_at = now + self._backoff * (0.5 + random())
-        # Who comes back later than the others by a beat would be taken for dead.
-        self._backoff = min(self._backoff * 2, BACKOFF_SECONDS[1], self.interval / 4)
+        self._retry_at = self._silent.begin(_ALL, now)
         self.wake_link.close()
         # The first thing to know after an outage is who is alive.
         self.beat_at = min(self.beat_at, now)
@@ -171,9 +197,7 @@ class Exchange:
             self.board.add("rebalance_acquired")
             assert not isinstance(reply, RedisRefused)
             taken = leases.Acquired.parse(reply)
-            logs.event(
-                "lease.acquired", unit=holding.unit, epoch=taken.epoch, inherited=taken.unclean
-            )
+            logs.event("lease.acquired", unit=holding.unit, **taken.told())
         elif word == "released":
             logs.event("lease.released", unit=holding.unit, epoch=holding.epoch)
             self.wake_fleet()
@@ -226,19 +250,22 @@ class Exchange:
     def _trust(self, holding: Holding, sent_ns: int, now: float) -> None:
         # The lease runs from the moment the server got the call, which is after we sent it.
         holding.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
-        holding.renew_at = now + self.interval * (0.8 + 0.2 * random())
+        holding.renew_at = beats.next_beat(now, self.interval, random())
 
     # --- the fleet ---
 
     def beat_soon(self) -> None:
-        """Beat and look at the fleet at the next tick."""
-        self.beat_at = 0.0
+        """Beat and look at the fleet at the next tick; later when the fleet is large."""
+        at = beats.woken_beat(self._beaten_at, self.interval, len(self.view.seen), random())
+        self.beat_at = min(self.beat_at, at)
 
     def wake_fleet(self) -> None:
         """Tell the other instances that something changed."""
         self._notices.append(("PUBLISH", self.keys.wake(self.settings.daemon.fleet), self.me))
 
-    def _beat_call(self, offers: Sequence[Unit], broken: Sequence[Unit]) -> Call:
+    def _beat_call(
+        self, now: float, holdings: Mapping[Unit, Holding], offers: Sequence[Unit]
+    ) -> Call:
         daemon = self.settings.daemon
         info = {
             "boot": startup.boot_id(),
@@ -248,7 +275,8 @@ class Exchange:
             "weight": daemon.weight,
             "cap": daemon.max_partitions,
             "offers": sorted({(unit.topic, unit.group) for unit in offers}),
-            "broken": sorted(broken),
+            "broken": sorted(unit for unit in offers if holdings[unit].broken_until > now),
+            "owned": sum(each.phase is not Phase.FREE for each in holdings.values()),
             "leaving": self.leaving,
             "version": __version__,
             "started": round(self._started, 3),
@@ -257,8 +285,8 @@ class Exchange:
         return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl)
 
     def _on_beat(self, reply: Reply | RedisRefused) -> None:
-        now = time.monotonic()
-        self.beat_at = now + self.interval * (0.8 + 0.2 * random())
+        now = self._beaten_at = time.monotonic()
+        self.beat_at = beats.next_beat(now, self.interval, random())
         if isinstance(reply, RedisRefused):
             logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
             return
@@ -285,16 +313,25 @@ class Exchange:
         self._dead_nonce = ""
         self.beat_soon()
 
-    def _look(self, holdings: Mapping[Unit, Holding], offers: Sequence[Unit]) -> None:
+    def _look(self, holdings: Mapping[Unit, Holding], offers: Sequence[Unit], now: float) -> None:
         """Look at every unit that is not ours: who has it, with which epoch."""
-        units = [unit for unit in offers if holdings[unit].phase is Phase.FREE]
+        free = [unit for unit in offers if holdings[unit].phase is Phase.FREE]
+        units = [unit for unit in free if not self._rests(self.keys.fence(*unit), now)]
         commands = [command for unit in units for command in leases.view(self.keys, unit)]
-        replies = self.link.pipeline(commands)
+        try:
+            replies = self.link.pipeline_each(commands)
+        except RedisUnavailable as error:
+            nodes = {self.link.node_of(self.keys.fence(*unit)) for unit in units}
+            if "" in nodes:
+                raise
+            for node in nodes:
+                self._leave_alone(node, error, now)
+            replies = [error] * len(commands)
         views: dict[Unit, View] = {}
         tokens: dict[Unit, str] = {}
         for number, unit in enumerate(units):
             hashed, pttl = replies[2 * number : 2 * number + 2]
-            if isinstance(hashed, RedisRefused) or isinstance(pttl, RedisRefused):
+            if isinstance(hashed, StreamqdError) or isinstance(pttl, StreamqdError):
                 continue
             found = leases.LeaseView.parse(hashed, pttl)
             # We hold the lock that every process of a predecessor on this host would hold too.

@@ -72,6 +72,7 @@ class Holding:
     since: float = 0.0  # monotonic, when this instance got it
     renew_at: float = 0.0
     child: Child | None = None
+    standby: Child | None = None  # boots, or has booted, to follow on the child
     stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     killed_at: float = 0.0
@@ -88,6 +89,10 @@ class Holding:
     refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
     started: float = 0.0
     soft_limited: int = 0  # run sequence that got its soft limit
+    relayed: int = 0  # the last wish of the housekeeper that the worker was woken for
+    pace: float = 0.0  # messages per second that the process before this one settled
+    spread: float = 0.0  # 0 to 1, drawn for each process
+    _first_run: int = 0
     _seen_epoch: int = 0
     _dead_token: str = ""
     _new_token: str = ""
@@ -201,7 +206,7 @@ class Holding:
         kill, reason = self.kill, self.stop_reason
         # A handler can end its process with any code; a worker that ends by itself is quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
-        unordered = kill is None and not (quiet and exit_.code in _ORDERLY)
+        unordered = kill is None and not (quiet and exit_.code in ORDERLY)
         suspects = batch.running if unordered else []
         if kill is not None and kill.reason == "hard-limit":
             # Of those that run, only what the kill was meant for; nothing when that has ended.
@@ -225,6 +230,8 @@ class Holding:
             self.slot.add("crashes")
             self.last_exit = f"{kill.reason}: {exit_}" if kill else str(exit_)
             self.slot.failures.note(f"process ended by {self.last_exit}", now_ns())
+        if reason == "recycle":
+            self.slot.add("recycled")
         self._after(exit_, reason, orderly=not unordered)
         self.child = None
         self.kill = None
@@ -237,6 +244,12 @@ class Holding:
         elif crashed:
             cause = restart.Cause.IDLE if self.ready_at else restart.Cause.BOOT
         return Verdict(crashed, cause, charged)
+
+    def retired(self) -> tuple[Child, Verdict]:
+        """Go on without the process: it is quiet, whatever it still does is no work."""
+        child = self.child
+        assert child is not None
+        return child, self.ended(Exit(ExitCode.STOPPED, None))
 
     def abandon(self) -> Child | None:
         """Go on without a process that does not die (it hangs in the kernel).
@@ -258,6 +271,20 @@ class Holding:
         """Seconds since the process was ready."""
         return now - self.ready_at if self.ready_at else 0.0
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether the present process has begun to handle a message."""
+        return self.slot.run_seq != self._first_run
+
+    def pace_of(self, now: float) -> float:
+        """Messages per second: of the present process, or of the last while it has settled none."""
+        settled = self._settled_total() - self._settled_before
+        return settled / max(0.001, self.lived(now)) if settled else self.pace
+
+    def left_of(self, limit: int) -> int:
+        """How many more of `limit` messages the present process may settle."""
+        return limit - (self._settled_total() - self._settled_before)
+
     def settled(self) -> int:
         """Messages of which the present process has ended the run, well or not.
 
@@ -267,11 +294,13 @@ class Holding:
 
     def started_as(self, child: Child, now: float) -> None:
         """Take note of the process that was forked for the unit."""
+        self.pace = self.pace_of(now)
         self.child = child
         self.started = now
         self.ready_at = 0.0
         self.stop_reason = ""
         self._settled_before = self._settled_total()
+        self._first_run = self.slot.run_seq
         self.slot.pid = child.pid
 
     def _settled_total(self) -> int:
@@ -298,7 +327,7 @@ class Holding:
         return json.dumps(
             {
                 "what": what,
-                "signal": str(exit_).removeprefix("signal ") if exit_.signal else None,
+                "signal": exit_.signal_name or None,
                 "exitCode": exit_.code,
                 "rss": self.child.peak_rss if self.child else None,
                 "pid": self.child.pid if self.child else None,
@@ -314,6 +343,16 @@ class Holding:
     def startable(self) -> bool:
         """Whether a process may be forked for it, times aside."""
         return self.phase is Phase.HELD and self.child is None and self.groups_ready
+
+    @property
+    def standby_is_warm(self) -> bool:
+        """Whether a process has booted that can follow on the child."""
+        return self.standby is not None and self.slot.warm_pid == self.standby.pid
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether its process has said that it has nothing in hand any more, by itself."""
+        return self.child is not None and self.slot.state == WorkerState.QUIET and not self.kill
 
     @property
     def unsaid(self) -> bool:
@@ -333,4 +372,4 @@ class Holding:
 
 
 _KILLED_FOR_FAILING = ("hard-limit", "boot", "stalled")
-_ORDERLY = (ExitCode.STOPPED, ExitCode.FENCED, ExitCode.RECYCLE, ExitCode.NO_GROUP)
+ORDERLY = (ExitCode.STOPPED, ExitCode.FENCED, ExitCode.RECYCLE, ExitCode.NO_GROUP)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -17,6 +17,7 @@ from streamqd.process import Child
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
 from streamqd.supervisor.crew import Crew
 from streamqd.supervisor.holding import Holding
+from streamqd.supervisor.succession import SPENT
 
 MEASURE_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # how late a limit may be noticed
@@ -26,13 +27,17 @@ DEAF_SECONDS = 1.0  # what a worker may take to end after it has closed its cont
 # A gap between two looks that no wait of this process explains: it was frozen, and so were they.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
+AHEAD_SECONDS = 3.0  # how long before a worker has handled enough its successor begins to boot
+IDLE_SECONDS = 5.0  # a worker that has begun nothing for so long has nothing to do
 
 
 class Limits:
     """Enforces the limits of all workers, look by look."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, request: Callable[[Holding, str], bool]) -> None:
+        """`request` wants a worker replaced, for a reason; False: it is not wanted anew."""
         self._crew = crew
+        self._request = request
         self._measured_at = 0.0
         self._looked_ns = 0
         self._frozen: list[tuple[int, int]] = []  # from, to
@@ -59,8 +64,10 @@ class Limits:
             self._note_run(holding, now, running=bool(running))
             if not running and self._idle_trouble(holding, child, now):
                 continue
-            if measure and holding.ready_at:
-                self._memory(holding, child)
+            if holding.ready_at:
+                if measure:
+                    self._memory(holding, child, now)
+                self._life(holding, now)
             next_at = min(next_at, self._time(holding, child, running, now))
         return next_at
 
@@ -87,14 +94,51 @@ class Limits:
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
-    def _memory(self, holding: Holding, child: Child) -> None:
+    def _memory(self, holding: Holding, child: Child, now: float) -> None:
         rss = holding.slot.rss = _rss(child.pid)
         limit = holding.consumer.max_rss
-        if limit and rss - holding.slot.rss_baseline > limit and not holding.stop_reason:
+        if not limit or rss - holding.slot.rss_baseline <= limit:
+            return
+        if self._replace(holding, "max_rss", now, rss) and holding.settled() == 0:
             logs.event(
-                "worker.recycled", unit=holding.unit, child=child.pid, reason="max_rss", rss=rss
+                "worker.tight_limit",
+                logging.WARNING,
+                unit=holding.unit,
+                rss=rss,
+                baseline=holding.slot.rss_baseline,
+                max_rss=limit,
             )
-            self._crew.stop(holding, "recycle")
+
+    def _life(self, holding: Holding, now: float) -> None:
+        """Have a worker replaced that is too old, or that will soon have handled enough."""
+        age, messages = holding.consumer.max_age, holding.consumer.max_messages
+        # Workers that were born together should not retire together.
+        if age and now - holding.ready_at > age * (1 + holding.spread / 10):
+            self._replace(holding, "max_age", now)
+        if messages:
+            pace = holding.pace_of(now)
+            if pace and holding.left_of(messages) / pace < AHEAD_SECONDS:
+                self._request(holding, SPENT)
+
+    def _replace(self, holding: Holding, reason: str, now: float, rss: int | None = None) -> bool:
+        """Have a worker replaced that has worked, or had nothing to do for long enough.
+
+        Whatever its limits are, no worker is replaced before it has begun to handle a message, so
+        that a limit that is too tight slows work down and never stops it.
+        """
+        worked = holding.has_worked or now - holding.ready_at > IDLE_SECONDS
+        if holding.child is None or holding.stop_reason or not worked:
+            return False
+        if not self._request(holding, reason):
+            return False
+        logs.event(
+            "worker.recycled",
+            unit=holding.unit,
+            child=holding.child.pid,
+            reason=reason,
+            rss=rss,
+        )
+        return True
 
     def _time(
         self, holding: Holding, child: Child, running: list[RunningEntry], now: float

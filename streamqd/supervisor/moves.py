@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from streamqd import logs
 from streamqd.config.schema import Daemon
-from streamqd.policy.rebalance import Liveness, Rebalancer, Seen
+from streamqd.policy.rebalance import MORE_SECONDS, Liveness, Rebalancer, Seen
 from streamqd.supervisor.holding import Holding, Phase
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Moves:
             room=cap - len(mine),
             wishes=supervisor.steering.wishes(),
         )
+        if decision.more:
+            supervisor.exchange.beat_at = min(supervisor.exchange.beat_at, now + MORE_SECONDS)
         for unit in decision.acquire:
             holdings[unit].take(views[unit].epoch, view.tokens.get(unit, ""))
         for unit in [*decision.shed, *(supervisor.unwanted & mine.keys())]:

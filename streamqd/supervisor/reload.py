@@ -36,7 +36,8 @@ class Reload:
         self._probe: Errand | None = None
         self._settings: Settings | None = None
         self._queue: list[Unit] = []
-        self._rolling: tuple[Unit, int] | None = None  # unit, pid of the old worker
+        self._rolling: Unit | None = None
+        self._begun_unix_ns = 0
         self.problem = ""  # why the last reload was refused, '' when it was not
 
     def request(self) -> None:
@@ -71,6 +72,7 @@ class Reload:
     def _begin(self) -> None:
         self._supervisor.notifier.reloading()
         logs.event("reload.begun")
+        self._begun_unix_ns = time.time_ns()
         self.problem = ""
         if self._load is None:
             self._refused(["this daemon was started without a configuration file"])
@@ -119,6 +121,8 @@ class Reload:
             self._refused([f"validating the new configuration failed: {found.trouble}"])
             return
         renewal = startup.Renewal(*found.result)
+        if supervisor.watcher is not None:
+            supervisor.watcher.watch(renewal.sources, self._begun_unix_ns)
         if renewal.problems:
             self._refused(renewal.problems)
             return
@@ -139,25 +143,33 @@ class Reload:
             logs.event("reload.refused", logging.ERROR, problem=problem)
         self._supervisor.notifier.ready("reload refused, the old configuration goes on")
 
+    def _abandoned(self, unit: Unit) -> None:
+        """Stop rolling: what does not start in one partition need not be tried in all."""
+        left, self._queue = len(self._queue) + 1, []
+        self.problem = (
+            f"the new worker of {unit} does not start, see worker.standby_failed; {left} workers go"
+            " on as they are"
+        )
+        logs.event("reload.stopped", logging.ERROR, unit=unit, workers=left, problem=self.problem)
+        self._supervisor.notifier.ready("reload stopped, the old workers go on")
+
     def _roll(self) -> None:
-        """Replace one worker; go on when its successor has booted."""
+        """Replace one worker; go on when its successor works."""
         supervisor = self._supervisor
         if self._rolling is not None:
-            unit, old_pid = self._rolling
-            holding = supervisor.holdings[unit]
-            replaced = holding.child is not None and holding.child.pid != old_pid
-            gone = holding.child is None and not holding.startable and not holding.owned
-            # `ready_at` and not the live state: first it is said that one is ready, then the next
-            # one is stopped.
-            if not gone and not (replaced and (holding.ready_at or holding.broken_until)):
+            holding = supervisor.holdings[self._rolling]
+            # A worker that lives for few messages may be wanted replaced again at once.
+            if supervisor.succession.wants(holding, "reload"):
                 return
             self._rolling = None
+            if holding.slot.index in supervisor.succession.failed:
+                self._abandoned(holding.unit)
+                return
         while self._queue:
             unit = self._queue.pop(0)
-            child = supervisor.holdings[unit].child
-            if child is not None:
-                supervisor.crew.stop(supervisor.holdings[unit], "reload")
-                self._rolling = (unit, child.pid)
+            if supervisor.holdings[unit].child is not None:
+                supervisor.succession.request(supervisor.holdings[unit], "reload")
+                self._rolling = unit
                 return
         logs.event("reload.done")
         supervisor.notifier.ready("reloaded")

@@ -24,10 +24,13 @@ from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
 from streamqd.supervisor.exchange import Exchange
 from streamqd.supervisor.holding import Holding, Phase
 from streamqd.supervisor.limits import Limits
+from streamqd.supervisor.memory import Kills
 from streamqd.supervisor.moves import Moves
 from streamqd.supervisor.reload import Reload
 from streamqd.supervisor.restore import Restore
 from streamqd.supervisor.steering import Steering
+from streamqd.supervisor.succession import Succession
+from streamqd.supervisor.watcher import Watched, Watcher
 
 TICK_SECONDS = 0.25
 EMBEDDED_RETRY_SECONDS = 1.0
@@ -47,6 +50,7 @@ class Supervisor:
         burst: bool,
         only: frozenset[str],
         signals: process.SignalQueue,
+        watched: Watched | None = None,
     ) -> None:
         self.settings = settings
         self.only = only
@@ -58,14 +62,17 @@ class Supervisor:
         if embedded is not None:
             forget.append(embedded.detach)
         self.crew = Crew(settings, self.board, forget, [lock.fileno()])
+        self.kernel_kills = Kills()
         self.holdings: dict[Unit, Holding] = {}
         self.unwanted: set[Unit] = set()  # known units that a reload took out
         self._offer(settings, partitions)
         self.moves = Moves(self)
         self.steering = Steering(self)
         self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
-        self.limits = Limits(self.crew)
+        self.succession = Succession(self)
+        self.limits = Limits(self.crew, self.succession.request)
         self.reload = Reload(self, load)
+        self.watcher = Watcher(settings.source, watched, self.crew.forget) if watched else None
         self.restore = Restore(self.exchange, self.crew)
         self.burst = BurstCheck(self.exchange) if burst else None
         self.report = report.Report(self.board, self.notifier)
@@ -106,6 +113,8 @@ class Supervisor:
             raise
         finally:
             self.crew.stop_housekeeper(2.0)
+            if self.watcher is not None:
+                self.watcher.close()
             self.exchange.close()
 
     def _tick(self) -> None:
@@ -113,6 +122,8 @@ class Supervisor:
         for number in self.signals.take():
             self._signal(number)
         self._reap(now)
+        self.succession.tick(now)
+        self.crew.relay(self.holdings.values())
         self.crew.abandon_undead(self.holdings.values(), now)
         self.crew.keep_housekeeper(now)
         self._keep_embedded(now)
@@ -123,6 +134,8 @@ class Supervisor:
         self.moves.tick(now)
         self._start_workers(now)
         self._next_look = self.limits.watch(self.holdings.values(), time.monotonic())
+        if self.watcher is not None and self.watcher.tick(time.monotonic()):
+            self.reload.request()
         self.reload.tick()
         self._end_if_done(now)
         self.report.tick(
@@ -142,8 +155,10 @@ class Supervisor:
         due = [now + TICK_SECONDS, self._next_look, self.exchange.next_at()]
         if self.exchange.ok and any(holding.unsaid for holding in self.holdings.values()):
             due.append(now)
-        due += [holding.start_at for holding in self.holdings.values() if holding.startable]
+        free = [one for one in self.holdings.values() if one.startable and one.standby is None]
+        due += [holding.start_at for holding in free]
         children = [holding.child for holding in self.holdings.values() if holding.child]
+        children += self.succession.children
         rings = {child.control.fileno(): child for child in children if not child.deaf_at}
         descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
         wake = self.exchange.wake_link.fileno()
@@ -174,6 +189,7 @@ class Supervisor:
         """Use a reloaded configuration from now on; running workers keep what they have."""
         self.settings = self.crew.settings = self.exchange.settings = settings
         self.moves.damp(settings.daemon)
+        self.succession.renew()
         self._offer(settings, partitions)
         self.exchange.beat_soon()
 
@@ -216,13 +232,14 @@ class Supervisor:
     # --- children ---
 
     def _reap(self, now: float) -> None:
+        self.kernel_kills.look(now)
         for holding in self.holdings.values():
             child = holding.child
             exit_ = child.reap() if child is not None else None
             if child is None or exit_ is None:
                 continue
-            reason, lived = holding.stop_reason, holding.lived(now)
-            settled = holding.settled()
+            exit_ = self.kernel_kills.explain(exit_)
+            reason, before = holding.stop_reason, (holding.lived(now), holding.settled())
             verdict = holding.ended(exit_)
             logs.event(
                 "worker.crashed" if verdict.crashed else "worker.exited",
@@ -233,13 +250,21 @@ class Supervisor:
                 reason=reason or None,
                 charged=verdict.charged.decode() if verdict.charged else None,
             )
-            self._plan_restart(holding, now, restart.Exit(now, verdict.cause, lived, settled))
+            self._plan_restart(holding, now, restart.Exit(now, verdict.cause, *before))
             if holding.phase is Phase.FREE:
                 self.exchange.unit_lost()
             if self.drain.begun or holding.unit in self.unwanted:
                 holding.give_up()
         # Only those that our children left behind: everything that we started is in `known`.
         process.reap_adopted(self._known_pids())
+
+    def retire(self, holding: Holding) -> None:
+        """Go on without a worker that is quiet; its process ends by itself."""
+        now, reason = time.monotonic(), holding.stop_reason
+        before = holding.lived(now), holding.settled()
+        child, verdict = holding.retired()
+        self.crew.retire(holding, child, reason)
+        self._plan_restart(holding, now, restart.Exit(now, verdict.cause, *before))
 
     def _plan_restart(self, holding: Holding, now: float, end: restart.Exit) -> None:
         """Let the restart policy say when the next process may be forked."""
@@ -282,13 +307,20 @@ class Supervisor:
                 if holding.broken_until:
                     holding.broken_until = 0.0
                     logs.event("breaker.closed", unit=unit)
-                self.crew.start_worker(holding, paused=self._is_paused(holding))
+                paused = self._is_paused(holding)
+                if holding.standby is None:
+                    self.crew.start_worker(holding, paused=paused)
+                elif holding.standby_is_warm:
+                    self.crew.hand_over(holding, paused=paused)
 
     def _known_pids(self) -> set[int]:
         known = {holding.child.pid for holding in self.holdings.values() if holding.child}
         known |= {child.pid for child in self.crew.lingering.values()}
+        known |= {child.pid for child in self.succession.children}
         if self.crew.housekeeper is not None:
             known.add(self.crew.housekeeper.pid)
+        if self.watcher is not None and self.watcher.child is not None:
+            known.add(self.watcher.child.pid)
         if self.embedded is not None and self.embedded.pid is not None:
             known.add(self.embedded.pid)
         return known | self.reload.pids | self.restore.pids

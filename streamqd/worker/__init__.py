@@ -3,10 +3,14 @@
 `worker` is its life: boot, recover what is pending, serve, leave. `runs` runs the handler for one
 message and notes the verdict, `settler` tells Redis, `gate` is where it listens to the supervisor
 between two messages. `hooks` holds the user's code, `eventloop` what runs its coroutines. A worker
-never acquires or renews a lease.
+never acquires or renews a lease. `standby` is a worker that has booted and waits for its turn.
 
 `batches` runs the handler for many messages at once. `concurrent` is the worker that handles
 several of them at a time: `ordering` says which may begin, `lanes` run them, `several` keeps them.
+
+What fails is set aside. Where the order is kept it stays: `blocking` runs it again in its place,
+`holding` with all of its key, by `holds`, in the worker of `holder`, and `several_holding` among
+several. `guards` stop a worker whose messages would all fail.
 """
 
 from __future__ import annotations
@@ -14,18 +18,41 @@ from __future__ import annotations
 import socket
 
 from streamqd.config import Consumer, Settings
+from streamqd.model import HOLD_KEY
 from streamqd.scoreboard import Slot
+from streamqd.store.client import Link
 from streamqd.worker.concurrent import ConcurrentWorker
 from streamqd.worker.gate import ExitCode
-from streamqd.worker.orders import Orders
+from streamqd.worker.holder import HoldingWorker
+from streamqd.worker.hooks import Hooks
+from streamqd.worker.orders import STOP, Orders
+from streamqd.worker.standby import prepare
 from streamqd.worker.worker import Worker
 
-__all__ = ["ExitCode", "Orders", "Worker", "new_worker"]
+__all__ = ["STOP", "ExitCode", "Orders", "Worker", "live", "new_worker"]
+
+
+def live(
+    orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
+) -> int:
+    """Be the worker that a consumer needs, or first its standby. Returns the exit code."""
+    if orders.token:
+        return new_worker(orders, settings, consumer, slot, control).run()
+    turn = prepare(orders, settings, consumer, slot, control)
+    if isinstance(turn, ExitCode):
+        return turn
+    return new_worker(turn.orders, settings, consumer, slot, control, turn.booted).run()
 
 
 def new_worker(
-    orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
+    orders: Orders,
+    settings: Settings,
+    consumer: Consumer,
+    slot: Slot,
+    control: socket.socket,
+    booted: tuple[Hooks, Link] | None = None,
 ) -> Worker:
     """Make the worker that a consumer needs. `run` is its life."""
-    kind = ConcurrentWorker if consumer.lanes > 1 else Worker
-    return kind(orders, settings, consumer, slot, control)
+    holding = HoldingWorker if consumer.on_error == HOLD_KEY else Worker
+    kind = ConcurrentWorker if consumer.lanes > 1 else holding
+    return kind(orders, settings, consumer, slot, control, booted)

@@ -13,6 +13,7 @@ from streamqd.config import Consumer
 
 WORK_IN_HAND_NS = 1_000_000_000  # entries fetched at once are worth at most this much work
 FIRST_COUNT = 16
+COUNT_MAX = 1 << 20  # more than anybody asks for
 CAUTIOUS_ENTRIES = 100  # after so many that did no harm there may be more at once
 
 
@@ -27,11 +28,14 @@ class Appetite:
         self._least = max(consumer.batch or 1, consumer.lanes)  # what one call, or all lanes, take
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
+        rate = consumer.rate_per_second
+        # What the rate lets wait is better off in the stream: another worker may get it first.
+        self._rated = max(consumer.batch or 1, int(rate)) if rate else COUNT_MAX
         self._eaten = 0
         self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
         self._entry_bytes = 0.0  # moving mean
         self._run_ns = 0.0  # moving mean
-        self.count = min(FIRST_COUNT, batch_max, self._safe)
+        self.count = min(FIRST_COUNT, batch_max, self._safe, self._rated)
 
     def fed(self, entries: int, size: int, spent_ns: int, received: int = 0) -> None:
         """Learn from so many entries, of about `size` bytes, that took `spent_ns` to handle.
@@ -46,7 +50,7 @@ class Appetite:
         self._run_ns += (spent_ns / entries - self._run_ns) / 4
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
         by_work = max(self._least, WORK_IN_HAND_NS / max(1.0, self._run_ns))
-        count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2)))
+        count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self._rated)))
         # The mean forgets slowly that entries were small; one read of large ones is too many.
         self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count
 

@@ -24,6 +24,7 @@ from streamqd.scoreboard import (
 from streamqd.worker.gate import ExitCode, Gate, Stop
 from streamqd.worker.runs import ACK_DELAY_NS, Runner
 from streamqd.worker.settler import Settler
+from streamqd.worker.throttle import Throttle
 
 BATCH = 100  # messages at once, where the consumer does not say
 
@@ -36,6 +37,7 @@ class Taken:
     message: Message
     retried: bool
     crashes: int
+    charged: bool  # it has counters in Redis
 
 
 class BatchRunner(Runner):
@@ -47,17 +49,23 @@ class BatchRunner(Runner):
         super().__init__(consumer, delivery, slot, gate, settler)
         self._taken: list[Taken] = []
         self._size = consumer.batch or BATCH
+        self.throttle = Throttle.of(consumer, slot, gate, settler, self._size)
+        if self.throttle is not None:
+            self._size = min(self._size, self.throttle.burst)
 
-    def handle(self, index: int, message: Message, retried: bool, crashes: int) -> None:
+    def handle(
+        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
+    ) -> None:
         """Take the entry at `index` into the batch; run the handler when that fills it."""
         if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
             return
-        self._taken.append(Taken(index, message, retried, crashes))
+        self._taken.append(Taken(index, message, retried, crashes, charged or crashes > 0))
         if len(self._taken) >= self._size:
             self.finish()
 
     def begin(self) -> None:
         """Forget what was collected of an earlier read."""
+        super().begin()
         self._taken = []
 
     def finish(self) -> None:
@@ -66,15 +74,20 @@ class BatchRunner(Runner):
         if not batch:
             return
         now = now_ns()
-        if now > self.slot.words[WORD_TRUSTED_UNTIL]:
-            now = self.gate.await_trust()
         since = self.settler.since_ns
         if self.settler.items or (since and now - since > ACK_DELAY_NS):
             self.settler.flush()
             now = now_ns()
+        if now > self.slot.words[WORD_TRUSTED_UNTIL]:
+            # Looked at last: what comes before may take as long as Redis lets it.
+            now = self.gate.await_trust()
+        if self.throttle is not None:
+            now = self.throttle.heed(now, len(batch))
         errors = self._run(batch, now)
         self._note(batch, errors)
         self.handled += len(batch)
+        if self.guards is not None:
+            self.guards.heed()
         limit = self.consumer.max_messages
         if limit and self.handled >= limit:
             raise Stop(ExitCode.RECYCLE)
@@ -108,10 +121,9 @@ class BatchRunner(Runner):
         ended = now_ns()
         for taken, error in zip(batch, errors, strict=True):
             index, message, retried = taken.index, taken.message, taken.retried
-            charged = taken.crashes > 0
             if error is None:
                 self.settler.ack(
-                    message.id_bytes, retried=retried, index=index, charged=charged, now=ended
+                    message.id_bytes, retried=retried, index=index, charged=taken.charged, now=ended
                 )
             else:
                 self._failed(index, message, retried, taken.crashes + message.crash_count, error)

@@ -12,21 +12,22 @@ from typing import Any
 
 from streamqd.errors import HandlerLoadError, RedisUnavailable
 from streamqd.message import Message
+from streamqd.model import HOLD_KEY
 from streamqd.scoreboard import WORD_COMMAND, now_ns
-from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.fetch import Round
 from streamqd.worker.gate import ExitCode, Stop
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.inherited import Held
 from streamqd.worker.lanes import Entry, Lanes, TaskLanes, ThreadLanes
 from streamqd.worker.orders import Anew
-from streamqd.worker.runs import ACK_DELAY_NS, Runner
+from streamqd.worker.runs import ACK_DELAY_NS, RELEASE_SECONDS, Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced
 from streamqd.worker.several import SeveralRunner
+from streamqd.worker.several_holding import HoldingSeveralRunner
 from streamqd.worker.worker import (
     BLOCK_SECONDS,
     IDLE_CHECK_SECONDS,
-    RELEASE_SECONDS,
     REPLY_SECONDS,
     Worker,
 )
@@ -42,7 +43,9 @@ class ConcurrentWorker(Worker):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         name = f"streamqd:{self.unit}:settle"
-        self.settler.link = Link(self.settings.redis, timeout=REPLY_SECONDS, name=name)
+        self.settler.link = connect(
+            self.settings.redis, timeout=REPLY_SECONDS, name=name, key=self.keys.fence(*self.unit)
+        )
         self._bell_ns = 0  # when the doorbell was sent that is not answered yet
         self._bell_count = 0
         self._published_ns = 0
@@ -55,7 +58,8 @@ class ConcurrentWorker(Worker):
                 f"{self.consumer.handler} takes batches, which are handled one at a time: remove "
                 "concurrency, or write it for one message"
             )
-        runner = SeveralRunner(self.consumer, self.delivery, self.slot, self.gate, self.settler)
+        kind = HoldingSeveralRunner if self.consumer.on_error == HOLD_KEY else SeveralRunner
+        runner = kind(self.consumer, self.delivery, self.slot, self.gate, self.settler)
         lanes: Lanes
         if form.asynchronous:
             assert hooks.loop is not None
@@ -84,12 +88,15 @@ class ConcurrentWorker(Worker):
 
     def _attach(self) -> None:
         self._bell_ns = 0
+        self.runner.mark = None
+        self.runner.alone = False
         self.runner.collect()
         self.runner.forget_waiting()
         super()._attach()
 
     def _run_held(self, held: list[Held], session: str) -> None:
         """Take entries that were pending before into hand, and handle those that must be alone."""
+        self.runner.mark = self.solo.marker(session) if session else None
         known = {*self.runner.places(), *self.settler.parked_places}
         for entry in held:
             if entry.place in known:
@@ -97,17 +104,16 @@ class ConcurrentWorker(Worker):
             self._obey()
             index = self.runner.admit(entry.place)
             if entry.fields is None:
-                self._settle_ghost(index, entry)
+                self.runner.settle_ghost(index, entry)
                 continue
-            message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)
+            message = entry.message(self.delivery)
             if self.runner.bury_crasher(index, message, entry):
                 continue
             alone = session or entry.crashes or entry.place in self.suspects
             if alone:
                 self._run_dry()
             if session:
-                self.settler.flush()
-                self._mark(session, entry.place)
+                self.solo.begin(session, entry, message)
             self.runner.add(
                 Entry(
                     index,
@@ -120,7 +126,8 @@ class ConcurrentWorker(Worker):
             )
             if alone:
                 self._run_dry()
-        while self.runner.ordering.waiting >= self.consumer.prefetch_max:
+                self.solo.rest()
+        while self.runner.is_full():
             self._advance()
             self._wait()
 
@@ -134,10 +141,12 @@ class ConcurrentWorker(Worker):
                 self._begin_anew()
                 continue
             fetched = None
-            if self._bell_ns:
-                fetched = self._answer()
-            elif self.slot.reclaim_requested != self.slot.reclaim_done:
+            if self.slot.reclaim_requested != self.slot.reclaim_done:
+                if self._bell_ns:
+                    raise Anew  # the bell keeps the connection for seconds
                 self._reclaim()
+            elif self._bell_ns:
+                fetched = self._answer()
             elif not self._hungry():
                 self._wait()
             elif empty:
@@ -154,7 +163,10 @@ class ConcurrentWorker(Worker):
         self.runner.collect()
         if self.runner.spent:
             raise Stop(ExitCode.RECYCLE)
-        self._retire()
+        guards = self.runner.guards
+        if guards is not None and guards.flooded:
+            self._finish_running(whatever=True)
+            guards.heed()
         self.runner.start_ready()
         now, since = now_ns(), self.settler.since_ns
         if since and now - since > ACK_DELAY_NS:
@@ -191,11 +203,13 @@ class ConcurrentWorker(Worker):
 
     def _run_dry(self) -> None:
         """Handle all that is in hand."""
+        self.runner.alone = True
         while self.runner.running or self.runner.ordering.waiting:
             self._advance()
-            if self.runner.running:
+            if self.runner.running or self.runner.throttled:
                 self._wait()
         self.runner.collect()
+        self.runner.alone = False
 
     def _begin_anew(self) -> None:
         self._run_dry()
@@ -214,20 +228,19 @@ class ConcurrentWorker(Worker):
         return (
             runner.free_lanes > 0
             and runner.ordering.ready <= consumer.lanes // 2
-            and runner.ordering.waiting < consumer.prefetch_max
+            and not runner.is_full()
             and runner.bytes_in_hand < consumer.prefetch_bytes
         )
 
     def _await_room(self) -> int:
         room = super()._await_room()
         runner = self.runner
-        room = min(room, self.consumer.prefetch_max - runner.ordering.waiting)
-        return max(1, min(room, runner.free_indexes // 2))  # a read may bring twice as many
+        # A read may bring twice as many.
+        return max(1, min(room, runner.room, runner.free_indexes // 2))
 
     def _ring(self) -> None:
         """Send a read that waits for new entries. No acknowledgement rides on it: it may wait."""
-        wait = PARK_SECONDS if self.settler.items else BLOCK_SECONDS
-        bell = self.fetcher.doorbell(self.last_retry, self.last_main, wait)
+        bell = self.fetcher.doorbell(self.last_retry, self.last_main, self._bell_seconds())
         self._bell_count = min(self.appetite.count, self._await_room())
         self.fetcher.send_round([], [], self._bell_count, bell)
         self._bell_ns = now_ns()
@@ -259,6 +272,10 @@ class ConcurrentWorker(Worker):
                 message = Message(self.delivery, entry_id, fields, retried=was_retried)
                 length = sum(map(len, fields))
                 size += length
+                if length > self.runner.bytes_max and self.runner.bury_giant(
+                    index, message, was_retried, 0
+                ):
+                    continue
                 entry = Entry(index, place, message, retried=was_retried, crashes=0, size=length)
                 self.runner.add(entry)
         self.last_retry = retried[-1][0] if retried else self.last_retry
@@ -290,4 +307,5 @@ class ConcurrentWorker(Worker):
             seconds = max(0.0, (since + ACK_DELAY_NS - now_ns()) / 1e9) + 0.001
         elif self.settler.items:
             seconds = PARK_SECONDS
+        seconds = self.runner.patience(seconds)
         return self.gate.await_any([self.runner.lanes.bell, *descriptors], seconds)

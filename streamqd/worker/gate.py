@@ -19,6 +19,8 @@ from streamqd.errors import RedisUnavailable
 from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, Command, Slot, WorkerState, now_ns
 
 TRUST_POLL_SECONDS = 0.05
+BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it lives
+WORD_BYTES_MAX = 65_536
 
 
 class ExitCode(enum.IntEnum):
@@ -74,12 +76,12 @@ class Gate:
             self._wait(TRUST_POLL_SECONDS)
         return now
 
-    def sleep(self, seconds: float) -> None:
-        """Wait, but obey the supervisor."""
+    def sleep(self, seconds: float, unstarted: int = 0) -> None:
+        """Wait, but obey the supervisor. `unstarted` as in `check`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self.check()
-            self._wait(left)
+            self.check(unstarted)
+            self._wait(min(left, BREATH_SECONDS))
 
     def await_reply(self, descriptor: int, seconds: float) -> bool:
         """Wait until `descriptor` is readable. False: the supervisor wants something meanwhile.
@@ -94,7 +96,8 @@ class Gate:
             ready = {found for found, _ in poller.poll(left * 1000)}
             if self.control.fileno() in ready:
                 self._read()
-                if self.slot.words[WORD_COMMAND]:
+                reclaim = self.slot.reclaim_requested != self.slot.reclaim_done
+                if self.slot.words[WORD_COMMAND] or reclaim:
                     return False
             if descriptor in ready:
                 return True
@@ -114,6 +117,14 @@ class Gate:
             self._read()
         return ready
 
+    def await_orders(self) -> bytes:
+        """Wait, as a standby, until the supervisor says something; return it."""
+        while True:
+            process.wait_readable([self.control.fileno()], BREATH_SECONDS)
+            word = self._read()
+            if word:
+                return word
+
     def ring(self) -> None:
         """Wake the supervisor: the scoreboard has news."""
         with contextlib.suppress(OSError):
@@ -125,12 +136,13 @@ class Gate:
         if process.wait_readable([self.control.fileno()], seconds):
             self._read()
 
-    def _read(self) -> None:
+    def _read(self) -> bytes:
         try:
-            word = self.control.recv(64)
+            word = self.control.recv(WORD_BYTES_MAX, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
-            return
+            return b""
         except OSError:
             word = b""
         if not word:
             os._exit(1)  # the supervisor is gone; whatever is in hand stays pending
+        return word

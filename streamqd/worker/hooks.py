@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from streamqd import handlers, logs
-from streamqd.config import Consumer
+from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError
 from streamqd.model import Unit
 from streamqd.worker.eventloop import EventLoop
+
+
+def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
+    """Import the handler and run its `on_start`. Raises HandlerLoadError."""
+    hooks = Hooks(consumer, settings.base_dir, unit)
+    logs.mark_records(consumer.handler)
+    daemon = settings.daemon
+    hooks.start(handlers.Context(unit, daemon.instance, daemon.state_dir))
+    return hooks
 
 
 class Hooks:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from streamqd.store.messages import Recovered
+from streamqd.message import Delivery, Message
+from streamqd.store.messages import Pending, Recovered
 
 
 class Held(NamedTuple):
@@ -15,6 +16,7 @@ class Held(NamedTuple):
     fields: list[bytes] | None  # None: the entry itself has been trimmed away
     crashes: int
     context: bytes  # JSON of the last charged crash, b'' if there is none
+    failures: int = 0  # in place, of one that is kept in hand
 
     @property
     def place(self) -> bytes:
@@ -26,6 +28,13 @@ class Held(NamedTuple):
         """Bytes of its names and values."""
         return sum(map(len, self.fields or ()))
 
+    def message(self, delivery: Delivery) -> Message:
+        """The entry as its handler sees it. It must not be a ghost."""
+        message = Message(delivery, self.id, self.fields or [], retried=self.retried)
+        if self.failures:
+            message.failures_in_place = self.failures
+        return message
+
 
 def in_order(page: Recovered, count: int) -> tuple[list[Held], bool]:
     """Merge both lists of a page of `count`; tell whether nothing comes after.
@@ -33,14 +42,20 @@ def in_order(page: Recovered, count: int) -> tuple[list[Held], bool]:
     A list as long as was asked for may go on. What lies beyond its end in the other list must not
     run before the rest of it, and is left for the next page.
     """
-    held = [Held(False, e.id, e.fields, e.crashes, e.context) for e in page.main]
-    held += [Held(True, e.id, e.fields, e.crashes, e.context) for e in page.retry]
+    held = [_held(each, retried=False) for each in page.main]
+    held += [_held(each, retried=True) for each in page.retry]
     held.sort(key=lambda entry: _order(entry.id))
     ends = [_order(found[-1].id) for found in (page.main, page.retry) if len(found) >= count]
     if not ends:
         return held, True
     end = min(ends)
     return [entry for entry in held if _order(entry.id) <= end], False
+
+
+def _held(entry: Pending, *, retried: bool) -> Held:
+    return Held(
+        retried, entry.id, entry.fields, entry.crashes, entry.context, failures=entry.failures
+    )
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

@@ -36,6 +36,7 @@ class Entry:
         self.message = message
         self.retried = retried
         self.crashes = crashes
+        self.charged = crashes > 0 or message.failures_in_place > 0  # it has counters in Redis
         self.size = size
         self.key = message.key
         self.lane = 0

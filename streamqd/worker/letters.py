@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
 from streamqd.message import REPLAY_COUNT, Delivery, Message
 from streamqd.model import Failed
+from streamqd.policy.fingerprint import fingerprint
+
+BOOKKEEPING = 1024  # bytes of names, and of fields that are ours
 
 
 def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
@@ -53,11 +57,57 @@ def letter(
     return {name.encode(): text.encode("utf-8", "replace") for name, text in texts.items()}
 
 
+def unhandled(
+    message: Message, delivery: Delivery, handler: str, why: tuple[str, str, str], *, crashes: int
+) -> dict[bytes, bytes]:
+    """Return the fields of a letter that is dead without a run.
+
+    `why` is the reason, what the fingerprint is made of, and a text.
+    """
+    reason, what, text = why
+    retries = message.attempt - 1
+    return carried(message, retries=retries, crashes=crashes) | letter(
+        message,
+        delivery,
+        handler,
+        reason,
+        Failed("", text, "", ()),
+        attempts=retries,
+        crashes=crashes,
+        fingerprint=fingerprint(what, "", handler),
+    )
+
+
+def too_large(message: Message, bytes_max: int) -> str:
+    """Say that a message is larger than `max_message_bytes` lets producers send, '' when not."""
+    size = len(message.payload)
+    beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
+    if max(size, beside - BOOKKEEPING) <= bytes_max:
+        return ""
+    what = "its payload has" if size > bytes_max else "beside its payload it has"
+    found = size if size > bytes_max else beside
+    return f"{what} {found:,} bytes, and daemon.max_message_bytes is {bytes_max:,}"
+
+
+def withheld(message: Message, policy: str) -> dict[bytes, bytes]:
+    """Return what stands in a letter instead of the body. `policy` is `dlq_body`.
+
+    The other fields are named too: of a message that is trimmed by now nothing else is left.
+    """
+    if policy == "full":
+        return {}
+    size = str(len(message.payload)).encode()
+    found = message.fields | {b"payload": b"", b"payloadBytes": size}
+    if policy == "hash":
+        found[b"payloadSha256"] = hashlib.sha256(message.payload).hexdigest().encode()
+    return found
+
+
 def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
     """Read the supervisor's record of a crash: how the process ended, and the letter's fields."""
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         # Not written by a supervisor. The message is buried all the same.
         found = {}
     fields = {
@@ -65,4 +115,6 @@ def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
         for name in ("signal", "exitCode", "rss", "pid")
         if found.get(name) is not None
     }
-    return str(found.get("what", "an unknown cause")), fields
+    # Who charges a mark that a lost owner has left knows nothing of how that ended.
+    unseen = "an unknown cause" if context else "the loss of its host, which nobody saw"
+    return str(found.get("what", unseen)), fields

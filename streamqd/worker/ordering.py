@@ -64,6 +64,16 @@ class Ordering(Generic[Entry]):
         else:
             del self._behind[key]
 
+    def surrender(self, entry: Entry) -> list[Entry]:
+        """Forget and return those that wait behind an entry that was given out."""
+        key = entry.key if self._by_key else None
+        if key is None:
+            return []
+        behind = list(self._behind[key])
+        self._behind[key].clear()
+        self.waiting -= len(behind)
+        return behind
+
     def drop(self) -> list[Entry]:
         """Forget and return all that wait. What was given out keeps its key until it has ended."""
         dropped = list(self._ready)

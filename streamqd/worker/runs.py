@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from random import random
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
 from streamqd.message import Delivery, Message
-from streamqd.model import Ack, DeadAsked, Failed, Leave, Outcome, RetryAsked, RetryVerdict
+from streamqd.model import (
+    Ack,
+    DeadAsked,
+    Failed,
+    KeepVerdict,
+    Leave,
+    Outcome,
+    RetryAsked,
+    RetryVerdict,
+)
 from streamqd.policy import settlement
-from streamqd.policy.fingerprint import fingerprint
 from streamqd.scoreboard import (
     BUCKETS,
     DONE,
@@ -31,11 +40,15 @@ from streamqd.scoreboard import (
 from streamqd.store.client import Link
 from streamqd.worker import letters
 from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.guards import Guards
 from streamqd.worker.inherited import Held
 from streamqd.worker.settler import Item, Settler, place_of
+from streamqd.worker.throttle import Throttle
 
 ACK_DELAY_NS = 20_000_000  # longest that a finished entry waits while others run
 CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
+RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
+TOO_LARGE = "too-large"  # the reason of a letter
 QUICK_RUN_NS = 2_000_000  # after a run shorter than this a failure may wait for the next one
 
 
@@ -54,7 +67,12 @@ class Runner:
         self.function: Callable[..., object] = _not_loaded
         # How a run is interrupted that does not run in the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
+        self.guards: Guards | None = None
+        self.throttle = Throttle.of(consumer, slot, gate, settler)
+        self.mark: Callable[[bytes], None] | None = None  # writes down which entry runs next
+        self.bytes_max = sys.maxsize  # of a payload, and of key and headers
         self.handled = 0
+        self.failed_runs = 0
         self.released = 0  # entries that were given back since somebody looked
         self._server_ahead_ns = 0  # the server's unix time less `now_ns`
         self._clock_read_ns = 0  # 0 = not read yet
@@ -66,24 +84,30 @@ class Runner:
         self._retry_lines = logs.Limit("message.retry", logging.INFO)
         self._expired_lines = logs.Limit("message.expired", logging.INFO)
 
-    def handle(self, index: int, message: Message, retried: bool, crashes: int) -> None:
+    def handle(
+        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
+    ) -> None:
         """Run the handler for the entry at `index` of the batch, and note the verdict.
 
-        `crashes` are those charged to the entry itself, on top of what its fields carry.
+        `crashes` are those charged to the entry itself, on top of what its fields carry; `charged`
+        tells that it has other counters in Redis.
         """
         if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
             return
         slot, settler = self.slot, self.settler
         words, states, lanes = slot.words, slot.states, slot.lanes
         now = now_ns()
-        if now > words[WORD_TRUSTED_UNTIL]:
-            now = self.gate.await_trust()
         if settler.since_ns and (
             now - settler.since_ns > ACK_DELAY_NS
             or (settler.items and self._last_run_ns > QUICK_RUN_NS)
         ):
             settler.flush()
             now = now_ns()
+        if now > words[WORD_TRUSTED_UNTIL]:
+            # Looked at last: what comes before may take as long as Redis lets it.
+            now = self.gate.await_trust()
+        if self.throttle is not None:
+            now = self.throttle.heed(now)
         lanes[0] = index
         lanes[1] = now
         words[WORD_RUN_SEQ] += 1
@@ -106,16 +130,25 @@ class Runner:
         self._histogram[-1] += elapsed
         self.handled += 1
         if end is None or (error := handlers.error_of(end)) is None:
-            settler.ack(
-                message.id_bytes, retried=retried, index=index, charged=crashes > 0, now=ended
-            )
+            charged = charged or crashes > 0
+            settler.ack(message.id_bytes, retried=retried, index=index, charged=charged, now=ended)
         else:
             self._failed(index, message, retried, crashes + message.crash_count, error)
+            if self.guards is not None:
+                self.guards.heed()
         if self.handled == self.consumer.max_messages:
             raise Stop(ExitCode.RECYCLE)
 
+    def taker(self, received: int) -> Callable[[int, Message, bool, int], object]:
+        """What takes the entries of a read of so many bytes: `handle`, when none can be a giant."""
+        if received <= self.bytes_max:
+            return self.handle
+        return lambda *entry: None if self.bury_giant(*entry) else self.handle(*entry)
+
     def begin(self) -> None:
         """Entries of a new read are in hand; those of the one before are forgotten."""
+        if self.guards is not None:
+            self.guards.heed()
 
     def finish(self) -> None:
         """Handle what `handle` has only collected: nothing, where it handles at once."""
@@ -127,14 +160,25 @@ class Runner:
             return False
         self.slot.states[index] = DONE
         self.slot.add("expired")
+        charged = crashes > 0 or message.failures_in_place > 0
         self.settler.ack(
-            message.id_bytes, retried=retried, index=index, charged=crashes > 0, now=now_ns()
+            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
         )
         self._expired_lines.event(unit=self.delivery.unit, uid=message.uid, attempt=message.attempt)
         return True
 
+    def settle_ghost(self, index: int, entry: Held) -> None:
+        """Acknowledge an entry that somebody has trimmed away."""
+        self.slot.add("ghosts")
+        place = entry.place.decode()
+        logs.event("message.ghost", logging.WARNING, unit=self.delivery.unit, place=place)
+        self.slot.states[index] = DONE
+        self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
+
     def bury_crasher(self, index: int, message: Message, entry: Held) -> bool:
-        """Dead-letter a message that has killed its process as often as the policy allows."""
+        """Dead-letter a message that has killed its process too often, or is too large."""
+        if self.bury_giant(index, message, entry.retried, entry.crashes):
+            return True
         crashes = message.crash_count + entry.crashes
         verdict = settlement.before_run(crashes, self.policy) if entry.crashes else None
         if verdict is None:
@@ -144,25 +188,39 @@ class Runner:
             self._give_up(index, message, entry.retried, True, verdict.reason, what)
             self.settler.flush()
             return True
-        failure = Failed("", f"the process that handled it ended by {what}", "", ())
-        fields = letters.carried(message, retries=message.retry_count, crashes=crashes) | context
-        fields |= letters.letter(
-            message,
-            self.delivery,
-            self.consumer.handler,
-            verdict.reason,
-            failure,
-            attempts=message.retry_count,
-            crashes=crashes,
-            fingerprint=fingerprint(what, "", self.consumer.handler),
-        )
-        self._set_aside(index, message, entry.retried, None, fields)
-        self._say_dead(message, verdict.reason, what)
-        self.settler.flush()
+        text = f"the process that handled it ended by {what}"
+        self._bury(index, message, entry.retried, crashes, (verdict.reason, what, text), context)
         return True
+
+    def bury_giant(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+        """Dead-letter a message that is larger than any producer may send; False when it is not."""
+        text = letters.too_large(message, self.bytes_max)
+        if not text or self.delivery.unit.reads_letters:
+            return False
+        crashes += message.crash_count
+        self._bury(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
+        return True
+
+    def _bury(
+        self,
+        index: int,
+        message: Message,
+        retried: bool,
+        crashes: int,
+        why: tuple[str, str, str],
+        context: dict[bytes, bytes],
+    ) -> None:
+        """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
+        handler = self.consumer.handler
+        fields = letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
+        self._set_aside(index, message, retried, None, context | fields)
+        self._say_dead(message, why[0], why[1])
+        self.settler.flush()
 
     def publish(self) -> None:
         """Add the run times since the last call to the unit's histogram."""
+        if self.guards is not None:
+            self.guards.look()
         shared = self.slot.handle_histogram
         for bucket, count in enumerate(self._histogram):
             if count:
@@ -209,7 +267,9 @@ class Runner:
     def _failed(
         self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
     ) -> None:
-        outcome = handlers.outcome_of(error, self.consumer.dlq_error)
+        self.failed_runs += 1
+        outcome = handlers.brief_of(error, self.consumer.dlq_error)
+        free = self.guards is not None and self.guards.blameless(outcome, message.uid)
         verdict = settlement.decide(
             outcome,
             attempt=message.attempt,
@@ -217,20 +277,20 @@ class Runner:
             age=self._age(message),
             policy=self.policy,
             jitter=random(),
+            keyed=message.key is not None,
+            blameless=free,
         )
         if isinstance(verdict, Leave):
-            # It stays pending, and is in hand no more: the next listing brings it back.
-            self.slot.states[index] = SETTLED
             self.slot.add("released")
-            self.released += 1
+            self._leave(index, message, retried)
             return
         failure = _failure(outcome)
         self.slot.add("failed")
         self.slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self.slot.add("timeouts")
-        fields = letters.carried(message, retries=message.attempt, crashes=crashes)
-        if isinstance(verdict, RetryVerdict):
+        fields = letters.carried(message, retries=message.attempt - free, crashes=crashes)
+        if isinstance(verdict, RetryVerdict | KeepVerdict):
             self._retry_lines.event(
                 unit=self.delivery.unit,
                 uid=message.uid,
@@ -238,7 +298,10 @@ class Runner:
                 delay=round(verdict.delay, 3),
                 error=failure.error_class,
             )
-            self._set_aside(index, message, retried, verdict.delay, fields)
+            if isinstance(verdict, KeepVerdict):
+                self._keep(index, message, retried, verdict.delay, 1 - free)
+            else:
+                self._set_aside(index, message, retried, verdict.delay, fields)
             return
         assert not isinstance(verdict, Ack)
         if self.delivery.unit.reads_letters:
@@ -250,13 +313,28 @@ class Runner:
             self.delivery,
             self.consumer.handler,
             verdict.reason,
-            failure,
+            _failure(handlers.outcome_of(error, self.consumer.dlq_error)),
             attempts=message.attempt,
             crashes=crashes,
             fingerprint=handlers.fingerprint(error, self.consumer.handler),
         )
         self._set_aside(index, message, retried, None, fields)
         self._say_dead(message, verdict.reason, failure.error_class)
+        if self.guards is not None:
+            self.guards.died()
+
+    def _leave(self, index: int, _message: Message, _retried: bool) -> None:
+        """Give an entry back: it stays pending, and the next listing brings it back."""
+        self.slot.states[index] = SETTLED
+        self.released += 1
+
+    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
+        """Keep an entry in hand for its next run, in `delay` seconds; `spent` attempts are gone."""
+        raise NotImplementedError(f"on_error of {self.consumer.name} keeps no message")
+
+    def places(self) -> Iterable[bytes]:
+        """The places of what stays in hand when the connection is lost."""
+        return ()
 
     def _age(self, message: Message) -> float:
         # Both times are the server's: hosts need not agree on theirs.
@@ -278,6 +356,8 @@ class Runner:
         fields: dict[bytes, bytes],
     ) -> None:
         self.slot.states[index] = FAILED
+        if delay is None:
+            fields |= letters.withheld(message, self.consumer.dlq_body)
         body = [part for pair in message.fields.items() for part in pair]
         place = place_of(message.id_bytes, retried=retried)
         self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())

@@ -87,6 +87,8 @@ class Settler:
         self._charged: list[tuple[bytes, int]] = []
         self.items: list[Item] = []
         self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
+        self._notes: dict[bytes, int] = {}  # failures in place of entries that stay in hand
+        self.kept = 0  # how many entries stay in hand for a later run
         self._parked: set[bytes] = set()  # places of the items that were refused
         self._parked_until_ns = 0
 
@@ -105,6 +107,12 @@ class Settler:
     def set_aside(self, item: Item, now: int) -> None:
         """Note that an entry is to be retried or dead-lettered."""
         self.items.append(item)
+        if not self.since_ns:
+            self.since_ns = now
+
+    def note(self, place: bytes, failures: int, now: int) -> None:
+        """Note how often an entry has failed that stays in hand."""
+        self._notes[place] = failures
         if not self.since_ns:
             self.since_ns = now
 
@@ -141,16 +149,28 @@ class Settler:
         self._acks_settled()
         self._restart_clock()
 
-    def flush(self, *, last: bool = False) -> None:
+    def flush(self) -> None:
         """Settle everything by scripts, acknowledgements first: they may be what frees memory.
 
-        Retries and dead letters that Redis refuses are parked; `last` tries those at once that are.
-        Raises Fenced, RedisUnavailable, and RedisRefused when acknowledging is refused.
+        Retries and dead letters that Redis refuses are parked. Raises Fenced, RedisUnavailable,
+        and RedisRefused when acknowledging is refused.
         """
-        if last:
-            self._parked_until_ns = min(self._parked_until_ns, now_ns())
         self._flush_acks()
         self.flush_verdicts()
+
+    def flush_last(self) -> None:
+        """`flush` before the worker ends; what is parked is tried once more.
+
+        A failure that is not settled runs again at the next owner, so one lost answer is not the
+        end of it: the same is said again over a new connection.
+        """
+        self._parked_until_ns = min(self._parked_until_ns, now_ns())
+        try:
+            self.flush()
+        except RedisUnavailable as error:
+            if not error.sent:
+                raise
+            self.flush()
 
     def try_to_flush(self) -> None:
         """Settle what can be settled now; the rest waits in the slot as before. Raises Fenced."""
@@ -179,9 +199,25 @@ class Settler:
             for _, index in self._charged:
                 self.slot.states[index] = SETTLED
             self._charged.clear()
+        if self._notes:
+            self._write_notes()
         if self.items and now_ns() >= self._parked_until_ns:
             self._settle_items()
         self._restart_clock()
+
+    def _write_notes(self) -> None:
+        """Write the failures in place down. A server without memory is told with the next ones."""
+        notes = list(self._notes.items())
+        for start in range(0, len(notes), BATCH_MAX):
+            call = messages.note(self.keys, self.unit, self.token, notes[start : start + BATCH_MAX])
+            try:
+                self._checked(self.link.run(call))
+            except RedisRefused as error:
+                if error.code not in _FULL:
+                    raise
+                return
+            self.slot.add("round_trips")
+        self._notes.clear()
 
     def _settle_items(self) -> None:
         parked: list[Item] = []
@@ -262,7 +298,7 @@ class Settler:
                 raise reply
             ours = CONSUMER.encode()
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
-        return pending != self.owed
+        return pending != self.owed + self.kept
 
     # --- book-keeping ---
 

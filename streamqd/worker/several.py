@@ -39,6 +39,7 @@ class SeveralRunner(Runner):
         self.running: dict[int, Entry] = {}  # by run sequence
         self.bytes_in_hand = 0
         self.run_ns = 0.0  # moving mean
+        self.alone = False  # nothing comes into hand beside what is there
         self._free = list(range(consumer.lanes))
         self._indexes: list[int] = []  # some that are free
         slot.open_table()
@@ -54,6 +55,15 @@ class SeveralRunner(Runner):
     def free_indexes(self) -> int:
         """How many more entries could be in hand."""
         return bytes(self.slot.states).count(SETTLED)
+
+    @property
+    def room(self) -> int:
+        """How many more entries of each stream may come into hand."""
+        return self.consumer.prefetch_max - self.ordering.waiting
+
+    def is_full(self) -> bool:
+        """Whether nothing more may come into hand."""
+        return self.ordering.waiting >= self.consumer.prefetch_max
 
     @property
     def spent(self) -> bool:
@@ -87,7 +97,7 @@ class SeveralRunner(Runner):
         if self.ordering.ready and now_ns() > self.slot.words[WORD_TRUSTED_UNTIL]:
             self.gate.await_trust()
         begun = []
-        while self._free and (entry := self.ordering.next()) is not None:
+        while self._may_begin() and (entry := self.ordering.next()) is not None:
             message = entry.message
             if message.expires_at is not None and self.pass_over(
                 entry.index, message, entry.retried, entry.crashes
@@ -96,9 +106,32 @@ class SeveralRunner(Runner):
                 self.ordering.ended(entry)
             else:
                 self._mark_running(entry)
+                if self.throttle is not None:
+                    self.throttle.begun(entry.started_ns)
                 begun.append(entry)
         if begun:
             self.lanes.start(begun)
+
+    def _may_begin(self) -> bool:
+        guards, running = self.guards, len(self.running)
+        return bool(
+            self._free and not self.throttled and (guards is None or guards.room(running) != 0)
+        )
+
+    @property
+    def throttled(self) -> float:
+        """Seconds for which the rate, or a circuit, holds what could begin; 0 when nothing does."""
+        if not self.ordering.ready:
+            return 0.0
+        if self.guards is not None and (left := self.guards.seconds()):
+            return left
+        return 0.0 if self.throttle is None else self.throttle.left_ns(now_ns()) / 1e9
+
+    def patience(self, seconds: float) -> float:
+        """How much of a wait of so many seconds is over before something could begin."""
+        if self._free and (throttled := self.throttled):
+            return min(seconds, throttled)
+        return seconds
 
     def _mark_running(self, entry: Entry) -> None:
         slot, words = self.slot, self.slot.words
@@ -120,8 +153,10 @@ class SeveralRunner(Runner):
             self._free.append(entry.lane)
             del self.running[entry.sequence]
             self.bytes_in_hand -= entry.size
-            self.ordering.ended(entry)
             self._note(entry, end, at_ns)
+            self.ordering.ended(entry)
+        if self.guards is not None:
+            self.guards.look()
 
     def _note(self, entry: Entry, end: object, at_ns: int) -> None:
         elapsed = at_ns - entry.started_ns
@@ -135,7 +170,7 @@ class SeveralRunner(Runner):
                 message.id_bytes,
                 retried=entry.retried,
                 index=entry.index,
-                charged=entry.crashes > 0,
+                charged=entry.charged,
                 now=at_ns,
             )
         else:

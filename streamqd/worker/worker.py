@@ -7,31 +7,42 @@ import secrets
 import socket
 from random import random
 
-from streamqd import handlers, logs
+from streamqd import logs
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable
 from streamqd.message import Delivery, Message
-from streamqd.scoreboard import DONE, WORD_COMMAND, Slot, WorkerState, now_ns
+from streamqd.model import Unit
+from streamqd.scoreboard import WORD_COMMAND, Slot, WorkerState, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.fetch import Fetcher, Round
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.waits import Waits
 from streamqd.worker.appetite import Appetite, bytes_of
-from streamqd.worker.batches import BatchRunner
 from streamqd.worker.gate import ExitCode, Gate, Stop
-from streamqd.worker.hooks import Hooks
+from streamqd.worker.guards import Guards
+from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.inherited import Held, in_order
+from streamqd.worker.kinds import runner_class
 from streamqd.worker.orders import Anew, Orders
-from streamqd.worker.runs import Runner
+from streamqd.worker.runs import RELEASE_SECONDS, Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
+from streamqd.worker.solo import Solo
 
 BLOCK_SECONDS = 5.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
 RECOVER_PAGE = 128
 IDLE_CHECK_SECONDS = 30.0
-RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
+
+
+def new_link(settings: Settings, unit: Unit) -> Link:
+    """Make the connection of a worker, which is not opened yet."""
+    fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
+    name = f"streamqd:{unit}"
+    return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence)
 
 
 class Worker:
@@ -44,14 +55,17 @@ class Worker:
         consumer: Consumer,
         slot: Slot,
         control: socket.socket,
+        booted: tuple[Hooks, Link] | None = None,
     ) -> None:
+        """`booted`: what a standby has prepared already, with its connection."""
         self.unit = orders.unit
         self.token = orders.token
         self.settings = settings
         self.consumer = consumer
         self.slot = slot
         self.keys = Keys(settings.keys.control, settings.keys.streams)
-        self.link = Link(settings.redis, timeout=REPLY_SECONDS, name=f"streamqd:{orders.unit}")
+        self.hooks: Hooks | None
+        self.hooks, self.link = booted or (None, new_link(settings, orders.unit))
         self.fetcher = Fetcher(self.link, self.keys, self.unit, self.token)
         self.settler = Settler(self.link, self.keys, self.unit, self.token, slot)
         self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch, slot.beat)
@@ -59,7 +73,7 @@ class Worker:
         self.gate = Gate(slot, control, self.settler.try_to_flush)
         self.runner = Runner(consumer, self.delivery, slot, self.gate, self.settler)
         self.session = ""  # of the present connection
-        self.hooks: Hooks | None = None
+        self.solo = Solo(self, self._run_script)
         batch_max = 1 if orders.cautious else consumer.prefetch_max
         self.appetite = Appetite(
             consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
@@ -68,7 +82,6 @@ class Worker:
         self.reconnect_wait = 0.0  # 0 = the last round was completed
         self.last_main = b"0-0"
         self.last_retry = b"0-0"
-        self.retire_ns = 0
 
     def run(self) -> int:
         """Live until stopped. Returns the exit code."""
@@ -80,16 +93,13 @@ class Worker:
             return ExitCode.BOOT_FAILED
         self.slot.state = WorkerState.READY
         self.gate.ring()
-        if self.consumer.max_age:
-            # Workers that were born together should not retire together.
-            self.retire_ns = now_ns() + int(self.consumer.max_age * 1e9 * (1 + random() / 10))
         try:
             code = self._work()
         except Stop as stop:
             code = stop.code
         if code is not ExitCode.FENCED:
             try:
-                self.settler.flush(last=True)
+                self.settler.flush_last()
             except Fenced:
                 code = self._superseded()
             except (RedisUnavailable, RedisRefused):
@@ -97,28 +107,31 @@ class Worker:
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self.runner.publish()
+        # From here on the slot may be a successor's: nothing is in hand, nothing is written.
+        self.slot.state = WorkerState.QUIET
+        self.gate.ring()
         if self.hooks is not None:
             self.hooks.stop()
-        self.slot.state = WorkerState.QUIET
         return code
 
     def _boot(self) -> None:
-        hooks = self.hooks = Hooks(self.consumer, self.settings.base_dir, self.unit)
+        hooks = self.hooks = self.hooks or boot(self.settings, self.consumer, self.unit)
         self.runner = self._make_runner(hooks)
+        self.runner.guards = Guards.of(self.runner, self.settings)
         self.runner.function = hooks.function
         self.runner.interrupt = hooks.interrupt
-        logs.mark_records(self.consumer.handler)
+        self.runner.bytes_max = self.settings.daemon.max_message_bytes
         self.runner.listen_for_soft_limit()
-        daemon = self.settings.daemon
-        hooks.start(handlers.Context(self.unit, daemon.instance, daemon.state_dir))
 
     def _make_runner(self, hooks: Hooks) -> Runner:
-        if not hooks.loaded.form.batch:
+        kind = runner_class(self.consumer, hooks.loaded.form)
+        if kind is Runner:
             return self.runner
-        return BatchRunner(self.consumer, self.delivery, self.slot, self.gate, self.settler)
+        return kind(self.consumer, self.delivery, self.slot, self.gate, self.settler)
 
     def _work(self) -> ExitCode:
         """Serve for ever; every trouble with the connection leads back to attach."""
+        Waits(self.slot.words).reset()
         while True:
             try:
                 self.gate.sleep(self.reconnect_wait * (1 + random()))
@@ -177,14 +190,16 @@ class Worker:
             self._run_held(held, session if page.solo else "")
             self.settler.flush()
         if page.solo:
-            self._mark(session, b"")
+            self.solo.end(session)
+        self.runner.mark = None
         if not self.fetcher.watch():
             raise Fenced
 
     def _run_held(self, held: list[Held], session: str) -> None:
         """Handle entries that were pending before. With a session each gets a durable mark."""
-        parked = set(self.settler.parked_places)
-        held = [entry for entry in held if entry.place not in parked]
+        self.runner.mark = self.solo.marker(session) if session else None
+        known = {*self.settler.parked_places, *self.runner.places()}
+        held = [entry for entry in held if entry.place not in known]
         if not held:
             return
         self._post([entry.place for entry in held])
@@ -192,35 +207,24 @@ class Worker:
         for index, entry in enumerate(held):
             self.gate.check(len(held) - index)
             if entry.fields is None:
-                self._settle_ghost(index, entry)
+                self.runner.settle_ghost(index, entry)
                 continue
-            message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)
+            message = entry.message(self.delivery)
             if self.runner.bury_crasher(index, message, entry):
                 continue
             alone = session or entry.crashes or entry.place in self.suspects
             if alone:
                 self.runner.finish()
             if session:
-                self.settler.flush()
-                self._mark(session, entry.place)
-            self.runner.handle(index, message, entry.retried, entry.crashes)
+                self.solo.begin(session, entry, message)
+            self.runner.handle(index, message, entry.retried, entry.crashes, entry.failures > 0)
             if alone:
                 self.runner.finish()
+                self.solo.rest()
         self.runner.finish()
         size = sum(entry.size for entry in held)
         self.appetite.fed(len(held), size, now_ns() - began)
         self.runner.publish()
-
-    def _mark(self, session: str, place: bytes) -> None:
-        """Write durably which inherited entry comes next, so that a host-killer is found."""
-        call = messages.solo_mark(self.keys, self.unit, self.token, session, place, [])
-        self._run_script(call)
-
-    def _settle_ghost(self, index: int, entry: Held) -> None:
-        self.slot.add("ghosts")
-        logs.event("message.ghost", logging.WARNING, unit=self.unit, place=entry.place.decode())
-        self.slot.states[index] = DONE
-        self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
 
     # --- serve: fetch rounds ---
 
@@ -241,9 +245,7 @@ class Worker:
             if fetched.retried or fetched.main:
                 idle_since = 0
                 self._run_fetched(fetched)
-                self._retire()
                 continue
-            self._retire()
             self.runner.publish()
             logs.flush()
             now = now_ns()
@@ -259,11 +261,6 @@ class Worker:
         self.runner.released = 0
         self.gate.sleep(RELEASE_SECONDS)
         self._attach()
-
-    def _retire(self) -> None:
-        """End a worker that is too old. After a round, so that every worker makes progress."""
-        if self.retire_ns and now_ns() > self.retire_ns:
-            raise Stop(ExitCode.RECYCLE)
 
     def _await_room(self) -> int:
         """Return how many more entries may come into hand, 1 at least.
@@ -283,9 +280,7 @@ class Worker:
         room = self._await_room()
         bell = b""
         if doorbell:
-            # What a full server refused is tried again soon, but not in a hurry.
-            wait = PARK_SECONDS if settler.items else BLOCK_SECONDS
-            bell = self.fetcher.doorbell(self.last_retry, self.last_main, wait)
+            bell = self.fetcher.doorbell(self.last_retry, self.last_main, self._bell_seconds())
         count = min(self.appetite.count, room)
         self.fetcher.send_round(settler.main_acks, settler.retry_acks, count, bell)
         if doorbell and not self.gate.await_reply(
@@ -301,6 +296,10 @@ class Worker:
         if fetched.executed:
             settler.acks_confirmed(now_ns())
         return self._accepted(fetched, count)
+
+    def _bell_seconds(self) -> float:
+        """How long a doorbell waits. What a full server refused is tried again soon."""
+        return PARK_SECONDS if self.settler.items else BLOCK_SECONDS
 
     def _accepted(self, fetched: Round, count: int) -> Round:
         """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
@@ -336,7 +335,8 @@ class Worker:
         size = bytes_of(retried or main, total)
         self.slot.add("bytes", size)
         began = now_ns()
-        delivery, handle, words = self.delivery, self.runner.handle, self.slot.words
+        handle = self.runner.taker(self.fetcher.received)
+        delivery, words = self.delivery, self.slot.words
         index = 0
         for was_retried, entries in ((True, retried), (False, main)):
             for entry_id, fields in entries:

@@ -33,6 +33,7 @@ def uid_of(charged: str, partition: int) -> str:
 # --- a worker -------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F1")
 def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_charged(
     new_daemon: NewDaemon,
 ):
@@ -70,6 +71,7 @@ def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_cha
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F1", "F2")
 def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_only_what_ran(
     new_daemon: NewDaemon, chance: random.Random
 ):
@@ -127,6 +129,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_only_what_ran(
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F1")
 @pytest.mark.parametrize(
     ("payload", "cause", "name"),
     [
@@ -177,6 +180,7 @@ def test_a_message_that_kills_its_process_is_a_dead_letter_and_its_neighbours_ru
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F37")
 def test_what_a_killed_worker_has_started_dies_with_it(new_daemon: NewDaemon):
     daemon = new_daemon(groups=["spawns"], consumer={"max_crashes": 1})
     with daemon:
@@ -196,6 +200,7 @@ def test_what_a_killed_worker_has_started_dies_with_it(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F37")
 def test_what_a_handler_leaves_behind_ends_with_its_worker(new_daemon: NewDaemon):
     with new_daemon() as daemon:
         daemon.send(["spawn", "fork", "ok"])
@@ -219,6 +224,7 @@ def _alive(pid: int) -> bool:
 # --- the supervisor -------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F6")
 def test_a_killed_supervisor_leaves_nothing_and_its_successor_goes_on_at_once(
     new_daemon: NewDaemon, chance: random.Random
 ):
@@ -257,6 +263,7 @@ def test_a_killed_supervisor_leaves_nothing_and_its_successor_goes_on_at_once(
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F6")
 def test_a_killed_supervisor_takes_its_embedded_server_along_and_nothing_is_lost(
     new_daemon: NewDaemon, chance: random.Random
 ):
@@ -283,6 +290,7 @@ def test_a_killed_supervisor_takes_its_embedded_server_along_and_nothing_is_lost
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F6", "F37")
 def test_a_killed_supervisor_takes_along_workers_that_cannot_listen_and_what_they_started(
     new_daemon: NewDaemon,
 ):
@@ -303,6 +311,7 @@ def test_a_killed_supervisor_takes_along_workers_that_cannot_listen_and_what_the
         daemon.wait_gone(1.0)
 
 
+@pytest.mark.fault("F6")
 def test_the_kernel_ends_the_workers_of_a_killed_supervisor_also_without_a_housekeeper(
     new_daemon: NewDaemon,
 ):

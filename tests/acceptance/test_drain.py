@@ -20,6 +20,7 @@ GREEDY = {"prefetch_bytes": "256MiB"}  # so that the first reads are not small f
 DRAINED, DEADLINE = 0, 6
 
 
+@pytest.mark.fault("F31")
 @pytest.mark.timeout(180)
 def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(
     new_daemon: NewDaemon, chance: random.Random
@@ -92,6 +93,7 @@ def waiting(daemon: Daemon) -> set[str]:
     return found
 
 
+@pytest.mark.fault("F31")
 def test_the_message_that_runs_is_finished_and_a_second_term_changes_nothing(
     new_daemon: NewDaemon,
 ):
@@ -121,6 +123,7 @@ def test_the_message_that_runs_is_finished_and_a_second_term_changes_nothing(
         assert daemon.stop() == DRAINED
 
 
+@pytest.mark.fault("F31")
 @pytest.mark.parametrize("payload", ["sleep 600", "hold"])
 def test_at_the_deadline_work_is_released_and_its_message_is_not_charged(
     new_daemon: NewDaemon, payload: str
@@ -145,6 +148,7 @@ def test_at_the_deadline_work_is_released_and_its_message_is_not_charged(
         assert daemon.letters() == []
 
 
+@pytest.mark.fault("F31")
 def test_a_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
     daemon = new_daemon(daemon={"drain_timeout": "600s"})
     with daemon:
@@ -163,6 +167,7 @@ def test_a_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
         assert daemon.traces() == []
 
 
+@pytest.mark.fault("F31")
 def test_a_third_interrupt_kills(new_daemon: NewDaemon):
     daemon = new_daemon(daemon={"drain_timeout": "600s"})
     with daemon:
@@ -184,6 +189,7 @@ def test_a_third_interrupt_kills(new_daemon: NewDaemon):
         assert daemon.traces() == []
 
 
+@pytest.mark.fault("F31")
 def test_quit_kills_at_once_and_everything_stays_pending(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, daemon={"drain_timeout": "600s"})
     with daemon:
@@ -202,6 +208,7 @@ def test_quit_kills_at_once_and_everything_stays_pending(new_daemon: NewDaemon):
         )
 
 
+@pytest.mark.fault("F31")
 def test_a_signal_to_the_workers_alone_is_not_obeyed(new_daemon: NewDaemon):
     """A terminal and a service manager signal every process; only the supervisor decides."""
     daemon = new_daemon()

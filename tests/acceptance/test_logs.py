@@ -172,6 +172,7 @@ def deaf(server: object, link: object, tmp_path: Path) -> Iterator[Deaf]:
     os.close(daemon.reader)
 
 
+@pytest.mark.fault("F34")
 def test_a_daemon_whose_log_nobody_reads_goes_on_working(deaf: Deaf) -> None:
     deaf.start()
     deaf.wait_for(lambda: len(deaf.pids()) == 2, what="both workers are there")

@@ -133,6 +133,7 @@ def test_a_late_release_hits_nobody(desk: Desk, owners: tuple[Owner, Owner]):
         assert owner.say(owner.release()) == "OK"
 
 
+@pytest.mark.fault("F12")
 def test_a_lost_answer_to_an_acquire_costs_no_epoch(desk: Desk, owners: tuple[Owner, Owner]):
     a, b = owners
     acquire = a.acquire()
@@ -165,6 +166,7 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
 
 
 # Until somebody takes it, an expired lease is still its owner's.
+@pytest.mark.fault("F8")
 @pytest.mark.parametrize(
     ("ending", "heir"),
     [
@@ -258,6 +260,7 @@ def test_a_mark_from_a_connection_given_up_names_nobody(desk: Desk, owners: tupl
 SHORT = "1s"
 
 
+@pytest.mark.fault("F32")
 def test_a_twin_on_another_host_gives_way_after_one_ttl(new_daemon: NewDaemon):
     """Another state folder is another host: no lock tells that both would run."""
     first = new_daemon(name="east", daemon={"instance": "same", "lease_ttl": SHORT})
@@ -284,6 +287,7 @@ def test_a_twin_on_another_host_gives_way_after_one_ttl(new_daemon: NewDaemon):
         assert first.stop() == 0
 
 
+@pytest.mark.fault("F8", "F32")
 def test_who_stood_still_while_another_took_its_id_gives_way_when_it_comes_back(
     new_daemon: NewDaemon,
 ):
@@ -312,6 +316,7 @@ def test_who_stood_still_while_another_took_its_id_gives_way_when_it_comes_back(
         assert second.stop() == 0
 
 
+@pytest.mark.fault("F32")
 def test_a_second_one_on_the_same_host_is_refused_at_once(new_daemon: NewDaemon):
     with new_daemon(name="east", daemon={"instance": "same"}) as first:
         second = new_daemon(name="west", daemon={"instance": "same"})
@@ -323,6 +328,7 @@ def test_a_second_one_on_the_same_host_is_refused_at_once(new_daemon: NewDaemon)
         assert first.running
 
 
+@pytest.mark.fault("F6")
 def test_the_leases_of_a_killed_predecessor_are_taken_at_once(new_daemon: NewDaemon):
     """Holding its lock proves that no process of it is left: nobody waits for its minute."""
     with new_daemon(partitions=3) as daemon:

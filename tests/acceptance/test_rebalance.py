@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
@@ -203,6 +204,7 @@ def keyspace(daemon: Daemon) -> dict[bytes, bytes]:
     return dict(zip(kept, daemon.link.pipeline([("DUMP", name) for name in kept]), strict=True))
 
 
+@pytest.mark.fault("F8")
 def test_an_instance_that_stood_still_is_taken_over_and_every_later_act_of_it_is_refused(
     new_daemon: NewDaemon,
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import urllib.request
 from collections.abc import Callable
 
@@ -129,6 +130,7 @@ def test_our_own_long_running_entry_is_never_delivered_again(new_daemon: NewDaem
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F25")
 @pytest.mark.parametrize("consumer", ["w", "legacy"])
 def test_pending_entries_that_were_trimmed_are_settled_and_counted(
     new_daemon: NewDaemon, consumer: str
@@ -151,3 +153,28 @@ def test_pending_entries_that_were_trimmed_are_settled_and_counted(
         assert (found["ghosts"], found["reclaimed"]) == (5, 0)
         assert [each.uid for each in daemon.ledger.records("start")] == [uid]
         assert daemon.events("worker.crashed") == []
+
+
+def test_an_idle_worker_is_woken_for_what_is_to_be_taken_over(new_daemon: NewDaemon):
+    """It leaves its doorbell by connecting anew. A bell may end by itself just then, not twice."""
+    daemon = new_daemon(consumer=IDLE)
+    stream = ready_for(daemon)
+
+    def connection() -> bytes:
+        name = f"name=streamqd:{UNIT} ".encode()
+        lines = daemon.link.execute("CLIENT", "LIST").splitlines()
+        return next((line.split()[0] for line in lines if name in line), b"")
+
+    with daemon:
+        woken = 0
+        for _ in range(2):
+            daemon.pause()
+            (uid,) = daemon.send(["ok"])
+            assert len(read_as(daemon.link, "legacy", stream, 1)) == 1
+            daemon.signal(signal.SIGCONT)
+            before = daemon.wait_for(connection, what="it is connected")
+            daemon.wait_run(uid, "end")
+            daemon.wait_settled()
+            woken += connection() != before
+        assert woken
+        assert daemon.stop() == 0

@@ -62,13 +62,15 @@ def wait_clock(daemon: Daemon, since: float, seconds: float) -> None:
 
 
 @contextmanager
-def pair(make: Make, ttl: float) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two instances that share four partitions and would move them at once."""
+def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two instances that share some partitions and would move them at once."""
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "0s", "rebalance_hold": "0s"}
-    first, second = (make(name=name, partitions=4, daemon=settings) for name in "ab")
+    first, second = (make(name=name, partitions=partitions, daemon=settings) for name in "ab")
     with first, second:
         first.wait_for(
-            lambda: len(first.pids()) == len(second.pids()) == 2, what="two partitions each"
+            lambda: len(first.pids()) == len(second.pids()) == partitions // 2,
+            what="as many partitions each",
+            timeout=60.0,
         )
         yield first, second
 
@@ -76,6 +78,7 @@ def pair(make: Make, ttl: float) -> Iterator[tuple[Daemon, Daemon]]:
 # --- it stands still, or dies ---------------------------------------------------------------------
 
 
+@pytest.mark.fault("F9")
 def test_a_server_that_stands_still_for_three_ttls_costs_no_ownership(
     make: Make, fresh_server: ProcessServer
 ):
@@ -114,6 +117,7 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
             assert held[0] == held[1] is not None
 
 
+@pytest.mark.fault("F9")
 def test_a_server_that_is_killed_and_restarted_with_its_file_is_found_again(
     make: Make, fresh_server: ProcessServer, chance: random.Random
 ):
@@ -171,6 +175,7 @@ def test_while_the_server_stands_still_children_are_collected_and_a_stop_is_obey
 # --- it forgets -----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F20")
 def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
     with make(partitions=2, consumer={"backoff": {"base": "10ms"}}) as daemon:
         uids = daemon.send("fail" if number % 20 == 7 else "ok" for number in range(2000))
@@ -187,6 +192,7 @@ def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
         assert daemon.events("worker.crashed") == []
 
 
+@pytest.mark.fault("F15")
 def test_an_emptied_server_is_furnished_again(make: Make):
     with make(partitions=4) as daemon:
         for _ in range(3):
@@ -211,6 +217,7 @@ def test_an_emptied_server_is_furnished_again(make: Make):
         assert daemon.stop() == 0
 
 
+@pytest.mark.fault("F26")
 def test_a_group_that_was_destroyed_is_made_again(make: Make):
     """T12: without a record of trimming it begins at what is still there: repeated, not lost."""
     with make(partitions=1) as daemon:
@@ -231,6 +238,7 @@ def test_a_group_that_was_destroyed_is_made_again(make: Make):
 # --- it cuts connections --------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F13")
 def test_connections_killed_again_and_again_lose_and_repeat_nothing(
     make: Make, chance: random.Random
 ):
@@ -260,6 +268,7 @@ def test_connections_killed_again_and_again_lose_and_repeat_nothing(
 # --- it is full -----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F21")
 def test_on_a_full_server_failures_are_parked_and_acknowledgements_go_on(make: Make):
     """T18: what cannot be written waits; everything else is handled, and that frees memory."""
     with make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
@@ -307,6 +316,7 @@ def proxied(make: Make, fresh_server: ProcessServer) -> Iterator[tuple[Daemon, F
             yield daemon, proxy
 
 
+@pytest.mark.fault("F12")
 def test_answers_lost_at_random_lose_and_repeat_nothing(
     proxied: tuple[Daemon, FaultProxy], chance: random.Random
 ):
@@ -354,6 +364,7 @@ def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
     return trigger
 
 
+@pytest.mark.fault("F12")
 def test_a_read_that_executes_after_its_reader_has_left_is_found(
     proxied: tuple[Daemon, FaultProxy],
 ):
@@ -371,6 +382,7 @@ def test_a_read_that_executes_after_its_reader_has_left_is_found(
     assert daemon.ledger.audit(GROUP) == Audit()
 
 
+@pytest.mark.fault("F12")
 def test_a_read_that_executes_after_its_reader_has_listed_what_is_pending_is_refused(
     proxied: tuple[Daemon, FaultProxy],
 ):

@@ -51,17 +51,17 @@ def test_reload_rolls_new_code_in_one_partition_at_a_time_and_loses_and_repeats_
         )
         (done,) = daemon.events("reload.done", mark)
 
-        # Each partition stops, starts and is ready before the next one stops.
+        # Each partition has a new worker, warm before it takes over, before the next one's turn.
         steps = [
             (each["event"], each["partition"])
             for each in daemon.events(after=mark)
-            if each["event"] in ("worker.exited", "worker.started", "worker.ready")
+            if each["event"] in ("worker.standby", "worker.handover", "worker.ready")
             and each["number"] < done["number"]
         ]
         assert steps == [
             (name, number)
             for number in range(3)
-            for name in ("worker.exited", "worker.started", "worker.ready")
+            for name in ("worker.standby", "worker.handover", "worker.ready")
         ]
         assert {each["reason"] for each in daemon.events("worker.exited", after=mark)} == {"reload"}
         after = daemon.pids()

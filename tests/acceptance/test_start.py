@@ -152,6 +152,7 @@ def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDa
     problem(said, "redis", "no answer", f"127.0.0.1:{port}")
 
 
+@pytest.mark.fault("F23")
 def test_a_server_that_may_evict_is_refused_unless_that_is_wanted(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer]
 ):
@@ -181,6 +182,7 @@ def test_a_server_that_may_evict_is_refused_unless_that_is_wanted(
 # --- another one ----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F32")
 def test_a_second_instance_under_the_same_id_is_exit_code_5(new_daemon: NewDaemon):
     first = new_daemon()
     with first:
@@ -241,6 +243,7 @@ def test_a_worker_that_is_busy_whenever_it_is_looked_at_is_ready(new_daemon: New
 # --- an emptied server ----------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F15")
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_it_recovers_by_itself_when_the_server_is_emptied_under_load(
     new_daemon: NewDaemon, chance: random.Random, start: str

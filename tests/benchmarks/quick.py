@@ -59,6 +59,7 @@ def main() -> None:
     with server(aof=False) as path:
         results["takeover after kill -9 of a busy worker, ms"] = takeover(path, options.rounds)
         results["hand-over after SIGTERM of an instance, ms"] = handover(path, options.rounds)
+        results["idle at a reload, ms"] = reload_gap(path, options.rounds)
     print(json.dumps(results, indent=2))
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
@@ -183,6 +184,27 @@ def takeover(path: str, rounds: int) -> dict[str, float]:
                 wait(lambda v=victim: _last_run(ledger)[0] not in (0, v))  # type: ignore[misc]
                 starts = [t for pid, t in _runs(ledger) if t > killed and pid != victim]
                 times.append((starts[0] - killed) / 1e6)
+    return _summary(times)
+
+
+def reload_gap(path: str, rounds: int) -> dict[str, float]:
+    """Between two starts of a 2 ms handler, the last in the old worker and the first in the new."""
+    redis.Redis(unix_socket_path=path).flushall()
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Path(folder) / "ledger"
+        ledger.touch()
+        env = {"BENCH_LEDGER": str(ledger)}
+        with daemon(path, "slow", partitions=1, env=env) as supervisor:
+            wait_ready(path, partitions=1)
+            fill(path, [_stream(0)], 2_000 * rounds)
+            for _ in range(rounds):
+                old = _last_run(ledger)[0]
+                supervisor.send_signal(signal.SIGHUP)
+                wait(lambda o=old: _last_run(ledger)[0] not in (0, o))  # type: ignore[misc]
+                runs = _runs(ledger)
+                last = max(at for pid, at in runs if pid == old)
+                times.append((min(at for _, at in runs if at > last) - last) / 1e6)
     return _summary(times)
 
 

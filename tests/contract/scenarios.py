@@ -138,6 +138,14 @@ def settle_ack(desk: Desk) -> Call:
     return messages.ack(desk.keys, desk.unit, "t1", [main[1], *retried], charged=[main[0]])
 
 
+def settle_note(desk: Desk) -> Call:
+    main = desk.pending("1-0")
+    retried = desk.pending_retry("1-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, "m:1-0:f", "1")
+    return messages.note(desk.keys, desk.unit, "t1", [(main[0], 2), (retried[0], 1)])
+
+
 def settle_retry(desk: Desk) -> Call:
     main, retried = _failing(desk)
     desk.do("ZADD", desk.delayed, 1, "m:0-1")
@@ -311,7 +319,7 @@ def growth_end(desk: Desk) -> Call:
 def group_reset(desk: Desk) -> Call:
     """Taken from its owner, with all that it has."""
     _with_everything(desk)
-    return groups.reset(desk.keys, desk.unit, "0-0", drop_retries=True, force=True)
+    return groups.reset(desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="grow")
 
 
 def group_delete(desk: Desk) -> Call:
@@ -476,6 +484,7 @@ WHEN_FULL: dict[Scenario, str] = {
     message_recover: "OK",
     message_reclaim: "OK",
     settle_ack: "OK",
+    settle_note: "OOM",
     settle_retry: "OOM",
     settle_dead: "OOM",
     solo_mark: "OK",

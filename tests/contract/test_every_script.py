@@ -68,6 +68,7 @@ def test_wrong_type_is_found_before_the_first_write(
     desk.expect_error("WRONGTYPE", call)
 
 
+@pytest.mark.fault("F21")
 @pytest.mark.parametrize("scenario", CASES)
 def test_full_memory(desk: Desk, scenario: Scenario) -> None:
     """T14: a child can be replaced, read, acknowledge and trim; T18: what cannot waits, whole."""

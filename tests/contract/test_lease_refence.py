@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streamqd.store import leases
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import OWNER, TTL, Desk, Stream
@@ -36,6 +38,7 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
     }
 
 
+@pytest.mark.fault("F2")
 def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
     """T3, T4: what is done is done, who was running is charged, once."""
     main = desk.pending("1-0", "2-0", "3-0")
@@ -56,6 +59,7 @@ def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
     assert changed["retry"] == Stream(before["retry"].entries, {"hits": ("2-0", {"1-0": "w"})})
 
 
+@pytest.mark.fault("F12")
 def test_the_same_call_again_changes_nothing(desk: Desk) -> None:
     main = desk.pending("1-0", "2-0")
     desk.own("t1")

@@ -17,6 +17,8 @@ from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
+from tests.support import users
+from tests.support.daemon import toml
 from tests.support.life import Life, lives
 from tests.support.servers import Server
 from tests.support.verbs import At, Run
@@ -26,7 +28,7 @@ from tests.support.verbs import At, Run
 def file(tmp_path: Path, server: Server) -> Path:
     """A configuration that names the shared server."""
     path = tmp_path / "streamq.toml"
-    path.write_text(f'[redis]\nurl = "{server.url}"\n')
+    path.write_text(toml({"redis": {"url": server.url, **users.section("admin")}}))
     return path
 
 

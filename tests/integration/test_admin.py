@@ -14,7 +14,8 @@ from streamqd.admin import topics as admin_topics
 from streamqd.admin.dead import Choice
 from streamqd.admin.document import as_json
 from streamqd.errors import RedisRefused, Refused, TopicMissing
-from streamqd.store import leases, members, messages, scripts, topics
+from streamqd.model import Unit
+from streamqd.store import leases, members, messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
@@ -457,6 +458,14 @@ def beat(link: Link, keys: Keys, instance: str, **info: object) -> None:
     link.run(members.beat(keys, "default", instance, "n1", {"host": "h1", "pid": 42, **info}, 15.0))
 
 
+def calls(link: Link, command: str) -> int:
+    """How often the server has run a command."""
+    found = re.search(
+        f"cmdstat_{command}:calls=([0-9]+)", str(link.execute("INFO", "commandstats"))
+    )
+    return int(found[1]) if found else 0
+
+
 def test_an_empty_fleet(link: Link, keys: Keys) -> None:
     seen = fleet.status(link, keys, "default", stale=15)
 
@@ -509,6 +518,23 @@ def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
     assert len(seen.problems) == 4
 
 
+def test_many_partitions_with_one_problem_are_summed_up(link: Link, keys: Keys) -> None:
+    topics.create(link, keys, "wide", config.Topic(partitions=40))
+    for number in range(40):
+        Desk(link, keys, Unit("wide", number, "hits")).groups()
+    beat(link, keys, "west-1")
+    before = calls(link, "zrange")
+
+    problems = fleet.status(link, keys, "default", stale=15).problems
+
+    assert problems == [
+        *(f"nobody owns wide/{number}/hits" for number in range(5)),
+        "and 35 more partitions that nobody owns",
+    ]
+    # The members are read once; the rest measures each unit.
+    assert calls(link, "zrange") - before == 40 + 1
+
+
 @pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
 def test_a_summary_of_another_version_is_no_reason_to_fail(
     link: Link, keys: Keys, raw: str
@@ -555,26 +581,6 @@ def test_whoever_looks_writes_nothing(link: Link, keys: Keys, at: At) -> None:
 
 def test_whoever_may_do_all_lacks_nothing(link: Link, keys: Keys) -> None:
     assert rights.missing(link, keys, "default") == []
-
-
-def test_every_command_of_the_scripts_is_checked(
-    server: Server, link: Link, new_link: Callable[..., Link], keys: Keys
-) -> None:
-    link.execute("ACL", "SETUSER", "limited", "reset", "on", ">secret", "+multi", "+discard")
-    other = new_link(name="test:limited")
-    try:
-        other.execute("AUTH", "limited", "secret")
-        checked = {each.command for each in rights.missing(other, keys, "default")}
-    finally:
-        link.execute("ACL", "DELUSER", "limited")
-
-    used = {
-        command
-        for script in scripts.load().values()
-        for command in re.findall(rb"redis\.p?call\(\s*'(\w+)'", script.source)
-    }
-    assert used
-    assert {command.decode() for command in used} - checked == set()
 
 
 def test_missing_rights_are_named(

@@ -96,7 +96,10 @@ def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Link, keys: 
     plan = document(plain)
     assert plan["refused"] == {"it was replayed 3 times or more already, and died again": 1}
     few = dlq("replay", "access", "--all", "--dry-run", "--limit", "1").stdout
-    assert "only 1 of them because of --limit" in few
+    assert few.startswith("1 dead letter of access would go to their own group\n")
+    assert "no more because of --limit" in few
+    # Who gets them is counted for that one too.
+    assert any(line.split()[:3] == ["hits", "1", "1"] for line in few.splitlines())
     assert few.splitlines()[-1].endswith("--limit 1")
     # The command that it says does what it has shown, and nothing that died since.
     bury(at(0), "5-0")
@@ -307,3 +310,26 @@ def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:
     assert [each["verb"] for each in (*page["deeds"], *rest["deeds"])] == [
         *("dlq purge", "dlq replay", "dlq export"),
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("stats",),
+        ("replay", "--yes"),
+        ("replay", "--dry-run"),
+        ("purge", "--yes"),
+        ("export",),
+    ],
+    ids=" ".join,
+)
+def test_a_group_that_nobody_knows_is_a_slip(dlq: Run, at: At, words: tuple[str, ...]) -> None:
+    at(0).groups()
+    bury(at(0), "1-0")
+    verb, *rest = words
+    refused = dlq(verb, "access", "--group", "hist", *rest, code=8)
+    assert refused.stderr == ("Error: no group hist reads the topic access; did you mean hits?\n")
+    # Letters of a group that is gone can still be looked at and brought away.
+    at(0).do("XADD", at(0).dlq, "*", "group", "gone", "reason", "dead", "originalId", "1-0")
+    assert document(dlq("list", "access", "--group", "gone", "--json"))["rows"]

@@ -156,6 +156,7 @@ def test_a_deleted_group_is_not_missed(surgery: Surgery) -> None:
     surgery.silent("partitions.group-missing")
 
 
+@pytest.mark.fault("F29")
 def test_an_abandoned_group(surgery: Surgery) -> None:
     surgery.silent("partitions.group-abandoned")
     surgery.desk.link.run(messages.ensure_group(surgery.keys, Unit(TOPIC, 0, "old"), "0"))

@@ -103,6 +103,7 @@ def test_connections(surgery: Surgery, link: Link, setting: Set) -> None:
     assert surgery.finding("server.clients")["evidence"]["connected_clients"] >= 2
 
 
+@pytest.mark.fault("F10")
 def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     surgery.silent("server.clock")
     wrong = SimpleNamespace(time=lambda: time.time() + 60, perf_counter=time.perf_counter)

@@ -189,6 +189,7 @@ def test_what_a_growth_keeps_is_not_taken_by_force(
     run("group", "reset", "access", "hits", "--to", "latest", "--yes", "-p", "0")
 
 
+@pytest.mark.fault("F26")
 def test_a_running_owner_loses_the_partition_and_reads_again(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
@@ -274,7 +275,7 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
     cursor = re.search(r"--cursor (\S+)", page.stderr)
     assert cursor
     assert ids("--cursor", cursor[1]) == ["2:m:2-0", "0:m:1-0"]
-    assert run("retry", "list", "access", "hits", "--cursor", "x", code=8)
+    assert run("retry", "list", "access", "hits", "--cursor", "x", code=2)
 
 
 def test_retries_run_now(run: Run, at: At) -> None:
@@ -283,7 +284,7 @@ def test_retries_run_now(run: Run, at: At) -> None:
     run("retry", "now", "access", "hits", code=2)
     run("retry", "now", "access", "hits", "0:m:1-0", "--all", code=2)
     run("retry", "now", "access", "hits", "0:m:7-0", code=8)
-    run("retry", "now", "access", "hits", "zero", code=8)
+    run("retry", "now", "access", "hits", "zero", code=2)
     run("retry", "now", "access", "hits", "9:m:1-0", code=8)
 
     one = run("retry", "now", "access", "hits", "0:m:1-0")
@@ -315,6 +316,53 @@ def test_cancelled_retries_become_letters(run: Run, at: At) -> None:
     assert [
         row["id"] for row in document(run("retry", "list", "access", "hits", "--json"))["rows"]
     ] == ["0:m:2-0"]
+    deeds = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    assert [(d["verb"], d["counts"]) for d in deeds if d["verb"] == "retry cancel"] == [
+        ("retry cancel", {"dead": 0, "dropped": 1, "gone": 0}),
+        ("retry cancel", {"dead": 1, "dropped": 0, "gone": 0}),
+    ]
+
+
+def test_resets_and_deletions_of_a_group_are_in_the_audit_trail(run: Run, at: At) -> None:
+    at(0).groups()
+    at(0).pending("1-0", "2-0")
+    reset = ("group", "reset", "access", "hits", "--to", "earliest", "-p", "0")
+    run(*reset, "--dry-run")
+    run(*reset, code=8)  # nobody is there to ask
+    assert run("dlq", "audit", "access").stdout == "nothing in the audit trail of access\n"
+
+    run(*reset, "--yes")
+    run("group", "delete", "access", "hits", "--yes", "--force")
+
+    deleted, moved = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    assert (deleted["verb"], deleted["what"]) == ("group delete", {"group": "hits", "force": True})
+    assert moved["verb"] == "group reset"
+    assert moved["counts"] == {"forgotten": 2, "dropped": 0}
+    assert moved["what"]["partitions"] == {"0": "2-0 -> 0-0"}
+    assert "@" in moved["who"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dlq", "show", "access", "zero"),
+        ("dlq", "list", "access", "--cursor", "zero"),
+        ("dlq", "audit", "access", "--cursor", "zero"),
+        ("dlq", "purge", "access", "--id", "zero", "--yes"),
+        ("dlq", "replay", "access", "--id", "0-0", "--yes"),
+        ("pending", "access", "--group", "hits", "--cursor", "zero"),
+        ("retry", "list", "access", "hits", "--cursor", "zero"),
+        ("retry", "cancel", "access", "hits", "zero", "--yes"),
+        ("group", "reset", "access", "hits", "--to", "soon", "--yes"),
+        ("topic", "create", "no name"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_read_is_a_mistake_of_usage(
+    run: Run, at: At, words: tuple[str, ...]
+) -> None:
+    at(0).groups()
+    assert run(*words, code=2).stderr.startswith("Error: ")
 
 
 # --- defects --------------------------------------------------------------------------------------

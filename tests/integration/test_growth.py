@@ -161,11 +161,11 @@ class CutLink(Link):
     left = 0
     behind = False
 
-    def _exchange(self, commands: Any) -> list[Any]:
+    def exchange(self, commands: Any) -> list[Any]:
         self.left -= 1
         if self.left < 0 and not self.behind:
             raise CutError
-        replies = super()._exchange(commands)
+        replies = super().exchange(commands)
         if self.left < 0:
             raise CutError
         return replies

@@ -89,6 +89,7 @@ def test_lost_reply_is_reported_and_nothing_is_repeated(
     assert proxied.opened == 4
 
 
+@pytest.mark.fault("F13")
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_lost_reply_anywhere_in_a_pipeline(
     proxy: FaultProxy, proxied: Link, link: Link, nth: int
@@ -256,6 +257,7 @@ def _in_child(run: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.fault("F33")
 def test_detached_child_leaves_the_parents_connection_alone(link: Link) -> None:
     number = link.execute("CLIENT", "ID")
 

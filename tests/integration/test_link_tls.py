@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,57 @@ def test_unknown_authority_is_refused(
         assert not caught.value.sent
 
 
+@pytest.mark.fault("F36")
+def test_replaced_certificates_are_read_with_the_next_connection(
+    settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
+) -> None:
+    """A reload replaces the workers, and with them their connections; nothing is restarted."""
+    names = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
+    for name in names.values():
+        shutil.copy(certificates / name, tmp_path)
+    own = {option: tmp_path / name for option, name in names.items()}
+    link = open_link(replace(settings, **own))
+    assert link.execute("PING") == b"PONG"
+
+    shutil.copy(certificates / "other.pem", tmp_path / "ca.pem")
+    assert link.execute("PING") == b"PONG"
+    link.close()
+    with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        link.execute("PING")
+    shutil.copy(certificates / "ca.pem", tmp_path / "ca.pem")
+    assert link.execute("PING") == b"PONG"
+
+    # The other side's certificate is ours: a pair that does not match is refused, and said so.
+    shutil.copy(certificates / "other.key", tmp_path / "server.key")
+    link.close()
+    with pytest.raises(RedisUnavailable, match="KEY_VALUES_MISMATCH"):
+        link.execute("PING")
+
+
+@pytest.mark.fault("F36")
+def test_an_expired_certificate_is_refused_until_it_is_replaced(
+    settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
+) -> None:
+    """That of the client first, then that of the server; connections that are open stay so."""
+    old, own = tls.expired(certificates), tmp_path / "own.pem"
+    shutil.copy(old, own)
+    link, open_one = open_link(replace(settings, cert_file=own)), open_link(settings)
+    with pytest.raises(RedisUnavailable) as caught:
+        link.execute("PING")
+    assert not caught.value.sent
+    shutil.copy(certificates / "server.pem", own)
+    assert link.execute("PING") == b"PONG"
+
+    open_one.execute("CONFIG", "SET", "tls-cert-file", str(old))
+    try:
+        with pytest.raises(RedisUnavailable, match="certificate has expired"):
+            open_link(settings).execute("PING")
+        assert link.execute("PING") == b"PONG"
+    finally:
+        open_one.execute("CONFIG", "SET", "tls-cert-file", str(certificates / "server.pem"))
+    assert open_link(settings).execute("PING") == b"PONG"
+
+
 def test_certificate_for_another_name_is_refused(settings: config.Redis, open_link: Open) -> None:
     url = settings.url.replace("127.0.0.1", "localhost")
     with pytest.raises(RedisUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
@@ -121,6 +173,7 @@ def test_paused_server_leaves_the_outcome_unknown(
     link.close()
 
 
+@pytest.mark.fault("F33")
 def test_detached_child_does_not_end_the_session(settings: config.Redis, open_link: Open) -> None:
     link = open_link(settings)
     number = link.execute("CLIENT", "ID")

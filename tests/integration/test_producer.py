@@ -296,6 +296,7 @@ def pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
 # --- what a lost answer means ---------------------------------------------------------------------
 
 
+@pytest.mark.fault("F12")
 def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxied, link, keys):
     with Producer(proxied.url) as producer:
         producer.send("access", b"first")
@@ -311,6 +312,7 @@ def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxied, link, 
     ]
 
 
+@pytest.mark.fault("F12")
 def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxied, link, keys):
     with Producer(proxied.url) as producer:
         producer.send("access", b"first")
@@ -440,6 +442,7 @@ def test_items_may_have_keys_headers_and_partitions(producer, link, keys):
     ]
 
 
+@pytest.mark.fault("F13")
 def test_a_lost_connection_tells_how_many_are_confirmed(proxied, link, keys):
     with Producer(proxied.url) as producer:
         producer.send("access", b"warm")
@@ -457,6 +460,7 @@ def test_a_lost_connection_tells_how_many_are_confirmed(proxied, link, keys):
     assert len(found) <= 1024
 
 
+@pytest.mark.fault("F21")
 def test_a_full_memory_tells_which_were_written(producer, link, keys):
     producer.send("access", b"warm")
     link.execute("CONFIG", "SET", "maxmemory", "1")

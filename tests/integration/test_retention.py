@@ -104,6 +104,7 @@ def test_deleting_on_all_acknowledgements_leaves_nothing(desk: Desk, view: View)
     assert length(desk) == 0
 
 
+@pytest.mark.fault("F29")
 def test_what_keeps_retention_from_trimming_is_shown(desk: Desk, view: View) -> None:
     write(desk, 500, read=120)
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(max_length=10)))

@@ -13,7 +13,7 @@ from streamqd.admin import topics_deletion
 from streamqd.errors import RedisRefused, TopicMissing
 from streamqd.model import Unit
 from streamqd.producer import Producer
-from streamqd.store import topics
+from streamqd.store import members, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
@@ -138,6 +138,23 @@ def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Link, keys: 
     assert all(after[key] == before[key] for key in kept - {registry})
     assert topics.registered(link, keys) == ["access.p"]
     assert run("topic", "delete", "access", "--yes", code=8).stderr.count("does not exist") == 1
+
+
+def test_what_a_live_instance_offers_would_come_back(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    fill(at)
+    info = {"offers": [["access", "hits"]], "weight": 1, "cap": 0}
+    link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
+    link.run(members.beat(keys, "default", "east-1", "n2", info | {"offers": [["x", "y"]]}, 15.0))
+
+    refused = run("topic", "delete", "access", "--yes", "--force", code=8)
+
+    assert refused.stderr.startswith("Error: west-1 would make the topic anew, empty: ")
+    assert "in use: offered by west-1\n" in run("topic", "delete", "access", "--dry-run").stdout
+    assert topics.partition_count(link, keys, "access") == 3
+    run("topic", "delete", "access", "--yes", "--force", "--while-offered")
+    assert topics.registered(link, keys) == []
 
 
 def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:

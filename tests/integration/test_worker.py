@@ -19,6 +19,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode, Orders, Worker
 from tests.contract.desk import UNIT, Desk
+from tests.support import users
 from tests.support.daemon import toml
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
@@ -92,7 +93,7 @@ class Bench:
         """Fork a worker, as the supervisor does."""
         path = self.folder / "streamq.toml"
         tables = {
-            "redis": {"url": self.server.url},
+            "redis": {"url": self.server.url, **users.section("daemon")},
             "daemon": {"instance": "west-1", "state_dir": str(self.folder)},
             "topics": {UNIT.topic: {"partitions": 1}},
             "consumers": [
@@ -240,6 +241,7 @@ def test_a_pause_settles_what_is_done_and_begins_nothing(bench: Bench):
     assert bench.runs() == [*ids, "9-1"]
 
 
+@pytest.mark.fault("F11")
 def test_nothing_begins_while_the_lease_is_not_trusted(bench: Bench):
     (entry,) = add(bench, "ok")
     bench.start(trusted=False)
@@ -305,6 +307,7 @@ def test_more_inherited_entries_than_one_page(bench: Bench):
     assert bench.slot.counter("acked") == 300
 
 
+@pytest.mark.fault("F7")
 def test_after_an_unclean_end_each_inherited_entry_is_marked_before_it_runs(bench: Bench):
     ids = add(bench, "gate", "ok")
     bench.desk.fetch(10)
@@ -364,6 +367,7 @@ def test_a_charged_entry_that_ends_well_leaves_no_counters(bench: Bench):
     assert not bench.desk.do("EXISTS", bench.desk.attempts)
 
 
+@pytest.mark.fault("F25")
 def test_ghosts_are_settled_and_counted(bench: Bench):
     add(bench, *["ok"] * 4)
     bench.desk.fetch(10)
@@ -411,6 +415,7 @@ def test_a_flag_of_the_housekeeper_has_foreign_entries_claimed(bench: Bench):
 # --- losing the unit ------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F8")
 @pytest.mark.parametrize("word", ["gate", "fail", "dead"])
 def test_a_superseded_worker_changes_nothing_and_ends(bench: Bench, word: str):
     ids = add(bench, word, *["ok"] * 3)

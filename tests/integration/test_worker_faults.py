@@ -200,6 +200,7 @@ def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
 # --- what the server refuses ----------------------------------------------------------------------
 
 
+@pytest.mark.fault("F21")
 def test_dead_letters_that_are_refused_hold_nobody(
     desk: Desk, life: Life, slot: Slot, said: list[str]
 ):
@@ -341,6 +342,7 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life
     assert runs == ["1-0", "2-0"]
 
 
+@pytest.mark.fault("F21")
 def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Life):
     """T18: nothing else can free the memory that is waited for."""
     desk.add("1-0", "payload", "bad", stream=desk.retry)
@@ -412,6 +414,7 @@ def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, lif
     assert runner.clock_is_old(read + 61_000_000_000)
 
 
+@pytest.mark.fault("F25")
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_ends(
     desk: Desk, life: Life, attempts: int
@@ -440,7 +443,7 @@ def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, sl
         settler.flush()
     settler.flush()
     assert settler.owed == 1
-    settler.flush(last=True)
+    settler.flush_last()
     assert settler.owed == 0
     assert list(desk.state()["items"]) == ["m:1-0"]
 
@@ -463,6 +466,7 @@ def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
     assert runs == sorted(main + retried, key=lambda entry_id: int(entry_id[:-2]))
 
 
+@pytest.mark.fault("F30")
 @pytest.mark.parametrize("how", ["inherited", "reclaimed", "unread"])
 def test_bytes_in_hand_are_bounded(desk: Desk, life: Life, slot: Slot, how: str):
     for number in range(1, 41):

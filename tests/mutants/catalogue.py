@@ -352,7 +352,7 @@ LIMITS = (
         "attempts count failed runs, nothing else",
         "streamqd/worker/worker.py",
         (
-            "message = Message(self.delivery, entry.id, entry.fields, retried=entry.retried)",
+            "message = entry.message(self.delivery)",
             (
                 'fields = [*entry.fields, b"retryCount", b"1"]\n'
                 "            message = Message(self.delivery, entry.id, fields, retried=True)"
@@ -367,11 +367,8 @@ LIMITS = (
     mutant(
         "a reload that fences the old worker out while it works",
         "a reload repeats no message",
-        "streamqd/supervisor/reload.py",
-        (
-            'supervisor.crew.stop(supervisor.holdings[unit], "reload")',
-            "supervisor.holdings[unit].abandon()",
-        ),
+        "streamqd/supervisor/succession.py",
+        ("        if holding.is_quiet:\n", "        if holding.child is not None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_a_reload_hands_over_when_the_old_worker_is_quiet"
@@ -398,6 +395,27 @@ LIMITS = (
         "streamqd/embedded.py",
         ("                    start_new_session=True,\n", ""),
         tests={"integration/test_embedded.py": "test_ctrl_c_does_not_reach_it"},
+    ),
+    mutant(
+        "a housekeeper that takes any signal for the supervisor's death",
+        "a signal that an operator sends to all processes of a daemon ends none of them",
+        "streamqd/process.py",
+        (
+            "        if os.getppid() == parent_pid:\n            return",
+            "        if False:\n            return",
+        ),
+        tests={
+            "unit/test_process.py": (
+                "test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal"
+            )
+        },
+    ),
+    mutant(
+        "a dump that looks at threads while they run",
+        "to ask where a worker stands does not kill it",
+        "streamqd/process.py",
+        ("all_threads=False, chain=True)", "all_threads=True, chain=False)"),
+        tests={"unit/test_process.py": "test_stacks_are_shown_while_threads_come_and_go"},
     ),
 )
 

@@ -310,7 +310,7 @@ def test_the_command_refuses_with_its_exit_code(
     assert again.exit_code == 8
     assert again.stderr.startswith("Error: ")
     assert "say --overwrite" in again.stderr
-    shown = CliRunner().invoke(cli, [*command, "--overwrite", "--from", "2025-11-20"])
+    shown = CliRunner().invoke(cli, [*command, "--overwrite", "--since", "2025-11-20"])
     assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, "no topics in out/report.html")
-    assert CliRunner().invoke(cli, [*command, "--from", "yesterday"]).exit_code == 2
+    assert CliRunner().invoke(cli, [*command, "--since", "yesterday"]).exit_code == 2
     assert CliRunner().invoke(cli, [*command, "--archive", "none"]).exit_code == 8

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +21,14 @@ from typing import Any, Self
 import psutil
 
 from streamqd import config, process
+from streamqd.errors import RedisUnavailable
 from streamqd.model import Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.scoreboard import WorkerState
-from streamqd.store import messages
-from streamqd.store.client import Link
+from streamqd.store import messages, topics
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from tests.support import users
 from tests.support.ledger import VARIABLE, Ledger
 from tests.support.waiting import wait_until
 
@@ -58,6 +61,7 @@ class Daemon:
         name: str = "one",
     ) -> None:
         self.folder = folder
+        embedded = redis_url == "embedded:"
         self.partitions = partitions
         self.groups = list(groups)
         self.config_path = folder / f"{name}.toml"
@@ -65,9 +69,12 @@ class Daemon:
         self.log_path = folder / f"{name}.log"
         self.ledger = Ledger(folder / "ledger")
         self.keys = Keys()
+        self.module = "streamqd"  # what is run, and what its environment has besides
+        self.environment: dict[str, str] = {}
+        self.within: list[str] = []  # the command that runs it
         one = {"topic": TOPIC, "handler": "work:obey", **(consumer or {})}
         self.tables: dict[str, Any] = {
-            "redis": {"url": redis_url},
+            "redis": {"url": redis_url, **({} if embedded else users.section("admin"))},
             "daemon": {"instance": name, "lease_ttl": "60s", **(daemon or {})},
             "http": {"bind": http},
             "log": {"format": "json"},
@@ -77,7 +84,7 @@ class Daemon:
         self.write_config()
         self.write_code(code or OBEDIENT.read_text())
         redis = config.resolved(config.load(self.config_path)).redis
-        self.link = Link(redis, timeout=10.0, name="test:daemon")
+        self.link = connect(replace(redis, username=None), timeout=10.0, name="test:daemon")
         self._producer: Producer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: list[int] = []
@@ -117,9 +124,9 @@ class Daemon:
         parent = os.getpid()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "streamqd", "--config", self.config_path.name, *arguments],
+                [*self.within, *self._command(), *arguments],
                 cwd=self.folder,
-                env=self._environment(),
+                env=self._acting() | self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -128,9 +135,21 @@ class Daemon:
             )
         self._sessions.append(self._process.pid)
 
+    def _user(self, name: str) -> dict[str, str]:
+        return {} if self.tables["redis"]["url"] == "embedded:" else users.section(name)
+
+    def _acting(self) -> dict[str, str]:
+        """What makes the daemon itself work as its own user, and not as that of verbs."""
+        user = self._user("daemon")
+        return {"STREAMQ_REDIS__USERNAME": user["username"]} if user else {}
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", self.module, "--config", self.config_path.name]
+
     def _environment(self) -> dict[str, str]:
         clean = {name: text for name, text in os.environ.items() if not name.startswith("STREAMQ_")}
         return clean | {
+            **self.environment,
             VARIABLE: str(self.ledger.path),
             "PYTHONPATH": str(ROOT),
             # A module that is rewritten within one second must not be found as it was.
@@ -311,7 +330,11 @@ class Daemon:
     def send(self, payloads: Iterable[str], partition: int | None = None) -> list[str]:
         """Send messages, round robin or to one partition; note each; return the uids in order."""
         if self._producer is None:
-            self._producer = Producer(settings=config.load(self.config_path))
+            settings = config.load(self.config_path)
+            redis = replace(settings.redis, **self._user("producer"))
+            self._producer = Producer(settings=replace(settings, redis=redis))
+        if self._user("producer"):  # who may create no topic
+            topics.create(self.link, self.keys, TOPIC, config.Topic(partitions=self.partitions))
         payloads = list(payloads)
         places = [
             number % self.partitions if partition is None else partition
@@ -342,9 +365,14 @@ class Daemon:
 
     def wait_settled(self, timeout: float = 30.0) -> None:
         """Wait until nothing is unread, in flight or waiting for a retry."""
-        self.wait_for(
-            lambda: self.unsettled() == 0, timeout=timeout, what="everything is settled", every=0.03
-        )
+
+        def settled() -> bool:
+            # A node of several may be away just now.
+            with contextlib.suppress(RedisUnavailable):
+                return self.unsettled() == 0
+            return False
+
+        self.wait_for(settled, timeout=timeout, what="everything is settled", every=0.03)
 
     def unsettled(self) -> int:
         """How many messages are not settled yet, over all groups."""

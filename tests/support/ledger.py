@@ -37,9 +37,9 @@ class Handled(Protocol):
 class Record(NamedTuple):
     """One line. `at` is the monotonic clock, which all processes of a host share, in seconds."""
 
-    kind: str  # sent | start | end | raise | note
+    kind: str  # sent | start | end | raise | note, or what `tell` was given
     uid: str
-    group: str  # '' for sent
+    group: str  # '' for what is no run
     attempt: int
     pid: int
     at: float
@@ -80,19 +80,26 @@ class Ledger:
 
     def sent(self, uid: str, payload: str) -> None:
         """Note a message that the server has confirmed."""
-        self._write(Record("sent", uid, "", 0, os.getpid(), time.monotonic(), payload))
+        self.tell("sent", payload, uid)
+
+    def tell(self, kind: str, text: str, uid: str = "") -> None:
+        """Write down anything that is no run."""
+        self._write(Record(kind, uid, "", 0, os.getpid(), time.monotonic(), text))
 
     @contextmanager
-    def run(self, message: Handled) -> Iterator[None]:
-        """Note a run: `start` now, `end` or `raise` when the body is over."""
-        self._note_run("start", message)
+    def run(self, message: Handled, text: str | None = None) -> Iterator[None]:
+        """Note a run: `start` now, `end` or `raise` when the body is over.
+
+        `text` is written beside each; without one, the code version.
+        """
+        self._note_run("start", message, text)
         try:
             yield
         except BaseException:
-            self._note_run("raise", message)
+            self._note_run("raise", message, text)
             os.fsync(self._descriptor)
             raise
-        self._note_run("end", message)
+        self._note_run("end", message, text)
         os.fsync(self._descriptor)
 
     def note(self, message: Handled, text: str) -> None:
@@ -112,13 +119,17 @@ class Ledger:
 
     def records(self, *kinds: str) -> list[Record]:
         """All records so far, or those of some kinds, in the order of writing."""
+        return [each for each in self.since(0) if not kinds or each.kind in kinds]
+
+    def since(self, count: int) -> list[Record]:
+        """All records so far but the first `count`."""
         with self.path.open("rb") as file:
             file.seek(self._read_to)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
         self._records += [Record(*json.loads(line)) for line in whole.splitlines()]
-        return [each for each in self._records if not kinds or each.kind in kinds]
+        return self._records[count:]
 
     def of(self, uid: str, *kinds: str) -> list[Record]:
         """The records of one message."""

@@ -20,6 +20,7 @@ from streamqd.model import Backoff
 from streamqd.scoreboard import Command, Slot
 from streamqd.worker import Orders, Worker, new_worker
 from tests.contract.desk import UNIT
+from tests.support import users
 
 Work = Callable[[Message], object]
 
@@ -87,7 +88,8 @@ def lives(slot: Slot) -> Iterator[Callable[[str], Life]]:
             backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
         )
         settings = Settings(daemon=Daemon(instance="west-1"), consumers=(consumer,))
-        return Life(replace(settings, redis=replace(settings.redis, url=url)), slot, peer, own)
+        redis = users.acting(replace(settings.redis, url=url), "daemon")
+        return Life(replace(settings, redis=redis), slot, peer, own)
 
     yield make
     logging.setLogRecordFactory(factory)

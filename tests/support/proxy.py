@@ -72,18 +72,27 @@ class FaultProxy:
     """Listens on a unix socket (or, with `tcp`, on a loopback port) and forwards to `target`.
 
     `target` is a unix socket's path or a (host, port) pair. While `refusing` is set, new
-    connections are closed at once. Threads of its own; `close` ends them.
+    connections are closed at once. It remembers the last `remember` commands, or all. Threads of
+    its own; `close` ends them.
     """
 
-    def __init__(self, target: Path | str | tuple[str, int], *, tcp: bool = False) -> None:
+    def __init__(
+        self,
+        target: Path | str | tuple[str, int],
+        *,
+        tcp: bool = False,
+        remember: int | None = None,
+    ) -> None:
         self._target = target
         self._folder = Path(tempfile.mkdtemp(prefix="sqp-"))
         self._lock = threading.Lock()
         self._triggers: list[Trigger] = []
         self._pairs: list[_Pair] = []
         self._threads: list[threading.Thread] = []
-        self._commands: list[list[bytes]] = []
+        self._commands: deque[list[bytes]] = deque(maxlen=remember)
         self._open = True
+        self._requests = Direction()
+        self._replies = Direction()
         self.refusing = False
         if tcp:
             self._listener = socket.create_server(("127.0.0.1", 0))
@@ -131,6 +140,32 @@ class FaultProxy:
             self._triggers.append(trigger)
         return trigger
 
+    def hold(self, *, requests: bool = False, replies: bool = False) -> None:
+        """Let nothing through in a direction, as a network does that drops every packet.
+
+        What is sent meanwhile waits for `heal`, and goes on then, late.
+        """
+        for direction, held in ((self._requests, requests), (self._replies, replies)):
+            if held:
+                direction.passes.clear()
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        self._requests.passes.set()
+        self._replies.passes.set()
+
+    def cut_after(self, *, requests: int = -1, replies: int = -1) -> None:
+        """Reset a connection once so many more bytes have passed in a direction, over all of them.
+
+        The last frame is cut at that byte. It happens once.
+        """
+        self._requests.left, self._replies.left = requests, replies
+
+    @property
+    def passed(self) -> tuple[int, int]:
+        """How many bytes of requests and of replies have passed, over all connections."""
+        return self._requests.count, self._replies.count
+
     def cut(self) -> None:
         """Reset every connection that is open now."""
         with self._lock:
@@ -148,6 +183,7 @@ class FaultProxy:
             pair.reset()
         for trigger in triggers:
             trigger.release()
+        self.heal()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -186,7 +222,7 @@ class FaultProxy:
             except OSError:
                 client.close()
                 continue
-            pair = _Pair(client, server, self._judge)
+            pair = _Pair(client, server, self._judge, self._requests, self._replies)
             with self._lock:
                 self._pairs.append(pair)
             self._run(pair.pump_requests, "requests")
@@ -219,6 +255,31 @@ class FaultProxy:
         return chosen
 
 
+@dataclass
+class Direction:
+    """One direction through the proxy, of all connections together."""
+
+    count: int = 0  # bytes
+    left: int = -1  # bytes until a connection is cut; -1 = it is not
+    passes: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.passes.set()
+
+    def let_through(self, raw: bytes) -> tuple[bytes, bool]:
+        """Wait until anything passes. Return what passes of a frame, and whether that is all."""
+        self.passes.wait()
+        with self.lock:
+            size, cut = len(raw), 0 <= self.left < len(raw)
+            if cut:
+                size, self.left = self.left, -1
+            elif self.left > 0:
+                self.left -= size
+            self.count += size
+        return raw[:size], not cut
+
+
 class _Pair:
     """One client connection and its server connection, with a thread for each direction."""
 
@@ -227,7 +288,10 @@ class _Pair:
         client: socket.socket,
         server: socket.socket,
         judge: Callable[[list[bytes]], Trigger | None],
+        requests: Direction,
+        replies: Direction,
     ) -> None:
+        self._requests, self._replies = requests, replies
         self._client = client
         self._server = server
         self._judge = judge
@@ -249,7 +313,12 @@ class _Pair:
                 if self.abandoned or (trigger is not None and not self._admit(trigger)):
                     return
                 self._expected.append(trigger)
-                self._server.sendall(raw)
+                passed, whole = self._requests.let_through(raw)
+                self._server.sendall(passed)
+                if not whole:
+                    self.abandoned = True
+                    self.reset()
+                    return
         # The client has left. What it sent is with the server, which may finish it in peace.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
@@ -284,9 +353,13 @@ class _Pair:
             self.reset()
 
     def _to_client(self, raw: bytes) -> None:
+        passed, whole = self._replies.let_through(raw)
         try:
             if not self._mute:
-                self._client.sendall(raw)
+                self._client.sendall(passed)
+            if not whole:
+                self._mute = True
+                self.reset()
         except OSError:
             # The client has left; what the server still answers is read and thrown away, because
             # closing now could take from it what it has not read yet.

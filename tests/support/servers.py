@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 from streamqd import config, embedded
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Link, ServerFacts, server_facts
-from tests.support import fetch_redis62
+from tests.support import fetch_redis62, users
 from tests.support.waiting import wait_until
 
 DEFAULT_IMAGE = "valkey/valkey:9"
@@ -81,7 +81,8 @@ class ProcessServer(Server):
     """A server process of our own in a folder of its own.
 
     With `aof` it writes an append-only file (every write flushed) and `restart` finds the data.
-    `more` are further settings of the server, written with _ for -.
+    `more` are further settings of the server, written with _ for -. `environment` is added to the
+    environment of the next start.
     """
 
     owns_process = True
@@ -99,6 +100,7 @@ class ProcessServer(Server):
         self.socket_path = self.folder / "redis.sock"
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.port = free_port() if tcp else 0
+        self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -135,6 +137,9 @@ class ProcessServer(Server):
             "daemonize": "no",
             **{name.replace("_", "-"): value for name, value in (self._more | more).items()},
         }
+        if users.chosen():
+            options["aclfile"] = str(self.folder / "users.acl")
+            Path(options["aclfile"]).write_text(users.file())
         command = [str(self.binary)]
         for name, value in options.items():
             command += [f"--{name}", value]
@@ -147,7 +152,8 @@ class ProcessServer(Server):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),
+            env=os.environ | self.environment,
+            preexec_fn=die_with_parent(os.getpid()),
         )
         if not wait:
             return
@@ -238,9 +244,13 @@ class ContainerServer(Server):
         super().__init__()
         _ask_docker()
         try:
+            from testcontainers.core.config import testcontainers_config
             from testcontainers.core.container import DockerContainer
         except ImportError as error:
             raise NoServerError('pip install "streamqd[dev]" for testcontainers') from error
+        # Its reaper is one more image, which a machine without a registry cannot have; `close` ends
+        # the container.
+        testcontainers_config.ryuk_disabled = True
         self._container: Any = DockerContainer(image).with_exposed_ports(6379)
         self._container.start()
         host = self._container.get_container_host_ip()
@@ -257,6 +267,8 @@ class ContainerServer(Server):
 
 def start(word: str, *, aof: bool = False, tcp: bool = False) -> Server:
     """Start the server that `word` names. Raises NoServerError."""
+    if users.chosen() and ("://" in word or word == "testcontainers"):
+        raise NoServerError("--acl needs a server that the suite starts")
     if word.startswith(("redis://", "rediss://", "unix://")):
         return ForeignServer(word)
     if word == "testcontainers":
@@ -309,7 +321,9 @@ def _answers(probe: Link) -> bool:
         return False
 
 
-def _die_with_parent(parent: int) -> Callable[[], None]:
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """For `preexec_fn`: the kernel kills the child when the thread ends that has started it."""
+
     def in_child() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
@@ -323,3 +337,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def port_is_free(port: int) -> bool:
+    """Whether nothing uses a TCP port of the loopback now."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

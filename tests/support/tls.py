@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from streamqd import config
 from tests.support.servers import NoServerError, ProcessServer, find_binary, free_port
 
 
@@ -28,6 +29,36 @@ def certificates(folder: Path) -> Path:
     return folder
 
 
+def expired(folder: Path) -> Path:
+    """Make a certificate for the server's key that ended yesterday; return its path."""
+    openssl = shutil.which("openssl")
+    assert openssl is not None
+    signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days -1 -extfile names"
+    command = f"x509 -req -in server.csr {signed_by_ca} -out expired.pem"
+    subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder / "expired.pem"
+
+
+def settings(url: str, folder: Path) -> config.Redis:
+    """The settings of a client with those certificates."""
+    return config.Redis(
+        url=url,
+        ca_file=folder / "ca.pem",
+        cert_file=folder / "server.pem",
+        key_file=folder / "server.key",
+    )
+
+
+def options(folder: Path, port: int) -> dict[str, str]:
+    """What a server is told that speaks TLS on a port, with those certificates."""
+    return {
+        "tls_port": str(port),
+        "tls_cert_file": str(folder / "server.pem"),
+        "tls_key_file": str(folder / "server.key"),
+        "tls_ca_cert_file": str(folder / "ca.pem"),
+    }
+
+
 def start(folder: Path, **more: str) -> ProcessServer:
     """Start a server with those certificates; it asks clients for one too. `port` is that of TLS.
 
@@ -37,10 +68,7 @@ def start(folder: Path, **more: str) -> ProcessServer:
     made = ProcessServer(
         "redis7",
         find_binary("redis7"),
-        tls_port=str(port),
-        tls_cert_file=str(folder / "server.pem"),
-        tls_key_file=str(folder / "server.key"),
-        tls_ca_cert_file=str(folder / "ca.pem"),
+        **options(folder, port),
         **more,
     )
     made.port = port

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -350,6 +351,27 @@ def test_no_chain_of_moves_would_be_more_even(fleet: Fleet) -> None:
         for other in reachable(members, wanted, each.id):
             if has_room(by_id[other], counts):
                 assert counts[each.id] - counts[other] <= 1
+
+
+@settings(deadline=None)
+@given(fleets(any_offers), st.lists(st.integers(0, 9), min_size=7, max_size=7))
+def test_what_is_owned_elsewhere_counts_as_if_it_could_not_move(
+    fleet: Fleet, elsewhere: list[int]
+) -> None:
+    members, units, owners = fleet
+    members = [replace(each, cap=0) for each in members]
+    elsewhere = elsewhere[: len(members)]
+    told = [replace(m, elsewhere=n) for m, n in zip(members, elsewhere, strict=True)]
+    # The same with units that nobody else offers, behind all others.
+    shown = [replace(m, offers=m.offers | {("~", m.id)}) for m in members]
+    hidden = [
+        Unit("~", number, each.id)
+        for each, count in zip(members, elsewhere, strict=True)
+        for number in range(max(count, 1))
+    ]
+    told = [replace(m, elsewhere=max(m.elsewhere, 1)) for m in told]
+    wanted = assign(shown, [*units, *hidden], owners | {unit: unit.group for unit in hidden})
+    assert assign(told, units, owners) == {u: to for u, to in wanted.items() if u.topic != "~"}
 
 
 @settings(deadline=None)

@@ -219,7 +219,7 @@ def test_the_shown_configuration_is_toml_that_means_the_same(invoke: Invoke) -> 
 
 
 def test_passwords_are_never_shown(invoke: Invoke) -> None:
-    Path("streamq.toml").write_text('[redis]\nurl = "redis://me:hunter2@h:1"\n')
+    Path("streamq.toml").write_text('[redis]\nurl = "redis://me:hunter2@localhost:1"\n')
     Path("streamq.toml").chmod(0o600)
 
     for args in (("config", "show"), ("config", "show", "--json"), ("-v", "status")):

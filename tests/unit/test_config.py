@@ -92,7 +92,7 @@ def test_a_whole_file(place: Place) -> None:
     settings = place.load(
         """
         [redis]
-        url = "redis://cache.example:6380/2"
+        url = "rediss://cache.example:6380/2"
         connect_timeout = "500ms"
         allow_eviction = true
 
@@ -138,7 +138,7 @@ def test_a_whole_file(place: Place) -> None:
         group = "send"
         """
     )
-    assert settings.redis.url == "redis://cache.example:6380/2"
+    assert settings.redis.url == "rediss://cache.example:6380/2"
     assert settings.redis.connect_timeout == 0.5
     assert settings.redis.allow_eviction is True
     assert settings.daemon.state_dir == Path("/var/lib/streamq")
@@ -319,6 +319,22 @@ MISTAKES = [
         'consumers[0].hard_timeout: "30s" is not longer than timeout ("30s")',
     ),
     (WORK + 'retry_on = ["Some Error"]', "write the names of exception classes"),
+    (WORK + 'on_error = "hold"', 'consumers[0].on_error: "hold" is not one of "requeue", "block"'),
+    (WORK + 'on_error = "block"\nconcurrency = 4', 'remove concurrency, or write "hold-key"'),
+    (
+        WORK + 'on_error = "hold-key"\nconcurrency = 4\norder = "none"',
+        'consumers[0].on_error: "hold-key" keeps the order of keys, order = "none" does not',
+    ),
+    (WORK + 'on_error = "block"\nbreaker = { failures = 3 }', "write max_attempts = 0 to wait"),
+    (WORK + 'breaker = { on = ["a b"] }', 'consumers[0].breaker.on: ["a b"] holds "a b"'),
+    (
+        WORK + 'dead_on = ["OSError"]\nbreaker = { failures = 3, on = ["OSError"] }',
+        "consumers[0].dead_on: OSError is in breaker.on too",
+    ),
+    (WORK + "held_max = 1", "consumers[0].held_max: 1 is too small: the least is 2"),
+    (WORK + "flood_guard = { share = 1.5 }", "flood_guard.share: 1.5 is too large: the most is 1"),
+    (WORK + 'flood_guard = { share = "0.5" }', "is not a number: write digits without quotes"),
+    (WORK + "flood_guard = { share = true }", "is not a number: write digits without quotes"),
     (WORK + 'retry_on = ["A", "B"]\ndead_on = ["B"]', "consumers[0].dead_on: B is in retry_on too"),
     (WORK + 'backoff = { kind = "cubic" }', 'consumers[0].backoff.kind: "cubic" is not one of'),
     (WORK + 'backoff = { base = "10m" }', 'consumers[0].backoff.max: "5m" is shorter than base'),
@@ -396,8 +412,8 @@ def test_command_line_over_environment_over_file_over_default(place: Place) -> N
 @pytest.mark.parametrize(
     ("name", "text", "section", "setting", "value"),
     [
-        ("STREAMQ_REDIS__URL", "redis://h:1/0", "redis", "url", "redis://h:1/0"),
-        ("STREAMQ_REDIS__URL", '"redis://h:1/0"', "redis", "url", "redis://h:1/0"),
+        ("STREAMQ_REDIS__URL", "redis://localhost:1/0", "redis", "url", "redis://localhost:1/0"),
+        ("STREAMQ_REDIS__URL", '"redis://localhost:1/0"', "redis", "url", "redis://localhost:1/0"),
         ("STREAMQ_REDIS__ALLOW_EVICTION", "true", "redis", "allow_eviction", True),
         ("STREAMQ_DAEMON__LEASE_TTL", "20", "daemon", "lease_ttl", 20.0),
         ("STREAMQ_DAEMON__LEASE_TTL", "1m", "daemon", "lease_ttl", 60.0),
@@ -489,10 +505,12 @@ def test_a_value_from_outside_cannot_smuggle_in_other_settings(place: Place) -> 
         "redis://localhost",
         "redis://localhost:6379",
         "redis://localhost:6379/",
-        "redis://user@10.0.0.1:6379/3",
+        "rediss://user@10.0.0.1:6379/3",
         "rediss://[::1]:6380/0",
         "unix:///run/redis.sock",
         "unix:///run/redis.sock?db=2",
+        "redis+sentinel://127.0.0.1,localhost:26380/mymaster/1",
+        "rediss+cluster://h:7000,i:7001",
     ],
 )
 def test_urls(place: Place, url: str) -> None:
@@ -506,17 +524,18 @@ def test_urls(place: Place, url: str) -> None:
         ("localhost:6379", "this is not a URL of Redis: write"),
         ("http://localhost", "this is not a URL of Redis: write"),
         ("embedded://x", "this is not a URL of Redis: write"),
-        ("redis+sentinel://h/mymaster", "(Sentinel) comes in a later release"),
-        ("redis+cluster://h:7000", "(Cluster) comes in a later release"),
         ("redis://", "it names no host"),
         ("redis://:6379/0", "it names no host"),
-        ("redis://h:x/0", "its host or port cannot be read"),
-        ("redis://h:0/0", "port 0"),
+        ("redis://localhost:x/0", "its host or port cannot be read"),
+        ("redis://localhost:0/0", "port 0"),
         ("redis://[::1", "its host or port cannot be read"),
-        ("redis://h:1/first", "must be a database number"),
-        ("redis://h:1/0?ssl_cert_reqs=none", 'the parameter "ssl_cert_reqs" is not understood'),
-        ("redis://h:1/0?socket_timeout=1&db=1", 'the parameter "socket_timeout"'),
-        ("redis://h:1/0#x", "a fragment (#) is not understood"),
+        ("redis://localhost:1/first", "must be a database number"),
+        (
+            "redis://localhost:1/0?ssl_cert_reqs=none",
+            'the parameter "ssl_cert_reqs" is not understood',
+        ),
+        ("redis://localhost:1/0?socket_timeout=1&db=1", 'the parameter "socket_timeout"'),
+        ("redis://localhost:1/0#x", "a fragment (#) is not understood"),
         ("unix://run/redis.sock", "with three slashes"),
         ("unix:redis.sock", "with three slashes"),
         (f"unix:///{'x' * 107}", "the system allows 107"),
@@ -528,7 +547,7 @@ def test_wrong_urls(place: Place, url: str, said: str) -> None:
     assert said in found
 
 
-SECRET_URL = "redis://me:s3cret@h:6379/0"
+SECRET_URL = "redis://me:s3cret@localhost:6379/0"
 
 
 def test_a_password_in_the_file_needs_a_private_file(place: Place) -> None:
@@ -567,7 +586,7 @@ def test_no_sentence_ever_holds_a_password(place: Place, url: str) -> None:
 
 
 def test_a_password_file_is_readable_by_its_owner_only(place: Place) -> None:
-    text = '[redis]\nurl = "redis://h"\npassword_file = "secret"'
+    text = '[redis]\nurl = "redis://localhost"\npassword_file = "secret"'
     secret = place.directory / "secret"
     assert "cannot be read (No such file or directory)" in place.problem(text)
     secret.touch(0o600)
@@ -592,14 +611,18 @@ def test_two_passwords_are_one_too_many(place: Place) -> None:
 def test_tls_files_go_with_tls_and_with_each_other(place: Place) -> None:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (place.directory / name).write_text("PEM")
+        (place.directory / name).chmod(0o640)
     pair = 'cert_file = "cert.pem"\nkey_file = "key.pem"\nca_file = "ca.pem"\n'
     redis = place.load('[redis]\nurl = "rediss://h"\n' + pair).redis
     assert redis.ca_file == place.directory / "ca.pem"
-    assert "is for TLS only" in place.problem('[redis]\nurl = "redis://h"\nca_file = "ca.pem"')
+    found = place.problem('[redis]\nurl = "redis://localhost"\nca_file = "ca.pem"')
+    assert "is for TLS only" in found
     found = place.problem('[redis]\nurl = "rediss://h"\ncert_file = "cert.pem"')
     assert found == "redis.cert_file: needs redis.key_file too: state both, or none"
     found = place.problem('[redis]\nurl = "rediss://h"\nkey_file = "key.pem"')
     assert found == "redis.key_file: needs redis.cert_file too: state both, or none"
+    (place.directory / "key.pem").chmod(0o644)
+    assert "chmod o-r" in place.problem('[redis]\nurl = "rediss://h"\n' + pair)
 
 
 def test_the_embedded_server_needs_no_credentials(place: Place) -> None:
@@ -612,8 +635,8 @@ def test_the_embedded_url_is_a_socket_in_state_dir(place: Place) -> None:
     assert config.redis_url(settings) == f"unix://{place.directory}/var/redis.sock"
     assert config.resolved(settings).redis.url == config.redis_url(settings)
     assert config.claim_socket_path(settings, NOTHING) == place.directory / "var/redis.sock"
-    other = place.load('[redis]\nurl = "redis://h:1/2"')
-    assert config.redis_url(other) == "redis://h:1/2"
+    other = place.load('[redis]\nurl = "redis://localhost:1/2"')
+    assert config.redis_url(other) == "redis://localhost:1/2"
 
 
 def test_the_embedded_url_is_quoted(place: Place) -> None:
@@ -664,9 +687,9 @@ def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        (SECRET_URL, "redis://me:***@h:6379/0"),
+        (SECRET_URL, "redis://me:***@localhost:6379/0"),
         ("redis://:p@ss/w:rd@h", "redis://:***@h"),
-        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
         ("unix:///a:b@c", "unix:///a:b@c"),
         ("cannot reach redis://me:pw@h: no", "cannot reach redis://me:***@h: no"),
     ],
@@ -774,7 +797,10 @@ def test_the_defaults_warn_of_nothing(place: Place) -> None:
         (WORK + 'hard_timeout = "1m"', "a message of access/hits may run 1m, longer than a stop"),
         (WORK + 'timeout = "31s"', "longer than a stop waits (30s)"),
         ('[daemon]\nlease_ttl = "1s"', "redis.connect_timeout: it is longer than daemon.lease_ttl"),
-        ('[http]\nbind = "0.0.0.0:9464"', "http.bind: everybody who reaches this address"),
+        (
+            '[http]\nbind = "0.0.0.0:9464"\nallow_public = true',
+            "http.bind: everybody who reaches this address",
+        ),
     ],
 )
 def test_warnings(place: Place, text: str, said: str) -> None:

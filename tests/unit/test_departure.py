@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from streamqd.admin.departure import plan
+import pytest
+
+from streamqd.admin.departure import DepartingUnit, Departure, plan
+from streamqd.cli import departure
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import Seen
@@ -66,3 +69,19 @@ def test_a_move_that_was_ordered_is_kept_to() -> None:
 
 def test_nobody_is_left() -> None:
     assert plan("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}
+
+
+def test_many_that_stay_behind_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    def unit(number: int, to: str, stranded: str) -> DepartingUnit:
+        return DepartingUnit("access", number, "hits", to, stranded, None, None)
+
+    units = [unit(n, "", "no-offer") for n in range(8)]
+    units += [unit(n, "b", "") for n in range(8, 40)]
+
+    departure.show(Departure("a", False, units, None, ""))
+
+    said = capsys.readouterr().out.splitlines()
+    assert said[4] == "! nobody takes access/4/hits: no other instance offers it"
+    assert said[5] == "! nobody takes 3 more: no other instance offers it"
+    assert said[6].startswith("b takes 32 partitions: access/8/hits, ")
+    assert said[6].endswith("access/27/hits, and 12 more")

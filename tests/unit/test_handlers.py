@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
-from streamqd import handlers
+from streamqd import config, handlers
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers import Dead, Probe, Retry, SoftTimeout
-from streamqd.model import DeadAsked, Failed, RetryAsked
+from streamqd.handlers.outcomes import lineage_of
+from streamqd.model import Backoff, DeadAsked, Failed, RetryAsked, RetryPolicy
 
 Write = Callable[[str, str], None]
 
@@ -113,6 +115,7 @@ def test_a_probe_finds_what_is_declared_and_leaves_this_process_clean(write: Wri
             }
         ],
         [],
+        sources=[str(folder / "h4.py")],
     )
     assert "h4" not in sys.modules
     assert "LEFT_BEHIND" not in os.environ
@@ -135,7 +138,8 @@ def test_a_module_that_prints_does_not_spoil_the_answer(
 ):
     monkeypatch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))  # as without pytest
     write("h7", "print('{\"declared\": 1}', flush=True)\ndef go(m): pass\n")
-    assert handlers.probe(["h7"], ["h7:go"], folder, 20.0) == Probe([], [])
+    found = handlers.probe(["h7"], ["h7:go"], folder, 20.0)
+    assert found == Probe([], [], sources=[str(folder / "h7.py")])
     assert capfd.readouterr().out == '{"declared": 1}\n'
 
 
@@ -269,3 +273,71 @@ def test_the_fingerprint_is_the_same_for_the_same_failure_only():
     assert one != handlers.fingerprint(raised(KeyError("a")), "h:go")
     assert one != handlers.fingerprint(raised(RefusalError("a")), "h:other")
     assert handlers.fingerprint(RefusalError("never raised"), "h:go") != one
+
+
+def test_a_retry_policy_gives_its_settings_and_what_is_written_out_wins(write: Write, folder: Path):
+    write(
+        "h12",
+        """
+        from datetime import timedelta
+        from streamqd import Backoff, RetryPolicy, handler
+
+        class Down(Exception):
+            pass
+
+        @handler(
+            topic="t",
+            group="g",
+            retry=RetryPolicy(
+                max_attempts=9,
+                backoff=Backoff("linear", 2.0),
+                max_age=60.0,
+                retry_on=(Down, OSError),
+                dead_on=("KeyError",),
+                on_error="hold-key",
+            ),
+            max_attempts=3,
+            timeout=timedelta(seconds=5),
+            breaker={"failures": 3, "on": [Down]},
+        )
+        def go(message): pass
+        """,
+    )
+    found = handlers.probe(["h12"], [], folder, 20.0)
+    assert found.problems == []
+    assert found.declared == [
+        {
+            "topic": "t",
+            "group": "g",
+            "handler": "h12:go",
+            "max_attempts": 3,
+            "backoff": {"kind": "linear", "base": 2.0, "max": 300.0, "jitter": "full"},
+            "retry_max_age": 60.0,
+            "retry_on": ["h12.Down", "OSError"],
+            "dead_on": ["KeyError"],
+            "on_error": "hold-key",
+            "timeout": 5.0,
+            "breaker": {"failures": 3, "on": ["h12.Down"]},
+        }
+    ]
+    (consumer,) = config.declare_consumers(config.Settings(), found.declared).consumers
+    assert consumer.policy == RetryPolicy(
+        max_attempts=3,
+        backoff=Backoff("linear", 2.0),
+        max_age=60.0,
+        retry_on=("h12.Down", "OSError"),
+        dead_on=("KeyError",),
+        on_error="hold-key",
+    )
+    assert consumer.breaker.on == ("h12.Down",)
+
+
+def test_a_class_goes_by_the_name_that_its_package_gives_it():
+    names = lineage_of(redis.ConnectionError)
+    assert names[:3] == (
+        "redis.exceptions.ConnectionError",
+        "ConnectionError",
+        "redis.ConnectionError",
+    )
+    assert names.index("redis.RedisError") < names.index("Exception")
+    assert "redis.OSError" not in lineage_of(OSError)

@@ -200,6 +200,7 @@ def test_giving_up_during_a_refence_waits_for_its_answer(desk: Desk):
 # --- blame ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F1", "F2")
 def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left(desk: Desk):
     desk.hold().run().mark(DONE, FAILED, RUNNING)
     old = desk.holding.token
@@ -236,6 +237,7 @@ def test_a_refence_that_is_fenced_means_the_unit_is_lost(desk: Desk):
     assert desk.slot.counter("charged") == 0
 
 
+@pytest.mark.fault("F1")
 def test_several_running_entries_charge_nobody(desk: Desk):
     desk.hold().run().mark(RUNNING, RUNNING)
     verdict = desk.holding.ended(KILLED)
@@ -252,6 +254,7 @@ def test_a_kill_that_was_ordered_charges_nobody(desk: Desk, reason: str):
     assert desk.places() == [PLACES[0]]
 
 
+@pytest.mark.fault("F4")
 def test_a_hard_limit_charges_the_run_it_was_decided_for(desk: Desk):
     desk.hold().run().mark(DONE, RUNNING)
     desk.holding.kill = Kill("hard-limit", desk.slot.run_seq)
@@ -374,3 +377,33 @@ def test_settled_counts_the_present_process_only(desk: Desk):
     assert desk.holding.settled() == 5
     desk.run()
     assert desk.holding.settled() == 0
+
+
+# --- a worker that is followed by a warm one ------------------------------------------------------
+
+
+def test_a_quiet_worker_is_gone_on_without_before_it_has_ended(desk: Desk):
+    desk.hold().run().mark(DONE, SETTLED, SETTLED, SETTLED)
+    desk.holding.stop_reason = "recycle"
+    assert not desk.holding.is_quiet
+    desk.quiet()
+    assert desk.holding.is_quiet
+    child, verdict = desk.holding.retired()
+    assert (child.pid, desk.holding.child) == (4711, None)
+    assert (verdict.crashed, verdict.charged) == (False, None)
+    assert desk.script() == "lease_refence"
+    assert (desk.argument("charged"), desk.places()) == (b"", [b"m:1-0"])
+    assert desk.slot.counter("recycled") == 1
+    assert not desk.holding.startable, "no token before the fence has it"
+    desk.answer("OK", b"8", 0)
+    assert desk.holding.startable
+
+
+def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
+    desk.hold().run()
+    assert not desk.holding.standby_is_warm
+    desk.holding.standby = Child(4712, -1, None, "")  # type: ignore[arg-type]
+    desk.slot.warm_pid = 4700  # one before it
+    assert not desk.holding.standby_is_warm
+    desk.slot.warm_pid = 4712
+    assert desk.holding.standby_is_warm

@@ -184,6 +184,7 @@ def _endpoints(kind: str) -> tuple[int, int]:
     return left.detach(), right.detach()
 
 
+@pytest.mark.fault("F34")
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 def test_nobody_reading_never_blocks_and_the_loss_is_told(kind: str) -> None:
     reader, writer = _endpoints(kind)

@@ -16,6 +16,7 @@ from streamqd.metrics import METRICS, Exporter, View
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, Slot, WorkerState, now_ns
 from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
+from streamqd.waits import Wait, Waits
 
 UNIT = Unit("access", 3, "hits")
 HERE = {"topic": "access", "partition": "3", "group": "hits"}
@@ -248,6 +249,7 @@ def test_the_promised_metrics_are_there() -> None:
 
 def _full_view(view: View, slot: Slot) -> View:
     slot.add("acked")
+    slot.rate_micro = 100_000_000
     slot.handle_histogram[3] = 1
     slot.ack_histogram[3] = 1
     view.held["x", 1] = ("x", 1)
@@ -300,3 +302,26 @@ def _importers(module: str) -> Iterator[str]:
 
 def test_one_module_imports_prometheus_client() -> None:
     assert set(_importers("prometheus_client")) == {"metrics/__init__.py"}
+
+
+def test_what_a_worker_waits_for_is_told(view: View, slot: Slot):
+    waits = Waits(slot.words)
+    slot.pid = 4711
+    waits.hold(12, 3)
+    waits.count_opening()
+    waits.count_flood()
+    figures = ("partition_blocked", "held_messages", "held_keys", "circuit_open")
+    for kind, expected in (
+        (Wait.NOTHING, (0, 12, 3, 0)),
+        (Wait.BLOCKED, (1, 12, 3, 0)),
+        (Wait.OPEN, (0, 12, 3, 1)),
+        (Wait.PROBING, (0, 12, 3, 1)),
+        (Wait.FULL, (0, 12, 3, 0)),
+    ):
+        waits.begin(kind)
+        found = tuple(value(view, f"streamqd_{name}", **HERE, **ME) for name in figures)
+        assert found == expected
+    slot.pid = 0
+    assert value(view, "streamqd_held_messages", **HERE, **ME) == 0, "nobody holds them"
+    assert value(view, "streamqd_circuit_openings_total", **HERE, **ME) == 1
+    assert value(view, "streamqd_flood_stops_total", **HERE, **ME) == 1

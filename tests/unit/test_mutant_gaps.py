@@ -51,7 +51,7 @@ class Scene:
         self.holding = Holding(UNIT, settled, board.allot(UNIT))
         self.slot = self.holding.slot
         self.crew = Crew(Settings(), board, [], [])
-        self.limits = Limits(self.crew)
+        self.limits = Limits(self.crew, lambda *_: True)
         self.child = FakeChild()
         self.holding.take(seen_epoch=6)
         self.answer(b"7", 0, b"")

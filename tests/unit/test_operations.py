@@ -389,6 +389,11 @@ def test_the_configuration_of_the_pod_is_valid(
     path = tmp_path / "streamq.toml"
     path.write_text(settings["data"]["streamq.toml"])
     environ = {one["name"]: one.get("value", "streamqd-1") for one in container["env"]}
+    (tmp_path / "http-token").write_text("token")  # of the secret
+    assert environ["CREDENTIALS_DIRECTORY"] in {
+        mount["mountPath"] for mount in container["volumeMounts"]
+    }
+    environ["CREDENTIALS_DIRECTORY"] = str(tmp_path)
 
     loaded = config.load(path, environ=environ)
 

@@ -68,3 +68,19 @@ def test_a_key_behind_a_slow_one_does_not_wait():
     assert (ordering.next(), ordering.next(), ordering.next()) == (slow, other, None)
     ordering.ended(slow)
     assert ordering.next() == behind
+
+
+def test_what_waits_behind_an_entry_can_be_surrendered():
+    ordering: Ordering[Entry] = Ordering(by_key=True)
+    for number, key in enumerate((b"a", b"a", b"b", b"a", None)):
+        ordering.add(Entry(number, key))
+    first = ordering.next()
+    assert first is not None
+    assert [each.number for each in ordering.surrender(first)] == [1, 3]
+    assert ordering.waiting == 2
+    ordering.ended(first)
+    assert [each.number for each in (ordering.next(), ordering.next()) if each] == [2, 4]
+    assert ordering.next() is None
+    ordering.add(Entry(5, b"a"))
+    assert ordering.next() == Entry(5, b"a"), "its key is free"
+    assert ordering.surrender(Entry(6, None)) == []

@@ -120,6 +120,10 @@ def test_settings_that_do_not_suit_a_handler_are_named():
     (problem,) = misfits([several], {"h:go": "batch"})
     assert problem.startswith("consumers[0].concurrency: h:go takes batches, which are handled one")
     assert misfits([replace(several, order="partition")], {"h:go": "batch"}) == []
+    for on_error in ("block", "hold-key"):
+        (problem,) = misfits([Consumer(**base, on_error=on_error)], {"h:go": "batch"})
+        assert problem.startswith("consumers[0].on_error: h:go takes batches, whose messages fail")
+    assert misfits([Consumer(**base, on_error="hold-key")], {}) == []
     assert len(misfits([Consumer(**base, batch=5)], {})) == 1
     assert misfits([Consumer(**base, codec="msgpack")], {"h:go": "typed"}) == []
 

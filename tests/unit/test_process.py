@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -19,6 +20,11 @@ from streamqd.process import Child, Exit, SignalQueue
 from tests.support.waiting import wait_until
 
 Start = Callable[..., Child]
+# What a terminal, a service manager or an operator sends to all processes of a daemon at once.
+SUPERVISORS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP),
+    *(signal.SIGUSR1, signal.SIGCONT, signal.SIGWINCH),
+)
 
 
 @pytest.fixture
@@ -54,6 +60,13 @@ def heard(child: Child) -> bytes:
 def park(_control: socket.socket) -> int:
     while True:
         signal.pause()
+
+
+def echo(control: socket.socket) -> int:
+    """Say that it is set up, answer once, and wait for ever."""
+    control.send(b"up")
+    control.send(control.recv(100))
+    return park(control)
 
 
 def parked(spawn: Start, **options: object) -> Child:
@@ -123,6 +136,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.fault("F37")
 def test_what_a_child_started_dies_with_it(spawn: Start):
     def run(control: socket.socket) -> int:
         if os.fork() == 0:
@@ -156,6 +170,29 @@ def test_a_child_dies_with_its_parent(spawn: Start):
     wait_until(lambda: not alive(inner), what="the inner one is gone")
 
 
+def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spawn: Start):
+    """The kernel announces the death by SIGUSR1, and an operator may send the same to all."""
+
+    def run(control: socket.socket) -> int:
+        def duty() -> None:
+            control.send(b"bereaved")
+
+        child = process.spawn(echo, title="test: inner", keep=[control.fileno()], bereaved=duty)
+        child.control.setblocking(True)
+        said = [child.control.recv(100)]
+        for number in SUPERVISORS:
+            child.signal(number)
+        child.tell(b"here")
+        said.append(child.control.recv(100))
+        control.send(b" ".join(said))
+        return park(control)
+
+    child = spawn(run)
+    assert heard(child) == b"up here"
+    os.kill(child.pid, signal.SIGKILL)
+    assert heard(child) == b"bereaved"
+
+
 def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn: Start):
     def run(_control: socket.socket) -> int:
         process.die_with_parent(parent_pid=1 if os.getppid() != 1 else 2)
@@ -167,6 +204,7 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn: Start):
 # --- what is inherited ----------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F33")
 def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
     kept, other = os.pipe()
     os.set_inheritable(other, True)
@@ -254,11 +292,13 @@ def test_what_a_child_starts_can_be_terminated(spawn: Start):
 def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
     signals = SignalQueue()
     try:
-        child = parked(spawn)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
+        child = spawn(echo)
+        assert heard(child) == b"up"
+        for number in SUPERVISORS:
             child.signal(number)
         assert signals.take() == [], "and the child's signals do not reach the parent"
-        assert child.reap() is None
+        child.tell(b"here")
+        assert heard(child) == b"here", "it lives"
         child.signal(signal.SIGQUIT)
         assert ended(child) == Exit(None, signal.SIGQUIT)
         readable, _, _ = select.select([signals], [], [], 10.0)
@@ -268,6 +308,37 @@ def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
         signals.close()
 
 
+def test_stacks_are_shown_while_threads_come_and_go(spawn: Start, capfd, monkeypatch):
+    """Who looks at a thread that runs may crash: an operator's question would kill a worker."""
+    monkeypatch.setattr(sys, "stderr", os.fdopen(2, "w", closefd=False))  # as without pytest
+
+    def churn() -> None:
+        while True:
+            some = [threading.Thread(target=json.dumps, args=([1] * 50,)) for _ in range(5)]
+            for one in some:
+                one.start()
+            for one in some:
+                one.join()
+
+    def run(control: socket.socket) -> int:
+        for _ in range(3):
+            threading.Thread(target=churn, daemon=True).start()
+        control.send(b"up")
+        while True:
+            control.send(control.recv(100))
+
+    child = spawn(run)
+    assert heard(child) == b"up"
+    for _ in range(300):
+        child.signal(signal.SIGUSR2)
+        child.tell(b"here")
+        assert heard(child) == b"here", f"{child.reap()}"
+    shown = capfd.readouterr().err
+    assert "in run" in shown
+    assert "in churn" in shown
+
+
+@pytest.mark.fault("F33")
 def test_a_process_with_threads_is_not_forked():
     leave = threading.Event()
     other = threading.Thread(target=leave.wait, name="pool-1")

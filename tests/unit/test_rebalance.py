@@ -65,6 +65,7 @@ def test_a_member_is_dead_after_one_ttl_of_silence_over_two_of_our_beats():
     assert alive == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: False, 7: False}
 
 
+@pytest.mark.fault("F9")
 def test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone():
     """T10: the first one back would find all others old, and take everything."""
     watch = Watch()
@@ -72,6 +73,15 @@ def test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone():
     watch.beat(BEAT, {"you": BEAT})
     back = BEAT + 3 * TTL
     assert watch.beat(back, {"you": BEAT}) == {"me", "you"}
+    assert watch.beat(back + BEAT, {"you": back + 1}) == {"me", "you"}, "it only came second"
+
+
+def test_after_a_pause_of_the_server_no_silence_from_before_it_counts():
+    watch = Watch()
+    watch.beat(0.0, {"you": 0.0})
+    watch.beat(BEAT, {"you": 0.0})
+    back = BEAT + 3 * TTL
+    assert watch.beat(back, {"you": 0.0}) == {"me", "you"}, "it was silent for one beat only"
     assert watch.beat(back + BEAT, {"you": back + 1}) == {"me", "you"}, "it only came second"
 
 
@@ -277,6 +287,7 @@ def test_a_lease_whose_living_owner_no_longer_offers_it_is_taken_at_once():
     assert decision.acquire == UNITS[:1]
 
 
+@pytest.mark.fault("F3")
 def test_a_unit_is_not_sent_where_its_worker_crashes_in_a_loop():
     brain = Rebalancer("a", 0.0, 0.0, 8, patience=2 * BEAT)
     mine = dict.fromkeys(UNITS, -100.0)
@@ -328,6 +339,47 @@ def test_no_more_is_taken_than_there_is_room_for():
     taken = brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=3).acquire
     assert len(taken) == 3
     assert brain.decide(0.0, [member("a")], UNITS, {}, 0, views, room=0).acquire == []
+
+
+def test_free_units_are_taken_a_few_at_a_time():
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    units = [Unit("access", number, "hits") for number in range(100)]
+    views, taken, now = dict.fromkeys(units, FREE), [], 0.0
+    while views:
+        decision = brain.decide(
+            now, [member("a")], units, dict.fromkeys(taken, 0.0), 0, views, room=100
+        )
+        taken += decision.acquire
+        for unit in decision.acquire:
+            del views[unit]
+        assert decision.more == bool(views)
+        assert len(taken) <= 16 + 64 * now
+        now += 0.1
+    assert taken == units
+    assert now < 2.0
+
+
+def test_what_a_member_owns_elsewhere_counts_for_its_share():
+    """It was taken for idle, got units, and gave them back as it saw all that it owns: for ever."""
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
+    mine = dict.fromkeys(UNITS[:6], 0.0)
+    other = dict.fromkeys(UNITS[6:], View(1, "b", leased=True))
+    more = Member("b", 1, 0, OFFERS | {("orders", "bill")})
+    busy, idle = (Seen(more, 0, leaving=False, owned=owned) for owned in (6, 2))
+    assert brain.decide(9.0, [member("a"), busy], UNITS, mine, 0, other, room=2).shed == []
+    assert len(brain.decide(9.1, [member("a"), idle], UNITS, mine, 0, other, room=2).shed) == 2
+    # One of an older version does not tell.
+    assert (
+        len(
+            brain.decide(
+                9.2, [member("a"), idle._replace(owned=None)], UNITS, mine, 0, other, room=2
+            ).shed
+        )
+        == 2
+    )
+    # Who offers nothing else has nothing elsewhere, whatever its last beat said.
+    same = Seen(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
+    assert len(brain.decide(9.3, [member("a"), same], UNITS, mine, 0, other, room=2).shed) == 2
 
 
 def test_moves_under_way_count_against_the_limit():

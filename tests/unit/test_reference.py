@@ -83,7 +83,7 @@ def test_what_is_shown_loads_as_the_same_settings(tmp_path: Path) -> None:
         tmp_path,
         """
         [redis]
-        url = "redis://h:1/2"
+        url = "redis://localhost:1/2"
         [daemon]
         lease_ttl = "1m30s"
         [topics.access]
@@ -120,11 +120,11 @@ def as_toml(document: dict[str, object]) -> str:
 
 
 def test_no_password_is_shown(tmp_path: Path) -> None:
-    url = "redis://me:s3cret@h:1/2"
+    url = "redis://me:s3cret@localhost:1/2"
     settings = config.load(None, {}, {"STREAMQ_REDIS__URL": url})
     text = json.dumps(config.shown(settings))
     assert "s3cret" not in text
-    assert "redis://me:***@h:1/2" in text
+    assert "redis://me:***@localhost:1/2" in text
 
 
 # --- the schema ----------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def test_the_first_end_of_any_kind_restarts_at_once(cause: Cause, lived: float) 
     assert after([Exit(100.0, cause, lived)]) == NOW
 
 
+@pytest.mark.fault("F3")
 def test_boot_crashes_wait_longer_each_time_and_then_open_the_breaker() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
     assert [after(exits[:count]) for count in range(1, 6)] == [

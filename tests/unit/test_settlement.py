@@ -11,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamqd.model import (
+    BLOCK,
+    HOLD_KEY,
+    REQUEUE,
     Ack,
     Backoff,
     DeadAsked,
     DeadVerdict,
     Failed,
+    KeepVerdict,
     Leave,
     Outcome,
     ReleaseAsked,
@@ -167,9 +171,18 @@ def test_part_of_a_name_does_not_match() -> None:
     assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
 
 
-def test_dead_on_wins_over_retry_on() -> None:
+def test_of_several_classes_the_nearest_one_decides() -> None:
     policy = dataclasses.replace(POLICY, retry_on=("OSError",), dead_on=("PaymentError",))
     assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
+    policy = dataclasses.replace(POLICY, retry_on=("PaymentError",), dead_on=("OSError",))
+    assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
+    policy = dataclasses.replace(POLICY, retry_on=("KeyError",), dead_on=("Exception",))
+    assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
+
+
+def test_what_only_dead_on_could_name_is_retried_when_it_does_not() -> None:
+    policy = dataclasses.replace(POLICY, dead_on=("KeyError",))
+    assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
 
 
 def test_an_asked_retry_is_not_judged_by_class() -> None:
@@ -184,6 +197,55 @@ def test_a_time_limit_is_retried_unless_dead_on_names_it() -> None:
     assert verdict(TIMED_OUT, policy=policy) == DeadVerdict("not-retried")
 
 
+# --- where it waits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", [FAILED, TIMED_OUT, RetryAsked(7.0, FAILED)])
+def test_what_is_tried_again_waits_where_on_error_says(outcome: Outcome) -> None:
+    delay = 7.0 if isinstance(outcome, RetryAsked) else 1.0
+    for on_error, keyed, expected in (
+        (REQUEUE, True, RetryVerdict(delay)),
+        (REQUEUE, False, RetryVerdict(delay)),
+        (BLOCK, True, KeepVerdict(delay)),
+        (BLOCK, False, KeepVerdict(delay)),
+        (HOLD_KEY, True, KeepVerdict(delay)),
+        (HOLD_KEY, False, RetryVerdict(delay)),
+    ):
+        policy = dataclasses.replace(POLICY, on_error=on_error)
+        found = decide(
+            outcome, attempt=1, crashes=0, age=0.0, policy=policy, jitter=1.0, keyed=keyed
+        )
+        assert found == expected
+
+
+@pytest.mark.parametrize("on_error", [REQUEUE, BLOCK, HOLD_KEY])
+def test_nothing_else_depends_on_on_error(on_error: str) -> None:
+    policy = dataclasses.replace(POLICY, on_error=on_error)
+    assert verdict(Succeeded(), policy=policy) == Ack()
+    assert verdict(ReleaseAsked(), policy=policy) == Leave()
+    assert verdict(DeadAsked("dead", FAILED), policy=policy) == DeadVerdict("dead")
+    assert verdict(FAILED, attempt=5, policy=policy) == DeadVerdict("attempts")
+
+
+def test_a_blameless_failure_is_tried_again_whatever_the_limits_say() -> None:
+    policy = RetryPolicy(max_attempts=1, max_age=1.0, retry_on=("KeyError",), backoff=Backoff())
+
+    def found(outcome: Outcome, on_error: str = REQUEUE) -> Verdict:
+        return decide(
+            outcome,
+            attempt=9,
+            crashes=9,
+            age=9.0,
+            policy=dataclasses.replace(policy, on_error=on_error),
+            jitter=1.0,
+            blameless=True,
+        )
+
+    assert found(FAILED) == RetryVerdict(256.0)
+    assert found(FAILED, HOLD_KEY) == KeepVerdict(256.0)
+    assert found(DeadAsked("dead", FAILED)) == DeadVerdict("dead")
+
+
 # --- properties ----------------------------------------------------------------------------------
 
 names = st.sampled_from([*LINEAGE, "KeyError", "SoftTimeout"])
@@ -195,6 +257,7 @@ policies = st.builds(
     max_age=st.none() | st.floats(0.001, 1e6),
     retry_on=st.lists(names, max_size=2).map(tuple),
     dead_on=st.lists(names, max_size=2).map(tuple),
+    on_error=st.sampled_from([REQUEUE, BLOCK, HOLD_KEY]),
 )
 
 
@@ -212,7 +275,8 @@ def test_there_is_always_one_verdict_with_a_known_reason(
 ) -> None:
     found = verdict(outcome, attempt, crashes, age, policy, jitter)
     assert (found == Ack()) == (outcome == Succeeded())
-    if isinstance(found, RetryVerdict):
+    if isinstance(found, RetryVerdict | KeepVerdict):
+        assert isinstance(found, KeepVerdict) == (policy.on_error != REQUEUE)
         assert found.delay >= 0
         assert not policy.max_attempts or attempt < policy.max_attempts
         assert before_run(crashes, policy) is None

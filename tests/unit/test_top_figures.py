@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.failures import BYTES, ROWS, Failures
-from streamqd.housekeeper.pace import LATENCY_SECONDS, Latency, Trend
+from streamqd.housekeeper.pace import LATENCY_SECONDS, Drift, Latency, Trend
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, ENTRIES_MAX, Scoreboard
 
@@ -64,6 +64,29 @@ def test_a_trend_is_the_slope_and_forgets() -> None:
     assert trend.of("a") == pytest.approx(0.0, abs=0.01)
     trend.observe({}, 107 * SECOND)
     assert trend.of("a") is None
+
+
+def test_a_burst_is_no_growth() -> None:
+    drift = Drift(7)
+    for second, lag in enumerate((0, 0, 1500)):
+        drift.observe({"a": lag}, second * SECOND)
+    assert drift.of("a") == 0.0
+    for second, lag in enumerate((1450, 1400), start=3):
+        drift.observe({"a": lag}, second * SECOND)
+    assert drift.of("a") == 0.0
+    drift.observe({"a": 1350}, 5 * SECOND)
+    assert drift.of("a") == -50.0
+
+
+def test_what_grows_steadily_is_growth_from_the_third_look_on() -> None:
+    drift = Drift(7)
+    found = []
+    for second in range(20):
+        drift.observe({"a": 30 * second, "b": 1.0}, 3 * second * SECOND)
+        found.append(drift.of("a"))
+    assert found == [None, None, *[10.0] * 18]
+    drift.observe({"b": 1.0}, 99 * SECOND)
+    assert drift.of("a") is None
 
 
 def histogram(bucket: int, runs: int) -> list[int]:

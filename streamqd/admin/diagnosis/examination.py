@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamqd.admin import rights as rights_of
@@ -26,7 +26,7 @@ from streamqd.admin.diagnosis import (
     units_facts,
 )
 from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
-from streamqd.admin.diagnosis.facts import Facts, Fleet
+from streamqd.admin.diagnosis.facts import Facts, Fleet, Server
 from streamqd.admin.diagnosis.reading import Reader
 from streamqd.admin.pages import server_unix_ms
 from streamqd.config import Settings
@@ -101,7 +101,7 @@ def examine(link: Link, settings: Settings, checks: Sequence[Check], *, unit: st
     RedisUnavailable, and RedisRefused when the server as a whole does not serve.
     """
     facts = gather(link, settings, {need for check in checks for need in check.needs}, unit)
-    findings = [_finding(check, found) for check in checks for found in check.judge(facts)]
+    findings = [_finding(check, found) for check in checks for found in _judged(check, facts)]
     return Report(
         ok=not any(each.severity != Severity.NOTE for each in findings),
         server=link.address,
@@ -124,6 +124,16 @@ def without_redis(
     return Report(False, "", 0, [check.id for check in some], findings, unseen)
 
 
+def _judged(check: Check, facts: Facts) -> Iterator[Found]:
+    """What a check finds; one of the server alone looks at every master."""
+    if set(check.needs) != {Need.SERVER} or not facts.servers:
+        yield from check.judge(facts)
+        return
+    for address, one in facts.servers.items():
+        for found in check.judge(replace(facts, server=one)):
+            yield replace(found, about=address)
+
+
 def _finding(check: Check, found: Found) -> Finding:
     return Finding(
         check=check.id,
@@ -143,7 +153,11 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
     reader = Reader(link)
     now = server_unix_ms(link)
     unseen: list[str] = []
-    about = server_facts.gather(reader, keys) if Need.SERVER in needs else None
+    servers: dict[str, Server] = {}
+    for node in link.masters() if Need.SERVER in needs else ():
+        asked = Reader(node)
+        servers[node.address] = server_facts.gather(asked, keys)
+        reader.forbidden |= asked.forbidden
     lacking, members, found = [], Fleet(), []
     if Need.RIGHTS in needs:
         try:
@@ -178,7 +192,8 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
     return Facts(
         settings=settings,
         now_unix_ms=now,
-        server=about or facts.server,
+        server=next(iter(servers.values()), facts.server),
+        servers=servers if len(servers) > 1 else {},
         lacking=lacking,
         fleet=members,
         topics=found,

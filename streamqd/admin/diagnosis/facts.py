@@ -177,11 +177,15 @@ class Host:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the checks look at. `unseen` says in sentences what was not looked at."""
+    """Everything that the checks look at. `unseen` says in sentences what was not looked at.
+
+    `servers` has every master of a cluster by its address; it is empty where there is only one.
+    """
 
     settings: Settings
     now_unix_ms: int
     server: Server = field(default_factory=Server)
+    servers: Mapping[str, Server] = field(default_factory=dict)
     lacking: Sequence[Lacking] = ()
     fleet: Fleet = field(default_factory=Fleet)
     topics: Sequence[TopicFacts] = ()

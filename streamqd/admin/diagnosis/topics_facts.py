@@ -51,7 +51,7 @@ def _topic(
     text = stored.get("settings", "{}")
     try:
         holds = config.effective(settings.topics.get(name, config.Topic()), json.loads(text))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         unreadable = unreadable or "its settings are not what `topic create` writes"
         holds = settings.topics.get(name, config.Topic())
     return TopicFacts(

@@ -28,6 +28,7 @@ from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import Catalog, tell_loss
 from streamqd.store import archives, topics
 from streamqd.store.client import Link
+from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Archiver:
         self.meter_link.close()
 
     def _connect(self) -> Link:
-        return Link(self.settings.redis, timeout=TIMEOUT, name="streamqd:pipeline")
+        return connect(self.settings.redis, timeout=TIMEOUT, name="streamqd:pipeline")
 
     def _topic(self, topic: str) -> Done:
         began = time.monotonic()

@@ -20,6 +20,7 @@ from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines.manifest import Manifest
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import Catalog, tell_loss
+from streamqd.store import cluster
 from streamqd.store import topics as store
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -170,7 +171,9 @@ def ask(
 
 def connect(settings: config.Settings) -> Link:
     """A connection to the Redis of a configuration."""
-    return Link(config.resolved(settings).redis, timeout=TIMEOUT, name="streamqd:pipeline")
+    return cluster.connect(
+        config.resolved(settings).redis, timeout=TIMEOUT, name="streamqd:pipeline"
+    )
 
 
 def _registered(settings: config.Settings) -> list[str]:

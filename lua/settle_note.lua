@@ -1,0 +1,55 @@
+-- settle_note: in-flight -> in-flight
+--
+-- Write down how often entries have failed that stay with their owner for another run, so that the
+-- next owner goes on counting. A count is the whole number of failures and only grows: a call that
+-- is repeated, or comes late, changes nothing.
+--
+-- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
+-- KEYS[3]  retry     STREAM  stream:topic:{T:p:i}:retry:G
+-- KEYS[4]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
+--
+-- ARGV[1]  token     token   the owner's
+-- ARGV[2]  group     str     consumer group
+-- ARGV[3..] notes    list    for each entry: place, failures
+--
+-- Returns  OK      [2] so many are pending; for the others nothing was written
+-- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+--
+-- Cost     O(e x log n), e = entries, n = pending entries
+-- Repeat   safe: writes the same counts, or none
+-- @include _fence
+-- @include _lists
+-- @include _places
+
+local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local token, group = ARGV[1], ARGV[2]
+local notes = slice(ARGV, 3, #ARGV)
+
+local refusal = superseded(fence, token)
+if refusal then
+  return refusal
+end
+redis.call('HLEN', attempts)
+local higher, there = {}, 0
+for at = 1, #notes, 2 do
+  local place, failures = notes[at], tonumber(notes[at + 1])
+  local source, id = locate(stream, retry, place)
+  if not source then
+    return redis.error_reply('ERR not a place: ' .. place)
+  end
+  if pending(source, group, id) then
+    there = there + 1
+    local noted = tonumber(redis.call('HGET', attempts, place .. ':f') or 0)
+    if failures > noted then
+      higher[#higher + 1] = place .. ':f'
+      higher[#higher + 1] = notes[at + 1]
+    end
+  end
+end
+
+-- Guards end here
+if #higher > 0 then
+  redis.call('HSET', attempts, unpack(higher))
+end
+return {'OK', there}

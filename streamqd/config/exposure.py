@@ -1,0 +1,123 @@
+"""What others could read or change: the network, the pages, the files that name code to run."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from streamqd.config import topology
+from streamqd.config.connection import Redis
+from streamqd.config.problems import Problems
+from streamqd.config.schema import Http, Settings
+from streamqd.config.secrets import URL_VARIABLE, credential, has_password
+
+TOKEN_CREDENTIAL = "http-token"  # noqa: S105 - its name
+
+
+def check_exposure(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
+    """Add what is open to others although nobody has said that it may be."""
+    _check_plain(settings.redis, problems)
+    _check_public(settings.http, problems, environ)
+
+
+def _check_plain(redis: Redis, problems: Problems) -> None:
+    path = ("redis", "url")
+    if redis.allow_insecure or not problems.ok(path, ("redis", "allow_insecure")):
+        return
+    remote = [host for host in _plain_hosts(redis.url) if not is_loopback(host)]
+    if remote:
+        problems.add(
+            path,
+            f"{remote[0]} is another host, and without TLS everybody between can read and change"
+            " what is sent: write rediss://, or state redis.allow_insecure = true when that network"
+            " is yours alone",
+        )
+
+
+def _plain_hosts(url: str) -> list[str]:
+    """The hosts that a URL reaches without TLS."""
+    try:
+        nodes = topology.parse(url)
+        if nodes is not None:
+            return [] if nodes.tls else [each.host for each in nodes.addresses]
+        parts = urlsplit(url)
+        return [parts.hostname] if parts.scheme == "redis" and parts.hostname else []
+    except ValueError:
+        return []  # said elsewhere
+
+
+def _check_public(http: Http, problems: Problems, environ: Mapping[str, str]) -> None:
+    names = ("bind", "token_file", "allow_public")
+    if not problems.ok(*(("http", name) for name in names)):
+        return
+    if is_public(http) and not http.allow_public and token_path(http, environ) is None:
+        problems.add(
+            ("http", "bind"),
+            "everybody who reaches this address could read the names of topics, groups and hosts:"
+            " name a file with a token in http.token_file, bind 127.0.0.1 or a unix socket, or"
+            " state http.allow_public = true",
+        )
+
+
+def is_public(http: Http) -> bool:
+    """Whether other hosts can reach the pages."""
+    address = http.address
+    return isinstance(address, tuple) and not is_loopback(address[0])
+
+
+def token_path(http: Http, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file of the token that the pages ask for: systemd's credential, or the configured."""
+    return credential(TOKEN_CREDENTIAL, environ) or http.token_file
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one, as far as its name or address alone tells."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- what works, and should not be so -------------------------------------------------------------
+
+
+def exposed(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """What the operator should know of it, each as one sentence."""
+    found = []
+    if is_public(settings.http) and token_path(settings.http, environ) is None:
+        found.append("http.bind: everybody who reaches this address can read metrics and status")
+    if has_password(environ.get(URL_VARIABLE, "")):
+        found.append(
+            f"redis.url: its password is in the environment ({URL_VARIABLE}), which is for"
+            " everybody to read who may look at this process; use redis.password_file, or the"
+            " systemd credential redis-password"
+        )
+    return found
+
+
+def as_root() -> list[str]:
+    """A sentence when this process, and so every handler, may do everything on this host."""
+    if os.geteuid() != 0:
+        return []
+    return ["daemon: it runs as root, and so does every handler: give it a user of its own"]
+
+
+def open_to_all(path: Path) -> Path | None:
+    """Whether everybody may change a file of code: the file, or the directory that holds it.
+
+    Returns which of them. A directory on a file system that nobody may write to does not count.
+    """
+    for each in (path, path.parent):
+        try:
+            mode, readonly = each.stat().st_mode, os.statvfs(each).f_flag & os.ST_RDONLY
+        except OSError:
+            continue
+        if mode & stat.S_IWOTH and not readonly:
+            return each
+    return None

@@ -1,0 +1,96 @@
+"""What Redis says of itself, and whether streamqd can rely on that. Every master is looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from streamqd.config import Settings, topology
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Link, ServerFacts, server_facts
+
+_STARTING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN")  # it may answer in a moment
+
+
+def ask_servers(
+    link: Link, patience: float, interrupted: Callable[[], bool] = lambda: False
+) -> list[ServerFacts]:
+    """Ask each master for its facts, waiting while they start up. Raises RedisUnavailable."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            found = [server_facts(node) for node in link.masters()]
+            if not any(facts.loading for facts in found):
+                return found
+            error: Exception = RedisUnavailable("it is still loading its data", sent=False)
+        except RedisUnavailable as unavailable:
+            error = unavailable
+        except RedisRefused as refused:
+            error = refused
+            if refused.code not in _STARTING:
+                raise RedisUnavailable(str(refused), sent=False) from refused
+        if time.monotonic() > deadline or interrupted():
+            raise RedisUnavailable(str(error), sent=False)
+        time.sleep(0.1)
+
+
+def check_servers(
+    servers: Sequence[ServerFacts], settings: Settings
+) -> tuple[list[str], list[str]]:
+    """Judge the configuration of the servers. Returns (problems, warnings)."""
+    problems: dict[str, list[str]] = {}
+    warnings: dict[str, list[str]] = {}
+    for facts in servers:
+        for found, into in zip(_check(facts, settings), (problems, warnings), strict=True):
+            for text in found:
+                into.setdefault(text, []).append(facts.address)
+    several = len(servers) > 1
+    return _told(problems, several=several), _told(warnings, several=several)
+
+
+def _told(texts: Mapping[str, Sequence[str]], *, several: bool) -> list[str]:
+    return [
+        f"redis: {', '.join(addresses)}: {text}" if several else f"redis: {text}"
+        for text, addresses in texts.items()
+    ]
+
+
+def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]]:
+    problems = _check_kind(facts, settings)
+    warnings: list[str] = []
+    if facts.mode == "sentinel":
+        return problems, warnings
+    if facts.maxmemory_policy not in ("noeviction", ""):
+        text = (
+            f"the server's maxmemory-policy is {facts.maxmemory_policy}, so it may evict "
+            "streams and leases, which loses messages; set it to noeviction (or, to accept the "
+            "loss, redis.allow_eviction = true)"
+        )
+        (warnings if settings.redis.allow_eviction else problems).append(text)
+    if facts.role not in ("master", ""):
+        problems.append(f"the server is a {facts.role}, which refuses writes; name the primary")
+    if not facts.aof:
+        warnings.append(
+            "append-only persistence is off; what was sent since the last snapshot is lost "
+            "when the server restarts (set appendonly yes)"
+        )
+    if facts.replicas and not facts.needs_replicas:
+        warnings.append(
+            "it has replicas and takes writes without them, so a master that is cut off goes on"
+            " writing what is lost at the failover (set min-replicas-to-write 1 and"
+            " min-replicas-max-lag 10)"
+        )
+    skew = abs(facts.time - time.time())
+    if skew > settings.daemon.lease_ttl / 2:
+        warnings.append(f"its clock is {skew:.1f} s off this host's; times in logs will not match")
+    return problems, warnings
+
+
+def _check_kind(facts: ServerFacts, settings: Settings) -> list[str]:
+    """Whether the URL fits what answers there."""
+    where = topology.parse(settings.redis.url)
+    if facts.mode == "sentinel":
+        return [f"a Sentinel answers there, which holds no data: {topology.WRITE['sentinel']}"]
+    if facts.mode == "cluster" and (where is None or where.kind != topology.CLUSTER):
+        return [f"the server is a node of a Redis Cluster: {topology.WRITE['cluster']}"]
+    return []

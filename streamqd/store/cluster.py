@@ -1,0 +1,324 @@
+"""A link to a whole Redis Cluster: each command goes to the node that serves its key.
+
+It has one connection to each master that it needs. An exchange writes to all of them first and
+reads then, so it takes as long as the slowest node; the time limit is one for all. What a node did
+not execute because the slot is elsewhere (MOVED, ASK) is sent there; everything else is the
+caller's decision, as with any link.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from streamqd.config import topology
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Key, Link, missing_of
+from streamqd.store.nodes import NOT_NOW, Inquiry, SentinelLink, SlotLink, survey
+from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
+from streamqd.store.wire import wire_to
+
+if TYPE_CHECKING:
+    import socket
+
+    from streamqd import config
+    from streamqd.config.topology import Address, Topology
+
+REDIRECTS_MAX = 4  # of one command in one exchange; more means that the nodes disagree
+_LOOK_AGAIN_SECONDS = 0.2  # between two looks at the map while nodes do not answer
+
+
+def connect(settings: config.Redis, *, timeout: float, name: str, key: str = "") -> Link:
+    """Make the link that fits the URL, without connecting. Arguments as of `Link`.
+
+    With `key` it is a single connection, to the node that serves this key: for what belongs to one
+    connection, as WATCH, a subscription or a blocking read. Raises ConfigError.
+    """
+    where = topology.parse(settings.url)
+    if where is None:
+        return Link(settings, timeout=timeout, name=name)
+    if where.kind == topology.SENTINEL:
+        return SentinelLink(settings, where, timeout=timeout, name=name)
+    if key:
+        return SlotLink(settings, where, timeout=timeout, name=name, key=key)
+    return ClusterLink(settings, where, timeout=timeout, name=name)
+
+
+@dataclass
+class _Errand:
+    """One command on its way: where to, and the answer so far."""
+
+    command: Sequence[Any]
+    slot: int | None  # None: any node will do
+    address: Address | None = None  # where the last answer has sent it
+    asking: bool = False
+    bound: bool = False  # part of a transaction: not to be sent elsewhere alone
+    reply: Any = None
+
+
+@dataclass
+class _Load:
+    """What one node gets in one write."""
+
+    errands: list[_Errand] = field(default_factory=list)
+
+    def commands(self) -> list[Sequence[Any]]:
+        """The commands, with ASKING in front of those that need it."""
+        found: list[Sequence[Any]] = []
+        for errand in self.errands:
+            if errand.asking:
+                found.append(("ASKING",))
+            found.append(errand.command)
+        return found
+
+    def hand_out(self, replies: Sequence[Any]) -> None:
+        """Give each command its reply."""
+        at = 0
+        for errand in self.errands:
+            at += errand.asking
+            errand.reply = replies[at]
+            at += 1
+
+    def fail(self, error: RedisUnavailable) -> None:
+        """None of them is answered."""
+        for errand in self.errands:
+            errand.reply = error
+
+
+class ClusterLink(Link):
+    """Links to the masters of a cluster, each opened on its first use. Used like any link."""
+
+    def __init__(
+        self, settings: config.Redis, where: Topology, *, timeout: float, name: str
+    ) -> None:
+        super().__init__(
+            settings,
+            timeout=timeout,
+            name=name,
+            wire=wire_to(settings, where, where.addresses[0], timeout),
+        )
+        self.settings = settings
+        self.where = where
+        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False)
+        self._links: dict[Address, Link] = {}
+        self._map: SlotMap | None = None
+        self._stale = True
+        self._looked = 0.0
+        self._silent: set[Address] = set()  # nodes that did not answer when asked last
+
+    # --- the interface of a link ---
+
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands at their nodes.
+
+        A command that was not answered, or cannot be executed now, has a RedisUnavailable for its
+        reply; when all have, the first is raised.
+        """
+        self._check_process()
+        errands = self._errands(commands)
+        waiting = errands
+        for _ in range(1 + REDIRECTS_MAX):
+            self._round(waiting)
+            waiting = [each for each in waiting if self._redirected(each)]
+            if not waiting:
+                break
+        for each in errands:
+            if isinstance(each.reply, RedisRefused) and each.reply.code in NOT_NOW:
+                self._stale = True
+                each.reply = RedisUnavailable(str(each.reply), sent=False)
+        replies = [each.reply for each in errands]
+        if all(isinstance(reply, RedisUnavailable) for reply in replies):
+            raise missing_of(replies)
+        return replies
+
+    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        replies = self.pipeline_each(commands)
+        if any(isinstance(reply, RedisUnavailable) for reply in replies):
+            raise missing_of(replies)
+        return replies
+
+    def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        return self.exchange(commands) if commands else []
+
+    def open(self) -> None:
+        """Learn the map, and connect to one node. Raises RedisUnavailable with `sent=False`."""
+        self._check_process()
+        if not self.connected:
+            self._look()
+            self._link(self._any_master()).open()
+
+    def close(self) -> None:
+        """Close all connections; the next use opens new ones."""
+        for link in self._links.values():
+            link.close()
+        if os.getpid() != self._pid:
+            self.detach()
+
+    def detach(self) -> None:
+        for link in self._links.values():
+            link.detach()
+        self._links.clear()
+        self._stale = True
+        super().detach()
+
+    @property
+    def connected(self) -> bool:
+        return any(link.connected for link in self._links.values())
+
+    @property
+    def address(self) -> str:
+        return str(self.where)
+
+    def socket(self) -> socket.socket:
+        raise RuntimeError("a link to a cluster has no socket of its own: connect with a key")
+
+    def masters(self) -> list[Link]:
+        self._look()
+        assert self._map is not None
+        found = [self._link(address) for address in self._map.masters]
+        for link in found:
+            link.patience(self.timeout)
+        return found
+
+    @property
+    def uncovered(self) -> int:
+        """How many slots nobody serves. Raises RedisUnavailable."""
+        self._look()
+        assert self._map is not None
+        return self._map.uncovered
+
+    def node_of(self, key: str) -> str:
+        master = None if self._map is None else self._map.master_of(slot_of(key))
+        return "" if master is None else str(master)
+
+    def together(self, keys: Sequence[Key]) -> list[list[Key]]:
+        slots: dict[int, list[Key]] = {}
+        for key in keys:
+            slots.setdefault(slot_of(key), []).append(key)
+        return list(slots.values())
+
+    # --- one exchange ---
+
+    def _errands(self, commands: Iterable[Sequence[Any]]) -> list[_Errand]:
+        errands = []
+        for command in commands:
+            key = key_of(command)
+            errands.append(_Errand(command, None if key is None else slot_of(key)))
+        if any(each.command[0] == "MULTI" for each in errands):
+            # A transaction goes to one node as a whole.
+            slot = next((each.slot for each in errands if each.slot is not None), None)
+            for each in errands:
+                each.slot, each.bound = slot, True
+        return errands
+
+    def _round(self, errands: Sequence[_Errand]) -> None:
+        """Send each command to where it belongs by what is known now, and read the replies."""
+        deadline = time.monotonic() + self.timeout
+        try:
+            self._look()
+        except RedisUnavailable as error:
+            _Load(list(errands)).fail(error)
+            return
+        loads: dict[Address, _Load] = {}
+        for each in errands:
+            address = each.address or self._master_of(each)
+            if address is None:
+                each.reply = RedisUnavailable(f"no node serves slot {each.slot}", sent=False)
+                self._stale = True
+            else:
+                loads.setdefault(address, _Load()).errands.append(each)
+        self._carry(loads, deadline)
+
+    def _carry(self, loads: dict[Address, _Load], deadline: float) -> None:
+        """Write to all nodes, then read from all. Those that are connected come first."""
+        order = sorted(loads, key=lambda address: not self._link(address).connected)
+        posted: list[Address] = []
+        try:
+            for address in order:
+                link = self._link(address)
+                link.patience(max(0.05, deadline - time.monotonic()))
+                try:
+                    link.post(loads[address].commands())
+                    posted.append(address)
+                except RedisUnavailable as error:
+                    self._missed(address, loads[address], error)
+            for address in list(posted):
+                load, link = loads[address], self._link(address)
+                try:
+                    load.hand_out(link.collect(len(load.commands())))
+                    self._silent.discard(address)
+                except RedisUnavailable as error:
+                    self._missed(address, load, error)
+                posted.remove(address)
+        except BaseException:
+            for address in posted:
+                self._link(address).close()
+            raise
+
+    def _missed(self, address: Address, load: _Load, error: RedisUnavailable) -> None:
+        load.fail(error)
+        self._silent.add(address)
+        self._inquiry.avoid(address)
+        self._stale = True
+
+    def _redirected(self, errand: _Errand) -> bool:
+        """Whether the reply sends the command elsewhere; it is then on its way there."""
+        reply = errand.reply
+        if not isinstance(reply, RedisRefused) or errand.slot is None or errand.bound:
+            return False
+        assert self._map is not None
+        asked = errand.address or self._map.master_of(errand.slot)
+        redirect = None if asked is None else redirect_of(str(reply), asked)
+        if redirect is None:
+            return False
+        errand.address, errand.asking = redirect
+        if not redirect.asking:
+            self._map = self._map.moved(errand.slot, redirect.address)
+            self._inquiry.prefer(redirect.address)
+            self._stale = True
+        return True
+
+    # --- the map ---
+
+    def _look(self) -> None:
+        """Learn who serves what, when that is not known or was found wrong."""
+        now = time.monotonic()
+        if self._map is not None and (not self._stale or now - self._looked < _LOOK_AGAIN_SECONDS):
+            return
+        self._looked = now
+        try:
+            self._map = survey(self._inquiry)
+        except RedisUnavailable:
+            if self._map is None:
+                raise
+            return  # the nodes of the old map may answer all the same
+        self._stale = False
+        gone = self._links.keys() - {*self._map.masters}
+        for address in gone:
+            self._links.pop(address).close()
+
+    def _master_of(self, errand: _Errand) -> Address | None:
+        assert self._map is not None
+        return self._any_master() if errand.slot is None else self._map.master_of(errand.slot)
+
+    def _any_master(self) -> Address:
+        """A master for what any node may answer: one that has answered before."""
+        assert self._map is not None
+        masters = self._map.masters
+        answering = [each for each in masters if each not in self._silent]
+        connected = [each for each in answering if self._link(each).connected]
+        found = next(iter(connected or answering or masters), None)
+        if found is None:
+            raise RedisUnavailable(f"{self.where}: no node serves any slot", sent=False)
+        return found
+
+    def _link(self, address: Address) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            wire = wire_to(self.settings, self.where, address, self.timeout)
+            link = Link(self.settings, timeout=self.timeout, name=self.name, wire=wire)
+            self._links[address] = link
+        return link

@@ -1,0 +1,107 @@
+"""Which node of a Redis Cluster a command belongs to. No I/O happens here."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from streamqd.config.topology import Address
+
+SLOTS = REDIS_CLUSTER_HASH_SLOTS
+
+# Where the key stands among the parts of a command; 1 unless said here.
+_KEY_AT = {"EVAL": 3, "EVALSHA": 3, "MEMORY": 2, "OBJECT": 2, "XGROUP": 2, "XINFO": 2}
+_BEHIND_STREAMS = frozenset({"XREAD", "XREADGROUP"})
+_NO_KEY = (
+    "ACL ASKING CLIENT CLUSTER COMMAND CONFIG DBSIZE DISCARD ECHO EXEC FLUSHALL FLUSHDB HELLO INFO"
+    " LATENCY MULTI PING ROLE SCAN SCRIPT SLOWLOG TIME UNWATCH WAIT"
+)
+_KEYLESS = frozenset(_NO_KEY.split())
+
+
+def slot_of(key: str | bytes) -> int:
+    """The slot of a key: that of its hash tag when it has one."""
+    return key_slot(key.encode() if isinstance(key, str) else key)
+
+
+def key_of(command: Sequence[Any]) -> str | bytes | None:
+    """The key by which a command is routed; None when any node may answer it."""
+    name = str(command[0]).upper()
+    if name in _KEYLESS:
+        return None
+    at = _KEY_AT.get(name, 1)
+    if name in _BEHIND_STREAMS:
+        at = 1 + next(i for i, part in enumerate(command) if str(part).upper() == "STREAMS")
+    key: str | bytes | None = command[at] if at < len(command) else None
+    return key
+
+
+class Redirect(NamedTuple):
+    """Where an error reply sends us; `asking`: for this once, and after ASKING."""
+
+    address: Address
+    asking: bool
+
+
+def redirect_of(text: str, asked: Address) -> Redirect | None:
+    """Read `MOVED slot host:port` or `ASK …`; None when it is neither.
+
+    A node that does not know its own name leaves the host out: then it is the one that we asked.
+    """
+    parts = text.split()
+    if len(parts) < 3 or parts[0] not in ("MOVED", "ASK"):
+        return None
+    host, _, port = parts[2].rpartition(":")
+    return Redirect(Address(host.strip("[]") or asked.host, int(port)), parts[0] == "ASK")
+
+
+class SlotMap:
+    """Who serves which slots, as one node of the cluster sees it."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int, Address]]) -> None:
+        """Build from (first slot, last slot, master)."""
+        self.ranges = sorted(ranges)
+        self._firsts = [first for first, _, _ in self.ranges]
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any], asked: Address) -> SlotMap:
+        """Read the answer to CLUSTER SLOTS of the node at `asked`."""
+        ranges = []
+        for first, last, master, *_ in reply:
+            host = (master[0] or b"").decode()
+            known = host if host not in ("", "?") else asked.host
+            ranges.append((int(first), int(last), Address(known, int(master[1]))))
+        return cls(ranges)
+
+    @property
+    def masters(self) -> list[Address]:
+        """Every master that serves slots, in the order of their slots."""
+        return list(dict.fromkeys(address for _, _, address in self.ranges))
+
+    @property
+    def uncovered(self) -> int:
+        """How many slots nobody serves."""
+        return SLOTS - sum(last - first + 1 for first, last, _ in self.ranges)
+
+    def master_of(self, slot: int) -> Address | None:
+        """The node that serves a slot, None when none does."""
+        at = bisect_right(self._firsts, slot) - 1
+        if at < 0 or slot > self.ranges[at][1]:
+            return None
+        return self.ranges[at][2]
+
+    def moved(self, slot: int, to: Address) -> SlotMap:
+        """The map with one slot at another node."""
+        ranges = []
+        for first, last, address in self.ranges:
+            if not first <= slot <= last:
+                ranges.append((first, last, address))
+                continue
+            if first < slot:
+                ranges.append((first, slot - 1, address))
+            if slot < last:
+                ranges.append((slot + 1, last, address))
+        return SlotMap([*ranges, (slot, slot, to)])

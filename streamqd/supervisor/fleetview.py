@@ -1,0 +1,22 @@
+"""What the supervisor knows of the fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streamqd.model import Unit
+from streamqd.policy.rebalance import Seen, View
+from streamqd.store.control import Control
+
+
+@dataclass
+class FleetView:
+    """What the last beat and the views after it have shown."""
+
+    seen: list[Seen] = field(default_factory=list)
+    server_unix_ms: int = 0
+    twin: bool = False
+    views: dict[Unit, View] = field(default_factory=dict)
+    tokens: dict[Unit, str] = field(default_factory=dict)
+    fresh: bool = False  # the views belong to the last beat and have not been acted on
+    control: Control | None = None  # what operators want; a new one when it has changed

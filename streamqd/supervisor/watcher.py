@@ -1,0 +1,177 @@
+"""`--reload`: a child looks at the files of the user's code and rings when one has changed.
+
+It looks a few times a second at what a file is (time, size, inode), which works on every file
+system and sees through links. It imports nothing: the probe of each reload tells which folders the
+code comes from. The supervisor then does what it does at SIGHUP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from streamqd import logs, process
+from streamqd.process import Child
+
+LOOK_SECONDS = 0.1
+RESTART_SECONDS = 1.0
+WORD_BYTES_MAX = 65_536
+
+Signature = tuple[int, int, int] | None  # None: there is no such file
+
+
+class Edits:
+    """What has changed, look by look. An editor may take several steps: it must be over."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+        self._known: dict[str, Signature] = {}
+        self._last: dict[str, Signature] = {}
+
+    def watch(self, files: Iterable[str], folders: Iterable[str], since_unix_ns: int) -> None:
+        """Look also at these files, and at the modules in these folders.
+
+        What has changed after `since_unix_ns`, when they were read, counts as an edit.
+        """
+        self._files |= set(files)
+        self._folders |= set(folders)
+        for file, found in self._look().items():
+            if file not in self._known:
+                fresh = found is None or found[0] <= since_unix_ns
+                self._known[file] = found if fresh else None
+        self._last = dict(self._known)
+
+    def look(self) -> str:
+        """Return a file that has changed since an edit was last found, '' for none.
+
+        Only once nothing has changed between two looks: a file that is written or renamed just now
+        is not read half.
+        """
+        now = self._look()
+        settled, self._last = now == self._last, now
+        if not settled:
+            return ""
+        changed = [
+            file
+            for file in sorted(now.keys() | self._known)
+            if now.get(file) != self._known.get(file)
+        ]
+        self._known = now
+        return changed[0] if changed else ""
+
+    def _look(self) -> dict[str, Signature]:
+        found = {file: _signature(file) for file in self._files}
+        for folder in self._folders:
+            try:
+                with os.scandir(folder) as entries:
+                    names = [each.path for each in entries if _is_module(each.name)]
+            except OSError:
+                continue  # it may come back
+            found |= {file: _signature(file) for file in names}
+        return found
+
+
+def _is_module(name: str) -> bool:
+    # Editors keep drafts and locks in hidden files.
+    return name.endswith(".py") and not name.startswith(".")
+
+
+def _signature(file: str) -> Signature:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Watched(NamedTuple):
+    """What `--reload` looks at from the start: the files of the code, and when they were read."""
+
+    sources: list[str]
+    since_unix_ns: int
+
+
+class Watcher:
+    """The supervisor's side. Losing the child costs nothing but a moment of blindness."""
+
+    def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:
+        self._config = str(Path(config).absolute())
+        self._forget = list(forget)
+        self._folders: set[str] = set()
+        self._since_unix_ns = watched.since_unix_ns
+        self._start_at = 0.0
+        self.child: Child | None = None
+        self.watch(watched.sources, watched.since_unix_ns)
+
+    def watch(self, sources: Iterable[str], since_unix_ns: int) -> None:
+        """Look also at the folders of these modules, which were read after `since_unix_ns`."""
+        new = {str(Path(source).parent) for source in sources} - self._folders
+        self._folders |= new
+        if self.child is not None and new:
+            self.child.tell(json.dumps([sorted(new), since_unix_ns]).encode())
+
+    def tick(self, now: float) -> bool:
+        """Keep the child alive. Tells whether something has changed."""
+        if self.child is None:
+            if now >= self._start_at:
+                self._start(now)
+            return False
+        file = self._heard()
+        if file:
+            logs.event("reload.edited", file=file)
+            self._since_unix_ns = time.time_ns()
+        if self.child.reap() is not None:
+            self.child = None
+            self._start_at = now + RESTART_SECONDS
+        return bool(file)
+
+    def close(self) -> None:
+        """End the child."""
+        if self.child is not None:
+            self.child.kill_group()
+
+    def _heard(self) -> str:
+        """The file that the child has named last, '' when it has said nothing."""
+        assert self.child is not None
+        file = ""
+        while True:
+            try:
+                word = self.child.control.recv(WORD_BYTES_MAX, socket.MSG_DONTWAIT)
+            except OSError:
+                return file
+            if not word:
+                return file
+            file = word.decode("utf-8", "replace")
+
+    def _start(self, now: float) -> None:
+        edits, config = Edits(), self._config
+        folders, since = sorted(self._folders), self._since_unix_ns
+
+        def run(control: socket.socket) -> int:
+            logs.assume("watcher")
+            edits.watch([config], folders, since)
+            return _serve(edits, control)
+
+        try:
+            self.child = process.spawn(run, title="streamqd: watcher", forget=self._forget)
+        except OSError:
+            self._start_at = now + RESTART_SECONDS
+
+
+def _serve(edits: Edits, control: socket.socket) -> int:
+    while True:
+        if process.wait_readable([control.fileno()], LOOK_SECONDS):
+            word = control.recv(WORD_BYTES_MAX)
+            if not word:
+                return 0  # the supervisor is gone
+            folders, since = json.loads(word)
+            edits.watch([], folders, since)
+        file = edits.look()
+        if file:
+            control.send(file.encode()[:WORD_BYTES_MAX])

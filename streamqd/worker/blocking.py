@@ -1,0 +1,59 @@
+"""`on_error = "block"`: a message that has failed is run again in place; nothing gets past it.
+
+While it waits, its state byte is WAITING, as before its first run: a process that dies meanwhile
+has nobody to blame, and no limit of a run counts the wait. How often it has failed is written into
+Redis first, so that the next owner begins with this message and goes on counting.
+"""
+
+from __future__ import annotations
+
+from streamqd.message import Message
+from streamqd.scoreboard import WAITING, now_ns
+from streamqd.waits import Wait, Waits
+from streamqd.worker.runs import RELEASE_SECONDS, Runner
+from streamqd.worker.settler import place_of
+
+# In solo mode this is marked while nothing runs. No entry has this id, so nobody is suspected.
+NOBODY = b"m:0-0"
+
+
+class BlockingRunner(Runner):
+    """Runs each message until it is done or dead."""
+
+    _again: float | None = None  # seconds until the message in hand runs again
+
+    def handle(
+        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
+    ) -> None:
+        """Run the handler for the entry at `index` of the batch, again and again."""
+        place = place_of(message.id_bytes, retried=retried)
+        while True:
+            super().handle(index, message, retried, crashes, charged)
+            seconds, self._again = self._again, None
+            if seconds is None:
+                return
+            charged = message.failures_in_place > 0
+            self._wait(place, seconds)
+
+    def _leave(self, index: int, message: Message, retried: bool) -> None:
+        """Let what was released wait in its place. It costs no attempt."""
+        self._keep(index, message, retried, RELEASE_SECONDS, 0)
+
+    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
+        self.slot.states[index] = WAITING
+        self._again = delay
+        if spent:
+            message.failures_in_place += spent
+            place = place_of(message.id_bytes, retried=retried)
+            self.settler.note(place, message.failures_in_place, now_ns())
+
+    def _wait(self, place: bytes, seconds: float) -> None:
+        self.settler.flush()
+        if self.mark:
+            self.mark(NOBODY)
+        waits = Waits(self.slot.words)
+        waits.begin(Wait.BLOCKED, now_ns() + int(seconds * 1e9))
+        self.gate.sleep(seconds, self.slot.unfinished)
+        waits.end()
+        if self.mark:
+            self.mark(place)

@@ -1,0 +1,152 @@
+"""What keeps a worker from beginning messages that would only fail: a circuit, and a flood guard.
+
+`policy.circuit` and `policy.flood` decide; here they are told of failures, and waited for. A worker
+without either has no guards, and pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from streamqd import logs
+from streamqd.config import Settings
+from streamqd.errors import RedisRefused
+from streamqd.model import Failed, Outcome
+from streamqd.policy.circuit import Circuit, State
+from streamqd.policy.flood import Flood
+from streamqd.scoreboard import now_ns
+from streamqd.store import control
+from streamqd.waits import Wait, Waits
+
+if TYPE_CHECKING:
+    from streamqd.worker.runs import Runner
+
+RESUME_SECONDS = 1.0  # how often a flooded worker that is not told to pause looks for a `resume`
+
+
+class Guards:
+    """The guards of one worker. They know its runs from its runner."""
+
+    def __init__(self, runner: Runner, settings: Settings) -> None:
+        consumer = runner.consumer
+        self._runner = runner
+        self._gate = runner.gate
+        self._settler = runner.settler
+        self._unit = runner.delivery.unit
+        self._fleet = settings.daemon.fleet
+        self._waits = Waits(runner.slot.words)
+        breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
+        self._on = frozenset(breaker.on)
+        self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every)
+        self._flood = Flood(guard.letters, guard.window, guard.share)
+        self._deaths = 0
+        self._probe_from = 0  # successes when the probe began
+        self.flooded = False
+
+    @classmethod
+    def of(cls, runner: Runner, settings: Settings) -> Guards | None:
+        """Return the guards that the consumer of a runner asks for, None when it asks for none."""
+        wanted = runner.consumer.breaker.failures or runner.consumer.flood_guard.letters
+        return cls(runner, settings) if wanted else None
+
+    # --- being told ---
+
+    def blameless(self, outcome: Outcome, uid: str) -> bool:
+        """Judge a failure: whether it is a dependency's, and costs the message no attempt."""
+        if not self._breaker.failures or not isinstance(outcome, Failed):
+            return False
+        self.look()
+        if self._on and self._on.isdisjoint(outcome.lineage):
+            # It says nothing of the dependency, neither good nor bad.
+            return False
+        before = self._circuit.state
+        counts = self._circuit.failed(uid, _now(), self._successes)
+        if before is State.CLOSED and self._circuit.state is State.OPEN:
+            self._waits.count_opening()
+            logs.event(
+                "circuit.opened",
+                logging.WARNING,
+                unit=self._unit,
+                error=outcome.error_class,
+                failures=self._breaker.failures,
+            )
+        return not counts
+
+    def died(self) -> None:
+        """Note that a message has become a dead letter."""
+        self._deaths += 1
+        if self._guard.letters:
+            self.flooded |= self._flood.died(_now(), self._successes + self._deaths)
+
+    def look(self) -> None:
+        """Close the circuit when a probe has succeeded meanwhile."""
+        if self._successes > self._probe_from and self._circuit.succeeded():
+            self._waits.end()
+            logs.event("circuit.closed", unit=self._unit)
+
+    @property
+    def _successes(self) -> int:
+        return self._runner.handled - self._runner.failed_runs
+
+    # --- being asked ---
+
+    def seconds(self) -> float:
+        """How long nothing may be begun, 0 for now."""
+        before = self._circuit.state
+        left = self._circuit.wait(_now())
+        if left:
+            self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
+        elif before is State.OPEN:
+            self._probe_from = self._successes
+            self._waits.begin(Wait.PROBING)
+        return left
+
+    def room(self, running: int) -> int | None:
+        """How many more messages may begin beside those that run; None for any number."""
+        if self._circuit.state is State.CLOSED:
+            return None
+        if running:
+            return 0
+        return 0 if self.seconds() else 1
+
+    def heed(self) -> None:
+        """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced."""
+        if self.flooded:
+            self._stand_still()
+        if self._circuit.state is State.CLOSED:
+            return
+        self.look()
+        while left := self.seconds():
+            self._settler.flush()
+            self._gate.sleep(left, self._runner.slot.unfinished)
+
+    def _stand_still(self) -> None:
+        """Pause the partition as an operator would, and wait until somebody resumes it."""
+        self._settler.flush()
+        self._waits.begin(Wait.FLOODED)
+        link, keys, slot = self._settler.link, self._settler.keys, self._runner.slot
+        name = f"pause:{control.Scope(*self._unit)}"
+        why = f"{self._guard.letters} dead letters within {self._guard.window:g} s"
+        by = f"the flood guard of {self._runner.delivery.instance}"
+        problem = ""
+        try:
+            reply = link.run(control.change(keys, self._fleet, name, by=by, why=why))
+            if reply.word != "OK":
+                problem = "there are too many orders"
+            link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
+        except RedisRefused as error:
+            problem = str(error)
+        self._waits.count_flood()
+        logs.event("flood.stopped", logging.ERROR, unit=self._unit, why=why, error=problem or None)
+        if problem:
+            # Nobody can resume what is not written down.
+            self._gate.sleep(self._guard.window, slot.unfinished)
+        while not problem and link.execute("HEXISTS", keys.orders(self._fleet), name):
+            self._gate.sleep(RESUME_SECONDS, slot.unfinished)
+        self.flooded = False
+        self._waits.end()
+
+
+def _now() -> float:
+    return now_ns() / 1e9

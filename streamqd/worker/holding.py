@@ -1,0 +1,117 @@
+"""`on_error = "hold-key"`: a message that has failed waits with all of its key; other keys pass.
+
+Held messages stay pending and in this process; nothing goes through the delayed set, so nothing of
+a key can overtake. When they are due is known here alone: a new owner tries them at once, the
+oldest first. How often they have failed is written into Redis. A message without a key has no order
+to keep, and is set aside as with requeue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from streamqd.message import Message
+from streamqd.scoreboard import SETTLED, Slot, now_ns
+from streamqd.waits import Waits
+from streamqd.worker.blocking import NOBODY
+from streamqd.worker.holds import Holds
+from streamqd.worker.runs import RELEASE_SECONDS, Runner
+from streamqd.worker.settler import Settler, place_of
+
+
+class Kept:
+    """A message that is held, and what a run of it needs."""
+
+    def __init__(self, place: bytes, message: Message, *, retried: bool, crashes: int) -> None:
+        self.place = place
+        self.message = message
+        self.retried = retried
+        self.crashes = crashes
+        self.size = sum(len(part) for pair in message.fields.items() for part in pair)
+
+
+class Shelf(Protocol):
+    """A runner that holds keys, as those who wait for it see it."""
+
+    slot: Slot
+    settler: Settler
+
+    @property
+    def holds(self) -> Holds[Any]: ...
+
+
+def tell_held(runner: Shelf) -> None:
+    """Say in the slot how much is held, and to the settler how much stays pending."""
+    holds = runner.holds
+    runner.settler.kept = holds.entries
+    Waits(runner.slot.words).hold(holds.entries, holds.keys)
+
+
+class ReleasesByKey(Runner):
+    """Runs messages that wait with their key when they are released."""
+
+    def _leave(self, index: int, message: Message, retried: bool) -> None:
+        """Let what was released wait with its key. It costs no attempt."""
+        if message.key is None:
+            super()._leave(index, message, retried)
+        else:
+            self._keep(index, message, retried, RELEASE_SECONDS, 0)
+
+
+class HoldingRunner(ReleasesByKey):
+    """Runs messages of keys that are not held, and holds those of the others."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.holds: Holds[Kept] = Holds()
+        self._crashes = 0  # charged to the entry that runs
+
+    def handle(
+        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
+    ) -> None:
+        """Run the handler for the entry at `index` of the batch, unless its key is held."""
+        key = message.key if self.holds.keys else None
+        if key is None or key not in self.holds:
+            self._crashes = crashes
+            super().handle(index, message, retried, crashes, charged)
+            return
+        place = place_of(message.id_bytes, retried=retried)
+        self.slot.states[index] = SETTLED
+        self.holds.behind(key, Kept(place, message, retried=retried, crashes=crashes))
+        self._told()
+
+    def handle_kept(self, index: int, kept: Kept) -> bool:
+        """Run the first message of a held key. Returns whether its key may go on."""
+        key, message = kept.message.key, kept.message
+        self._crashes = kept.crashes
+        if self.mark:
+            self.settler.flush()
+            self.mark(kept.place)
+        charged = message.failures_in_place > 0
+        super().handle(index, message, kept.retried, kept.crashes, charged)
+        if self.holds.waits(key):
+            return False
+        self.holds.done(key)
+        if self.mark:
+            self.mark(NOBODY)
+        return True
+
+    def places(self) -> Iterable[bytes]:
+        """The places of what is held."""
+        return (kept.place for kept in self.holds)
+
+    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
+        self.slot.states[index] = SETTLED
+        place = place_of(message.id_bytes, retried=retried)
+        kept = Kept(place, message, retried=retried, crashes=self._crashes)
+        self.holds.hold(message.key, kept, now_ns() + delay * 1e9)
+        if spent:
+            message.failures_in_place += spent
+            self.settler.note(place, message.failures_in_place, now_ns())
+        self._told()
+
+    def _told(self) -> None:
+        tell_held(self)
+        if self.mark:
+            self.mark(NOBODY)

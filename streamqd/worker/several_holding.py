@@ -1,0 +1,122 @@
+"""`on_error = "hold-key"` where several messages are handled at once.
+
+A held message gives its lane and its index in the slot back, and so do those behind it. When it is
+due it comes into hand again as if it had just been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from streamqd.message import Message
+from streamqd.scoreboard import SETTLED, now_ns
+from streamqd.waits import Wait, Waits
+from streamqd.worker.blocking import NOBODY
+from streamqd.worker.holding import ReleasesByKey, tell_held
+from streamqd.worker.holds import Holds
+from streamqd.worker.lanes import Entry
+from streamqd.worker.several import SeveralRunner
+
+
+class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
+    """Runs messages of keys that are not held, several at a time, and holds those of the others."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.holds: Holds[Entry] = Holds()
+        self._noting: Entry | None = None  # whose verdict is being noted
+        self._waits = Waits(self.slot.words)
+
+    # --- what is in hand ---
+
+    def add(self, entry: Entry) -> None:
+        """Let an entry wait for its turn, or for its key."""
+        if entry.key is None or entry.key not in self.holds:
+            super().add(entry)
+            return
+        self.slot.states[entry.index] = SETTLED
+        self.holds.behind(entry.key, entry)
+        tell_held(self)
+
+    def forget_waiting(self) -> None:
+        """Drop what has not begun, but for what is held. It stays pending."""
+        super().forget_waiting()
+        self.holds.restart(now_ns(), [entry.key for entry in self.running.values()])
+
+    def places(self) -> Iterable[bytes]:
+        """The places of what runs, and of what is held."""
+        return [*super().places(), *(entry.place for entry in self.holds)]
+
+    @property
+    def room(self) -> int:
+        """How many more entries of each stream may come into hand."""
+        return min(super().room, (self.consumer.held_max - self._may_be_held) // 2)
+
+    @property
+    def _may_be_held(self) -> int:
+        # All that waits could be behind the next message that fails.
+        return self.holds.entries + self.ordering.waiting
+
+    def is_full(self) -> bool:
+        """Whether nothing more may come into hand."""
+        consumer, holds, waits = self.consumer, self.holds, self._waits
+        full = holds.entries >= consumer.held_max or holds.size >= consumer.prefetch_bytes
+        if full != (waits.read().kind is Wait.FULL):
+            if full:
+                waits.begin(Wait.FULL, int(holds.next_due() or 0))
+            else:
+                waits.end()
+        return full or self._may_be_held >= consumer.held_max or super().is_full()
+
+    def patience(self, seconds: float) -> float:
+        """How much of a wait of so many seconds is over before something could begin."""
+        due = None if self.alone or not self._wants_due else self.holds.next_due()
+        if due is not None:
+            seconds = min(seconds, max(0.0, (due - now_ns()) / 1e9))
+        return super().patience(seconds)
+
+    # --- running ---
+
+    def start_ready(self) -> None:
+        """Begin with as many entries as there are lanes for, also with what is due."""
+        while not self.alone and self._wants_due and self.free_indexes:
+            key = self.holds.take(now_ns())
+            if key is None:
+                break
+            (entry,) = self.holds.line(key, 1)
+            entry.index = self.admit(entry.place)
+            entry.interrupted = False
+            super().add(entry)
+        super().start_ready()
+
+    @property
+    def _wants_due(self) -> bool:
+        return self.holds.keys > 0 and self.ordering.ready < self.free_lanes
+
+    def _note(self, entry: Entry, end: object, at_ns: int) -> None:
+        self._noting = entry
+        super()._note(entry, end, at_ns)
+        key = entry.key
+        if key is not None and key in self.holds and not self.holds.waits(key):
+            self.holds.done(key)
+            self.holds.go_on(key, now_ns())
+            tell_held(self)
+
+    def _keep(self, index: int, message: Message, _retried: bool, delay: float, spent: int) -> None:
+        entry = self._noting
+        assert entry is not None
+        assert entry.key is not None
+        self.slot.states[index] = SETTLED
+        self.holds.hold(entry.key, entry, now_ns() + delay * 1e9)
+        for other in self.ordering.surrender(entry):
+            self.slot.states[other.index] = SETTLED
+            self.bytes_in_hand -= other.size
+            self.holds.behind(entry.key, other)
+        if spent:
+            message.failures_in_place += spent
+            entry.charged = True
+            self.settler.note(entry.place, message.failures_in_place, now_ns())
+        tell_held(self)
+        if self.mark:
+            self.mark(NOBODY)

@@ -1,0 +1,55 @@
+"""A standby: a worker that boots beside the one that it will follow, and waits for its turn.
+
+It imports, runs `on_start` and connects, but has no token: it can neither read nor settle, and it
+writes nothing into the slot, which belongs to the worker that still works, but for the one word
+that tells that it is warm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from typing import NamedTuple
+
+from streamqd import logs, process
+from streamqd.config import Consumer, Settings
+from streamqd.errors import HandlerLoadError, RedisUnavailable
+from streamqd.scoreboard import Slot
+from streamqd.store.client import Link
+from streamqd.worker.gate import ExitCode, Gate
+from streamqd.worker.hooks import Hooks, boot
+from streamqd.worker.orders import STOP, Orders
+from streamqd.worker.worker import new_link
+
+
+class Turn(NamedTuple):
+    """The standby's time has come: its orders, and what it has prepared."""
+
+    orders: Orders
+    booted: tuple[Hooks, Link]
+
+
+def prepare(
+    orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
+) -> Turn | ExitCode:
+    """Boot, say so, and wait for orders. An exit code when it cannot boot, or is not needed."""
+    try:
+        hooks = boot(settings, consumer, orders.unit)
+    except HandlerLoadError as error:
+        logs.event("worker.boot_failed", logging.ERROR, unit=orders.unit, error=str(error))
+        return ExitCode.BOOT_FAILED
+    link = new_link(settings, orders.unit)
+    with contextlib.suppress(RedisUnavailable):
+        link.open()  # later will do, as for any worker that Redis does not answer
+    gate = Gate(slot, control, lambda: None)
+    slot.warm_pid = os.getpid()
+    gate.ring()
+    word = gate.await_orders()
+    if word == STOP:
+        hooks.stop()
+        return ExitCode.STOPPED
+    given = orders.unpacked(word)
+    process.set_title(given.title)
+    return Turn(given, (hooks, link))

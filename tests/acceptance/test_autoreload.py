@@ -1,0 +1,228 @@
+"""`--reload`: what is saved is taken, however it is saved; what is broken changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.daemon import GROUP, Daemon, Event
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+
+
+@contextmanager
+def watching(daemon: Daemon) -> Iterator[Daemon]:
+    """A daemon that looks for edits."""
+    daemon.start("--reload")
+    try:
+        daemon.wait_event("ready")
+        daemon.wait_for(lambda: "streamqd: watcher" in daemon.titles(), what="it watches")
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def version(daemon: Daemon, name: str) -> str:
+    """The code of the handler as another version. As long as every other: only the time tells."""
+    before = daemon.module_path.read_text()
+    line = next(each for each in before.splitlines() if each.startswith("VERSION = "))
+    return before.replace(line, f'VERSION = "{name}"')
+
+
+def saved_whole(path: Path, text: str) -> None:
+    """Save as most editors do: another file takes the name."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.rename(path)
+
+
+def saved_with_backup(path: Path, text: str) -> None:
+    """Save as some do: the old file is moved away, and for a moment there is none."""
+    path.rename(path.with_name(f"{path.name}~"))
+    path.write_text(text)
+
+
+def saved_in_place(path: Path, text: str) -> None:
+    """Save as others do: the file is emptied, and written in pieces."""
+    with path.open("w") as file:
+        for start in range(0, len(text), 500):
+            file.write(text[start : start + 500])
+            file.flush()
+
+
+def runs_as(daemon: Daemon, name: str) -> None:
+    """Send a message; it must be handled by this version."""
+    (uid,) = daemon.send(["ok"])
+    daemon.wait_run(uid, "end")
+    assert daemon.ledger.of(uid, "end")[0].text == name
+
+
+def reloaded(daemon: Daemon, after: int) -> Event:
+    return daemon.wait_event("reload.done", after=after)
+
+
+def test_edits_are_taken_however_they_are_saved(new_daemon: NewDaemon):
+    daemon = new_daemon(partitions=2)
+    with watching(daemon):
+        old = daemon.pids()
+        saves = (saved_whole, saved_with_backup, saved_in_place)
+        for name, save in zip("234", saves, strict=True):
+            mark = daemon.mark()
+            save(daemon.module_path, version(daemon, name))
+            reloaded(daemon, mark)
+            assert daemon.wait_event("reload.edited", after=mark)["file"].endswith("work.py")
+            runs_as(daemon, name)
+        assert not set(daemon.pids().values()) & set(old.values())
+        assert len(daemon.events("reload.begun")) == 3, "one reload for each edit"
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("def obey(message:\n", ("SyntaxError", "work.py", "line 1")),
+        ("import os\nimport nothing_of_this_name\n", ("ModuleNotFoundError", "work.py:2")),
+        ("import os\n\nos.there_is_no_such_thing\n", ("AttributeError", "work.py:3")),
+    ],
+    ids=["syntax", "import", "name"],
+)
+def test_a_broken_edit_is_told_in_one_line_and_the_old_code_goes_on(
+    new_daemon: NewDaemon, broken: str, said: tuple[str, ...]
+):
+    daemon = new_daemon()
+    good = version(daemon, "2")
+    with watching(daemon):
+        old = daemon.pids()
+        saved_whole(daemon.module_path, broken)
+        refused = daemon.wait_event("reload.refused")
+        for word in said:
+            assert word in refused["problem"]
+        runs_as(daemon, "1")
+        assert daemon.pids() == old
+        assert len(daemon.events("reload.refused")) == 1
+        mark = daemon.mark()
+        saved_whole(daemon.module_path, good)
+        reloaded(daemon, mark)
+        runs_as(daemon, "2")
+        assert daemon.stop() == 0
+
+
+def test_a_module_that_is_deleted_and_comes_back_and_one_that_is_new(new_daemon: NewDaemon):
+    """What a handler imports from its folder is looked at too, also when it is not there yet."""
+    daemon = new_daemon()
+    code = daemon.module_path.read_text().replace('VERSION = "1"', "from words import VERSION")
+    words = daemon.folder / "words.py"
+    words.write_text('VERSION = "1"\n')
+    daemon.write_code(code)
+    with watching(daemon):
+        runs_as(daemon, "1")
+        words.unlink()
+        refused = daemon.wait_event("reload.refused")
+        assert "No module named 'words'" in refused["problem"]
+        runs_as(daemon, "1")
+        mark = daemon.mark()
+        words.write_text('VERSION = "2"\n')
+        reloaded(daemon, mark)
+        runs_as(daemon, "2")
+
+        # A package in a folder of its own, which the code begins to import: first it is missing.
+        mark = daemon.mark()
+        saved_whole(daemon.module_path, code.replace("from words", "from more.words"))
+        daemon.wait_event("reload.refused", after=mark)
+        mark = daemon.mark()
+        (daemon.folder / "more").mkdir()
+        (daemon.folder / "more" / "words.py").write_text('VERSION = "3"\n')
+        os.utime(daemon.module_path)
+        reloaded(daemon, mark)
+        runs_as(daemon, "3")
+        mark = daemon.mark()
+        (daemon.folder / "more" / "words.py").write_text('VERSION = "4"\n')
+        reloaded(daemon, mark)
+        runs_as(daemon, "4")
+        assert daemon.stop() == 0
+
+
+def test_a_link_that_is_set_on_another_file_is_an_edit(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    releases = daemon.folder / "releases"
+    releases.mkdir()
+    for name in "12":
+        (releases / f"{name}.py").write_text(version(daemon, name))
+    daemon.module_path.unlink()
+    daemon.module_path.symlink_to(releases / "1.py")
+    with watching(daemon):
+        runs_as(daemon, "1")
+        mark = daemon.mark()
+        aside = daemon.folder / ".aside"
+        aside.symlink_to(releases / "2.py")
+        aside.rename(daemon.module_path)
+        reloaded(daemon, mark)
+        runs_as(daemon, "2")
+        # And the file behind the link.
+        mark = daemon.mark()
+        saved_whole(releases / "2.py", version(daemon, "3"))
+        reloaded(daemon, mark)
+        runs_as(daemon, "3")
+        assert daemon.stop() == 0
+
+
+def test_the_configuration_is_looked_at_too(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    with watching(daemon):
+        old = daemon.pids()
+        good = daemon.config_path.read_text()
+        saved_whole(daemon.config_path, good.replace("handler", "handlre"))
+        problem = daemon.wait_event("reload.refused")["problem"]
+        assert "handlre" in problem
+        assert "did you mean" in problem
+        mark = daemon.wait_event("reload.refused", problem=problem)["number"] + 1
+        saved_whole(daemon.config_path, "[redis\n")
+        daemon.wait_event("reload.begun", after=mark)
+        daemon.wait_for(
+            lambda: any(
+                "one.toml:1:" in each["problem"] for each in daemon.events("reload.refused")
+            ),
+            what="no TOML",
+        )
+        assert daemon.pids() == old
+        mark = daemon.mark()
+        saved_whole(daemon.config_path, good + "max_attempts = 1\n")
+        reloaded(daemon, mark)
+        (uid,) = daemon.send(["fail"])
+        daemon.wait_settled()
+        assert [each["uid"] for each in daemon.letters()] == [uid]
+        assert daemon.stop() == 0
+
+
+def test_a_lost_watcher_comes_back_and_sees_what_was_saved_meanwhile(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    with watching(daemon):
+        psutil.Process(daemon.titles()["streamqd: watcher"]).kill()
+        saved_whole(daemon.module_path, version(daemon, "2"))
+        reloaded(daemon, 0)
+        runs_as(daemon, "2")
+        daemon.wait_for(lambda: "streamqd: watcher" in daemon.titles(), what="it watches again")
+        assert daemon.stop() == 0
+
+
+def test_without_the_option_nothing_watches_and_with_burst_it_is_refused(new_daemon: NewDaemon):
+    daemon = new_daemon()
+    with daemon:
+        assert "streamqd: watcher" not in daemon.titles()
+        assert daemon.stop() == 0
+    command = [sys.executable, "-m", "streamqd", "--config", daemon.config_path.name, "--reload"]
+    for more, what in ((["--burst"], "--burst and --reload"), (["status"], "--reload is for")):
+        ended = subprocess.run(
+            [*command, *more], cwd=daemon.folder, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 2
+        assert what in ended.stderr

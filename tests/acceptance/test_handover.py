@@ -1,0 +1,517 @@
+"""A worker is replaced by one that is warm: no gap, nothing twice, and every way it can go wrong.
+
+Handlers tell the ledger when a process begins and ends its hooks, so what is compared is the order
+of things that really happened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import psutil
+import pytest
+
+from streamqd.scoreboard import WorkerState
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit, Record
+
+NewDaemon = Callable[..., Daemon]
+
+# `boot` waits while the file `slow` is there, and fails while the file `sick` is.
+HOOKS = """
+def on_start(context):
+    ledger.tell("boot", str(context.unit.partition))
+    while Path("slow").exists():
+        time.sleep(0.002)
+    if Path("sick").exists():
+        raise RuntimeError("the database is away")
+    ledger.tell("warm", str(context.unit.partition))
+
+def on_stop():
+    while Path("lingering").exists():
+        time.sleep(0.002)
+    ledger.tell("stop", "")
+"""
+FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
+LOOP = {"crash_loop": 3, "crash_cooldown": "1h", "crash_backoff": FAST}
+
+
+@pytest.fixture
+def hooked(new_daemon: NewDaemon) -> NewDaemon:
+    """A daemon whose workers can be kept from becoming warm."""
+
+    def make(**options: object) -> Daemon:
+        daemon = new_daemon(**options)
+        daemon.write_code(daemon.module_path.read_text() + HOOKS)
+        return daemon
+
+    return make
+
+
+def put(daemon: Daemon, name: str) -> None:
+    (daemon.folder / name).touch()
+
+
+def take(daemon: Daemon, name: str) -> None:
+    (daemon.folder / name).unlink()
+
+
+def standbys(daemon: Daemon) -> dict[int, int]:
+    """Partition -> pid of the process that boots, or has booted, beside its worker."""
+    titles = daemon.titles()
+    found = {
+        number: titles.get(f"streamqd: standby {TOPIC}/{number} {GROUP}")
+        for number in range(daemon.partitions)
+    }
+    return {number: pid for number, pid in found.items() if pid is not None}
+
+
+def standby(daemon: Daemon) -> int:
+    """The pid of the standby, which must come."""
+    pid: int = daemon.wait_for(lambda: standbys(daemon), what="a standby")[0]
+    return pid
+
+
+def warm_standby(daemon: Daemon) -> int:
+    """The pid of the standby that is warm, for which the old worker was told to let go."""
+    pid: int = daemon.wait_event("worker.warm")["child"]
+    return pid
+
+
+def starts(daemon: Daemon) -> list[Record]:
+    return daemon.ledger.records("start")
+
+
+def idle_of(daemon: Daemon) -> list[float]:
+    """Milliseconds from the last end in one process to the first start in the next, reported."""
+    runs = sorted(daemon.ledger.records("start", "end"), key=lambda each: each.at)
+    return [round((b.at - a.at) * 1e3, 1) for a, b in pairwise(runs) if a.pid != b.pid]
+
+
+# --- without a gap --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [({}, 100), ({"concurrency": 4, "order": "none"}, 1000)], ids=["one", "four"]
+)
+def test_the_old_worker_works_until_the_new_one_is_warm_and_nothing_runs_twice(
+    hooked: NewDaemon, kind: dict[str, object], more: int
+):
+    daemon = hooked(consumer=kind)
+    with daemon:
+        old = daemon.pids()[0]
+        put(daemon, "slow")
+        daemon.signal(signal.SIGHUP)
+        new = standby(daemon)
+        first = daemon.send(["sleep 0.001"] * 200)
+        daemon.wait_settled()
+        assert {each.pid for each in starts(daemon)} == {old}, "it does not wait for the new one"
+        assert daemon.pids() == {0: old}
+
+        second = daemon.send(["sleep 0.002"] * 50 + ["await go"] + ["sleep 0.002"] * more)
+        daemon.wait_run(second[50])
+        take(daemon, "slow")
+        assert warm_standby(daemon) == new
+        assert daemon.pids() == {0: old}, "it ends its message first"
+        put(daemon, "go")
+        daemon.wait_event("reload.done")
+        assert daemon.pids() == {0: new}
+        daemon.wait_settled()
+
+        assert Counter(each.pid for each in starts(daemon)).keys() == {old, new}
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert {each.attempt for each in starts(daemon)} == {1}
+        assert daemon.traces() == []
+        (over,) = daemon.events("worker.handover")
+        assert (over["child"], over["epoch"]) == (new, daemon.epochs()[0])
+        print(f"nothing ran for {idle_of(daemon)} ms")
+        assert len(first) + len(second) == daemon.ledger.count("end")
+        assert daemon.stop() == 0
+        assert sorted(each.pid for each in daemon.ledger.records("stop")) == sorted([old, new])
+
+
+def test_on_stop_of_the_old_worker_does_not_keep_the_new_one_waiting(hooked: NewDaemon):
+    daemon = hooked(partitions=2)
+    with daemon:
+        old = daemon.pids()
+        put(daemon, "lingering")
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("worker.handover")
+        uids = daemon.send(["ok"] * 20, partition=0)
+        for uid in uids:
+            daemon.wait_run(uid, "end")
+        assert old[0] not in {each.pid for each in starts(daemon)}
+        assert psutil.pid_exists(old[0]), "it still runs on_stop"
+        # One at a time: the next partition waits until the memory of the first is free again.
+        for _ in range(4):
+            daemon.worker_states()  # each answer is one more look at what is to be done
+        assert len(daemon.events("worker.standby")) == 1
+        assert daemon.pids()[1] == old[1]
+        assert standbys(daemon) == {}
+        take(daemon, "lingering")
+        daemon.wait_event("reload.done")
+        assert not set(daemon.pids().values()) & set(old.values())
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+def test_never_are_two_partitions_replaced_at_once(hooked: NewDaemon):
+    daemon = hooked(partitions=3, consumer={"max_age": "1s"})
+    with daemon:
+        uids = daemon.send(["sleep 0.02"] * 300)
+        daemon.wait_for(
+            lambda: len({each["partition"] for each in daemon.events("worker.handover")}) == 3,
+            what="each of them was too old",
+        )
+        daemon.wait_settled()
+        steps = [
+            (each["event"], each["partition"])
+            for each in daemon.events()
+            if each["event"] in ("worker.standby", "worker.handover")
+        ]
+        for number, (event, partition) in enumerate(steps):
+            if event == "worker.handover":
+                assert steps[number - 1] == ("worker.standby", partition)
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+def test_a_paused_worker_is_followed_by_a_paused_one(hooked: NewDaemon):
+    daemon = hooked()
+    with daemon:
+        old = daemon.pids()[0]
+        daemon.pause()
+        uids = daemon.send(["ok"] * 5)
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("worker.handover")
+        daemon.wait_for(
+            lambda: daemon.worker_states() == {WorkerState.PAUSED}, what="the new one pauses"
+        )
+        assert daemon.pids()[0] != old
+        assert starts(daemon) == []
+        daemon.signal(signal.SIGCONT)
+        daemon.wait_settled()
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.stop() == 0
+
+
+# --- what there is only one of --------------------------------------------------------------------
+
+ALONE = """
+def on_start(context):
+    os.close(os.open("only-one", os.O_CREAT | os.O_EXCL))
+
+def on_stop():
+    os.unlink("only-one")
+"""
+
+
+def test_a_cold_handover_never_has_two_processes_at_once(new_daemon: NewDaemon):
+    daemon = new_daemon(consumer={"handover": "cold"})
+    daemon.write_code(daemon.module_path.read_text() + ALONE)
+    with daemon:
+        old = daemon.pids()[0]
+        daemon.send(["sleep 0.001"] * 200)
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done")
+        assert daemon.pids()[0] != old
+        daemon.wait_settled()
+        assert daemon.events("worker.standby") == daemon.events("worker.boot_failed") == []
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+# --- what may go wrong ----------------------------------------------------------------------------
+
+
+def test_a_new_worker_that_does_not_start_leaves_the_old_one_at_work_and_stops_the_roll(
+    hooked: NewDaemon,
+):
+    daemon = hooked(partitions=2, daemon=LOOP)
+    with daemon:
+        old = daemon.pids()
+        put(daemon, "sick")
+        daemon.signal(signal.SIGHUP)
+        stopped = daemon.wait_event("reload.stopped")
+        assert (stopped["partition"], stopped["workers"]) == (0, 2)
+        assert len(daemon.events("worker.standby_failed")) == 3, "crash_loop"
+        given_up = daemon.events("worker.standby_given_up")
+        assert [each["partition"] for each in given_up] == [0]
+        assert "the database is away" in daemon.events("worker.boot_failed")[0]["error"]
+        assert daemon.pids() == old
+        assert daemon.events("breaker.open") == daemon.events("reload.done") == []
+        uids = daemon.send(["ok"] * 20)
+        daemon.wait_settled()
+        assert {each.pid for each in starts(daemon)} == set(old.values())
+
+        # The next reload tries again, whatever rests.
+        take(daemon, "sick")
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done")
+        assert not set(daemon.pids().values()) & set(old.values())
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+def test_a_limit_whose_new_worker_does_not_start_leaves_the_old_one_at_work(hooked: NewDaemon):
+    daemon = hooked(daemon=LOOP, consumer={"max_age": "1s"})
+    with daemon:
+        old = daemon.pids()[0]
+        put(daemon, "sick")
+        daemon.send(["ok"])
+        daemon.wait_event("worker.standby_given_up")
+        uids = daemon.send(["ok"] * 20)
+        daemon.wait_settled()
+        assert daemon.pids()[0] == old
+        assert set(uids) <= daemon.ledger.ended(GROUP)
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert len(daemon.events("worker.standby")) == 3, "no loop: it rests"
+        assert daemon.stop() == 0
+
+
+def test_a_standby_that_is_killed_while_it_waits_costs_nothing(hooked: NewDaemon):
+    daemon = hooked()
+    with daemon:
+        (uid,) = daemon.send(["await go"])
+        daemon.wait_run(uid)
+        daemon.signal(signal.SIGHUP)
+        os.kill(warm_standby(daemon), signal.SIGKILL)
+        failed = daemon.wait_event("worker.standby_failed")
+        assert failed["how"] == "signal SIGKILL"
+        put(daemon, "go")
+        daemon.wait_event("reload.done")
+        daemon.send(["ok"] * 5)
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.events("worker.crashed") == []
+        assert daemon.traces() == []
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_old_worker_may_die_meanwhile_and_is_followed_and_charged(
+    hooked: NewDaemon, warm: bool
+):
+    daemon = hooked()
+    with daemon:
+        old = daemon.pids()[0]
+        uids = daemon.send(["await go"] + ["ok"] * 10)
+        daemon.wait_run(uids[0])
+        if not warm:
+            put(daemon, "slow")
+        daemon.signal(signal.SIGHUP)
+        new = warm_standby(daemon) if warm else standby(daemon)
+        os.kill(old, signal.SIGKILL)
+        crashed = daemon.wait_event("worker.crashed")
+        assert crashed["charged"] == f"m:{uids[0].rpartition('/')[2]}"
+        put(daemon, "go")
+        if not warm:
+            assert daemon.pids() == {}
+            take(daemon, "slow")
+        daemon.wait_event("reload.done")
+        assert daemon.pids() == {0: new}, "the standby took over, and no third process was needed"
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit(repeated={uids[0]: 2})
+        assert len(daemon.events("worker.charged")) == 1
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_drain_meanwhile_ends_both_and_runs_on_stop_in_what_was_warm(
+    hooked: NewDaemon, warm: bool
+):
+    daemon = hooked()
+    with daemon:
+        (uid,) = daemon.send(["await go"])
+        daemon.wait_run(uid)
+        if not warm:
+            put(daemon, "slow")
+        daemon.signal(signal.SIGHUP)
+        new = warm_standby(daemon) if warm else standby(daemon)
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_event("worker.exited", reason="unneeded")
+        put(daemon, "go")
+        assert daemon.wait() == 0
+        stopped = {each.pid for each in daemon.ledger.records("stop")}
+        assert (new in stopped) == warm
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.pending_uids() == set()
+        assert not any(
+            daemon.link.execute("EXISTS", daemon.keys.lease(*unit)) for unit in daemon.units()
+        )
+
+
+def test_a_unit_that_is_lost_meanwhile_is_not_taken_over_by_the_standby(hooked: NewDaemon):
+    daemon = hooked(daemon={"lease_ttl": "5s"})
+    with daemon:
+        uids = daemon.send(["await go"] + ["ok"] * 3)
+        daemon.wait_run(uids[0])
+        put(daemon, "slow")
+        daemon.signal(signal.SIGHUP)
+        standby(daemon)
+        # Another owner, who has seen the present epoch and lets go at once.
+        (unit,) = daemon.units()
+        lease, fence = daemon.keys.lease(*unit), daemon.keys.fence(*unit)
+        daemon.link.execute("HINCRBY", fence, "epoch", 1000)
+        daemon.link.execute("HSET", fence, "token", "stranger")
+        daemon.link.execute("DEL", lease)
+        daemon.wait_event("lease.lost")
+        daemon.wait_event("worker.exited", reason="unneeded")
+        daemon.link.execute("HDEL", fence, "token", "owner")
+        take(daemon, "slow")
+        put(daemon, "go")
+        daemon.wait_settled()
+        assert daemon.events("worker.handover") == []
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.stop() == 0
+
+
+def test_a_killed_supervisor_leaves_no_standby_behind(hooked: NewDaemon):
+    daemon = hooked()
+    with daemon:
+        (uid,) = daemon.send(["await go"])
+        daemon.wait_run(uid)
+        daemon.signal(signal.SIGHUP)
+        warm_standby(daemon)
+        daemon.kill()
+        daemon.wait_gone(5.0)
+
+
+def test_what_was_inherited_from_a_lost_host_is_run_alone_also_by_the_next_worker(
+    hooked: NewDaemon,
+):
+    daemon = hooked(daemon={"lease_ttl": "5s"})
+    with daemon:
+        uids = daemon.send(["await go"] + ["await gone"] * 3)
+        daemon.wait_run(uids[0])
+        daemon.kill()
+        daemon.wait_gone(5.0)
+    daemon.start()
+    (unit,) = daemon.units()
+    daemon.wait_run(uids[0], count=2)
+    daemon.signal(signal.SIGHUP)
+    warm_standby(daemon)
+    put(daemon, "go")
+    daemon.wait_event("worker.handover")
+    daemon.wait_run(uids[1])
+    mark = daemon.link.execute("HMGET", daemon.keys.fence(*unit), "solo", "mark")
+    assert mark == [b"1", f"m:{uids[1].rpartition('/')[2]}".encode()]
+    put(daemon, "gone")
+    daemon.wait_settled()
+    assert daemon.ledger.audit(GROUP) == Audit(repeated={uids[0]: 2})
+    assert daemon.stop() == 0
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_max_messages_of_one_gives_every_message_a_process_of_its_own(hooked: NewDaemon):
+    daemon = hooked(consumer={"max_messages": 1})
+    with daemon:
+        daemon.send(["ok"] * 12)
+        daemon.wait_settled()
+        runs = Counter(each.pid for each in starts(daemon))
+        assert sorted(runs.values()) == [1] * 12
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert len(daemon.events("worker.handover")) >= 1
+        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        print(f"nothing ran for {idle_of(daemon)} ms")
+        assert daemon.stop() == 0
+
+
+def test_max_rss_below_what_one_message_takes_slows_down_and_never_stops(hooked: NewDaemon):
+    """Every worker is over the limit with its first message: each of them handles at least one."""
+    daemon = hooked(consumer={"max_rss": "1MiB"})
+    with daemon:
+        daemon.send(["leak 8000000", "await second", "leak 8000000", "await fourth", "ok"])
+        warm = daemon.wait_event("worker.warm")
+        put(daemon, "second")
+        daemon.wait_event("worker.warm", after=warm["number"] + 1)
+        put(daemon, "fourth")
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit()
+        recycled = {each["child"] for each in daemon.events("worker.recycled")}
+        assert recycled <= {each.pid for each in starts(daemon)}, "one was replaced for nothing"
+        assert len(recycled) >= 2
+        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.stop() == 0
+
+
+def test_max_rss_says_when_the_first_message_is_over_it_already(hooked: NewDaemon):
+    daemon = hooked(consumer={"max_rss": "1MiB"})
+    fat = (
+        "\n\ndef _fat(_message, path):\n    _leak(_message, 8000000)\n    _await(_message, path)\n"
+    )
+    daemon.write_code(daemon.module_path.read_text() + fat + '\n_WORDS["fat"] = _fat\n')
+    with daemon:
+        daemon.send(["fat go"])
+        tight = daemon.wait_event("worker.tight_limit")
+        assert tight["max_rss"] == 1 << 20 < tight["rss"] - tight["baseline"]
+        put(daemon, "go")
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+def test_an_idle_worker_that_is_too_old_is_replaced_too(hooked: NewDaemon):
+    daemon = hooked(consumer={"max_age": "1s"})
+    with daemon:
+        first = daemon.pids()[0]
+        daemon.wait_event("worker.handover")
+        assert daemon.pids()[0] != first
+        uids = daemon.send(["ok"] * 3)
+        daemon.wait_settled()
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.stop() == 0
+
+
+SLEEPS_IN_C = """
+import ctypes
+_libc = ctypes.PyDLL(None)  # unlike CDLL it calls with the interpreter's lock held
+_mutex = ctypes.create_string_buffer(64)
+
+
+def _stuck(_message):
+    # Locked twice: it waits in C for ever, and no signal brings it back.
+    _libc.pthread_mutex_lock(_mutex)
+    _libc.pthread_mutex_lock(_mutex)
+
+
+_WORDS["stuck"] = _stuck
+"""
+
+
+@pytest.mark.fault("F4")
+def test_an_extension_that_keeps_the_interpreter_is_killed_and_only_its_message_is_blamed(
+    hooked: NewDaemon,
+):
+    daemon = hooked(
+        partitions=2,
+        consumer={"timeout": "200ms", "hard_timeout": "600ms", "max_crashes": 2},
+    )
+    daemon.write_code(daemon.module_path.read_text() + SLEEPS_IN_C)
+    with daemon:
+        other = daemon.pids()[1]
+        beside = daemon.send(["sleep 0.002"] * 200, partition=1)
+        uids = daemon.send(["ok"] * 5 + ["stuck"] + ["ok"] * 20, partition=0)
+        daemon.wait_settled()
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[5]
+        assert (letter["crashes"], letter["attempts"], letter["signal"]) == ("2", "0", "SIGKILL")
+        assert "a hard time limit" in letter["errorMessage"]
+        assert [each["reason"] for each in daemon.events("worker.killed")] == ["hard-limit"] * 2
+        assert len(daemon.events("worker.charged")) == 2
+        assert daemon.ledger.records("raise") == [], "the soft limit could not be heard"
+        audit = daemon.ledger.audit(GROUP)
+        assert audit == Audit(lost=[uids[5]], repeated={uids[5]: 2})
+        assert set(beside) <= daemon.ledger.ended(GROUP)
+        assert daemon.pids()[1] == other
+        assert daemon.traces() == []
+        assert daemon.stop() == 0

@@ -1,0 +1,32 @@
+"""Many workers come and go under a storm of signals; the long version is in tests/soak."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import hygiene
+from tests.support.daemon import Daemon
+
+RECYCLES = 100
+
+
+@pytest.mark.fault("F33")
+def test_recycles_under_a_storm_of_signals_leave_nothing_behind(
+    new_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Handlers with threads, a TLS client and gRPC: no deadlock, no zombie, no descriptor kept."""
+    with hygiene.echo_peer(tmp_path / "peer") as peer:
+        monkeypatch.setenv("PEER", peer)
+        with new_daemon(**hygiene.daemon_options()) as daemon:
+            storm = hygiene.Storm(daemon, seed=1)
+            began = time.monotonic()
+            storm.blow(RECYCLES, every=0.2)
+            rate = RECYCLES / (time.monotonic() - began)
+            print(f"{', '.join(hygiene.clients())}: {rate:.1f} recycles/s, {storm.signals} signals")
+            storm.judge()
+            storm.wait_recycles(RECYCLES)
+            assert daemon.stop() == 0

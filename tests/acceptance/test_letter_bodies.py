@@ -1,0 +1,99 @@
+"""What of a message a dead letter holds: all, a fingerprint of it, or its size; and giants."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from streamqd.cli import cli
+from tests.support.daemon import TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+
+def run(daemon: Daemon, *args: str, code: int = 0) -> Any:
+    command = ["--config", str(daemon.config_path), "dlq", *args]
+    done = CliRunner().invoke(cli, [*command, "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("policy", "end"), [("hash", "dead"), ("none", "exit 9")])
+def test_a_body_that_is_not_kept(new_daemon: NewDaemon, policy: str, end: str) -> None:
+    body = end
+    with new_daemon(consumer={"dlq_body": policy, "max_crashes": 1}) as daemon:
+        stream = daemon.keys.stream(TOPIC, 0)
+        daemon.link.execute(
+            "XADD", stream, "*", "payload", body, "key", "k", "headers", '{"a":"b"}'
+        )
+        daemon.wait_for(daemon.letters, what="it is dead")
+        daemon.wait_settled()
+        (letter,) = daemon.letters()
+        assert letter["payload"] == ""
+        assert letter["payloadBytes"] == str(len(body))
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        assert letter.get("payloadSha256") == (digest if policy == "hash" else None)
+        assert (letter["key"], letter["headers"]) == ("k", '{"a":"b"}')
+
+        (row,) = run(daemon, "list", TOPIC)["rows"]
+        assert run(daemon, "show", TOPIC, row["id"])["other"]["payloadBytes"] == str(len(body))
+        # There is nothing to replay, and nothing is lost by trying.
+        told = run(daemon, "replay", TOPIC, "--all", "--yes", code=8)
+        assert told["replayed"] == 0
+        assert list(told["refused"]) == ["its body was not kept (dlq_body)"]
+        assert len(daemon.letters()) == 1
+
+
+@pytest.mark.parametrize("consumer", [{}, {"concurrency": 3, "order": "none"}], ids=["one", "many"])
+def test_a_giant_is_not_handled_and_not_lost(
+    new_daemon: NewDaemon, consumer: dict[str, Any]
+) -> None:
+    with new_daemon(daemon={"max_message_bytes": "4KiB"}, consumer=consumer) as daemon:
+        stream = daemon.keys.stream(TOPIC, 0)
+        # As large as a producer may send.
+        whole = "ok".ljust(4096)
+        daemon.link.execute("XADD", stream, "*", "payload", whole, "key", "k" * 4096)
+        giant = "ok".ljust(4097)
+        daemon.link.execute("XADD", stream, "*", "payload", giant)
+        daemon.link.execute("XADD", stream, "*", "payload", "ok", "headers", "h" * 9000)
+        uids = daemon.send(["ok"])
+        daemon.wait_run(uids[0], "end")
+        daemon.wait_settled()
+
+        letters = daemon.letters()
+        assert [each["reason"] for each in letters] == ["too-large"] * 2
+        assert letters[0]["payload"] == giant
+        assert (
+            "has 4,097 bytes, and daemon.max_message_bytes is 4,096" in letters[0]["errorMessage"]
+        )
+        assert "beside its payload it has 9,0" in letters[1]["errorMessage"]
+        assert not daemon.events("worker.exited")
+
+        # With a larger limit they can be handled after all.
+        epoch = daemon.epochs()[0]
+        daemon.write_config(daemon={**daemon.tables["daemon"], "max_message_bytes": "64KiB"})
+        assert daemon.stop() == 0
+        daemon.start()
+        daemon.wait_for(lambda: daemon.epochs()[0] > epoch, what="it owns the partition again")
+        assert run(daemon, "replay", TOPIC, "--all", "--yes")["replayed"] == 2
+        daemon.wait_settled()
+        assert daemon.letters() == []
+
+
+def test_a_giant_that_a_dead_process_left_is_not_handled_either(new_daemon: NewDaemon) -> None:
+    daemon = new_daemon(consumer={"max_crashes": 5})
+    with daemon:
+        stream = daemon.keys.stream(TOPIC, 0)
+        daemon.link.execute("XADD", stream, "*", "payload", "hold".ljust(8192))
+        daemon.wait_for(lambda: daemon.pending(0), what="it runs")
+        daemon.kill()
+        daemon.wait_gone(10)
+        daemon.write_config(daemon={**daemon.tables["daemon"], "max_message_bytes": "4KiB"})
+        daemon.start()
+        daemon.wait_for(daemon.letters, what="it is dead")
+        assert [each["reason"] for each in daemon.letters()] == ["too-large"]

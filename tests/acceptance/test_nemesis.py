@@ -1,0 +1,46 @@
+"""A short soak: three instances, eight partitions, two groups, and a nemesis with a fixed seed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.nemesis import FAULTS, PEACE, plan
+from tests.support.servers import ProcessServer
+from tests.support.trial import Trial
+
+SEED = int(os.environ.get("TEST_SEED") or "1")
+
+
+@pytest.mark.slow
+def test_under_faults_nothing_is_lost_and_every_duplicate_has_its_cause(
+    fresh_server: ProcessServer, tmp_path: Path
+):
+    planned = plan(SEED, 12.0, every=0.5, lasting=(1.0, 5.0), kinds=FAULTS)
+    with Trial(tmp_path, fresh_server, seed=SEED, lease_ttl=3.0) as trial:
+        trial.run(planned)
+        outcome = trial.finish()
+        print(outcome, trial.evidence(outcome))
+
+    assert outcome.wrong() == {}
+    assert outcome.report.handled > 500
+    assert outcome.checks > 10
+    assert len({strike.kind for strike in outcome.strikes}) > 10
+
+
+@pytest.mark.slow
+def test_without_faults_nothing_is_handled_twice(fresh_server: ProcessServer, tmp_path: Path):
+    """Rolling restarts, rebalances, reloads and recycles are no faults."""
+    planned = plan(SEED, 6.0, every=0.4, lasting=(0.2, 0.6), kinds=PEACE)
+    consumer = {"max_messages": 15}
+    with Trial(tmp_path, fresh_server, seed=SEED, lease_ttl=10.0, consumer=consumer) as trial:
+        trial.run(planned)
+        outcome = trial.finish()
+        print(outcome, trial.evidence(outcome))
+
+    assert outcome.wrong() == {}
+    assert outcome.report.duplicated == []
+    assert outcome.events["worker.crashed"] == outcome.fenced == 0
+    assert {strike.kind for strike in outcome.strikes} == set(PEACE)

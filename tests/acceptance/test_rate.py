@@ -1,0 +1,93 @@
+"""A daemon that is held by a rate: it says so everywhere, and nothing waits for the rate."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from streamqd.config import load
+from streamqd.producer import Producer
+from tests.integration.test_throttle import within
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+
+
+def verb(daemon: Daemon, *arguments: str, code: int = 0) -> Any:
+    """What a verb prints as JSON."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "streamqd", "--config", daemon.config_path.name, *arguments],
+        cwd=daemon.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_a_partition_held_by_its_rate_says_so_and_a_drain_does_not_wait_for_it(
+    new_daemon: NewDaemon,
+):
+    daemon = new_daemon(consumer={"rate": "1/h"}, http="unix:./http.sock")
+    with daemon:
+        uids = daemon.send(["ok"] * 5)
+        daemon.wait_run(uids[0], "end")
+
+        def held() -> bool:
+            (unit,) = verb(daemon, "status", "--json")["units"]
+            return bool(unit["worker"] == "throttled")
+
+        daemon.wait_for(held, what="status says that it is throttled")
+        (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)
+        assert answer["causes"][0]["word"] == "throttled"
+        assert "rate of" in answer["causes"][0]["sentence"]
+        assert daemon.stop() == 0
+        assert daemon.ledger.ended(GROUP) == {uids[0]}
+        assert daemon.pending_uids() <= set(uids[1:])
+
+
+def test_a_handover_goes_through_a_rate_and_does_not_start_it_anew(new_daemon: NewDaemon):
+    """Recorded times of starts are late by what passes until the handler writes: a run is allowed
+    for that, as many as a start may be late."""
+    daemon = new_daemon(consumer={"rate": "20/s", "rate_burst": 2})
+    with daemon:
+        daemon.send(["ok"] * 40)
+        daemon.wait_for(lambda: daemon.ledger.count("end") >= 5, what="some have run")
+        old = daemon.pids()[0]
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done")
+        daemon.wait_settled()
+        starts = daemon.ledger.records("start")
+        assert {each.pid for each in starts} == {old, daemon.pids()[0]}
+        assert daemon.ledger.audit(GROUP) == Audit()
+        late = 1 + int(20 * max_lateness(daemon))
+        assert within([int(each.at * 1e9) for each in starts], 20, 2 + late)
+        assert daemon.stop() == 0
+
+
+def max_lateness(daemon: Daemon) -> float:
+    """The longest run, in seconds: a bound on what may pass between two lines of a handler."""
+    runs = daemon.ledger.records("start", "end")
+    begun = {each.uid: each.at for each in runs if each.kind == "start"}
+    return max(each.at - begun[each.uid] for each in runs if each.kind == "end")
+
+
+def test_the_example_sends_its_letters(new_daemon: NewDaemon):
+    daemon = new_daemon(groups=[])
+    daemon.write_config(
+        topics={"mailings": {"partitions": 1}},
+        daemon=daemon.tables["daemon"]
+        | {"handlers": ["streamqd.examples.mailings"], "state_dir": "state"},
+    )
+    with daemon, Producer(settings=load(daemon.config_path)) as producer:
+        sent = [producer.send("mailings", f"{name}@example.com") for name in ("ann", "bob")]
+        files = [daemon.folder / f"state/mailings/mailings-0-{each}" for each in sent]
+        daemon.wait_for(lambda: all(each.exists() for each in files), what="both are sent")
+        assert files[0].read_text() == "To: ann@example.com\n"
+        assert daemon.stop() == 0

@@ -1,0 +1,319 @@
+"""`make bench-bounds`: how long a takeover and a hand-over take, and what a dead server loses.
+
+Real daemons and servers, nothing else running on purpose. Writes docs/explanation/bounds.json and
+the table of docs/explanation/promises.md. A power cut is not a kill: the kernel's cache survives
+the one and not the other. It is imitated by cutting every file of the server back to what it had
+synced last (tests/benchmarks/synced.c), which is the worst that a disk may do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from streamqd import config
+from streamqd.producer import Outgoing, Producer
+from streamqd.store.client import Link
+from tests.benchmarks.quick import machine
+from tests.support.daemon import ROOT, TOPIC, Daemon
+from tests.support.servers import ProcessServer, find_binary
+from tests.support.waiting import wait_until
+
+RESULTS = ROOT / "docs" / "explanation" / "bounds.json"
+PAGE = ROOT / "docs" / "explanation" / "promises.md"
+MARK = "<!-- figures -->\n"
+PARTITIONS = 4
+BUSY = "sleep 0.005"
+AT_ONCE = {"rebalance_delay": "0s", "rebalance_hold": "0s"}
+SEND_SECONDS = (1.5, 4.0)  # before the server dies
+BATCH = 10
+
+DURABILITY = {
+    "appendfsync always": {"appendonly": "yes", "appendfsync": "always"},
+    "appendfsync everysec": {"appendonly": "yes", "appendfsync": "everysec"},
+    "appendfsync no": {"appendonly": "yes", "appendfsync": "no"},
+    "snapshot after 1 s": {"appendonly": "no", "save": "1 1"},
+}
+
+
+def main() -> None:
+    """Measure, and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--server", default="valkey")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    binary = find_binary(options.server)
+    results: dict[str, Any] = {"machine": machine(), "rounds": options.rounds}
+    for name, measure in MEASURES.items():
+        results[name] = told(name, summary(rounds(measure, binary, options.rounds), "s"))
+    with tempfile.TemporaryDirectory() as folder:
+        shim = compiled(Path(folder))
+        for name, settings in DURABILITY.items():
+            for how in ("kill", "power cut"):
+                lost = [loss(binary, settings, shim, how) for _ in range(options.rounds)]
+                results[f"{name}, {how}"] = told(
+                    f"{name}, {how}",
+                    {
+                        "lost": summary([count for count, _, _ in lost], "messages"),
+                        "window": summary([window for _, window, _ in lost], "s"),
+                        "sent": summary([sent for _, _, sent in lost], "messages"),
+                    },
+                )
+    results["load"] = {"before": round(load, 2), "after": round(os.getloadavg()[0], 2)}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    text = PAGE.read_text().partition(MARK)[0] + MARK
+    PAGE.write_text(text + report(results))
+
+
+def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """Show one result at once."""
+    print(name, json.dumps(result), flush=True)
+    return result
+
+
+def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
+    """Median and extremes."""
+    values = list(values)
+    digits = 3 if unit == "s" else None
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+        "unit": unit,
+    }
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+def rounds(measure: Callable[[Path, str], list[float]], binary: Path, count: int) -> list[float]:
+    """Measure so often, each time with a server and a folder of its own."""
+    found: list[float] = []
+    while len(found) < count:
+        server = ProcessServer("bench", binary)
+        with tempfile.TemporaryDirectory() as folder:
+            found += measure(Path(folder), server.url)
+        server.close()
+    return found
+
+
+def child_death(folder: Path, url: str) -> list[float]:
+    """From the SIGKILL of a busy worker to the next run on its partition."""
+    with Daemon(folder, url) as one:
+        one.send([BUSY] * 3000)
+        times = []
+        for _ in range(5):
+            victim = last_start(one).pid
+            killed = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            times.append(next_start(one, killed, {0}, not_by={victim}) - killed)
+    return times
+
+
+def host_death(folder: Path, url: str, ttl: str) -> list[float]:
+    """From the SIGKILL of a supervisor to the first run elsewhere of each of its partitions."""
+    with pair(folder, url, ttl) as (one, two):
+        one.send([BUSY] * 4000)
+        theirs, pids = one.pids(), set(one.pids().values())
+        wait_until(lambda: len({r.uid.split("/")[1] for r in runs(one)}) == PARTITIONS)
+        killed = time.monotonic()
+        one.kill()
+        one.wait_gone(10.0)
+        times = [next_start(two, killed, {number}, not_by=pids) - killed for number in theirs]
+    return [max(times)]
+
+
+def planned(folder: Path, url: str) -> list[float]:
+    """How long each partition of an instance rests that gets SIGTERM: last end to first start."""
+    with pair(folder, url, "15s") as (one, two):
+        one.send([BUSY] * 4000)
+        theirs, pids = one.pids(), set(one.pids().values())
+        wait_until(lambda: len({r.uid.split("/")[1] for r in runs(one)}) == PARTITIONS)
+        assert one.stop() == 0
+        ended = {number: last_end(one, number, pids) for number in theirs}
+        return [next_start(two, at, {number}, not_by=pids) - at for number, at in ended.items()]
+
+
+def drain(folder: Path, url: str) -> list[float]:
+    """From SIGTERM to the end of the process, with messages that take 5 ms."""
+    with Daemon(folder, url, partitions=PARTITIONS) as one:
+        one.send([BUSY] * 4000)
+        wait_until(lambda: len(runs(one)) > 10)
+        signalled = time.monotonic()
+        assert one.stop() == 0
+        return [time.monotonic() - signalled]
+
+
+MEASURES: dict[str, Callable[[Path, str], list[float]]] = {
+    "takeover after the death of a worker": child_death,
+    "takeover after the death of a host, lease_ttl 5 s": lambda f, u: host_death(f, u, "5s"),
+    "takeover after the death of a host, lease_ttl 15 s": lambda f, u: host_death(f, u, "15s"),
+    "planned hand-over, rest of a partition": planned,
+    "drain of a busy instance": drain,
+}
+
+
+class pair:  # noqa: N801 - a context manager, used as a function
+    """Two instances that share the partitions."""
+
+    def __init__(self, folder: Path, url: str, ttl: str) -> None:
+        settings = {**AT_ONCE, "lease_ttl": ttl}
+        self.both = [
+            Daemon(folder, url, name=name, partitions=PARTITIONS, daemon=settings)
+            for name in ("one", "two")
+        ]
+
+    def __enter__(self) -> list[Daemon]:
+        for each in self.both:
+            each.start()
+            each.wait_event("ready")
+        share = PARTITIONS // 2
+        wait_until(lambda: all(len(d.pids()) == share for d in self.both), timeout=30)
+        return self.both
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.both:
+            each.close()
+
+
+def runs(daemon: Daemon) -> list[Any]:
+    """Every handler run that has begun."""
+    return daemon.ledger.records("start")
+
+
+def last_start(daemon: Daemon) -> Any:
+    """The latest of them."""
+    begun = time.monotonic()
+    wait_until(lambda: any(r.at > begun for r in runs(daemon)), what="a message runs")
+    return runs(daemon)[-1]
+
+
+def last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
+    """When one of these processes ended its last run on a partition."""
+    place = f"{TOPIC}/{number}/"
+    return float(
+        max(r.at for r in daemon.ledger.records("end") if r.pid in pids and r.uid.startswith(place))
+    )
+
+
+def next_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]) -> float:
+    """When the first run on a partition began that is not by one of these processes."""
+
+    def found() -> float:
+        times = [
+            r.at
+            for r in runs(daemon)
+            if r.at > after and r.pid not in not_by and int(r.uid.split("/")[1]) in numbers
+        ]
+        return min(times, default=0.0)
+
+    return wait_until(found, timeout=60.0, what=f"partition {numbers} goes on", every=0.005)
+
+
+# --- loss -----------------------------------------------------------------------------------------
+
+
+def compiled(folder: Path) -> Path:
+    """The shim that notes what is synced."""
+    target = folder / "synced.so"
+    source = Path(__file__).with_name("synced.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True)
+    return target
+
+
+def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[int, float, int]:
+    """Let the server die while a producer sends.
+
+    Returns the acknowledged messages that are missing when it is back, for how many seconds before
+    the death messages are missing, and how many were acknowledged.
+    """
+    server = ProcessServer("bench", binary, **settings)
+    server.kill()
+    log = server.folder / "synced"
+    server.environment = {"LD_PRELOAD": str(shim), "SYNCED_LOG": str(log)}
+    server.start()
+    try:
+        producer = Producer(settings=config.Settings(redis=server.settings))
+        sent: list[tuple[str, float]] = []
+        end = time.monotonic() + random.uniform(*SEND_SECONDS)
+        while time.monotonic() < end:
+            ids = producer.send_many(TOPIC, [Outgoing(b"x" * 100, partition=0)] * BATCH)
+            at = time.monotonic()
+            sent += [(each, at) for each in ids]
+        server.kill()
+        died = time.monotonic()
+        producer.close()
+        if how == "power cut":
+            cut(server.folder, log)
+        server.start()
+        link = Link(server.settings, timeout=10.0, name="bench")
+        stream = f"stream:topic:{{{TOPIC}:p:0}}"
+        kept = {row[0].decode() for row in link.execute("XRANGE", stream, "-", "+")}
+        link.close()
+    finally:
+        server.close()
+    missing = [at for each, at in sent if each not in kept]
+    return len(missing), died - min(missing, default=died), len(sent)
+
+
+def cut(folder: Path, log: Path) -> None:
+    """Cut every file of the server back to what it had synced last."""
+    synced: dict[Path, int] = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        size, _, path = line.partition(" ")
+        synced[Path(path)] = int(size)
+    for path in folder.rglob("*.aof"):
+        os.truncate(path, min(synced.get(path, 0), path.stat().st_size))
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def report(results: dict[str, Any]) -> str:
+    """The tables of the page."""
+    load, of = results["load"], results["machine"]
+    lines = [
+        "",
+        "| What | median | max |",
+        "| --- | ---: | ---: |",
+        *(
+            f"| {name} | {results[name]['median']:.2f} s | {results[name]['max']:.2f} s |"
+            for name in MEASURES
+        ),
+        "",
+        "| Redis setting | how it ends | acknowledged and missing, median | max | window, max |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for name in DURABILITY:
+        for how in ("kill", "power cut"):
+            found = results[f"{name}, {how}"]
+            lost, window = found["lost"], found["window"]
+            lines.append(
+                f"| {name} | {how} | {lost['median']:,.0f} | {lost['max']:,} |"
+                f" {window['max']:.2f} s |"
+            )
+    sent = {name: results[f"{name}, kill"]["sent"]["median"] for name in DURABILITY}
+    closing = (
+        f"At least {results['rounds']} rounds of each, on {of['cores']} cores ({of['cpu']}), Python"
+        f" {of['python']}; load average {load['before']} before and {load['after']} after:"
+        f" where others work too, processes start more slowly. In a round, ten messages in each"
+        f" call, the producer was acknowledged {sent['appendfsync no']:,.0f} messages with"
+        f" `appendfsync no`, and {sent['appendfsync always']:,.0f} with `always`."
+    )
+    lines += ["", closing, ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The check of conservation on a real server: every place is seen, every planted violation too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from streamqd.store import messages, publishing
+from tests.contract.desk import Desk
+from tests.support.conservation import Conservation, look
+from tests.support.ledger import Ledger
+
+TOKEN = "t1"
+
+
+class Run(NamedTuple):
+    uid: str
+    group: str
+    attempt: int = 1
+
+
+class Scene:
+    """A unit with messages 1 to 5, sent and noted, of which 1 to 4 were read."""
+
+    def __init__(self, desk: Desk, path: Path) -> None:
+        self.desk = desk
+        self.ledger = Ledger(path)
+        self.conservation = Conservation(desk.link, desk.keys, [desk.unit], self.ledger)
+        desk.groups()
+        desk.own(TOKEN)
+        self.places = {number: self.send(number) for number in range(1, 6)}
+        assert len(desk.fetch(4)) == 4
+
+    def send(self, number: int) -> bytes:
+        self.ledger.sent(f"access/0/{number}-0", f"{number} sleep 0")
+        return self.desk.add(f"{number}-0", "payload", f"{number} sleep 0")
+
+    def end(self, number: int) -> None:
+        with self.ledger.run(Run(f"access/0/{number}-0", self.desk.unit.group), f"{number} 7"):
+            pass
+
+    def ack(self, number: int) -> None:
+        args = (self.desk.keys, self.desk.unit, TOKEN, [self.places[number]])
+        assert self.desk.link.run(messages.ack(*args)).word == "OK"
+
+    def retry(self, number: int) -> None:
+        fields = {b"originalId": f"{number}-0".encode(), b"retryCount": b"1"}
+        entries = [(self.places[number], 0.0, fields)]
+        call = messages.retry(self.desk.keys, self.desk.unit, TOKEN, entries)
+        self.desk.expect_entries("settle_retry", ["MOVED"], call)
+
+    def bury(self, number: int) -> None:
+        fields = {b"group": self.desk.unit.group.encode()}
+        entries = [(self.places[number], fields)]
+        call = messages.dead(self.desk.keys, self.desk.unit, TOKEN, entries)
+        self.desk.expect_entries("settle_dead", ["MOVED"], call)
+
+    def where(self) -> dict[str, list[str]]:
+        seen = look(self.desk.link, self.desk.keys, [self.desk.unit])
+        return dict(sorted(seen[self.desk.unit].places.items()))
+
+    def blamed(self) -> list[str]:
+        """The sentences of one more check, without the name of the unit."""
+        self.conservation.check()
+        return [each.partition(": ")[2] for each in self.conservation.violations]
+
+
+@pytest.fixture
+def scene(desk: Desk, tmp_path: Path) -> Scene:
+    return Scene(desk, tmp_path / "ledger")
+
+
+def test_every_place_is_seen_and_the_look_writes_nothing(scene: Scene):
+    desk = scene.desk
+    scene.end(1)
+    scene.ack(1)
+    scene.retry(2)
+    scene.bury(3)
+    scene.send(6)
+    desk.add("9-0", "payload", "7 sleep 0", "originalId", "7-0", stream=desk.retry)
+    desk.fetch(1, stream=desk.retry)
+    desk.add("10-0", "payload", "8 sleep 0", "originalId", "8-0", stream=desk.retry)
+    fields = [b"payload", b"9 sleep 0"]
+    desk.link.run(publishing.schedule(desk.keys, "access", 0, 60.0, "s1", fields))
+    before = desk.dump()
+
+    assert scene.where() == {
+        "2": ["delayed"],
+        "3": ["dead"],
+        "4": ["pending"],
+        "5": ["unread"],
+        "6": ["unread"],
+        "7": ["retry pending"],
+        "8": ["retry unread"],
+        "9": ["scheduled"],
+    }
+    assert desk.dump() == before
+    assert scene.blamed() == []
+    assert scene.conservation.left().total() == 7
+    assert scene.conservation.dead() == {desk.unit.group: {"3"}}
+
+
+def test_what_ended_and_is_still_pending_is_no_violation(scene: Scene):
+    scene.end(1)
+    assert scene.blamed() == []
+    scene.ack(1)
+    assert scene.blamed() == []
+
+
+# --- planted violations ---------------------------------------------------------------------------
+
+
+def test_what_was_acknowledged_without_a_good_end_is_seen(scene: Scene):
+    scene.ack(1)
+    assert scene.blamed() == ["1 is nowhere, and no run of it has ended well"]
+
+
+def test_what_was_skipped_is_seen(scene: Scene):
+    desk = scene.desk
+    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
+    assert scene.blamed() == ["5 is nowhere, and no run of it has ended well"]
+
+
+def test_what_lies_in_two_places_is_seen(scene: Scene):
+    scene.retry(1)
+    desk = scene.desk
+    desk.add("9-0", "payload", "1 sleep 0", "originalId", "1-0", stream=desk.retry)
+    [sentence] = scene.blamed()
+    assert "['delayed', 'retry unread']" in sentence
+
+
+def test_what_comes_back_after_it_was_settled_is_seen(scene: Scene):
+    scene.end(1)
+    scene.ack(1)
+    assert scene.blamed() == []
+    desk = scene.desk
+    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "0")
+    assert "1 was settled and is ['unread'] again" in scene.blamed()
+
+
+def test_a_pending_entry_without_a_body_is_seen(scene: Scene):
+    desk = scene.desk
+    desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    blamed = scene.blamed()
+    assert any("without a body: ['pending']" in each for each in blamed)
+    assert "1 is nowhere, and no run of it has ended well" in blamed
+
+
+@pytest.mark.parametrize("half", ["delayed", "items"])
+def test_half_of_a_delayed_message_is_seen(scene: Scene, half: str):
+    scene.retry(1)
+    scene.desk.do("DEL", getattr(scene.desk, half))
+    assert any("without a body: ['delayed'" in each for each in scene.blamed())
+
+
+def test_an_epoch_that_falls_is_seen(scene: Scene):
+    assert scene.blamed() == []
+    scene.desk.do("HSET", scene.desk.fence, "epoch", "5")
+    [sentence] = scene.blamed()
+    assert sentence.startswith("the epoch fell from ")
+    assert sentence.endswith(" to 5")
+
+
+def test_a_group_that_is_gone_is_seen(scene: Scene):
+    desk = scene.desk
+    desk.do("XGROUP", "DESTROY", desk.retry, desk.unit.group)
+    desk.do("XGROUP", "CREATE", desk.retry, "another", "0")
+    with pytest.raises(Exception, match="NOGROUP"):
+        scene.conservation.check()

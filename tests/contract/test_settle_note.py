@@ -1,0 +1,96 @@
+"""settle_note: in-flight -> in-flight, with one more failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.errors import ContractError
+from streamqd.store import leases, messages
+from streamqd.store.scripts import Call
+from tests.contract.desk import TTL, Desk
+
+
+def note(desk: Desk, *notes: tuple[bytes, int]) -> Call:
+    return messages.note(desk.keys, desk.unit, "t1", notes)
+
+
+def test_counts_are_written_beside_the_crashes(desk: Desk):
+    main, retried = desk.pending("1-0", "2-0"), desk.pending_retry("1-0")
+    desk.own("t1")
+    desk.do("HSET", desk.attempts, "m:1-0:c", 2)
+    before = desk.state()
+    call = note(desk, (main[0], 1), (retried[0], 3))
+    assert desk.expect("settle_note", "OK", call) == [2]
+    assert desk.changes(before) == {"attempts": {"m:1-0:c": b"2", "m:1-0:f": b"1", "r:1-0:f": b"3"}}
+
+
+def test_the_next_owner_goes_on_counting(desk: Desk):
+    """T8."""
+    places = desk.pending("1-0", "2-0")
+    epoch = desk.own("t1")
+    desk.link.run(note(desk, (places[1], 4)))
+    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.own("t2", seen_epoch=epoch)
+    call = messages.recover(desk.keys, desk.unit, "t2", "s2", True, "", "", 10)
+    page = messages.Recovered.parse(desk.link.run(call))
+    assert [(each.id, each.failures) for each in page.main] == [(b"1-0", 0), (b"2-0", 4)]
+
+
+def test_a_count_only_grows_so_a_repeat_or_a_late_copy_changes_nothing(desk: Desk):
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    first, second = note(desk, (place, 1)), note(desk, (place, 2))
+    assert desk.expect("settle_note", "OK", first) == [1]
+    assert desk.expect("settle_note", "OK", second) == [1]
+    before = desk.dump()
+    assert desk.expect("settle_note", "OK", second) == [1]
+    assert desk.expect("settle_note", "OK", first) == [1]
+    assert desk.dump() == before
+
+
+def test_ten_is_more_than_nine(desk: Desk):
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    for failures in (9, 10):
+        desk.link.run(note(desk, (place, failures)))
+    assert desk.state()["attempts"] == {"m:1-0:f": b"10"}
+
+
+def test_what_is_settled_leaves_no_count_behind(desk: Desk):
+    places = desk.pending("1-0", "2-0")
+    desk.own("t1")
+    call = note(desk, (places[0], 1), (places[1], 1), (b"m:7-0", 1))
+    desk.link.run(messages.ack(desk.keys, desk.unit, "t1", [places[0]]))
+    assert desk.expect("settle_note", "OK", call) == [1]
+    assert desk.state()["attempts"] == {"m:2-0:f": b"1"}
+    ack = messages.ack(desk.keys, desk.unit, "t1", [], charged=[places[1]])
+    assert desk.link.run(ack).rest == [1]
+    before = desk.dump()
+    assert desk.expect("settle_note", "OK", call) == [0]
+    assert desk.dump() == before
+    assert "attempts" not in desk.state()
+
+
+def test_a_superseded_owner_writes_nothing(desk: Desk):
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.expect("settle_note", "FENCED", note(desk, (place, 1)))
+
+
+@pytest.mark.parametrize("bad", [b"1-0", b"m:1", b"x:1-0", b"", b"m:1-0\n"])
+def test_what_is_not_a_place_is_refused(desk: Desk, bad: bytes):
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    error = desk.expect_error("ERR", note(desk, (place, 1), (bad, 1)))
+    assert "not a place" in str(error)
+
+
+def test_as_many_as_one_call_takes(desk: Desk):
+    desk.groups()
+    desk.own("t1")
+    places = desk.pending(*(f"{n}-0" for n in range(1, messages.ITEMS_MAX + 1)))
+    notes = [(place, 1) for place in places]
+    assert desk.expect("settle_note", "OK", note(desk, *notes)) == [messages.ITEMS_MAX]
+    with pytest.raises(ContractError):
+        note(desk, *notes, (b"m:999-0", 1))

@@ -1,0 +1,34 @@
+"""Which tests are marked with which rows: read from the sources, so that it needs no server."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def rows_of_tests() -> dict[str, tuple[str, ...]]:
+    """Test id without parameters -> the rows that it is marked with, in the order of the files."""
+    found = {}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        text = path.read_text()
+        if "mark.fault(" in text:
+            inside = str(path.relative_to(TESTS.parent))
+            found |= {f"{inside}::{name}": rows for name, rows in _marked(ast.parse(text))}
+    return found
+
+
+def _marked(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            rows = [row for decorator in node.decorator_list for row in _rows(decorator)]
+            if rows:
+                yield node.name, tuple(rows)
+
+
+def _rows(decorator: ast.expr) -> list[str]:
+    if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.fault":
+        return [ast.literal_eval(argument) for argument in decorator.args]
+    return []

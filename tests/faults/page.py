@@ -1,0 +1,67 @@
+"""The table as a page of the documentation: rows, tests, and how they ended last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.faults.table import ROWS, UNTESTED_MAX, Row
+
+NOT_RUN = "not run yet"
+_HEAD = f"""\
+<!-- Written by `make faults` and `make faults-page`: do not edit. -->
+
+# The fault battery
+
+What can go wrong, what must come of it, and the tests that show it: on real servers, with real
+processes and real signals. A test is marked with the rows that it shows; a test of the suite
+demands one of every row and that this page is current. At most {UNTESTED_MAX} rows may be without
+a test, and then say what was tried.
+
+`make faults` runs all of them on three servers and writes this page; `docs/explanation/faults.json`
+holds the outcomes. A test that needs no server, or starts servers of its own, is run with the
+others and has the outcome of each run.
+"""
+
+
+def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
+    """The page. `tests` are the marked ones with their rows; `results` the last run."""
+    parts = [_HEAD, _run(results), *(_section(row, tests, results) for row in ROWS)]
+    return "\n".join(parts)
+
+
+def _run(results: Mapping[str, Any]) -> str:
+    if "machine" not in results:
+        return "The battery as a whole has not been run yet.\n"
+    machine = results["machine"]
+    servers = ", ".join(f"{name} ({about})" for name, about in results["servers"].items())
+    return (
+        f"Last run: {results['date']}, {results['seconds']} s, on {machine['cores']} cores"
+        f" ({machine['cpu']}), Python {machine['python']}. Servers: {servers}.\n"
+    )
+
+
+def _section(row: Row, tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
+    lines = [f"## {row.name}. {row.fault}", "", f"Required: {row.required}", ""]
+    if row.untested:
+        lines += [f"Untested: {row.untested}", ""]
+    shown = [test for test, rows in tests.items() if row.name in rows]
+    if shown:
+        lines += ["| Test | Last result |", "| --- | --- |"]
+        lines += [f"| `{test.removeprefix('tests/')}` | {_last(test, results)} |" for test in shown]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _last(test: str, results: Mapping[str, Any]) -> str:
+    outcomes = {
+        server: found[test]
+        for server, found in results.get("outcomes", {}).items()
+        if test in found
+    }
+    told = []
+    for word in ("passed", "failed", "skipped"):
+        servers = [server for server, outcome in outcomes.items() if outcome == word]
+        if servers:
+            told.append(f"{word} on {', '.join(servers)}")
+    return "; ".join(told) or NOT_RUN

@@ -1,0 +1,183 @@
+"""Every command of a scene, lost once: the first, the second and the last of each kind.
+
+A scene makes a state, acts on it through a proxy as a role of streamqd does, with the role's own
+handling of lost connections, and may judge what came of it. It is rehearsed once without a fault;
+then it is played again for each kind of command that the rehearsal has shown, with that command
+lost. Whatever is lost, the server must end in the state of the rehearsal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamqd.store import scripts
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import UNIT, Desk
+from tests.support.proxy import Fault, FaultProxy, Trigger
+from tests.support.servers import ProcessServer
+
+WHOLE = (Fault.DROP_REPLY, Fault.CUT_BEFORE)
+FAULTS = (*WHOLE, Fault.CUT_REPLY)
+_SCRIPTS = {script.sha.encode(): name for name, script in scripts.load().items()}
+_MOMENT = re.compile(r"\d{13}(-\d+)?(\.\d+)?")  # a time in ms, or an id made by the server
+_RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a scheduled send
+
+
+class Strike(NamedTuple):
+    """Which command is lost: the nth of its kind."""
+
+    kind: str
+    nth: int
+
+
+@dataclass
+class Stage:
+    """What a scene has: the server behind a proxy, and a desk at the server itself."""
+
+    server: ProcessServer
+    desk: Desk
+    proxy: FaultProxy
+    trigger: Trigger | None = None
+
+    @property
+    def link(self) -> Link:
+        """A connection that nothing happens to."""
+        return self.desk.link
+
+    @property
+    def keys(self) -> Keys:
+        return self.desk.keys
+
+    def shaky(self, name: str = "test:shaky") -> Link:
+        """A connection that is cut when the strike comes."""
+        return Link(self.proxy.settings, timeout=5.0, name=name)
+
+    def server_link(self) -> Link:
+        """One more connection that nothing happens to."""
+        return Link(self.server.settings, timeout=5.0, name="test:beside")
+
+    @property
+    def struck(self) -> bool:
+        """Whether the command that is to be lost has been."""
+        return self.trigger is not None and self.trigger.hit
+
+    def sent(self, kind: str) -> bool:
+        """Whether a command of a kind has come to the server, or was lost on its way."""
+        return self.struck or any(kind_of(command) == kind for command in self.proxy.commands)
+
+
+Scene = Callable[[Stage], None]
+
+
+def kind_of(command: list[bytes]) -> str:
+    """The name of a script, or of a plain command."""
+    name = command[0].decode().upper()
+    if name == "EVALSHA":
+        return _SCRIPTS.get(command[1], name)
+    if name == "EVAL":
+        return command[1].split(b":", 1)[0].removeprefix(b"-- ").decode()
+    return name
+
+
+class Rehearsal:
+    """Plays one scene, with and without faults."""
+
+    def __init__(self, server: ProcessServer, link: Link, keys: Keys, scene: Scene) -> None:
+        self._server = server
+        self._desk = Desk(link, keys, UNIT)
+        self._scene = scene
+        # The server must know them, or a call is two commands the first time.
+        link.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.load().values()])
+
+    def kinds(self) -> Counter[str]:
+        """Play without a fault; return how often each kind of command was sent."""
+        return Counter(kind_of(command) for command in self._play(None, None).commands)
+
+    def survive(self, fault: Fault) -> int:
+        """Play with each command lost in turn; return how many were. Fails with the first."""
+        kinds = Counter(kind_of(command) for command in self._play(None, None).commands)
+        expected = normal(self._desk.state())
+        count = 0
+        for strike in strikes(kinds, fault):
+            try:
+                struck = self._play(strike, fault).struck
+                found = normal(self._desk.state())
+                assert found == expected, differences(found, expected)
+            except AssertionError as error:
+                raise AssertionError(
+                    f"{fault.name} of {strike.kind} number {strike.nth}: {error}"
+                ) from error
+            count += struck
+        assert count, "nothing was lost"
+        return count
+
+    def survive_cuts(self, direction: str, count: int) -> int:
+        """Play with a connection cut at each of so many bytes; return how many cuts there were."""
+        played = self._play(None, None)
+        expected = normal(self._desk.state())
+        total = played.passed[0 if direction == "requests" else 1]
+        cuts = range(1, total, max(1, total // count))
+        for number in cuts:
+            try:
+                self._play(None, None, {direction: number})
+                found = normal(self._desk.state())
+                assert found == expected, differences(found, expected)
+            except AssertionError as error:
+                raise AssertionError(f"cut at byte {number} of {direction}: {error}") from error
+        return len(cuts)
+
+    def _play(
+        self, strike: Strike | None, fault: Fault | None, cut: dict[str, int] | None = None
+    ) -> Played:
+        self._desk.do("FLUSHALL")
+        with FaultProxy(self._server.socket_path) as proxy:
+            proxy.cut_after(**(cut or {}))
+            stage = Stage(self._server, self._desk, proxy)
+            if strike is not None and fault is not None:
+                stage.trigger = proxy.arm(
+                    fault, nth=strike.nth, wanted=lambda each: kind_of(each) == strike.kind
+                )
+            self._scene(stage)
+            return Played(proxy.commands, stage.struck, proxy.passed)
+
+
+class Played(NamedTuple):
+    commands: list[list[bytes]]
+    struck: bool
+    passed: tuple[int, int]  # bytes of requests and of replies
+
+
+def strikes(kinds: Counter[str], fault: Fault) -> Iterator[Strike]:
+    """The first, second and last of each kind; of replies that are cut in half the first."""
+    for kind, count in sorted(kinds.items()):
+        for nth in [1] if fault is Fault.CUT_REPLY else sorted({1, min(2, count), count}):
+            yield Strike(kind, nth)
+
+
+def normal(value: Any) -> Any:
+    """A state without what differs from run to run: times, tokens, ids that are made."""
+    if isinstance(value, dict):
+        return sorted(((normal(key), normal(each)) for key, each in value.items()), key=repr)
+    if isinstance(value, tuple | list):
+        return [normal(each) for each in value]
+    if isinstance(value, set):
+        return sorted(map(normal, value))
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, int):
+        value = str(value)
+    if not isinstance(value, str):
+        return value
+    return _MOMENT.sub("<moment>", _RANDOM.sub("<random>", value))
+
+
+def differences(found: list[Any], expected: list[Any]) -> str:
+    """What a state has that the other has not."""
+    more = [each for each in found if each not in expected]
+    less = [each for each in expected if each not in found]
+    return f"instead of\n  {less}\nthere is\n  {more}"

@@ -1,0 +1,117 @@
+"""Scenes of an operator: every verb that changes something, given again until it is done."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from streamqd import config
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.store import control, members, topics
+from tests.contract.desk import Desk
+from tests.faults.rehearsal import Scene, Stage
+
+TOPIC, GROUP = "access", "hits"
+PARTITIONS = 2
+TRIES = 5
+PAUSED = "pause:access/*/hits"
+FAR = 9_000_000_000_000  # unix ms of a time that does not come
+DONE, PROBLEMS, REDIS, REFUSED = 0, 1, 4, 8
+
+VERBS = (
+    "topic create access -p 2",
+    "topic create fresh -p 3",
+    "topic settings access retention.max_age=1h",
+    "topic grow idle 4 --no-wait --yes",
+    "topic delete access --force --while-offered --yes",
+    "group reset access hits --to earliest --drop-retries --force --yes",
+    "group delete access hits --force --yes",
+    "group adopt access legacy --yes",
+    "dlq replay access --all --yes",
+    "dlq replay access --all --to-topic idle --yes",
+    "dlq purge access --all --yes",
+    "dlq export access --yes",
+    "retry now access hits --all",
+    "retry cancel access hits --all --yes",
+    "retry cancel access hits --all --drop --yes",
+    "trim access --max-length 0 --yes",
+    "pause access/0/hits",
+    "resume access/hits",
+    "move access/0/hits --to west-1",
+    "drain west-1",
+    "rebalance",
+    "reload west-1",
+    f"control clear {PAUSED} --yes",
+)
+READING = (
+    "topic list",
+    "topic describe access",
+    "group list",
+    "group describe access hits",
+    "partitions",
+    "pending access -g hits",
+    "tail access",
+    "dlq list access",
+    "dlq show access 0:1-0",
+    "dlq stats access",
+    "retry list access hits",
+    "status",
+    "why access/0/hits",
+)
+
+
+def seed(stage: Stage) -> None:
+    """Two topics, a living instance, and a group with messages in every place."""
+    link, keys = stage.link, stage.keys
+    topics.create(link, keys, "idle", config.Topic(partitions=PARTITIONS))
+    topics.create(link, keys, TOPIC, config.Topic(partitions=PARTITIONS))
+    offers = {"offers": [[TOPIC, GROUP]], "weight": 1, "cap": 0}
+    assert link.run(members.beat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
+    assert link.run(control.change(keys, "default", PAUSED, by="ops")).word == "OK"
+    for number in range(PARTITIONS):
+        desk = Desk(link, keys, Unit(TOPIC, number, GROUP))
+        desk.groups()
+        desk.do("XGROUP", "CREATE", desk.stream, "legacy", "0")
+        for entry in range(1, 5):
+            desk.add(f"{entry}-0")
+        desk.do("XACK", desk.stream, GROUP, *desk.fetch(2))
+        desk.fetch(1)
+        read = ("XREADGROUP", "GROUP", "legacy", "them", "COUNT", 2, "STREAMS", desk.stream, ">")
+        desk.do(*read)
+        for entry in (1, 2):
+            desk.do("ZADD", desk.delayed, FAR, f"m:{entry}-9")
+            desk.do("HSET", desk.items, f"m:{entry}-9", b"\x92\xa7payload\xa1x")
+            letter = ("payload", f"{number} {entry}", "group", GROUP, "reason", "attempts")
+            letter += ("originalId", f"{entry}-0", "originalTopic", TOPIC)
+            desk.add(f"{entry}-0", *letter, "originalPartition", str(number), stream=desk.dlq)
+
+
+def scene_of(line: str, *good: int) -> Scene:
+    """The scene of one verb, which ends with a good code when nothing is lost."""
+
+    def scene(stage: Stage) -> None:
+        seed(stage)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "streamq.toml"
+            path.write_text(f'[redis]\nurl = "{stage.proxy.url}"\n')
+            codes = []
+            while (not codes or codes[-1] == REDIS) and len(codes) < TRIES:
+                result = CliRunner().invoke(cli, ["--config", str(path), *line.split()])
+                assert "Traceback" not in result.stderr
+                codes.append(result.exit_code)
+        # Who repeats what was done already may be told that nothing is left to do.
+        allowed = good if stage.trigger is None else (*good, REFUSED)
+        assert codes[-1] in allowed, f"{line}: {codes} {result.output}"
+        # The trail tells of each try.
+        for topic in (TOPIC, "idle"):
+            stage.link.execute("DEL", stage.keys.audit(topic))
+
+    scene.__name__ = "_".join(word for word in line.replace("/", " ").split() if word[0] != "-")
+    return scene
+
+
+CHANGING: tuple[Scene, ...] = tuple(scene_of(line, DONE) for line in VERBS)
+LOOKING: tuple[Scene, ...] = tuple(scene_of(line, DONE, PROBLEMS) for line in READING)

@@ -1,0 +1,99 @@
+"""A scene of a housekeeper: all its tasks, round after round, until nothing is left to do."""
+
+from __future__ import annotations
+
+import socket
+
+from streamqd.config import Consumer, Daemon, Retention, Settings, Topic
+from streamqd.housekeeper import Housekeeper
+from streamqd.scoreboard import Scoreboard, WorkerState
+from tests.contract.desk import UNIT, Desk
+from tests.faults.rehearsal import Stage
+
+ROUNDS = 30
+FAR = 9_000_000_000_000  # unix ms of a time that does not come
+PACKED = b"\x92\xa7payload\xa1x"
+
+
+def seed(desk: Desk) -> None:
+    """Something to do for every task."""
+    desk.groups()
+    desk.own("t1")
+    # To be promoted: two retries and two sends that are due, one of each that is not.
+    for number, due in enumerate((1, 2, FAR)):
+        desk.do("ZADD", desk.delayed, due, f"m:{number}-1")
+        desk.do("HSET", desk.items, f"m:{number}-1", PACKED)
+        desk.do("ZADD", desk.scheduled, due, f"send-{number}")
+        desk.do("HSET", desk.scheduled_items, f"send-{number}", PACKED)
+    # To be trimmed, dropped, and settled because it was dropped, in nodes of ten.
+    for number in range(1, 71):
+        desk.add(f"{number}-0", "payload", "x")
+    desk.do("XACK", desk.stream, UNIT.group, *desk.fetch(30))
+    desk.fetch(5)
+    desk.add("1-0", stream=desk.retry)
+    desk.do("XACK", desk.retry, UNIT.group, *desk.fetch(1, stream=desk.retry))
+    desk.add("2-0", stream=desk.retry)
+    desk.fetch(1, consumer="legacy", stream=desk.retry)
+    for number in range(1, 6):
+        desk.add(f"{number}-0", stream=desk.dlq)
+
+
+def everything_that_is_due(stage: Stage) -> None:
+    """Promote, trim, drop, settle, expire, look for foreign entries, measure, publish."""
+    desk = stage.desk
+    desk.do("CONFIG", "SET", "stream-node-max-entries", 10)
+    try:
+        seed(desk)
+        tend(stage)
+    finally:
+        desk.do("CONFIG", "SET", "stream-node-max-entries", 100)
+
+
+def tend(stage: Stage) -> None:
+    """Be the housekeeper of one instance."""
+    desk = stage.desk
+    board = Scoreboard(2)
+    slot = board.allot(UNIT)
+    slot.owned, slot.state = 1, WorkerState.READY
+    bounds = Retention(max_length=10, drop_unacked_above=20)
+    settings = Settings(
+        redis=stage.proxy.settings,
+        daemon=Daemon(instance="web-1"),
+        topics={UNIT.topic: Topic(partitions=1, retention=bounds, dlq_retention=60.0)},
+        consumers=(
+            Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go", reclaim_idle=0.0),
+        ),
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        housekeeper = Housekeeper(board, settings, theirs)
+        try:
+            keep_house(housekeeper)
+        finally:
+            housekeeper._link.close()
+    assert slot.reclaim_requested, "the worker was told of foreign entries"
+    summary = desk.keys.instance("default", "web-1")
+    assert desk.do("PTTL", summary) > 0
+    desk.do("DEL", summary)  # full of times
+    state = desk.state()
+    for stream in ("stream", "retry"):
+        promoted = [entry_id for entry_id in state[stream].entries if len(entry_id) > len("999-0")]
+        assert len(promoted) == 2, stream
+    assert (len(state["delayed"]), len(state["scheduled"])) == (1, 1)
+    assert "dlq" not in state or state["dlq"].entries == {}
+
+
+def keep_house(housekeeper: Housekeeper) -> None:
+    """Let every task run until three rounds in a row had no trouble."""
+    good = 0
+    for _ in range(ROUNDS):
+        for task in housekeeper._tasks:
+            task.due = 0.0
+        housekeeper._round()
+        well = not housekeeper._away.open and all(
+            not task.trouble.open for task in housekeeper._tasks
+        )
+        good = good + 1 if well else 0
+        if good == 3:
+            return
+    raise AssertionError("it does not come to rest")

@@ -1,0 +1,78 @@
+"""Scenes of Spark's tasks and pipelines, without Spark: what they write to Redis."""
+
+from __future__ import annotations
+
+from streamqd import config
+from streamqd.errors import RedisUnavailable
+from streamqd.store import archives, topics
+from tests.faults.rehearsal import Stage
+from tests.support.waiting import wait_until
+
+TRIES = 5
+
+
+def a_task_that_writes_rows(stage: Stage) -> None:
+    """A batch is written once, however often its task is tried."""
+    from streamqd.spark import sink
+    from streamqd.spark.options import write_options
+
+    topics.create(stage.link, stage.keys, "out", config.Topic(partitions=2))
+    given = {"url": stage.proxy.url, "topic": "out", "retryIntervalMs": 1, "batchRows": 4}
+    options = write_options({name.lower(): str(value) for name, value in given.items()}, {})
+    values = [b"%d" % number for number in range(20)]
+    rows = [sink.Row("out", None, value, "", [b"payload", value]) for value in values]
+    for _ in range(TRIES):
+        try:
+            task = sink._ExactTask(options, "query", 3, 0)
+            assert task.write(iter(rows)).rows == len(rows)
+            break
+        except RedisUnavailable:
+            continue
+    else:
+        raise AssertionError("the task does not come to its end")
+    pages = stage.link.pipeline(
+        [("XRANGE", stage.keys.stream("out", number), "-", "+") for number in range(2)]
+    )
+    written = [fields[1] for page in pages for _, fields in page]
+    assert sorted(written, key=int) == values
+
+
+def an_archive_that_goes_on(stage: Stage) -> None:
+    """One run holds the lease, moves the watermark forward, and gives the lease back."""
+    from streamqd.spark.pipelines import lease
+
+    keys = stage.keys
+    held = None
+    for _ in range(TRIES):
+        try:
+            held = lease.Lease(stage.shaky, keys, "access", "archive", ttl=0.2)
+            held.__enter__()
+            break
+        except RedisUnavailable:
+            # Its token may have been written; it is waited out.
+            wait_until(
+                lambda: not stage.link.execute("EXISTS", keys.pipeline("access", "archive")),
+                what="the lease of the try before is over",
+            )
+    else:
+        raise AssertionError("no lease is to be had")
+    link = stage.shaky()
+    try:
+        for entry in ("1-0", "2-0", "3-0"):
+            for _ in range(TRIES):
+                try:
+                    link.run(archives.advance(keys, "access", 0, entry))
+                    break
+                except RedisUnavailable:
+                    continue
+        wait_until(lambda: stage.sent("pipeline_lease_keep"), what="it was renewed")
+        held.check()
+    finally:
+        link.close()
+        held.__exit__(None, None, None)
+    # Giving it back is not repeated: it expires.
+    wait_until(
+        lambda: not stage.link.execute("EXISTS", keys.pipeline("access", "archive")),
+        what="the lease is free",
+    )
+    assert stage.link.execute("HGET", keys.trim("access", 0), "archived") == b"3-0"

@@ -1,0 +1,137 @@
+"""Scenes of a supervisor: its talk with Redis over the life of a unit, tick by tick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from streamqd.config import Consumer, Daemon, Settings, Topic
+from streamqd.errors import RedisUnavailable
+from streamqd.process import Child, Exit
+from streamqd.registration import ensure_topics
+from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerState
+from streamqd.store import members
+from streamqd.supervisor.burst import BurstCheck
+from streamqd.supervisor.exchange import Exchange
+from streamqd.supervisor.holding import Holding, Phase
+from tests.contract.desk import UNIT
+from tests.faults.rehearsal import Stage
+
+LOCK = "the lock of this host"
+TRIES = 60
+
+
+class Talk:
+    """An exchange with one holding, whose clock goes on as fast as it is asked."""
+
+    def __init__(self, stage: Stage) -> None:
+        consumer = Consumer(topic=UNIT.topic, group=UNIT.group, handler="work:go")
+        settings = Settings(
+            redis=stage.proxy.settings,
+            # So long that nothing is due but what is asked for.
+            daemon=Daemon(instance="west-1", lease_ttl=100_000.0),
+            consumers=(consumer,),
+        )
+        board = Scoreboard(1)
+        self.exchange = Exchange(settings, board, LOCK)
+        self.holding = Holding(UNIT, consumer, board.allot(UNIT))
+        self.holdings = {UNIT: self.holding}
+        self.now = time.monotonic()
+
+    def until(self, what: str, phase: Phase) -> None:
+        """Renew and beat, and tick until the holding is in a phase and nothing is left to say."""
+        self.exchange.beat_at = self.holding.renew_at = 0.0
+        for _ in range(TRIES):
+            self.now += 10.0
+            self.exchange.tick(self.now, self.holdings, [UNIT])
+            quiet = self.exchange.ok and self.exchange.next_at() > self.now + 10.0
+            if quiet and self.holding.phase is phase and not self.holding.unsaid:
+                return
+        raise AssertionError(f"{what}: still {self.holding.phase}")
+
+    def run_until_killed(self) -> None:
+        """A process has one entry done and one running, and is killed."""
+        holding = self.holding
+        holding.started_as(Child(os.getpid(), -1, None, ""), self.now)  # type: ignore[arg-type]
+        holding.ready_at = self.now
+        holding.slot.state = WorkerState.READY
+        holding.slot.post_batch([b"m:1-0", b"m:2-0", b"m:3-0"])
+        holding.slot.states[0] = DONE
+        holding.slot.states[1] = RUNNING
+        verdict = holding.ended(Exit(None, signal.SIGKILL))
+        assert verdict.charged == b"m:2-0"
+
+
+def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
+    """Acquire, make the group, renew, replace a killed worker, tell the fleet, release, leave."""
+    desk = stage.desk
+    # A predecessor was killed: its beat is there, and its token.
+    info = {"nonce": "dead", "lock": LOCK}
+    desk.link.run(members.beat(desk.keys, "default", "west-1", "dead", info, 15.0))
+    desk.pending("1-0", "2-0", "3-0")
+    desk.own("of the dead", owner="west-1")
+    talk = Talk(stage)
+    try:
+        talk.until("the fleet is known", Phase.FREE)
+        view = talk.exchange.view
+        talk.holding.take(view.views[UNIT].epoch, view.tokens[UNIT])
+        talk.until("acquired", Phase.HELD)
+        fence = desk.do("HGETALL", desk.fence)
+        talk.run_until_killed()
+        talk.until("refenced", Phase.HELD)
+        assert desk.do("HGETALL", desk.fence) != fence
+        assert desk.do("HGET", desk.fence, "token") == talk.holding.token.encode()
+        assert int(desk.do("HGET", desk.fence, "epoch")) == talk.holding.epoch
+        assert desk.do("HGET", desk.attempts, "m:2-0:c") == b"1", "charged once"
+        assert desk.state()["stream"].groups["hits"][1].keys() == {"2-0", "3-0"}
+        assert talk.holding.slot.counter("charged") == 1
+        talk.until("renewed", Phase.HELD)
+        talk.holding.give_up()
+        talk.until("released", Phase.FREE)
+        talk.exchange.leave()
+    finally:
+        talk.exchange.close()
+    # Leaving is not repeated: who does not hear of it sees the beat grow old.
+    desk.do("DEL", desk.keys.members("default"), desk.keys.info("default"))
+    state = desk.state()
+    assert "token" not in state["fence"]
+    assert "lease" not in state
+
+
+def a_burst_that_is_over(stage: Stage) -> None:
+    """`--burst` ends when two looks in a row have found nothing to do."""
+    desk = stage.desk
+    desk.groups()
+    desk.own("t1")
+    talk = Talk(stage)
+    check = BurstCheck(talk.exchange)
+    try:
+        for _ in range(TRIES):
+            talk.now += 1.0
+            if check.verdict(talk.now, talk.holdings) is not None:
+                return
+    finally:
+        talk.exchange.close()
+    raise AssertionError("it does not end")
+
+
+def registration(stage: Stage) -> None:
+    """Topics and groups are registered before work begins; an interrupted start is repeated."""
+    settings = Settings(
+        redis=stage.proxy.settings,
+        topics={"access": Topic(partitions=3)},
+        consumers=tuple(
+            Consumer(topic="access", group=group, handler="work:go") for group in ("hits", "seen")
+        ),
+    )
+    for _ in range(TRIES):
+        link = stage.shaky()
+        try:
+            assert ensure_topics(link, settings) == {"access": 3}
+            return
+        except RedisUnavailable:
+            continue
+        finally:
+            link.close()
+    raise AssertionError("it is never registered")

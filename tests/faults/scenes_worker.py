@@ -1,0 +1,204 @@
+"""Scenes of a worker: everything that it says to Redis in one life, with a ledger of what ran."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from streamqd.handlers import Dead
+from streamqd.message import Message
+from streamqd.model import Backoff
+from streamqd.scoreboard import Scoreboard
+from streamqd.store import leases
+from streamqd.worker import concurrent, worker
+from tests.contract.desk import OWNER, TTL, UNIT, Desk
+from tests.faults.rehearsal import Stage
+from tests.support.ledger import Audit, Ledger
+from tests.support.life import lives
+from tests.support.waiting import wait_until
+
+LAST = "999-0"
+FAILING, DYING, BURIED, GHOST = "2-0", "12-0", "3-0", "0-5"
+
+
+def _uid(entry_id: str) -> str:
+    return f"{UNIT.topic}/{UNIT.partition}/{entry_id}"
+
+
+@contextmanager
+def ledger() -> Iterator[Ledger]:
+    """A ledger in memory, where writing it through costs nothing."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="sqf-", dir=memory if memory.is_dir() else None))
+    opened = Ledger(folder / "ledger")
+    yield opened
+    opened.close()
+    shutil.rmtree(folder)
+
+
+def seed(desk: Desk, book: Ledger) -> None:
+    """A unit that was lost while it had entries of every sort in hand, and new ones behind."""
+    desk.groups()
+    desk.own("lost")
+    sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}
+    inherited = [GHOST, "1-0", FAILING, BURIED, "4-0"]
+    for entry_id in inherited:
+        desk.add(entry_id, "payload", sort.get(entry_id, "ok"))
+    desk.add("1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=desk.retry)
+    desk.fetch(len(inherited))
+    desk.fetch(1, stream=desk.retry)
+    desk.do("XTRIM", desk.stream, "MINID", "1-0")
+    desk.do("HSET", desk.attempts, f"m:{BURIED}:c", "9", "m:4-0:c", "1")
+    for entry_id in ("6-0", "7-0"):
+        desk.add(entry_id, "payload", "ok")
+    desk.fetch(2, consumer="legacy")
+    fresh = [f"{number}-0" for number in range(10, 20)]
+    for entry_id in fresh:
+        desk.add(entry_id, "payload", sort.get(entry_id, "ok"))
+    desk.add("2-0", "payload", "ok", "originalId", "501-0", "retryCount", "1", stream=desk.retry)
+    for entry_id in [*inherited[1:], "6-0", "7-0", *fresh, "500-0", "501-0", LAST]:
+        book.sent(_uid(entry_id), "")
+    # Taken over without a release: what was in hand runs alone, each under a mark.
+    epoch = int(desk.do("HGET", desk.fence, "epoch"))
+    desk.do("DEL", desk.lease)
+    assert desk.link.run(leases.acquire(desk.keys, UNIT, "t1", epoch, TTL, OWNER)).word == "OK"
+
+
+def play(stage: Stage, **consumer: Any) -> None:
+    """One life of a worker, and the supervisor's part after it."""
+    desk = stage.desk
+    slot = Scoreboard(1).allot(UNIT)
+    slot.reclaim_requested = 1
+    with ledger() as book, lives(slot) as make, _hurried():
+        seed(desk, book)
+        life = make(stage.proxy.url)
+
+        def work(message: Message) -> None:
+            with book.run(message):
+                word = message.text()
+                if word == "fail":
+                    raise ValueError("no")
+                if word == "dead":
+                    raise Dead("never")
+                if word == "stop":
+                    life.stop()
+
+        def send_the_last() -> None:
+            # It comes when the worker is idle and has compared the number of pending entries.
+            wait_until(lambda: stage.sent("XPENDING"), what="the worker is idle")
+            desk_again.execute("XADD", desk.stream, LAST, "payload", "stop")
+
+        desk_again = stage.server_link()
+        sender = threading.Thread(target=send_the_last)
+        sender.start()
+        life.run(life.worker("t1", reclaim_idle=0.0, **consumer), work)
+        sender.join()
+        desk_again.close()
+        # What the worker could not acknowledge any more is in its slot.
+        done = slot.batch().done
+        desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+        judge(desk, book)
+
+
+def judge(desk: Desk, book: Ledger) -> None:
+    """Everything ran once, and is where it belongs."""
+    unhandled = sorted(_uid(each) for each in (FAILING, "15-0", DYING, BURIED))
+    assert book.audit(UNIT.group) == Audit(lost=unhandled)
+    state = desk.state()
+    assert sorted(state["items"]) == ["m:15-0", f"m:{FAILING}"]
+    letters = sorted(letter["originalId"].decode() for letter in state["dlq"].entries.values())
+    assert letters == sorted([DYING, BURIED])
+    assert "attempts" not in state
+    for stream in ("stream", "retry"):
+        assert state[stream].groups["hits"][1] == {}, "pending"
+
+
+@contextmanager
+def _hurried() -> Iterator[None]:
+    """Waits of a worker that this cannot wait for."""
+    idle = {"BLOCK_SECONDS": 0.02, "IDLE_CHECK_SECONDS": 0.0}
+    with (
+        mock.patch.multiple(worker, RECONNECT_SECONDS=(0.001, 0.01), **idle),
+        mock.patch.multiple(concurrent, PARK_SECONDS=0.02, **idle),
+    ):
+        yield
+
+
+def one_at_a_time(stage: Stage) -> None:
+    """The worker of most consumers."""
+    play(stage)
+
+
+def several_at_once(stage: Stage) -> None:
+    """A worker with threads, whose settlements come in any order."""
+    play(stage, concurrency=3, order="none")
+
+
+def on_a_full_server(stage: Stage) -> None:
+    """Memory is full: what is read and acknowledged goes through scripts."""
+    desk = stage.desk
+    slot = Scoreboard(1).allot(UNIT)
+    with ledger() as book, lives(slot) as make, _hurried():
+        desk.groups()
+        desk.own("t1")
+        ids = [f"{number}-0" for number in range(1, 8)]
+        for entry_id in ids:
+            desk.add(entry_id, "payload", "ok")
+            book.sent(_uid(entry_id), "")
+        life = make(stage.proxy.url)
+        seen: list[str] = []
+
+        def work(message: Message) -> None:
+            with book.run(message):
+                seen.append(message.id)
+                if len(seen) == len(ids):
+                    life.stop()
+
+        with desk.full_memory():
+            life.run(life.worker("t1", prefetch_max=2), work)
+            done = slot.batch().done
+            desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+        assert book.audit(UNIT.group) == Audit()
+        assert desk.state()["stream"].groups["hits"] == ("7-0", {})
+
+
+def in_place(stage: Stage) -> None:
+    """A message fails in place, at the head of the line: each attempt counts once."""
+    desk = stage.desk
+    slot = Scoreboard(1).allot(UNIT)
+    backoff = Backoff("fixed", 0.001, 0.001, "none")
+    with ledger() as book, lives(slot) as make, _hurried():
+        desk.groups()
+        desk.own("t1")
+        for entry_id, word in (("1-0", "ok"), (FAILING, "fail"), ("3-0", "ok"), (LAST, "stop")):
+            desk.add(entry_id, "payload", word)
+            book.sent(_uid(entry_id), "")
+        life = make(stage.proxy.url)
+
+        def work(message: Message) -> None:
+            with book.run(message):
+                if message.text() == "fail":
+                    raise ValueError("no")
+                if message.text() == "stop":
+                    life.stop()
+
+        held = {"on_error": "block", "max_attempts": 3, "backoff": backoff}
+        life.run(life.worker("t1", **held), work)
+        done = slot.batch().done
+        desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+        failing = _uid(FAILING)
+        assert book.audit(UNIT.group) == Audit(lost=[failing], repeated={failing: 3})
+        assert [each.attempt for each in book.of(failing, "start")] == [1, 2, 3]
+        assert [each.uid for each in book.records("end")] == [
+            _uid(each) for each in ("1-0", "3-0", LAST)
+        ]
+        state = desk.state()
+        assert "dlq" in state, "the message is no letter"
+        assert [each["originalId"] for each in state["dlq"].entries.values()] == [b"2-0"]
+        assert "attempts" not in state

@@ -1,0 +1,75 @@
+"""Whatever command of whatever role is lost, nothing is lost and nothing happens twice.
+
+The scenes drive the real roles in this process; see rehearsal.py for what is lost in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from streamqd.store import scripts
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.faults import (
+    scenes_admin,
+    scenes_housekeeper,
+    scenes_producer,
+    scenes_spark,
+    scenes_supervisor,
+    scenes_worker,
+)
+from tests.faults.rehearsal import FAULTS, WHOLE, Rehearsal, Scene
+from tests.support.proxy import Fault
+from tests.support.servers import ProcessServer, Server
+
+ROLES: tuple[Scene, ...] = (
+    scenes_worker.one_at_a_time,
+    scenes_worker.several_at_once,
+    scenes_worker.in_place,
+    scenes_worker.on_a_full_server,
+    scenes_supervisor.a_unit_from_its_acquisition_to_its_release,
+    scenes_supervisor.a_burst_that_is_over,
+    scenes_supervisor.registration,
+    scenes_housekeeper.everything_that_is_due,
+    scenes_producer.single_messages,
+    scenes_producer.many_messages,
+    scenes_producer.the_first_message_of_a_topic,
+    scenes_spark.a_task_that_writes_rows,
+    scenes_spark.an_archive_that_goes_on,
+)
+SCENES = (*ROLES, *scenes_admin.CHANGING, *scenes_admin.LOOKING)
+# For a verb a cut reply is a lost one; and one that only looks has nothing to double.
+CASES = [
+    *((scene, fault) for scene in ROLES for fault in FAULTS),
+    *((scene, fault) for scene in scenes_admin.CHANGING for fault in FAULTS if fault in WHOLE),
+    *((scene, Fault.DROP_REPLY) for scene in scenes_admin.LOOKING),
+]
+# On servers that refuse to queue a read while their memory is full, a scene of the worker has it.
+FULL_MEMORY_ONLY = {"message_fetch"}
+
+
+@pytest.fixture
+def rehearse(server: Server, link: Link, keys: Keys) -> Callable[[Scene], Rehearsal]:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs a server on a unix socket")
+    return lambda scene: Rehearsal(server, link, keys, scene)
+
+
+@pytest.mark.fault("F12")
+@pytest.mark.parametrize(
+    ("scene", "fault"),
+    [pytest.param(*case, id=f"{case[0].__name__}-{case[1].name.lower()}") for case in CASES],
+)
+def test_no_lost_command_loses_or_doubles_anything(
+    rehearse: Callable[[Scene], Rehearsal], scene: Scene, fault: Fault
+):
+    print(rehearse(scene).survive(fault), "commands were lost")
+
+
+@pytest.mark.fault("F12")
+def test_every_script_is_lost_in_some_scene(rehearse: Callable[[Scene], Rehearsal]):
+    """A new script belongs into the scene of the role that calls it."""
+    said = {kind for scene in SCENES for kind in rehearse(scene).kinds()}
+    assert scripts.load().keys() - said <= FULL_MEMORY_ONLY

@@ -1,0 +1,121 @@
+"""Every script is executed, its reply is lost, and the caller says the same again.
+
+The second answer is the one that its contract promises, and nothing has changed by it. How callers
+handle the loss is shown in test_lost_replies_of_callers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamqd.errors import RedisUnavailable
+from streamqd.store import retention, scripts, statistics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call
+from tests.contract import scenarios
+from tests.contract.desk import Desk
+from tests.contract.scenarios import WHEN_FULL, Scenario
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+
+# What the second call answers, when it is not what the first one did.
+AGAIN: dict[Scenario, str] = {
+    scenarios.archive_advance: "BEHIND",
+    scenarios.dead_deliver: "DUP",
+    scenarios.dead_replay: "GONE",
+    scenarios.dead_replay_everyone: "GONE",
+    scenarios.group_ensure: "OK",
+    scenarios.growth_end: "GONE",
+    scenarios.lease_acquire: "MINE",
+    scenarios.lease_acquire_retried: "MINE",
+    scenarios.lease_release: "FENCED",
+    scenarios.lease_renew_late: "OK",
+    scenarios.member_leave: "GONE",
+    scenarios.message_publish: "DUP",
+    scenarios.pipeline_lease_drop: "LOST",
+    scenarios.topic_configure: "CHANGED",
+    scenarios.topic_create: "EXISTS",
+}
+# Each beat is a new one, and each order has a time of its own.
+ANOTHER_TIME = {scenarios.member_beat, scenarios.control_change}
+
+
+def measures(desk: Desk) -> dict[str, Call]:
+    """The scripts that only read, for which test_every_script has no scenario."""
+    desk.groups()
+    desk.add("1-0")
+    topic, partition, _ = desk.unit
+    return {
+        "partition_measure": statistics.measure_partition(desk.keys, topic, partition),
+        "unit_measure": statistics.measure_unit(desk.keys, desk.unit),
+        "retention_measure": retention.measure(desk.keys, topic, partition),
+    }
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+@pytest.fixture
+def proxy(server: Server, link: Link) -> Iterator[FaultProxy]:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs a server on a unix socket")
+    with FaultProxy(server.socket_path) as made:
+        yield made
+
+
+def repeat(desk: Desk, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str, bool]:
+    """Lose the reply to a call and make it again; return the answer, and whether it changed."""
+    # The server must know the script, or the first command of the call is not the one that counts.
+    desk.do("SCRIPT", "LOAD", call.script.source)
+    shaky = Link(proxy.settings, timeout=5.0, name="test:shaky")
+    shaky.open()
+    proxy.arm(fault, command="EVALSHA")
+    with pytest.raises(RedisUnavailable) as caught:
+        shaky.run(call)
+    assert caught.value.sent, "the outcome is unknown"
+    before = desk.state()
+    word = shaky.run(call).word
+    shaky.close()
+    return word, desk.state() != before
+
+
+@pytest.mark.fault("F12")
+@pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
+def test_a_script_whose_reply_was_lost_is_safe_to_repeat(
+    desk: Desk, proxy: FaultProxy, scenario: Scenario
+):
+    call = scenario(desk)
+    word, changed = repeat(desk, proxy, call, Fault.DROP_REPLY)
+    first = {"lease_acquire_mine": "MINE", "lease_renew_late": "LATE"}
+    assert word == AGAIN.get(scenario, first.get(scenario.__name__, "OK"))
+    assert not changed or scenario in ANOTHER_TIME
+
+
+@pytest.mark.fault("F12")
+@pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
+def test_a_script_that_never_arrived_is_executed_by_the_second_call(
+    desk: Desk, proxy: FaultProxy, scenario: Scenario
+):
+    call = scenario(desk)
+    word, _ = repeat(desk, proxy, call, Fault.CUT_BEFORE)
+    expected: dict[Scenario, Any] = {
+        scenarios.group_ensure: "CREATED",
+        scenarios.lease_acquire_mine: "MINE",
+        scenarios.lease_renew_late: "LATE",
+    }
+    assert word == expected.get(scenario, "OK")
+
+
+@pytest.mark.fault("F12")
+def test_measuring_is_safe_to_repeat(desk: Desk, proxy: FaultProxy):
+    calls = measures(desk)
+    assert {*calls} == {name for name in scripts.load() if name.endswith("_measure")}
+    for name, call in calls.items():
+        assert call.script.name == name
+        assert repeat(desk, proxy, call, Fault.DROP_REPLY) == ("OK", False)

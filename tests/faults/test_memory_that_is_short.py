@@ -1,0 +1,128 @@
+"""The kernel kills a worker for its memory: real control groups where they can be made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamqd.process import Exit
+from streamqd.supervisor.memory import BELIEVED_SECONDS, CONTROL_GROUPS, Kills, counter_of
+from tests.support.daemon import GROUP, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+LIMIT = 400 << 20
+KILLED = Exit(None, signal.SIGKILL)
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    """A file as the kernel writes it."""
+    path = tmp_path / "memory.events"
+    path.write_text("low 0\nhigh 0\nmax 31\noom 7\noom_kill 3\n")
+    return path
+
+
+def kill(counter: Path, count: int) -> None:
+    counter.write_text(f"low 0\noom {count}\noom_kill {count}\noom_group_kill 0\n")
+
+
+@pytest.mark.fault("F5")
+def test_each_kill_that_the_kernel_has_counted_explains_one_death(counter: Path):
+    kills = Kills(counter)
+    kills.look(1.0)
+    assert str(kills.explain(KILLED)) == "signal SIGKILL", "those before our time"
+    kill(counter, 5)
+    kills.look(2.0)
+    assert kills.explain(Exit(1, None)) == Exit(1, None)
+    assert kills.explain(Exit(None, signal.SIGSEGV)).out_of_memory is False
+    assert str(kills.explain(KILLED)) == "signal SIGKILL, out of memory"
+    kills.look(2.5)
+    assert kills.explain(KILLED).out_of_memory, "the kernel counts before it kills"
+    assert not kills.explain(KILLED).out_of_memory, "there were two"
+
+
+@pytest.mark.fault("F5")
+def test_a_kill_of_long_ago_explains_nothing(counter: Path):
+    kills = Kills(counter)
+    kill(counter, 4)
+    kills.look(1.0)
+    kills.look(1.5 + BELIEVED_SECONDS)
+    assert not kills.explain(KILLED).out_of_memory
+    counter.unlink()
+    kills.look(9.0)
+    assert not kills.explain(KILLED).out_of_memory, "without a count nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("line", "there", "found"),
+    [
+        ("0::/system.slice/streamqd.service", "system.slice/streamqd.service/memory.events", True),
+        ("0::/kubepods/pod1/c1", "memory.events", True),
+        ("9:cpu:/x\n4:memory:/docker/c1", "memory/docker/c1/memory.oom_control", True),
+        ("4:memory:/docker/c1", "memory/memory.oom_control", True),
+        ("4:cpu:/docker/c1", "memory.events", False),
+    ],
+)
+def test_the_count_is_found_where_the_kernel_keeps_it(
+    tmp_path: Path, line: str, there: str, found: bool
+):
+    root = tmp_path / "root"
+    path = root / there
+    path.parent.mkdir(parents=True)
+    path.touch()
+    membership = tmp_path / "cgroup"
+    membership.write_text(line + "\n")
+    assert counter_of(membership, root) == (path if found else None)
+    assert counter_of(tmp_path / "absent", root) is None
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A control group with little memory."""
+    own = counter_of(Path("/proc/self/cgroup"))
+    if own is None:
+        pytest.skip(f"no memory controller below {CONTROL_GROUPS}")
+    folder = own.parent / f"streamqd-test-{os.getpid()}"
+    limit = "memory.max" if own.name == "memory.events" else "memory.limit_in_bytes"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(LIMIT))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no control group can be made: {error}")
+    yield folder
+    folder.rmdir()
+
+
+@pytest.mark.fault("F5")
+def test_a_worker_that_takes_all_memory_is_killed_alone_and_its_message_says_why(
+    new_daemon: NewDaemon, limited: Path
+):
+    daemon = new_daemon(partitions=2, consumer={"max_crashes": 2})
+    daemon.within = ["sh", "-c", f'echo $$ > {limited}/cgroup.procs; exec "$@"', "sh"]
+    with daemon:
+        supervisor, others = daemon.pid, daemon.pids()[1]
+        adjusted = Path(f"/proc/{others}/oom_score_adj").read_text()
+        assert int(adjusted) == 500 + int(Path(f"/proc/{supervisor}/oom_score_adj").read_text())
+        (greedy,) = daemon.send([f"leak {4 * LIMIT}"], partition=0)
+        uids = daemon.send(["ok"] * 20, partition=1)
+        daemon.wait_settled(60.0)
+        (letter,) = daemon.letters()
+        assert (letter["uid"], letter["reason"], letter["signal"]) == (greedy, "crashes", "SIGKILL")
+        assert "out of memory" in letter["errorMessage"]
+        crashed = daemon.events("worker.crashed")
+        assert {each["how"] for each in crashed} == {"signal SIGKILL, out of memory"}
+        audit = daemon.ledger.audit(GROUP)
+        assert audit == Audit(lost=[greedy], repeated={greedy: 2})
+        assert set(uids) <= daemon.ledger.ended(GROUP)
+        assert daemon.pids()[1] == others
+        assert psutil.pid_exists(supervisor)
+        assert daemon.stop() == 0

@@ -1,0 +1,94 @@
+"""A network that swallows everything, in one direction or both, or cuts at any byte."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.acceptance.test_rebalance import GATED, keyspace
+from tests.faults.rehearsal import Rehearsal
+from tests.faults.scenes_worker import one_at_a_time
+from tests.support.daemon import GROUP, Daemon
+from tests.support.proxy import FaultProxy
+from tests.support.servers import ProcessServer, Server
+
+Make = Callable[..., Daemon]
+TTL = 1.0
+ALONE = {"lease_ttl": f"{TTL}s", "rebalance_delay": "10m"}
+CUTS = 25
+
+
+@pytest.fixture
+def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
+    with FaultProxy(fresh_server.socket_path) as made:
+        yield made
+
+
+@pytest.mark.fault("F11")
+@pytest.mark.parametrize("direction", ["requests", "replies", "both"])
+def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_it_is_back(
+    make: Make, proxy: FaultProxy, direction: str
+):
+    """What it has sent meanwhile arrives late, when another has taken over."""
+    a = make(name="a", partitions=2, daemon=ALONE, code=GATED, redis_url=proxy.url)
+    b = make(name="b", partitions=2, daemon={**ALONE, "state_dir": "b"}, code=GATED)
+    with a:
+        gated = [a.send(["ack"], partition=number)[0] for number in range(2)]
+        for uid in gated:
+            a.wait_run(uid)
+        a.send(["ok"] * 40)
+        with b:
+            workers = {each["child"] for each in a.events("worker.started")}
+            proxy.hold(
+                requests=direction in ("requests", "both"), replies=direction in ("replies", "both")
+            )
+            cut_at = time.monotonic()
+            for number, uid in enumerate(gated):
+                b.wait_event("lease.acquired", partition=number, inherited=True, timeout=20.0)
+                a.wait_run(uid, count=2)
+            print(f"taken over after {time.monotonic() - cut_at:.2f} s, ttl {TTL} s")
+            taken = min(each.at for each in a.ledger.records("start") if each.pid not in workers)
+            before, epochs = keyspace(b), b.epochs()
+
+            # What ran when it was cut off comes to its end now, and so does what it had sent.
+            (Path(a.folder) / "gate-a").touch()
+            for uid in gated:
+                a.wait_run(uid, "end")
+            mark = a.mark()
+            proxy.heal()
+            for number in range(2):
+                a.wait_event("worker.exited", partition=number, timeout=20.0)
+            assert a.events("lease.acquired", mark) == []
+            assert keyspace(b) == before, "an act of the old owner had an effect"
+            assert b.epochs() == epochs
+
+            (Path(a.folder) / "gate-b").touch()
+            b.wait_settled()
+            late = [
+                each
+                for each in a.ledger.records("start")
+                if each.pid in workers and each.at >= taken
+            ]
+            assert late == [], "it began a message when another had begun"
+            audit = b.ledger.audit(GROUP)
+            assert (audit.lost, audit.unexpected) == ([], [])
+            assert set(audit.repeated) == set(gated)
+            assert b.letters() == []
+            assert a.stop() == b.stop() == 0
+
+
+@pytest.mark.fault("F13")
+@pytest.mark.parametrize("direction", ["requests", "replies"])
+def test_a_connection_that_is_cut_at_any_byte_costs_nothing(
+    server: Server, link: Link, keys: Keys, direction: str
+):
+    """Half a command is not executed; what was executed is found."""
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs a server on a unix socket")
+    rehearsal = Rehearsal(server, link, keys, one_at_a_time)
+    print(rehearsal.survive_cuts(direction, CUTS), "cuts, evenly over all bytes of a life")

@@ -1,0 +1,285 @@
+"""A server whose clock jumps, that forgets its last writes, or that refuses to write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import Link
+from tests.acceptance.test_redis_faults import assert_nothing_moved, pair, wait_clock, wait_progress
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+from tests.support.servers import ProcessServer, find_binary
+
+Make = Callable[..., Daemon]
+HOUR = 3600
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+TTL = 1.0
+
+
+# --- its clock ------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The clock of a server, as far as it is not the real one. Skips where it cannot be set."""
+
+    def __init__(self, server: ProcessServer) -> None:
+        if not FAKETIME.exists():
+            pytest.skip("libfaketime is not installed (Debian: apt-get install faketime)")
+        self._path = server.folder / "clock"
+        self.jump_to(0)
+        server.environment = {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        probe = [str(server.binary), "--version"]
+        environment = os.environ | server.environment
+        try:
+            subprocess.run(probe, env=environment, check=True, timeout=10, capture_output=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            pytest.skip(f"{server.binary} and libfaketime do not bear each other")
+        server.restart()
+
+    def jump_to(self, seconds: int) -> None:
+        """Let it be so far ahead of the real clock."""
+        new = self._path.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(self._path)
+
+
+def seconds_ahead(link: Link) -> float:
+    return float(int(link.execute("TIME")[0]) - time.time())
+
+
+@pytest.mark.fault("F10")
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_clock_that_jumps_loses_nothing_and_repeats_only_what_a_takeover_explains(
+    make: Make, fresh_server: ProcessServer, jump: int
+):
+    """Forward all leases expire at once and all members look dead; back they live for an hour."""
+    clock = Clock(fresh_server)
+    with pair(make, TTL) as (first, second):
+        first.send("sleep 0.004" for _ in range(1200))
+        wait_progress(first, 100)
+
+        before = first.epochs()
+        clock.jump_to(jump)
+        jumped_at = time.monotonic()
+        first.wait_for(
+            lambda: abs(seconds_ahead(first.link) - jump) < 60, what="the server takes notice"
+        )
+        wait_clock(first, jumped_at, 3 * TTL)
+        later = first.send(["ok"] * 8)
+        first.wait_settled(40.0)
+
+        audit = first.ledger.audit(GROUP)
+        assert (audit.lost, audit.unexpected) == ([], [])
+        assert set(later) <= first.ledger.ended(GROUP)
+        # An owner that was taken for dead was fenced while it had messages in hand.
+        after = first.epochs()
+        moved = {number for number in after if after[number] != before[number]}
+        assert {int(uid.split("/")[1]) for uid in audit.repeated} <= moved
+        assert set(audit.repeated.values()) <= {2}
+        assert all(after[number] >= before[number] for number in after), "epochs grow"
+        assert jump > 0 or not moved
+        print(f"moved: {len(moved)} partitions, repeated: {len(audit.repeated)} messages")
+        assert first.stop() == second.stop() == 0
+
+
+@pytest.mark.fault("F10")
+def test_a_retry_is_due_by_the_servers_clock_alone(make: Make, fresh_server: ProcessServer):
+    clock = Clock(fresh_server)
+    backoff = {"kind": "fixed", "base": "1h", "max": "1h", "jitter": "none"}
+    with make(consumer={"backoff": backoff, "max_attempts": 2}) as daemon:
+        (uid,) = daemon.send(["fail"])
+        daemon.wait_run(uid, "raise")
+        daemon.wait_for(lambda: daemon.pending() == 0, what="it waits for its second attempt")
+        clock.jump_to(HOUR - 60)
+        daemon.send(["ok"])
+        daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 1, what="the other is done")
+        assert len(daemon.ledger.of(uid, "start")) == 1, "it is not due yet"
+        clock.jump_to(HOUR + 60)
+        daemon.wait_run(uid, "raise", count=2)
+        daemon.wait_settled()
+        assert [each["uid"] for each in daemon.letters()] == [uid]
+
+
+# --- it stands still ------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F9")
+def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
+    make: Make, fresh_server: ProcessServer
+):
+    """All leases expire at once; nobody takes one, and there is no herd."""
+    with pair(make, 2 * TTL, 32) as (first, second):
+        first.send(["ok"] * 64)
+        first.wait_settled()
+        epochs = first.epochs()
+        marks = {daemon: daemon.mark() for daemon in (first, second)}
+        fresh_server.pause()
+        paused_at = time.monotonic()
+        for daemon, mark in marks.items():
+            daemon.wait_event("redis.lost", after=mark, role="supervisor")
+        wait_clock(first, paused_at, 4 * TTL)
+        fresh_server.resume()
+        for daemon, mark in marks.items():
+            daemon.wait_event("redis.back", after=mark, role="supervisor")
+        first.send(["ok"] * 64)
+        first.wait_settled(40.0)
+        assert first.epochs() == epochs
+        assert_nothing_moved(marks)
+        late = sum(len(daemon.events("lease.late", mark)) for daemon, mark in marks.items())
+        print(f"told to be renewed late: {late} of 32 leases")
+        assert late > 0
+        assert first.ledger.audit(GROUP) == Audit()
+        assert first.stop() == second.stop() == 0
+
+
+# --- what it forgets ------------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F14")
+def test_a_lost_tail_of_the_file_repeats_and_loses_exactly_what_was_in_it(
+    make: Make, fresh_server: ProcessServer
+):
+    """A power loss: the file ends where it was last written through."""
+    folder, copy = fresh_server.folder, fresh_server.folder / "copy"
+    files = ("appendonlydir", "appendonly.aof")
+    with make(partitions=2, daemon={"lease_ttl": "2s"}) as daemon:
+        before = daemon.send("sleep 0.003" for _ in range(1000))
+        wait_progress(daemon, 150)
+        copy.mkdir()
+        for name in files:
+            if (folder / name).is_dir():
+                shutil.copytree(folder / name, copy / name)
+            elif (folder / name).exists():
+                shutil.copy(folder / name, copy / name)
+        written = time.monotonic()
+        # A new token and epoch, which the server will have forgotten.
+        os.kill(daemon.pids()[1], 9)
+        charged = daemon.wait_event("worker.crashed").get("charged")
+        daemon.wait_event("worker.ready", after=daemon.events("worker.crashed")[0]["number"])
+        tail = daemon.send(["ok"] * 50)
+        wait_progress(daemon, 150)
+        epochs = daemon.epochs()
+        fresh_server.kill()
+        for name in files:
+            if (copy / name).is_dir():
+                shutil.rmtree(folder / name)
+                shutil.copytree(copy / name, folder / name)
+            elif (copy / name).exists():
+                shutil.copy(copy / name, folder / name)
+        fresh_server.restart()
+
+        daemon.wait_settled(40.0)
+        again = daemon.send(["ok"] * 4)
+        for uid in again:
+            daemon.wait_run(uid, "end")
+        daemon.wait_settled()
+
+        audit = daemon.ledger.audit(GROUP)
+        assert audit.unexpected == []
+        assert set(audit.lost) <= set(tail), "only what was sent in the lost tail"
+        last = {uid: daemon.ledger.of(uid, "end")[0].at for uid in audit.repeated if uid in before}
+        # What ended just before the copy may have been acknowledged after it.
+        own = f"{TOPIC}/1/{charged.removeprefix('m:')}" if charged else ""
+        early = [uid for uid, at in last.items() if at < written - 0.5 and uid != own]
+        assert early == [], "acknowledged before the tail, and run again"
+        assert daemon.epochs()[1] > epochs[1], "greater than those that the server has forgotten"
+        print(f"lost: {len(audit.lost)}, repeated: {len(audit.repeated)}")
+        assert daemon.stop() == 0
+
+
+# --- it refuses to write --------------------------------------------------------------------------
+
+
+def settle_after(daemon: Daemon, refuse: Callable[[], None], accept: Callable[[], None]) -> None:
+    """Let a message run while the server begins to refuse, for longer than a lease lives."""
+    pids, epochs = daemon.pids(), daemon.epochs()
+    (running,) = daemon.send(["await go"], partition=0)
+    daemon.send(["ok"] * 20, partition=0)
+    daemon.wait_run(running)
+    mark = daemon.mark()
+    refuse()
+    refused_at = time.monotonic()
+    (daemon.folder / "go").touch()
+    daemon.wait_run(running, "end")
+    wait_clock(daemon, refused_at, 2 * TTL)
+    started = daemon.ledger.count("start")
+    wait_clock(daemon, refused_at, 3 * TTL)
+    assert daemon.ledger.count("start") <= started + 1, "it goes on reading"
+    accept()
+    daemon.wait_settled(40.0)
+    daemon.send(["ok"] * 4)
+    daemon.wait_settled()
+    assert daemon.ledger.audit(GROUP) == Audit()
+    assert daemon.pids() == pids
+    assert daemon.epochs() == epochs
+    for name in ("lease.lost", "lease.acquired", "worker.crashed"):
+        assert daemon.events(name, mark) == []
+    assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F22")
+def test_without_replicas_everything_waits_and_nothing_runs_twice(make: Make):
+    with make(partitions=2, daemon={"lease_ttl": f"{TTL}s"}) as daemon:
+
+        def replicas(count: int) -> None:
+            daemon.link.execute("CONFIG", "SET", "min-replicas-to-write", count)
+
+        settle_after(daemon, lambda: replicas(1), lambda: replicas(0))
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of one mebibyte."""
+    folder = Path(__file__).parent / f".disk-{os.getpid()}"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        folder.rmdir()
+        pytest.skip("a file system cannot be mounted: not root, or in a container without rights")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+    folder.rmdir()
+
+
+@pytest.mark.fault("F22")
+def test_a_full_disk_makes_everything_wait_and_nothing_run_twice(
+    request: pytest.FixtureRequest, small_disk: Path, tmp_path: Path
+):
+    word = request.config.getoption("--server")
+    if "://" in word or word == "testcontainers":
+        pytest.skip("needs a server process of its own")
+    server = ProcessServer(
+        *(word, find_binary(word)), aof=True, dir=str(small_disk), appendfsync="everysec"
+    )
+    ballast = small_disk / "ballast"
+    daemon = Daemon(tmp_path, server.url, partitions=2, daemon={"lease_ttl": f"{TTL}s"})
+
+    def fill() -> None:
+        with pytest.raises(OSError, match="No space left"):
+            ballast.write_bytes(bytes(2 << 20))
+        daemon.wait_for(lambda: refuses(daemon.link), what="the server refuses to write")
+
+    try:
+        with daemon:
+            settle_after(daemon, fill, ballast.unlink)
+    finally:
+        daemon.close()
+        server.close()
+
+
+def refuses(link: Link) -> bool:
+    """Whether the server has noticed that it cannot write its file."""
+    answer = link.pipeline([("SET", "probe", "x")])[0]
+    return getattr(answer, "code", "") == "MISCONF"

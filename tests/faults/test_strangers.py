@@ -1,0 +1,95 @@
+"""Somebody else trims, moves or deletes what the daemon works with, while it works."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.test_redis_faults import wait_progress
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+LOAD = 1000
+
+
+def unread(daemon: Daemon, uids: list[str]) -> set[str]:
+    """Which of these the group has not read yet."""
+    stream = daemon.keys.stream(TOPIC, 0)
+    (group,) = daemon.link.execute("XINFO", "GROUPS", stream)
+    last = dict(zip(group[::2], group[1::2], strict=True))[b"last-delivered-id"].decode()
+    rows = daemon.link.execute("XRANGE", stream, f"({last}", "+")
+    return {f"{TOPIC}/0/{row[0].decode()}" for row in rows} & set(uids)
+
+
+@pytest.mark.fault("F25")
+def test_a_foreign_trim_under_load_costs_only_what_it_took(new_daemon: NewDaemon):
+    """What is in hand has its body in the worker; failures are settled with that body."""
+    with new_daemon(consumer={"max_attempts": 1}) as daemon:
+        daemon.send(["ok"] * 300)  # reads grow with quick work
+        daemon.wait_settled()
+        uids = daemon.send("fail" if number % 10 == 3 else "sleep 0.004" for number in range(LOAD))
+        gone: set[str] = set()
+        for _ in range(4):
+            wait_progress(daemon, 30)
+            # The cut comes between two looks: what was read meanwhile is in the ledger.
+            gone |= unread(daemon, uids)
+            daemon.link.execute("XTRIM", daemon.keys.stream(TOPIC, 0), "MAXLEN", 0)
+        more = daemon.send(["ok"] * 10)
+        daemon.wait_settled()
+
+        audit = daemon.ledger.audit(GROUP)
+        dead = {letter["uid"] for letter in daemon.letters()}
+        assert set(audit.lost) - dead <= gone
+        assert set(more) <= daemon.ledger.ended(GROUP)
+        assert (audit.repeated, audit.unexpected) == ({}, [])
+        failed = {each.uid for each in daemon.ledger.records("raise")}
+        assert dead == failed, "each failure is a letter, with or without its entry"
+        assert all(letter["payload"] == "fail" for letter in daemon.letters())
+        assert daemon.events("worker.crashed") == daemon.events("lease.lost") == []
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F26")
+def test_deleting_the_consumer_under_load_costs_nothing_while_its_worker_lives(
+    new_daemon: NewDaemon, chance: random.Random
+):
+    """The server forgets what was pending, the worker does not."""
+    with new_daemon() as daemon:
+        daemon.send("sleep 0.002" for _ in range(LOAD))
+        deleted = 0
+        for _ in range(8):
+            wait_progress(daemon, chance.randrange(10, 60))
+            stream = daemon.keys.stream(TOPIC, 0)
+            deleted += daemon.link.execute("XGROUP", "DELCONSUMER", stream, GROUP, "w")
+        daemon.wait_for(lambda: daemon.ledger.audit(GROUP) == Audit(), what="all have run once")
+        daemon.wait_settled()
+        print(f"pending entries that were deleted: {deleted}")
+        assert deleted > 0
+        assert daemon.events("worker.crashed") == daemon.events("lease.lost") == []
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F26")
+@pytest.mark.parametrize("position", ["0", "$"])
+def test_moving_the_position_of_a_group_under_load_is_obeyed(new_daemon: NewDaemon, position: str):
+    """Back means again, on means past: nothing but that, and nobody crashes."""
+    with new_daemon() as daemon:
+        uids = daemon.send("sleep 0.002" for _ in range(LOAD))
+        wait_progress(daemon, 100)
+        missed = unread(daemon, uids) if position == "$" else set()
+        daemon.link.execute("XGROUP", "SETID", daemon.keys.stream(TOPIC, 0), GROUP, position)
+        more = daemon.send(["ok"] * 10)
+        for uid in more:
+            daemon.wait_run(uid, "end", timeout=30.0)
+        daemon.wait_settled()
+        audit = daemon.ledger.audit(GROUP)
+        assert set(audit.lost) <= missed
+        assert audit.unexpected == []
+        assert set(audit.repeated.values()) <= {2}
+        assert bool(audit.repeated) == (position == "0")
+        assert daemon.events("worker.crashed") == daemon.events("lease.lost") == []
+        assert daemon.letters() == []
+        assert daemon.stop() == 0

@@ -1,0 +1,465 @@
+"""What becomes of a failed message that keeps its order: `block` and `hold-key`, in workers."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamqd.handlers import Dead, Release, Retry
+from streamqd.message import Message
+from streamqd.model import Backoff
+from streamqd.scoreboard import Slot, now_ns
+from streamqd.store import scripts
+from streamqd.waits import Wait, Waits
+from streamqd.worker import ExitCode
+from streamqd.worker.runs import ACK_DELAY_NS
+from tests.contract.desk import Desk
+from tests.support.life import Life
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
+NEVER = Backoff("fixed", 3600.0, 3600.0, "none")
+BLOCK: dict[str, Any] = {"on_error": "block", "backoff": AT_ONCE}
+HOLD: dict[str, Any] = {"on_error": "hold-key", "backoff": AT_ONCE}
+SEVERAL: dict[str, Any] = {**HOLD, "concurrency": 4, "order": "key"}
+
+Runs = list[tuple[str, int]]
+
+
+@pytest.fixture
+def desk(link: Any, keys: Any) -> Desk:
+    """A unit that t1 owns, with its group."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+def add(desk: Desk, keys: str) -> None:
+    """One entry for each letter, which is its key; a dot is one without."""
+    for number, key in enumerate(keys, 1):
+        desk.add(f"{number}-0", "payload", "x", *(() if key == "." else ("key", key)))
+
+
+def pending(desk: Desk) -> set[str]:
+    return set(desk.state()["stream"].groups["hits"][1])
+
+
+def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
+    """A handler of which each of these messages fails so many times."""
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if message.attempt <= times.get(message.id, 0):
+            raise ValueError(message.id)
+
+    return work
+
+
+# --- block ----------------------------------------------------------------------------------------
+
+
+def test_a_blocked_message_is_run_again_in_its_place(desk: Desk, life: Life, slot: Slot):
+    add(desk, "abc")
+    runs: Runs = []
+    worker = life.worker("t1", max_messages=6, max_attempts=0, **BLOCK)
+    assert life.run(worker, failing(runs, {"2-0": 3})) == ExitCode.RECYCLE
+    assert runs == [("1-0", 1), *(("2-0", attempt) for attempt in (1, 2, 3, 4)), ("3-0", 1)]
+    assert pending(desk) == set()
+    assert "attempts" not in desk.state()
+    assert (slot.counter("failed"), slot.counter("retried")) == (3, 0)
+
+
+def test_a_blocked_message_that_is_spent_is_dead_and_the_next_one_runs(desk: Desk, life: Life):
+    add(desk, "abc")
+    runs: Runs = []
+    worker = life.worker("t1", max_messages=4, max_attempts=2, **BLOCK)
+    assert life.run(worker, failing(runs, {"2-0": 9})) == ExitCode.RECYCLE
+    assert runs == [("1-0", 1), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
+    (letter,) = desk.state()["dlq"].entries.values()
+    assert (letter["originalId"], letter["attempts"]) == (b"2-0", b"2")
+    assert (letter["reason"], letter["retryCount"]) == (b"attempts", b"2")
+    assert "attempts" not in desk.state()
+
+
+def test_dead_and_retry_are_obeyed_while_blocked(desk: Desk, life: Life):
+    add(desk, "abc")
+    runs = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        if message.id == "1-0":
+            raise Retry(after=0.0) if message.attempt < 3 else Dead
+        if message.id == "2-0" and runs.count("2-0") < 2:
+            raise Release
+
+    worker = life.worker("t1", max_messages=6, **BLOCK)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert runs == ["1-0", "1-0", "1-0", "2-0", "2-0", "3-0"]
+    (letter,) = desk.state()["dlq"].entries.values()
+    assert (letter["originalId"], letter["reason"]) == (b"1-0", b"dead")
+
+
+def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
+    desk: Desk, life: Life, slot: Slot
+):
+    add(desk, "abcd")
+    runs: Runs = []
+    worker = life.worker("t1", **BLOCK | {"backoff": NEVER, "max_attempts": 0})
+    seen = []
+
+    def stop() -> None:
+        waits = Waits(slot.words)
+        wait_until(lambda: waits.read().kind is Wait.BLOCKED, what="the message is waited for")
+        told = waits.read()
+        seen.append((told.until_ns > now_ns(), slot.batch().running, slot.unfinished))
+        life.stop()
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.STOPPED
+    watcher.join()
+    assert seen == [(True, [], 3)]
+    assert slot.counter("released") == 3
+    assert pending(desk) == {"2-0", "3-0", "4-0"}
+    assert desk.state()["attempts"] == {"m:2-0:f": b"1"}
+    worker = life.worker("t1", max_messages=4, max_attempts=0, **BLOCK)
+    assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
+    assert runs == [
+        *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3)),
+        *(("3-0", 1), ("4-0", 1)),
+    ]
+    assert Waits(slot.words).read().kind is Wait.NOTHING
+    assert "attempts" not in desk.state()
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
+def test_a_blocked_message_keeps_its_place_and_count_over_a_lost_connection(
+    desk: Desk, new_life: Callable[[str], Life], server: Server, fault: Fault
+):
+    sha = scripts.get("settle_note").sha.encode()
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    add(desk, "abcd")
+    runs: Runs = []
+    with FaultProxy(server.socket_path) as proxy:
+
+        def work(message: Message) -> None:
+            runs.append((message.id, message.attempt))
+            if message.id == "2-0" and message.attempt < 4:
+                # The failure cannot be written down at once, or nobody learns that it was.
+                proxy.arm(fault, wanted=lambda arguments: sha in arguments)
+                raise ValueError
+
+        life = new_life(proxy.url)
+        worker = life.worker("t1", max_messages=7, max_attempts=0, **BLOCK)
+        assert life.run(worker, work) == ExitCode.RECYCLE
+    assert runs == [
+        *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("2-0", 4)),
+        *(("3-0", 1), ("4-0", 1)),
+    ]
+    assert pending(desk) == set()
+
+
+def test_with_full_memory_a_blocked_message_is_run_again_all_the_same(desk: Desk, life: Life):
+    add(desk, "abc")
+    runs: Runs = []
+    with desk.full_memory():
+        worker = life.worker("t1", max_messages=5, max_attempts=0, **BLOCK)
+        assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
+    assert runs == [("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("3-0", 1)]
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
+def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
+    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+):
+    """A host that is lost in the wait must not be charged to the message."""
+    add(desk, "aabb")
+    desk.fetch(4)
+    desk.do("HSET", desk.fence, "solo", "1")
+    marks: list[tuple[str, bytes]] = []
+    while_waiting = []
+
+    def look() -> bytes:
+        return bytes(other.execute("HGET", desk.fence, "mark") or b"")
+
+    other = type(desk.link)(life.settings.redis, timeout=5.0, name="test:other")
+
+    def work(message: Message) -> None:
+        marks.append((message.id, look()))
+        if message.id == "1-0" and message.attempt == 1:
+            raise ValueError
+
+    worker = life.worker("t1", max_messages=5, **policy)
+    true_sleep = worker.gate.sleep
+
+    def sleep(seconds: float, unstarted: int = 0) -> None:
+        while_waiting.append(look())
+        true_sleep(seconds, unstarted)
+
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    other.close()
+    assert all(mark == f"m:{name}".encode() for name, mark in marks[:1])
+    assert [name for name, _ in marks].count("1-0") == 2
+    assert {mark for name, mark in marks if name == "2-0"} <= {b"m:2-0", b""}
+    if policy is BLOCK:
+        assert b"m:0-0" in while_waiting
+        assert all(mark == f"m:{name}".encode() for name, mark in marks)
+    assert pending(desk) == set()
+
+
+# --- hold-key -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_other_keys_pass_and_the_held_key_keeps_its_order(
+    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+):
+    add(desk, "abacab")
+    runs: Runs = []
+    waits = Waits(slot.words)
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if message.id == "1-0" and message.attempt < 3:
+            raise Retry(after=0.05)
+
+    def stop() -> None:
+        wait_until(lambda: waits.read().held == 3, what="its key is held")
+        wait_until(lambda: slot.counter("acked") == 6, what="all are acknowledged")
+        wait_until(lambda: waits.read()[2:4] == (0, 0), what="nothing is held any more")
+        life.stop()
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    assert life.run(life.worker("t1", **policy), work) == ExitCode.STOPPED
+    watcher.join()
+    assert [name for name, _ in runs if name in ("1-0", "3-0", "5-0")] == [
+        *("1-0", "1-0", "1-0", "3-0", "5-0")
+    ]
+    assert [name for name, _ in runs if name in ("2-0", "6-0")] == ["2-0", "6-0"]
+    assert runs.index(("6-0", 1)) < runs.index(("1-0", 2)), "the other keys did not wait"
+    assert pending(desk) == set()
+    assert "attempts" not in desk.state()
+    assert slot.counter("retried") == 0
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_what_is_held_stays_pending_and_is_counted(
+    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+):
+    add(desk, "abacab")
+    runs: Runs = []
+    worker = life.worker("t1", **policy | {"backoff": NEVER})
+    waits = Waits(slot.words)
+
+    def stop() -> None:
+        wait_until(lambda: len(runs) == 4, what="all others have run")
+        wait_until(lambda: waits.read().held == 3, what="three are held")
+        wait_until(lambda: slot.counter("acked") == 3, what="the others are acknowledged")
+        life.stop()
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.STOPPED
+    watcher.join()
+    assert pending(desk) == {"1-0", "3-0", "5-0"}
+    assert waits.read().held_keys == 1
+    assert desk.state()["attempts"] == {"m:1-0:f": b"1"}
+    # A new owner does not know when they are due: it tries them at once, the oldest first.
+    runs.clear()
+    worker = life.worker("t1", max_messages=3, **policy | {"backoff": NEVER})
+    assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.RECYCLE
+    assert runs == [("1-0", 2), ("3-0", 1), ("5-0", 1)]
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
+    desk: Desk, life: Life, policy: dict[str, Any]
+):
+    """As a dead letter does that an operator replays."""
+    add(desk, "ab")
+    desk.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=desk.retry)
+    runs = []
+
+    def work(message: Message) -> None:
+        runs.append((message.original_id, message.attempt))
+        if message.original_id == "0-7" and message.attempt < 3:
+            raise Retry(after=0.05)
+        if message.original_id == "2-0":
+            desk_add()
+
+    once = iter([1])
+
+    def desk_add() -> None:
+        for _ in once:
+            fields = ("payload", "x", "key", "a", "originalId", "0-8")
+            other.execute("XADD", desk.retry, "2-0", *fields)
+
+    other = type(desk.link)(life.settings.redis, timeout=5.0, name="test:other")
+    worker = life.worker("t1", max_messages=6, **policy)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    other.close()
+    of_key = [name for name, _ in runs if name != "2-0"]
+    assert of_key == ["0-7", "0-7", "0-7", "1-0", "0-8"]
+
+
+def test_what_has_no_key_is_set_aside(desk: Desk, life: Life, slot: Slot):
+    add(desk, "...a")
+    runs: Runs = []
+    worker = life.worker("t1", max_messages=4, **HOLD | {"backoff": NEVER})
+    assert life.run(worker, failing(runs, {"2-0": 9})) == ExitCode.RECYCLE
+    assert slot.counter("retried") == 1
+    assert set(desk.state()["items"]) == {"m:2-0"}
+    assert desk.state()["items"]["m:2-0"]["retryCount"] == b"1"
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_at_the_bound_nothing_more_is_read(
+    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+):
+    add(desk, "a" * 40)
+    runs: Runs = []
+    worker = life.worker("t1", held_max=8, **policy | {"backoff": NEVER})
+    waits = Waits(slot.words)
+
+    def stop() -> None:
+        wait_until(lambda: waits.read().kind is Wait.FULL, what="nothing more fits")
+        life.stop()
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.STOPPED
+    watcher.join()
+    assert runs == [("1-0", 1)]
+    assert 8 <= waits.read().held <= 9
+    assert len(pending(desk)) == waits.read().held
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_nothing_gets_past_a_held_message_when_the_connection_is_lost(
+    desk: Desk, new_life: Callable[[str], Life], server: Server, policy: dict[str, Any]
+):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    add(desk, "abcabcabcabcabcabcabcabc")
+    runs: dict[bytes, list[str]] = defaultdict(list)
+    failures: Counter[str] = Counter()
+    lock = threading.Lock()
+    with FaultProxy(server.socket_path) as proxy:
+
+        def work(message: Message) -> None:
+            with lock:
+                if int(message.id_bytes[:-2]) % 2 and failures[message.id] < 2:
+                    failures[message.id] += 1
+                    if failures[message.id] == 1:
+                        proxy.cut()
+                    raise ValueError
+                assert message.key is not None
+                runs[message.key].append(message.id)
+
+        life = new_life(proxy.url)
+        worker = life.worker("t1", max_messages=24 + 24, max_attempts=0, **policy)
+        assert life.run(worker, work) == ExitCode.RECYCLE
+    for key, first in ((b"a", 1), (b"b", 2), (b"c", 3)):
+        assert list(dict.fromkeys(runs[key])) == [f"{n}-0" for n in range(first, 25, 3)], key
+    assert pending(desk) == set()
+
+
+def test_a_key_that_was_due_when_the_connection_was_lost_is_not_forgotten(
+    desk: Desk, new_life: Callable[[str], Life], server: Server
+):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    add(desk, "abc")
+    runs: Runs = []
+    with FaultProxy(server.socket_path) as proxy:
+
+        def work(message: Message) -> None:
+            runs.append((message.id, message.attempt))
+            if len(runs) <= 2:
+                raise Retry(after=0.005)
+            if len(runs) == 3:
+                be_long()  # both are due when this one has ended
+            if len(runs) == 4:
+                proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")
+                be_long()
+                raise Dead  # which is settled before the next run, and cannot be
+
+        def be_long() -> None:
+            late = now_ns() + ACK_DELAY_NS
+            while now_ns() <= late:
+                pass
+
+        life = new_life(proxy.url)
+        worker = life.worker("t1", max_messages=5, **HOLD)
+        assert life.run(worker, work) == ExitCode.RECYCLE
+    assert sorted(runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_failures_keep_the_order_of_each_key(
+    desk: Desk, life: Life, policy: dict[str, Any], seed: int
+):
+    chance = random.Random(seed)
+    keys = [chance.choice("abcdefghijkl") for _ in range(400)]
+    add(desk, "".join(keys))
+    fails = {f"{n}-0": chance.choice((0, 0, 0, 1, 2, 9)) for n in range(1, 401)}
+    ended: dict[bytes, list[int]] = defaultdict(list)
+    begun: dict[bytes, list[int]] = defaultdict(list)
+    total = sum(min(times, 4) + (times < 4) for times in fails.values())
+
+    def work(message: Message) -> None:
+        assert message.key is not None
+        number = int(message.id_bytes[:-2])
+        begun[message.key].append(number)
+        if message.attempt <= fails[message.id]:
+            if message.attempt == 4:
+                ended[message.key].append(number)
+            raise Retry(after=chance.choice((0.0, 0.0, 0.001, 0.01)))
+        ended[message.key].append(number)
+
+    worker = life.worker("t1", max_messages=total, max_attempts=4, held_max=64, **policy)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    for key in set(keys):
+        expected = [number for number, each in enumerate(keys, 1) if each == key]
+        assert ended[key.encode()] == expected
+        assert begun[key.encode()] == sorted(begun[key.encode()])
+    assert pending(desk) == set()
+    dead = {n for n, times in fails.items() if times >= 4}
+    assert len(desk.state()["dlq"].entries) == len(dead)
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_what_is_released_waits_with_its_key_and_spends_no_attempt(
+    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+):
+    add(desk, "aba")
+    runs: Runs = []
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if runs.count(("1-0", 1)) == 1 and message.id == "1-0":
+            raise Release
+
+    worker = life.worker("t1", max_messages=4, **policy)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert [name for name, _ in runs if name != "2-0"] == ["1-0", "1-0", "3-0"]
+    assert runs.index(("2-0", 1)) < 3
+    assert {attempt for _, attempt in runs} == {1}
+    assert (slot.counter("failed"), slot.counter("released")) == (0, 1)
+    assert pending(desk) == set()

@@ -1,0 +1,320 @@
+"""A dependency that is down, code that lets every message die: what the guards of a worker do."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamqd.config.guards import Breaker, FloodGuard
+from streamqd.handlers import Dead
+from streamqd.message import Message
+from streamqd.model import Backoff
+from streamqd.scoreboard import RUNNING, Command, Slot, now_ns
+from streamqd.store import control, messages
+from streamqd.store.client import Link
+from streamqd.waits import Wait, Waits
+from streamqd.worker import ExitCode
+from tests.contract.desk import UNIT, Desk
+from tests.support.life import Life
+from tests.support.proxy import FaultProxy
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
+
+AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
+BREAKER = Breaker(failures=3, window=60.0, probe_every=0.05, on=("ConnectionError",))
+OPENS: dict[str, Any] = {"breaker": BREAKER, "backoff": AT_ONCE, "max_attempts": 1}
+GUARD: dict[str, Any] = {"flood_guard": FloodGuard(letters=5, window=60.0, share=0.5)}
+SEVERAL: dict[str, Any] = {"concurrency": 4, "order": "none"}
+ONE: dict[str, Any] = {}
+HOLD: dict[str, Any] = {"on_error": "hold-key"}
+KINDS = pytest.mark.parametrize(
+    "kind", [ONE, SEVERAL, HOLD], ids=["one at a time", "four at a time", "hold-key"]
+)
+
+
+@pytest.fixture
+def desk(link: Link, keys: Any) -> Desk:
+    """A unit that t1 owns, with its group and twenty entries."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    for number in range(1, 21):
+        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+    return desk
+
+
+def promote(desk: Desk, link: Link) -> int:
+    """Play the housekeeper: what is to be tried again comes into the retry stream."""
+    return messages.Promoted.parse(
+        link.run(messages.promote_retries(desk.keys, desk.unit, 100))
+    ).moved
+
+
+@pytest.fixture
+def other(life: Life) -> Any:
+    link = Link(life.settings.redis, timeout=5.0, name="test:other")
+    yield link
+    link.close()
+
+
+@KINDS
+def test_a_dependency_that_is_down_costs_no_message_an_attempt(
+    desk: Desk, life: Life, slot: Slot, other: Link, kind: dict[str, Any]
+):
+    """Although one attempt is all that a message has."""
+    runs: Counter[str] = Counter()
+    attempts = set()
+    down = threading.Event()
+    down.set()
+    stopped = threading.Event()
+    waits = Waits(slot.words)
+    probes: list[int] = []
+    at_once = set()
+
+    def work(message: Message) -> None:
+        attempts.add(message.attempt)
+        if waits.read().kind is Wait.PROBING:
+            at_once.add(bytes(slot.states).count(RUNNING))
+        if down.is_set():
+            runs[message.original_id] += 1
+            raise ConnectionRefusedError
+        runs[message.original_id] = 0
+
+    def play() -> None:
+        wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
+        before = runs.total()
+        wait_until(lambda: runs.total() >= before + 4, what="four probes")
+        probes.append(runs.total())
+        down.clear()
+        while not stopped.is_set():
+            promote(desk, other)
+            if slot.counter("acked") == 20:
+                break
+            stopped.wait(0.005)
+        life.stop()
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        assert life.run(life.worker("t1", **OPENS | kind), work) == ExitCode.STOPPED
+    finally:
+        stopped.set()
+        player.join()
+    assert slot.counter("acked") == 20
+    assert slot.counter("dead") == 0
+    assert attempts == {1}
+    assert at_once == {1}, "one probe at a time"
+    assert waits.read().opened == 1
+    assert waits.read().kind is Wait.NOTHING
+    # Three open it, or as many as had begun at once; then one at a time.
+    assert probes[0] <= 4 + 4 + 1
+
+
+def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
+    link: Link, keys: Any, new_life: Callable[[str], Life], server: Server
+):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    for number, key in enumerate("ab", 1):
+        desk.add(f"{number}-0", "payload", "x", "key", key)
+    runs = []
+    with FaultProxy(server.socket_path) as proxy:
+
+        def work(message: Message) -> None:
+            runs.append(message.id)
+            if len(runs) <= 2:
+                raise ConnectionError
+            if len(runs) == 3:
+                proxy.cut()
+
+        breaker = Breaker(failures=2, window=60.0, probe_every=0.05, on=())
+        kept = HOLD | {"breaker": breaker, "backoff": AT_ONCE, "concurrency": 4}
+        life = new_life(proxy.url)
+        assert life.run(life.worker("t1", max_messages=4, **kept), work) == ExitCode.RECYCLE
+    assert sorted(runs) == ["1-0", "1-0", "2-0", "2-0"]
+
+
+def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(desk: Desk, life: Life, slot: Slot):
+    runs = []
+    waits = Waits(slot.words)
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        raise ConnectionError
+
+    def stop() -> None:
+        wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
+        told.append(waits.read().until_ns > now_ns())
+        life.stop()
+
+    told: list[bool] = []
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    breaker = Breaker(failures=3, window=60.0, probe_every=3600.0, on=())
+    worker = life.worker("t1", breaker=breaker, max_attempts=1)
+    assert life.run(worker, work) == ExitCode.STOPPED
+    watcher.join()
+    assert told == [True]
+    assert runs == ["1-0", "2-0", "3-0"]
+    assert slot.counter("dead") == 0
+    assert set(desk.state()["items"]) == {"m:1-0", "m:2-0", "m:3-0"}
+    assert {each["retryCount"] for each in desk.state()["items"].values()} == {b"0"}
+    stream = desk.state()["stream"]
+    assert slot.counter("released") == len(stream.groups["hits"][1])
+
+
+def test_another_class_neither_opens_the_circuit_nor_closes_it(desk: Desk, life: Life, slot: Slot):
+    done = []
+
+    def work(message: Message) -> None:
+        number = int(message.id_bytes[:-2])
+        if number <= 6:
+            raise ValueError
+        if number <= 9:
+            raise ConnectionError
+        if number <= 12:
+            raise KeyError  # three probes that tell nothing
+        done.append(number)
+
+    worker = life.worker("t1", max_messages=20, **OPENS)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert slot.counter("dead") == 9, "whoever is to blame is"
+    assert done == list(range(13, 21))
+    assert Waits(slot.words).read().opened == 1
+
+
+def test_one_message_that_always_fails_so_is_dead_in_the_end(
+    desk: Desk, life: Life, slot: Slot, other: Link
+):
+    """It never opens the circuit: the others are well."""
+    runs: Counter[str] = Counter()
+
+    def work(message: Message) -> None:
+        runs[message.original_id] += 1
+        if message.original_id == "5-0":
+            raise ConnectionError
+
+    def play() -> None:
+        while slot.counter("dead") == 0 and not over.wait(0.005):
+            promote(desk, other)
+        wait_until(lambda: slot.counter("acked") == 19, what="the others are done")
+        life.stop()
+
+    over = threading.Event()
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        worker = life.worker("t1", **OPENS | {"max_attempts": 2})
+        assert life.run(worker, work) == ExitCode.STOPPED
+    finally:
+        over.set()
+        player.join()
+    assert runs["5-0"] == 3, "the first failure is free"
+    (letter,) = desk.state()["dlq"].entries.values()
+    assert (letter["originalId"], letter["attempts"]) == (b"5-0", b"2")
+    assert Waits(slot.words).read().opened == 0
+
+
+@KINDS
+def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
+    desk: Desk, life: Life, slot: Slot, other: Link, kind: dict[str, Any]
+):
+    waits = Waits(slot.words)
+    orders: list[control.Control] = []
+    cured = threading.Event()
+
+    def work(_message: Message) -> None:
+        if not cured.is_set():
+            raise Dead("a bad release")
+
+    def read_orders() -> control.Control:
+        return control.read(other.execute("HGETALL", desk.keys.orders("default")))
+
+    def play() -> None:
+        wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
+        wait_until(lambda: bool(read_orders().pauses), what="the pause is written down")
+        orders.append(read_orders())
+        # The supervisor has read it, and tells the worker; then an operator resumes.
+        life.tell(Command.PAUSE)
+        letters.append(slot.counter("dead"))
+        cured.set()
+        other.run(control.change(desk.keys, "default", remove=[f"pause:{control.Scope(*UNIT)}"]))
+        life.tell(Command.NONE)
+        wait_until(lambda: slot.counter("acked") == 20 - letters[0], what="the rest is done")
+        life.stop()
+
+    letters: list[int] = []
+    player = threading.Thread(target=play)
+    player.start()
+    assert life.run(life.worker("t1", **GUARD | kind), work) == ExitCode.STOPPED
+    player.join()
+    ((scope, order),) = orders[0].pauses.items()
+    assert scope == control.Scope(*UNIT)
+    assert order.by == "the flood guard of west-1"
+    assert order.why == "5 dead letters within 60 s"
+    assert 5 <= letters[0] <= (8 if kind is SEVERAL else 5)
+    assert waits.read().flooded == 1
+    assert waits.read().kind is Wait.NOTHING
+
+
+def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, slot: Slot):
+    def work(message: Message) -> None:
+        if int(message.id_bytes[:-2]) % 3 == 0:
+            raise Dead
+
+    guard = FloodGuard(letters=3, window=60.0, share=0.5)
+    worker = life.worker("t1", max_messages=20, flood_guard=guard)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert slot.counter("dead") == 6
+    assert Waits(slot.words).read().flooded == 0
+
+
+def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
+    desk: Desk, life: Life, slot: Slot, other: Link
+):
+    """Of five runs for each letter only the last one ends a message."""
+    waits = Waits(slot.words)
+
+    def work(_message: Message) -> None:
+        raise ValueError
+
+    def play() -> None:
+        while waits.read().kind is not Wait.FLOODED and not over.wait(0.005):
+            promote(desk, other)
+        life.stop()
+
+    over = threading.Event()
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        guarded = GUARD | {"max_attempts": 5, "backoff": AT_ONCE}
+        assert life.run(life.worker("t1", **guarded), work) == ExitCode.STOPPED
+    finally:
+        over.set()
+        player.join()
+    assert slot.counter("dead") == 5
+
+
+def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
+    desk: Desk, life: Life, slot: Slot
+):
+    for number in range(control.ORDERS_MAX + 1):
+        desk.do("HSET", desk.keys.orders("default"), f"pause:other/{number}/g", "{}")
+    waits = Waits(slot.words)
+    died = []
+
+    def work(message: Message) -> None:
+        died.append((message.id, waits.read().flooded))
+        raise Dead
+
+    guard = FloodGuard(letters=10, window=0.3, share=0.5)
+    worker = life.worker("t1", max_messages=20, flood_guard=guard)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert [floods for _, floods in died] == [0] * 10 + [1] * 10

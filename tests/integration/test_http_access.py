@@ -1,0 +1,119 @@
+"""The token of the pages, and what an address that others reach tells without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.housekeeper.access import Access
+from streamqd.http import Request, Response, Server
+
+REASONS = ["the worker of access/1/hits makes no progress"]
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("t0ken of the pages\n")
+    return path
+
+
+def serve(http: config.Http) -> Server:
+    access = Access(http)
+    pages = {
+        "/metrics": access.guarded(lambda _: Response(200, b"figures")),
+        "/readyz": lambda asked: access.health(asked, REASONS),
+        "/livez": lambda asked: access.health(asked, []),
+    }
+    made = Server(("127.0.0.1", 0), pages)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def guarded(token: Path) -> Iterator[Server]:
+    """On an address that others reach, as far as `Access` knows; here it is the loopback."""
+    server = serve(config.Http(bind="0.0.0.0:9464", token_file=token))
+    yield server
+    server.stop()
+
+
+def get(server: Server, path: str, authorization: str | None = None) -> tuple[int, str, str]:
+    """Status, body, and what the client is told to bring."""
+    while not isinstance(server.bound, tuple):
+        assert server.alive
+    connection = HTTPConnection(*server.bound, timeout=10)
+    headers = {} if authorization is None else {"Authorization": authorization}
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers.get("WWW-Authenticate", "")
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer t0ken",
+        "Bearer t0ken of the pages, and more",
+        "Basic t0ken of the pages",
+        "t0ken of the pages",
+        "Bearer \xe9",
+    ],
+)
+def test_without_the_token_there_are_no_figures(guarded: Server, given: str | None) -> None:
+    status, body, asked = get(guarded, "/metrics", given)
+    assert (status, asked) == (401, 'Bearer realm="streamqd"')
+    assert "figures" not in body
+
+
+@pytest.mark.parametrize("given", ["Bearer t0ken of the pages", "bearer  t0ken of the pages "])
+def test_with_the_token_there_are(guarded: Server, given: str) -> None:
+    assert get(guarded, "/metrics", given) == (200, "figures", "")
+
+
+def test_a_new_token_needs_no_restart_and_none_lets_nobody_in(guarded: Server, token: Path) -> None:
+    token.write_text("another")
+    assert get(guarded, "/metrics", "Bearer t0ken of the pages")[0] == 401
+    assert get(guarded, "/metrics", "Bearer another")[0] == 200
+    token.write_text("\n")
+    assert get(guarded, "/metrics", "Bearer ")[0] == 401
+    empty = Access(config.Http(token_file=token))
+    assert not empty.allows(Request("/", {"authorization": "Bearer "}))
+    token.unlink()
+    assert get(guarded, "/metrics", "Bearer another")[0] == 401
+
+
+def test_health_needs_no_token_and_names_nothing(guarded: Server) -> None:
+    assert get(guarded, "/livez")[:2] == (200, '{"ok": true}\n')
+    status, body, _ = get(guarded, "/readyz")
+    assert (status, json.loads(body)) == (503, {"ok": False})
+    _, told, _ = get(guarded, "/readyz", "Bearer t0ken of the pages")
+    assert json.loads(told) == {"ok": False, "reasons": REASONS}
+
+
+@pytest.mark.parametrize(
+    "bind", ["127.0.0.1:9464", "localhost:1", "[::1]:9464", "unix:/run/x.sock"]
+)
+def test_on_this_host_everything_is_told(bind: str) -> None:
+    access = Access(config.Http(bind=bind))
+    asked = Request("/readyz", {})
+    assert json.loads(access.health(asked, REASONS).body)["reasons"] == REASONS
+    assert access.guarded(lambda _: Response(200, b"figures"))(asked).status == 200
+
+
+def test_in_public_without_a_token_only_the_pages_tell() -> None:
+    access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
+    asked = Request("/readyz", {})
+    assert json.loads(access.health(asked, REASONS).body) == {"ok": False}
+    assert access.guarded(lambda _: Response(200, b"figures"))(asked).status == 200

@@ -1,0 +1,219 @@
+"""A worker keeps to its rate, whatever kind it is, and hears its supervisor meanwhile.
+
+When a run began is what the worker itself has noted in its slot. The bound is arithmetic on these
+times: a slow machine makes the distances longer, never shorter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from streamqd import Message
+from streamqd.scoreboard import Command, Slot, now_ns
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.waits import Wait, Waits
+from streamqd.worker import ExitCode
+from tests.contract.desk import UNIT, Desk
+from tests.support.life import Life
+from tests.support.waiting import wait_until
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    """A unit that t1 owns, with its group."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+def fill(desk: Desk, count: int) -> None:
+    for number in range(count):
+        desk.add(f"{number + 1}-0", "payload", str(number))
+
+
+def within(starts: Sequence[int], per_second: float, burst: int) -> bool:
+    """Whether no stretch of time saw more starts than the rate and the burst allow."""
+    interval = SECOND / per_second
+    return all(
+        last - first < burst + (starts[last] - starts[first]) / interval
+        for first in range(len(starts))
+        for last in range(first, len(starts))
+    )
+
+
+class Journal:
+    """The instants at which runs began, as the slot has them."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.starts: list[int] = []
+
+    def note(self, runs: int = 1) -> None:
+        self.starts += [self.slot.lanes[1]] * runs
+
+
+@pytest.fixture
+def journal(slot: Slot) -> Journal:
+    return Journal(slot)
+
+
+def test_runs_begin_no_faster_than_the_rate_and_retries_are_runs(
+    desk: Desk, life: Life, journal: Journal
+):
+    fill(desk, 30)
+
+    def work(message: Message) -> None:
+        journal.note()
+        if int(message.text()) % 3 == 0:
+            raise ValueError("not this one")
+
+    worker = life.worker("t1", rate="200/s", rate_burst=3, max_messages=30, max_attempts=2)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert len(journal.starts) == 30
+    assert within(journal.starts, 200, 3)
+    assert life.slot.counter("throttled_ns") > 0
+    assert Waits(life.slot.words).read().kind is Wait.NOTHING
+
+
+def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, journal: Journal):
+    """Also one that follows on a crash: the state is not the worker's."""
+    fill(desk, 12)
+    for _ in range(4):
+        worker = life.worker("t1", rate="20/s", rate_burst=2, max_messages=3)
+        assert life.run(worker, lambda _message: journal.note()) == ExitCode.RECYCLE
+    assert len(journal.starts) == 12
+    assert within(journal.starts, 20, 2)
+
+
+BATCHES = "tests.integration.test_throttle:take"
+_takers: list[Any] = []
+
+
+def take(batch: list[Message]) -> None:
+    """A handler of batches."""
+    _takers[-1](batch)
+
+
+@pytest.mark.parametrize(("batch", "burst", "most"), [(10, None, 10), (10, 4, 4), (None, 4, 4)])
+def test_a_batch_is_as_many_runs_as_it_has_messages(
+    desk: Desk, life: Life, journal: Journal, batch: int | None, burst: int | None, most: int
+):
+    fill(desk, 40)
+    sizes: list[int] = []
+
+    def taken(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+        journal.note(len(messages))
+
+    _takers.append(taken)
+    worker = life.worker(
+        "t1", handler=BATCHES, batch=batch, rate="200/s", rate_burst=burst, max_messages=40
+    )
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert sum(sizes) == 40
+    assert max(sizes) <= most
+    assert within(journal.starts, 200, most)
+
+
+@pytest.mark.parametrize("lanes", [2, 8])
+def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: Slot, lanes: int):
+    fill(desk, 30)
+    lock = threading.Lock()
+    begun: dict[bytes, int] = {}
+
+    def work(message: Message) -> None:
+        with lock:
+            places = {entry.place: entry.started_ns for entry in slot.running}
+        begun[message.id_bytes] = places[b"m:" + message.id_bytes]
+
+    worker = life.worker(
+        "t1", concurrency=lanes, order="none", rate="150/s", rate_burst=2, max_messages=30
+    )
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert len(begun) == 30
+    assert within(sorted(begun.values()), 150, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefetched"), [({}, 1), ({"concurrency": 4, "order": "none"}, 3)]
+)
+def test_no_more_is_fetched_than_the_rate_lets_run_soon(
+    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any], prefetched: int
+):
+    fill(desk, 100)
+
+    def work(_message: Message) -> None:
+        life.stop()
+
+    worker = life.worker("t1", rate="1/s", **kind)
+    assert life.run(worker, work) == ExitCode.STOPPED
+    assert slot.counter("fetched") <= prefetched
+
+
+@pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
+def test_a_stop_does_not_wait_for_the_rate(
+    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+):
+    fill(desk, 5)
+    runs: list[str] = []
+
+    def stop_when_held() -> None:
+        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED)
+        life.stop()
+
+    worker = life.worker("t1", rate="1/h", **kind)
+    thread = threading.Thread(target=stop_when_held)
+    thread.start()
+    assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.STOPPED
+    thread.join()
+    assert runs == ["1-0"]
+    rows = desk.do("XPENDING", desk.stream, UNIT.group, "-", "+", 9)
+    assert b"1-0" not in [row[0] for row in rows], "what has ended is acknowledged before the wait"
+
+
+def test_a_pause_and_its_end_come_through_while_the_rate_holds(
+    desk: Desk, life: Life, slot: Slot, journal: Journal
+):
+    fill(desk, 4)
+
+    def steer() -> None:
+        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED)
+        life.tell(Command.PAUSE)
+        wait_until(lambda: slot.state == 3)
+        life.tell(Command.NONE)
+
+    thread = threading.Thread(target=steer)
+    thread.start()
+    worker = life.worker("t1", rate="10/s", rate_burst=1, max_messages=4)
+    assert life.run(worker, lambda _message: journal.note()) == ExitCode.RECYCLE
+    thread.join()
+    assert within(journal.starts, 10, 1)
+
+
+def test_nothing_begins_without_trust_even_when_the_rate_would_let_it(
+    desk: Desk, life: Life, slot: Slot, journal: Journal
+):
+    fill(desk, 2)
+    given: list[int] = []
+
+    def distrust() -> None:
+        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED, every=0.001)
+        slot.trusted_until_ns = now_ns()
+        wait_until(lambda: now_ns() > slot.rate_due_ns)
+        given.append(now_ns())
+        slot.trusted_until_ns = (1 << 63) - 1
+
+    thread = threading.Thread(target=distrust)
+    thread.start()
+    worker = life.worker("t1", rate="2/s", max_messages=2)
+    assert life.run(worker, lambda _message: journal.note()) == ExitCode.RECYCLE
+    thread.join()
+    assert journal.starts[1] >= given[0]

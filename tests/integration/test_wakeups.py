@@ -1,0 +1,50 @@
+"""A worker that waits for messages hears at once that it is wanted for something else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from streamqd.scoreboard import Slot
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.worker import ExitCode, concurrent, worker
+from tests.contract.desk import Desk
+from tests.support.life import Life
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
+def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
+    link: Link,
+    keys: Keys,
+    life: Life,
+    slot: Slot,
+    kind: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for module in (worker, concurrent):
+        monkeypatch.setattr(module, "BLOCK_SECONDS", 600.0)  # far beyond the life's patience
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    desk.add("1-0")
+    desk.fetch(1, consumer="someone")
+
+    def rung() -> bool:
+        return any(b"cmd=xread" in line for line in link.execute("CLIENT", "LIST").splitlines())
+
+    def want() -> None:
+        wait_until(rung, what="the worker waits at its doorbell")
+        slot.reclaim_requested = slot.reclaim_done + 1
+        life.tell(slot.command)
+
+    thread = threading.Thread(target=want)
+    thread.start()
+    runs: list[str] = []
+    waiting = life.worker("t1", max_messages=1, reclaim_idle=0.0, **kind)
+    assert life.run(waiting, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
+    thread.join()
+    assert runs == ["1-0"]

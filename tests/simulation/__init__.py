@@ -1,0 +1,1 @@
+"""A whole fleet in one process: the real decisions, a virtual clock, seeded chance."""

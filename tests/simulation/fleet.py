@@ -1,0 +1,181 @@
+"""Instances, a server and a virtual clock; every run of one seed is the same."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streamqd.model import Unit
+from streamqd.policy.assignment import Member
+from streamqd.policy.rebalance import Seen
+from tests.simulation.instance import EXCHANGE_SECONDS, Held, Instance
+from tests.simulation.server import Server
+
+LATENCY = (0.0002, 0.005)  # seconds from an instance to the server, and back
+STOP = (0.02, 1.0)  # seconds that a worker takes to finish its messages
+TICK_SECONDS = 1e-6
+
+
+class Fleet:
+    """The simulation: events in the order of their time, then of their making."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        units: Sequence[Unit],
+        *,
+        seed: int,
+        ttl: float = 15.0,
+        damping: tuple[float, float, int] = (3.0, 10.0, 4),
+        lost_replies: float = 0.0,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.units = sorted(units)
+        self.ttl = ttl
+        self.damping = damping
+        self.lost_replies = lost_replies
+        self.now = 0.0
+        self.decided = self.shed = self.stolen = 0
+        self.blind = 0.0  # share of the members that each instance does not see, for now
+        self.server = Server(self.units, ttl)
+        self.instances = {member.id: Instance(self, member) for member in members}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._made = 0
+
+    # --- the clock ---
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        """Let something happen so many seconds from now."""
+        self._made += 1
+        heapq.heappush(self._events, (self.now + max(seconds, TICK_SECONDS), self._made, event))
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.now = end
+
+    def run_until(self, condition: Callable[[], bool], limit: float, step: float = 0.5) -> float:
+        """Let time pass until something holds; return how long it took. Fails at the limit."""
+        begun = self.now
+        while not condition():
+            assert self.now - begun < limit, f"not within {limit} s: {self.picture()}"
+            self.run(step)
+        return self.now - begun
+
+    # --- between instances and the server ---
+
+    def exchange(
+        self, instance: Instance, calls: list[tuple[str, Unit | None, Held | None]]
+    ) -> None:
+        """Carry calls to the server and the answers back; late or lost ones have their effect."""
+        sent, run = self.now, instance.run
+        arrives = max(self.now + self.chance.uniform(*LATENCY), self.server.paused_until)
+        lost = arrives - sent > EXCHANGE_SECONDS or self.chance.random() < self.lost_replies
+
+        def execute() -> None:
+            replies = [instance.execute(self.now, call) for call in calls]
+
+            def answer() -> None:
+                if run == instance.run:
+                    instance.answered(sent, calls, replies)
+
+            if not lost:
+                self.at(self.chance.uniform(*LATENCY), answer)
+
+        def give_up() -> None:
+            if run == instance.run:
+                instance.failed()
+
+        if not (self.server.unreachable and arrives > sent + EXCHANGE_SECONDS):
+            self.at(arrives - sent, execute)
+        if lost:
+            self.at(EXCHANGE_SECONDS, give_up)
+
+    def wake(self) -> None:
+        """Ring at every instance."""
+        for instance in self.instances.values():
+            if instance.alive:
+                instance.beat_soon()
+
+    def visible(self, name: str, seen: list[Seen]) -> list[Seen]:
+        """The members that an instance gets to see."""
+        if not self.blind:
+            return seen
+        return [e for e in seen if e.member.id == name or self.chance.random() >= self.blind]
+
+    def token(self) -> str:
+        """A token that nobody else has."""
+        return f"{self.chance.getrandbits(64):016x}"
+
+    def stop_seconds(self) -> float:
+        """How long a worker takes to stop."""
+        return self.chance.uniform(*STOP)
+
+    # --- what must hold ---
+
+    def check_takeover(self, now: float, unit: Unit, owner: str, token: str) -> None:
+        """A unit has got a new owner: the old one must not trust its lease any more."""
+        before = self.instances.get(owner)
+        if before is None or not before.alive or not token:
+            return
+        held = before.held.get(unit)
+        if held is not None and held.token == token:
+            assert held.trusted_until <= now, f"{owner} still trusts its lease of {unit}"
+            self.stolen += 1
+
+    @property
+    def beat(self) -> float:
+        """Seconds from beat to beat."""
+        return self.ttl / 5
+
+    def offers_differ(self) -> bool:
+        """Whether some instances offer what others do not."""
+        return len({each.member.offers for each in self.instances.values()}) > 1
+
+    def living(self) -> list[Instance]:
+        """The instances that run and do not leave."""
+        return [each for each in self.instances.values() if each.alive and not each.leaving]
+
+    def free(self) -> int:
+        """How many units nobody living owns, and knows that it does."""
+        held = sum(
+            self.server.fences[unit].token == mine.token
+            and self.server.fences[unit].until > self.now
+            for each in self.living()
+            for unit, mine in each.held.items()
+        )
+        return len(self.units) - held
+
+    def loads(self) -> list[int]:
+        """How many units each living instance owns, sorted."""
+        return sorted(self.server.owned[each.member.id] for each in self.living())
+
+    def even(self) -> bool:
+        """Whether everything is owned, and no two instances differ by more than one."""
+        loads = self.loads()
+        return bool(loads) and loads[-1] - loads[0] <= 1 and self.free() == 0
+
+    def still(self) -> bool:
+        """Whether every instance holds what it holds, and nothing is on its way."""
+        return all(h.phase == "held" for each in self.living() for h in each.held.values())
+
+    def moves(self) -> tuple[int, int, int]:
+        """Acquisitions, hand-overs begun, and releases so far."""
+        return len(self.server.acquired), self.shed, self.server.released
+
+    def picture(self) -> dict[str, Any]:
+        """What there is to say when it goes wrong."""
+        loads = self.loads()
+        return {
+            "now": round(self.now, 1),
+            "living": len(loads),
+            "loads": (loads[0], loads[-1]) if loads else (),
+            "free": self.free(),
+            "shed": self.shed,
+            "acquired": len(self.server.acquired),
+        }

@@ -1,0 +1,276 @@
+"""One instance as its supervisor works: exchanges with Redis, and the real decisions on answers.
+
+The policies are called as streamqd/supervisor does; workers are nothing but the time that it takes
+to stop one, and crashes where a unit is poisonous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from streamqd.model import Backoff, Unit
+from streamqd.policy import beats, restart
+from streamqd.policy.assignment import Member
+from streamqd.policy.rebalance import MORE_SECONDS, Liveness, Rebalancer, Seen, View
+
+if TYPE_CHECKING:
+    from tests.simulation.fleet import Fleet
+
+EXCHANGE_SECONDS = 1.0
+CRASH_SECONDS = 0.3  # from the start of a worker to its crash, where it always crashes
+CRASH_LOOP, CRASH_COOLDOWN = 5, 20.0
+
+
+@dataclass
+class Held:
+    """A unit that this instance owns or is about to own."""
+
+    token: str
+    phase: str  # acquiring | held | stopping | releasing
+    seen_epoch: int = 0
+    dead_token: str = ""
+    since: float = 0.0
+    renew_at: float = 0.0
+    trusted_until: float = 0.0
+
+
+@dataclass
+class Instance:
+    """One member. `poison` are the units whose worker crashes here whenever it starts."""
+
+    fleet: Fleet
+    member: Member
+    alive: bool = False
+    leaving: bool = False
+    held: dict[Unit, Held] = field(default_factory=dict)
+    poison: frozenset[Unit] = frozenset()
+    broken_until: dict[Unit, float] = field(default_factory=dict)
+    exits: dict[Unit, list[restart.Exit]] = field(default_factory=dict)
+    crashes: int = 0
+    run: int = 0  # counts starts: what was under way at a kill means nothing to the next run
+
+    def start(self) -> None:
+        """Begin with nothing but what Redis knows, as after a boot."""
+        damping, name = self.fleet.damping, self.member.id
+        self.run += 1
+        self.alive, self.leaving = True, False
+        self.held, self.broken_until, self.exits = {}, {}, {}
+        self.interval = self.fleet.ttl / 5
+        self.liveness = Liveness(name, self.fleet.ttl, self.interval)
+        self.rebalancer = Rebalancer(name, *damping, patience=2 * self.interval)
+        self.units = [u for u in self.fleet.units if (u.topic, u.group) in self.member.offers]
+        self.beat_at = self.retry_at = self.last_beat = 0.0
+        self.backoff = 0.1
+        self.busy = self.look_due = False
+        self.notices = 0
+        self.fleet.server.leave(name)  # the lock of the host proves that a predecessor is dead
+        self.seen: list[Seen] = []
+        self.server_unix_ms = 0
+        self.soon()
+
+    def kill(self) -> None:
+        """Die at once, with all workers."""
+        self.alive = False
+        self.run += 1
+
+    def drain(self) -> None:
+        """Leave as after SIGTERM: hand everything over, then end."""
+        self.leaving = True
+        for unit in list(self.held):
+            self._stop(unit)
+        self.beat_soon()
+
+    def soon(self) -> None:
+        """Tick now."""
+        self.fleet.at(0.0, self._tick_of(self.run))
+
+    def _tick_of(self, run: int) -> Any:
+        return lambda: self.tick() if run == self.run and self.alive else None
+
+    def beat_soon(self) -> None:
+        """As Exchange.beat_soon."""
+        at = beats.woken_beat(
+            self.last_beat, self.interval, len(self.seen), self.fleet.chance.random()
+        )
+        if at < self.beat_at:
+            self.beat_at = at
+            self.fleet.at(max(0.0, at - self.fleet.now), self._tick_of(self.run))
+
+    # --- one tick ---
+
+    def tick(self) -> None:
+        """Say what is due, as Exchange.tick."""
+        now = self.fleet.now
+        if self.busy or now < self.retry_at:
+            return
+        calls: list[tuple[str, Unit | None, Held | None]] = []
+        for unit, held in self.held.items():
+            if held.phase in ("acquiring", "releasing"):
+                calls.append((held.phase, unit, held))
+            elif now >= held.renew_at:
+                calls.append(("renew", unit, held))
+        if now >= self.beat_at:
+            calls.append(("beat", None, None))
+        if not calls and self.look_due:
+            calls.append(("look", None, None))
+        if not calls and self.notices:
+            self.notices = 0
+            self.fleet.wake()
+        if calls:
+            self.busy = True
+            self.fleet.exchange(self, calls)
+        elif self.leaving and not self.held:
+            self.fleet.server.leave(self.member.id)
+            self.kill()
+            self.fleet.wake()
+
+    def next_at(self) -> float:
+        """When there is something to say again."""
+        if self.look_due or self.notices:
+            return 0.0
+        unsaid = any(h.phase in ("acquiring", "releasing") for h in self.held.values())
+        renewals = [h.renew_at for h in self.held.values()]
+        return max(0.0 if unsaid else min([self.beat_at, *renewals]), self.retry_at)
+
+    def execute(self, now: float, call: tuple[str, Unit | None, Held | None]) -> Any:
+        """Let the server do one call."""
+        kind, unit, held = call
+        server, name = self.fleet.server, self.member.id
+        if kind == "beat":
+            broken = frozenset(u for u, until in self.broken_until.items() if until > now)
+            seen = Seen(self.member, 0, self.leaving, broken, owned=len(self.held))
+            return server.beat(now, seen)
+        if kind == "look":
+            views = server.look(now, len(self.units) - len(self.held))
+            return {unit: views[unit] for unit in self.units if unit not in self.held}
+        assert unit is not None
+        assert held is not None
+        if kind == "acquiring":
+            before = server.fences[unit]
+            known = before.owner, before.token
+            word = server.acquire(now, unit, held.token, name, held.seen_epoch, held.dead_token)
+            if word == "OK":
+                self.fleet.check_takeover(now, unit, *known)
+            return word
+        if kind == "renew":
+            return server.renew(now, unit, held.token)
+        return server.release(now, unit, held.token)
+
+    def failed(self) -> None:
+        """No answer in time, as Exchange._failed."""
+        now, chance = self.fleet.now, self.fleet.chance
+        self.busy = False
+        self.retry_at = now + self.backoff * (0.5 + chance.random())
+        self.backoff = min(self.backoff * 2, 2.0, self.interval / 4)
+        self.beat_at = min(self.beat_at, now)
+        self.fleet.at(self.retry_at - now, self._tick_of(self.run))
+
+    def answered(
+        self, sent: float, calls: list[tuple[str, Unit | None, Held | None]], replies: list[Any]
+    ) -> None:
+        """Take the answers of one exchange."""
+        now = self.fleet.now
+        self.busy, self.backoff = False, 0.1
+        for (kind, unit, held), reply in zip(calls, replies, strict=True):
+            if kind == "beat":
+                self.last_beat = now
+                self.beat_at = beats.next_beat(now, self.interval, self.fleet.chance.random())
+                self.seen, self.look_due = self.fleet.visible(self.member.id, reply), True
+                self.server_unix_ms = self.fleet.server.unix_ms(now)
+            elif kind == "look":
+                self.look_due = False
+                self._decide(now, reply)
+            elif unit is not None and held is not None and self.held.get(unit) is held:
+                self._told(now, sent, unit, held, reply)
+        self.fleet.at(max(0.0, self.next_at() - now), self._tick_of(self.run))
+
+    def _told(self, now: float, sent: float, unit: Unit, held: Held, word: str) -> None:
+        if held.phase == "acquiring" and word in ("OK", "MINE"):
+            held.phase, held.since = "held", now
+            if self.leaving:
+                self._stop(unit)
+            elif unit in self.poison:
+                self.fleet.at(CRASH_SECONDS, lambda: self._crashed(unit, held))
+        elif held.phase == "releasing" or word in ("HELD", "MOVED", "FENCED"):
+            del self.held[unit]
+            self.notices += held.phase == "releasing"
+            self.beat_soon()
+            return
+        held.trusted_until = sent + self.fleet.ttl * 0.9
+        held.renew_at = beats.next_beat(now, self.interval, self.fleet.chance.random())
+
+    # --- decisions ---
+
+    def _decide(self, now: float, views: dict[Unit, View]) -> None:
+        """As Moves.tick."""
+        if self.leaving:
+            return
+        live = self.liveness.observe(now, self.server_unix_ms, self.seen)
+        mine = {unit: held.since for unit, held in self.held.items()}
+        tokens: dict[Unit, str] = {}
+        for unit, view in list(views.items()):
+            if view.owner == self.member.id:  # a predecessor's, whose lock we hold
+                tokens[unit] = self.fleet.server.fences[unit].token
+                views[unit] = View(view.epoch, "", leased=False)
+            if now < self.broken_until.get(unit, 0.0):
+                del views[unit]
+        moving = sum(held.phase == "stopping" for held in self.held.values())
+        cap = self.member.cap or len(self.units)
+        decision = self.rebalancer.decide(
+            now, live, self.units, mine, moving, views, room=cap - len(mine)
+        )
+        self.fleet.decided += 1
+        if decision.more:
+            self.beat_at = min(self.beat_at, now + MORE_SECONDS)
+        for unit in decision.acquire:
+            self.held[unit] = Held(
+                self.fleet.token(), "acquiring", views[unit].epoch, tokens.get(unit, "")
+            )
+        for unit in decision.shed:
+            if self.held[unit].phase in ("acquiring", "held"):
+                self.fleet.shed += 1
+                self._stop(unit)
+
+    def _stop(self, unit: Unit) -> None:
+        held = self.held[unit]
+        if held.phase == "acquiring":
+            held.phase = "releasing"
+            self.soon()
+        elif held.phase == "held":
+            held.phase = "stopping"
+            run = self.run
+
+            def stopped() -> None:
+                if run == self.run and self.held.get(unit) is held:
+                    held.phase = "releasing"
+                    self.tick()
+
+            self.fleet.at(self.fleet.stop_seconds(), stopped)
+
+    def _crashed(self, unit: Unit, held: Held) -> None:
+        now = self.fleet.now
+        if not self.alive or self.held.get(unit) is not held or held.phase != "held":
+            return
+        self.crashes += 1
+        exits = self.exits.setdefault(unit, [])
+        exits.append(restart.Exit(now, restart.Cause.BOOT))
+        decision = restart.decide(
+            exits,
+            now,
+            backoff=Backoff("exponential", 0.5, 60.0),
+            crash_loop=CRASH_LOOP,
+            cooldown=CRASH_COOLDOWN,
+            max_crashes=3,
+            jitter=self.fleet.chance.random(),
+        )
+        if isinstance(decision, restart.GiveUp):
+            self.broken_until[unit] = decision.until
+            held.phase = "releasing"
+            self.tick()
+        else:
+            self.fleet.at(decision.after + CRASH_SECONDS, lambda: self._crashed(unit, held))
+
+    def describe(self, **changed: Any) -> None:
+        """Change weight, cap or offers, as a new configuration does."""
+        self.member = replace(self.member, **changed)

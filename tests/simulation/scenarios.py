@@ -1,0 +1,287 @@
+"""What happens to a fleet, and what must hold of it afterwards. Every scenario returns figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.model import Unit
+from streamqd.policy.assignment import Member
+from streamqd.policy.rebalance import ACQUIRES_AT_ONCE, ACQUIRES_PER_SECOND
+from tests.simulation.fleet import Fleet
+from tests.simulation.instance import CRASH_COOLDOWN
+
+START_SECONDS = 2.0  # within which instances start that start together
+REST_BEATS = 6  # longer than rebalance_delay and rebalance_hold together
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How large: `offered` of the topics are offered by each instance."""
+
+    members: int
+    topics: int
+    partitions: int  # of each topic
+    offered: int
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every (topic, group)."""
+        return [(f"t{number:02}", "g") for number in range(self.topics)]
+
+    @property
+    def units(self) -> list[Unit]:
+        """Every unit."""
+        return [Unit(t, p, g) for t, g in self.pairs for p in range(self.partitions)]
+
+    def member(self, number: int, weight: int = 1, cap: int = 0) -> Member:
+        """One of the instances; their offers go round."""
+        offers = (self.pairs[(number + n) % self.topics] for n in range(self.offered))
+        return Member(f"m{number:03}", weight, cap, frozenset(offers))
+
+
+SMALL = Scope(members=20, topics=4, partitions=50, offered=4)
+PARTIAL = Scope(members=20, topics=10, partitions=20, offered=4)
+LARGE = Scope(members=500, topics=20, partitions=500, offered=8)
+
+
+def new(scope: Scope, seed: int, **options: Any) -> Fleet:
+    """A fleet of which nothing runs yet."""
+    return Fleet([scope.member(n) for n in range(scope.members)], scope.units, seed=seed, **options)
+
+
+def start(fleet: Fleet, names: list[str], within: float = START_SECONDS) -> None:
+    """Start instances at about the same time."""
+    for name in names:
+        fleet.at(fleet.chance.uniform(0, within), fleet.instances[name].start)
+    fleet.run(within)
+
+
+class Watch:
+    """What a fleet does from now on."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.begun = fleet.now
+        self.acquired = len(fleet.server.acquired)
+        self.shed = fleet.shed
+
+    def until_even(self, limit: float) -> Figures:
+        """Let everything find its place, then see that nothing moves any more."""
+        fleet = self.fleet
+        fleet.run_until(lambda: fleet.free() == 0, limit)
+        owned = fleet.now - self.begun
+        fleet.run_until(lambda: fleet.even() and fleet.still(), limit)
+        even = fleet.now - self.begun
+        quiet = self.until_quiet(limit)
+        assert fleet.even(), fleet.picture()
+        figures = {
+            "owned_seconds": round(owned, 1),
+            "even_seconds": round(even, 1),
+            "quiet_seconds": round(quiet, 1),
+            "acquired": len(fleet.server.acquired) - self.acquired,
+            "handed_over": fleet.shed - self.shed,
+        }
+        return figures | rest(fleet) | self.peaks()
+
+    def until_quiet(self, limit: float) -> float:
+        """Let time pass until nothing has moved for a while; when that began, from the start."""
+        fleet, window = self.fleet, REST_BEATS * self.fleet.beat
+        since, before, end = fleet.now, fleet.moves(), fleet.now + limit
+        while fleet.now - since < window or not fleet.still():
+            assert fleet.now < end, f"it does not come to rest: {fleet.picture()}"
+            fleet.run(fleet.ttl / 15)
+            if fleet.moves() != before:
+                since, before = fleet.now, fleet.moves()
+        return since - self.begun
+
+    def peaks(self) -> Figures:
+        """The busiest seconds of the server since the beginning."""
+        return {
+            f"{kind}s_per_second": max(
+                (n for at, n in counts.items() if at >= int(self.begun)), default=0
+            )
+            for kind, counts in self.fleet.server.per_second.items()
+        }
+
+
+def rest(fleet: Fleet) -> Figures:
+    """See that nothing is acquired, handed over or lost in a steady fleet."""
+    before = fleet.moves()
+    fleet.run(REST_BEATS * fleet.beat)
+    assert fleet.moves() == before, f"moves in steady state: {before}, {fleet.picture()}"
+    return {"moved_at_rest": 0}
+
+
+def spare_moves(fleet: Fleet, least: int) -> int:
+    """Moves that are too many, and allowed: one of each instance, more when offers differ.
+
+    Then each knows only what it offers itself, and some find a better place later.
+    """
+    each = len(fleet.instances)
+    return max(each, least // 2) if fleet.offers_differ() else each
+
+
+# --- what happens to it ---------------------------------------------------------------------------
+
+
+def cold_start(fleet: Fleet) -> Figures:
+    """All start within two seconds; nobody owns anything."""
+    watch = Watch(fleet)
+    start(fleet, list(fleet.instances))
+    figures = watch.until_even(10 * fleet.ttl)
+    # No instance asks for more than it may, whatever it finds free.
+    each = ACQUIRES_AT_ONCE + ACQUIRES_PER_SECOND
+    assert figures["acquires_per_second"] <= len(fleet.instances) * each
+    return figures
+
+
+def mass_restart(fleet: Fleet) -> Figures:
+    """All are killed at once, and started again within two seconds."""
+    watch = Watch(fleet)
+    for instance in fleet.instances.values():
+        instance.kill()
+    start(fleet, list(fleet.instances))
+    return watch.until_even(10 * fleet.ttl)
+
+
+def loss_of_a_third(fleet: Fleet) -> Figures:
+    """A third of the hosts are gone at once."""
+    gone = fleet.chance.sample(fleet.living(), len(fleet.living()) // 3)
+    lost = {unit for each in gone for unit in each.held}
+    watch = Watch(fleet)
+    for instance in gone:
+        instance.kill()
+    figures = watch.until_even(10 * fleet.ttl)
+    taken: dict[Unit, float] = {}
+    for at, unit, _, _ in fleet.server.acquired[watch.acquired :]:
+        taken.setdefault(unit, at - watch.begun)
+    # Not until nothing at all is free: of a large fleet something is always on its way.
+    figures["owned_seconds"] = round(max(taken[unit] for unit in lost), 1)
+    # Two beats more when offers differ: then instances may not agree on who takes a free one.
+    assert figures["owned_seconds"] <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.beat
+    assert figures["acquired"] <= len(lost) + spare_moves(fleet, len(lost))
+    return {"lost": len(lost)} | figures
+
+
+def growth(fleet: Fleet) -> Figures:
+    """Those that are gone come, or come back."""
+    names = [name for name, each in fleet.instances.items() if not each.alive]
+    least = len(fleet.units) * len(names) // len(fleet.instances)
+    watch = Watch(fleet)
+    start(fleet, names)
+    figures = watch.until_even(20 * fleet.ttl)
+    assert figures["handed_over"] <= least + spare_moves(fleet, least)
+    return {"least_moves": least} | figures
+
+
+def server_pause(fleet: Fleet) -> Figures:
+    """The server stands still for two lives of a lease, and every hundredth reply is lost."""
+    watch, late = Watch(fleet), fleet.server.late
+    fleet.lost_replies = 0.01
+    fleet.server.paused_until = fleet.now + 2 * fleet.ttl
+    fleet.run(2 * fleet.ttl + 4.0)
+    figures = watch.until_even(5 * fleet.ttl)
+    fleet.lost_replies = 0.0
+    assert figures["acquired"] == figures["handed_over"] == 0, "nobody may lose anything"
+    late = fleet.server.late - late
+    assert late >= len(fleet.units)
+    return {"late_renewals": late} | figures
+
+
+def outage(fleet: Fleet) -> Figures:
+    """The network is gone for two lives of a lease, and with it what was sent meanwhile."""
+    fleet.server.unreachable = True
+    figures = server_pause(fleet)
+    fleet.server.unreachable = False
+    return figures
+
+
+def rolling_restart(fleet: Fleet) -> Figures:
+    """Ten instances, one after the other, are drained and started again 5 s later."""
+    watch, worst = Watch(fleet), 0
+    for instance in list(fleet.instances.values())[:10]:
+        instance.drain()
+        while instance.alive:
+            fleet.run(0.25)
+        left = fleet.now
+        while fleet.now - left < 5.0:
+            fleet.run(0.25)
+            worst = max(worst, fleet.free() if fleet.now - left >= 1.0 else 0)
+        instance.start()
+        fleet.run(2.0)
+    figures = watch.until_even(10 * fleet.ttl)
+    return {"unowned_after_a_second": worst} | figures
+
+
+def divergence(fleet: Fleet) -> Figures:
+    """For 30 s nobody sees more than two thirds of the others; a tenth of the fleet dies then."""
+    watch = Watch(fleet)
+    fleet.blind = 1 / 3
+    gone = fleet.chance.sample(fleet.living(), max(1, len(fleet.living()) // 10))
+    lost = sum(fleet.server.owned[each.member.id] for each in gone)
+    for instance in gone:
+        instance.kill()
+    fleet.run(30.0)
+    fleet.blind = 0.0
+    return {"lost": lost} | watch.until_even(10 * fleet.ttl)
+
+
+def crash_loop(fleet: Fleet) -> Figures:
+    """The workers of all topics but one crash at every start on one instance."""
+    bad = fleet.instances["m000"]
+    offered = sorted(bad.member.offers)
+    bad.poison = frozenset(u for u in fleet.units if (u.topic, u.group) in offered[1:])
+    watch = Watch(fleet)
+    start(fleet, list(fleet.instances))
+    fleet.run(2 * CRASH_COOLDOWN)
+    tried = [u for _, u, _, owner in fleet.server.acquired if owner == "m000" and u in bad.poison]
+    # Each is tried once, and once more after every cool-down at most.
+    assert tried
+    assert max(tried.count(unit) for unit in tried) <= 3
+    fleet.run_until(lambda: fleet.free() == 0, 2 * fleet.ttl)
+    return {"tried": len(tried), "crashes": bad.crashes} | watch.peaks()
+
+
+def unequal(fleet: Fleet) -> Figures:
+    """Weights, caps and offers differ from instance to instance."""
+    chance = fleet.chance
+    pairs = sorted({(unit.topic, unit.group) for unit in fleet.units})
+    for number, instance in enumerate(fleet.instances.values()):
+        # The first offers all and has no cap, so that nothing is left out.
+        offers = pairs if number == 0 else chance.sample(pairs, len(pairs) // 2)
+        cap = 0 if number < len(fleet.instances) // 2 else chance.choice([0, 3, 40])
+        instance.describe(weight=chance.choice([1, 1, 2, 3]), cap=cap, offers=frozenset(offers))
+    watch = Watch(fleet)
+    start(fleet, list(fleet.instances))
+    owned = START_SECONDS + fleet.run_until(lambda: fleet.free() == 0, 10 * fleet.ttl)
+    quiet = watch.until_quiet(30 * fleet.ttl)
+    for instance in fleet.living():
+        load = fleet.server.owned[instance.member.id]
+        assert not instance.member.cap or load <= instance.member.cap
+    figures = {
+        "owned_seconds": round(owned, 1),
+        "quiet_seconds": round(quiet, 1),
+        "acquired": len(fleet.server.acquired) - watch.acquired,
+        "handed_over": fleet.shed - watch.shed,
+    }
+    return figures | rest(fleet) | watch.peaks()
+
+
+Scenario = Callable[[Fleet], Figures]
+# Of these each goes on where the one before has ended.
+IN_TURN: dict[str, Scenario] = {
+    "cold start": cold_start,
+    "server pause": server_pause,
+    "network outage": outage,
+    "loss of a third": loss_of_a_third,
+    "growth": growth,
+    "mass restart": mass_restart,
+    "divergent views": divergence,
+    "growth again": growth,
+    "rolling restart": rolling_restart,
+}
+# These begin with a fleet of which nothing runs yet.
+ALONE: dict[str, Scenario] = {"crash loop": crash_loop, "unequal instances": unequal}

@@ -1,0 +1,134 @@
+"""What Redis knows of a fleet: beats, fences, leases. One call is one atomic step, as a script is.
+
+The rules are those of lua/lease_*.lua and lua/member_beat.lua, in as far as they say who owns what.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+
+from streamqd.model import Unit
+from streamqd.policy.rebalance import Seen, View
+
+NOBODY = View(0, "", leased=False)
+START_UNIX_MS = 1_800_000_000_000
+
+
+@dataclass
+class Fence:
+    """Who owns a unit. `until` is when the lease expires."""
+
+    token: str = ""
+    owner: str = ""
+    epoch: int = 0
+    until: float = 0.0
+
+
+class Server:
+    """Fences and beats by the virtual clock; `paused_until` is when it answers again."""
+
+    def __init__(self, units: list[Unit], ttl: float) -> None:
+        self.ttl = ttl
+        self.paused_until = 0.0
+        self.unreachable = False  # then what is sent in a pause is not executed after it
+        self.fences = {unit: Fence() for unit in units}
+        self.views = dict.fromkeys(units, NOBODY)
+        self.beats: dict[str, tuple[float, Seen]] = {}
+        self.owned: Counter[str] = Counter()
+        self.acquired: list[tuple[float, Unit, str, str]] = []  # when, what, from whom, by whom
+        self.released = 0
+        self.late = 0
+        self.calls: Counter[str] = Counter()
+        self.per_second: dict[str, Counter[int]] = {
+            name: Counter() for name in ("acquire", "beat", "look")
+        }
+        self._expiries: list[tuple[float, Unit]] = []
+
+    def count(self, kind: str, now: float, amount: int = 1) -> None:
+        """Count calls, by kind and by second."""
+        self.calls[kind] += amount
+        if kind in self.per_second:
+            self.per_second[kind][int(now)] += amount
+
+    def beat(self, now: float, seen: Seen) -> list[Seen]:
+        """Say that a member lives; return all members."""
+        self.count("beat", now)
+        name = seen.member.id
+        self.beats[name] = now, seen._replace(beat_unix_ms=self.unix_ms(now))
+        for gone in [n for n, (at, _) in self.beats.items() if now - at > 20 * self.ttl]:
+            del self.beats[gone]
+        return [each for _, each in self.beats.values()]
+
+    def unix_ms(self, now: float) -> int:
+        """The server's clock."""
+        return START_UNIX_MS + int(now * 1000)
+
+    def look(self, now: float, count: int) -> dict[Unit, View]:
+        """What is known of every unit; `count` of them are asked for."""
+        self.count("look", now, count)
+        while self._expiries and self._expiries[0][0] <= now:
+            _, unit = heapq.heappop(self._expiries)
+            fence = self.fences[unit]
+            if fence.until <= now:
+                self.views[unit] = View(fence.epoch, fence.owner, leased=False)
+            elif fence.token:
+                heapq.heappush(self._expiries, (fence.until, unit))
+        return self.views
+
+    def acquire(
+        self, now: float, unit: Unit, token: str, owner: str, seen_epoch: int, dead_token: str
+    ) -> str:
+        """OK, MINE, HELD or MOVED."""
+        self.count("acquire", now)
+        fence = self.fences[unit]
+        if fence.until > now and fence.token not in (token, dead_token):
+            return "HELD"
+        if fence.token == token:
+            self._lease(now, unit, fence)
+            return "MINE"
+        if fence.epoch != seen_epoch:
+            return "MOVED"
+        self.acquired.append((now, unit, fence.owner if fence.token else "", owner))
+        self.owned[fence.owner] -= bool(fence.token)
+        self.owned[owner] += 1
+        epoch = max(fence.epoch + 1, self.unix_ms(now))
+        fence.token, fence.owner, fence.epoch = token, owner, epoch
+        self._lease(now, unit, fence)
+        return "OK"
+
+    def renew(self, now: float, unit: Unit, token: str) -> str:
+        """OK, LATE or FENCED."""
+        self.count("renew", now)
+        fence = self.fences[unit]
+        if fence.token != token:
+            return "FENCED"
+        word = "OK" if fence.until > now else "LATE"
+        self.late += word == "LATE"
+        self._lease(now, unit, fence)
+        return word
+
+    def release(self, now: float, unit: Unit, token: str) -> str:
+        """OK or FENCED."""
+        self.count("release", now)
+        fence = self.fences[unit]
+        if fence.token != token:
+            return "FENCED"
+        self.owned[fence.owner] -= 1
+        self.released += 1
+        fence.token = fence.owner = ""
+        fence.until = 0.0
+        self.views[unit] = View(fence.epoch, "", leased=False)
+        return "OK"
+
+    def leave(self, name: str) -> None:
+        """Take a member out of the fleet."""
+        self.beats.pop(name, None)
+
+    def _lease(self, now: float, unit: Unit, fence: Fence) -> None:
+        if fence.until <= now:
+            heapq.heappush(self._expiries, (now + self.ttl, unit))
+        fence.until = now + self.ttl
+        if not self.views[unit].leased or self.views[unit].epoch != fence.epoch:
+            self.views[unit] = View(fence.epoch, fence.owner, leased=True)

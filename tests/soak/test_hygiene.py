@@ -1,0 +1,79 @@
+"""Ten thousand workers come and go under a storm of signals, and nothing is left of them.
+
+Skipped unless COUNT says how many: `make soak-hygiene`. RESULT names a file for what came of it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.quick import machine
+from tests.support import hygiene
+from tests.support.daemon import Daemon
+from tests.support.servers import ProcessServer
+
+pytestmark = [
+    pytest.mark.timeout(4 * 3600),
+    pytest.mark.skipif(
+        "COUNT" not in os.environ, reason="a soak test: `make soak-hygiene` runs it"
+    ),
+]
+
+ROOT = Path(__file__).parents[2]
+COUNT = int(os.environ.get("COUNT") or "10000")
+SEED = int(os.environ.get("SEED") or "1")
+FIGURES = ("supervisor_fds", "supervisor_rss", "housekeeper_fds", "housekeeper_rss")
+
+
+@pytest.mark.fault("F33")
+def test_recycles_leave_nothing_behind(
+    new_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print(f"\nCOUNT={COUNT} SEED={SEED}, with {', '.join(hygiene.clients())}", flush=True)
+    server: ProcessServer = new_server(aof=False)
+    with hygiene.echo_peer(tmp_path / "peer") as peer:
+        monkeypatch.setenv("PEER", peer)
+        daemon = Daemon(tmp_path, server.url, **hygiene.daemon_options())
+        with daemon:
+            storm = hygiene.Storm(daemon, SEED)
+            began = time.monotonic()
+            storm.blow(COUNT, every=1.0)
+            seconds = time.monotonic() - began
+            storm.judge()
+            recycles = storm.wait_recycles(COUNT)
+            assert daemon.stop() == 0
+    write_result(storm, recycles, seconds, f"{server.product} {server.facts.version}")
+
+
+def write_result(storm: hygiene.Storm, recycles: int, seconds: float, server: str) -> None:
+    """Print the figures, and leave them where RESULT says."""
+    document = {
+        "what": "every worker handles one message and is replaced, under a storm of signals; each"
+        " message ran once, no zombie, no orphan, no process left at the end",
+        "command": f"make soak-hygiene COUNT={COUNT} SEED={SEED}",
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": machine(),
+        "server": server,
+        "seed": SEED,
+        "clients": hygiene.clients(),
+        "partitions": hygiene.PARTITIONS,
+        "recycles": recycles,
+        "signals": storm.signals,
+        "seconds": round(seconds),
+        "recycles_per_second": round(recycles / seconds, 1),
+        "samples": len(storm.samples),
+        "median_of_first_and_last_sixth": {name: list(storm.flat(name)) for name in FIGURES},
+    }
+    text = json.dumps(document, indent=1) + "\n"
+    print(text, flush=True)
+    if "RESULT" in os.environ:
+        path = ROOT / os.environ["RESULT"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")

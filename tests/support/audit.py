@@ -1,0 +1,76 @@
+"""Ask for known flaws of what is installed beside streamqd, and write its bill of materials.
+
+    python tests/support/audit.py FOLDER
+
+The tools are installed in an environment of their own, FOLDER/venv; FOLDER/sbom.json is the bill
+(CycloneDX). Exit codes: 0 nothing is known · 1 something is · 75 the advisories, or the tools,
+could not be had (a mirror of PyPI often has none), so nothing was learnt.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+CLEAN, FOUND, NOT_LEARNT = 0, 1, 75
+TOOLS = ("pip-audit>=2.9", "cyclonedx-bom>=7")
+SECONDS = 240.0
+OURS = "streamqd"
+
+
+def main(folder: Path) -> int:
+    """Audit the environment of this interpreter."""
+    tools = folder / "venv"
+    if not (tools / "bin" / "pip-audit").exists():
+        venv.create(tools, with_pip=True, clear=True)
+        install = [tools / "bin" / "pip", "install", "--quiet", *TOOLS]
+        if run(*install).returncode != 0:
+            return not_learnt("the tools cannot be installed")
+    sbom = folder / "sbom.json"
+    bill = run(tools / "bin" / "cyclonedx-py", "environment", sys.executable, "-o", sbom)
+    if bill.returncode != 0:
+        return not_learnt(f"no bill of materials: {bill.stderr[-300:]}")
+    asked = run(
+        *(tools / "bin" / "pip-audit", "--path", sysconfig.get_paths()["purelib"]),
+        *("--format", "json", "--progress-spinner", "off"),
+    )
+    if not asked.stdout.startswith("{"):
+        return not_learnt(f"the advisories do not answer: {asked.stderr[-300:]}")
+    return judge(json.loads(asked.stdout)["dependencies"], sbom)
+
+
+def judge(packages: list[dict[str, Any]], sbom: Path) -> int:
+    """Say what was found. A package that was not looked up is not clean."""
+    unknown = [each["name"] for each in packages if "skip_reason" in each and each["name"] != OURS]
+    vulnerable = [each for each in packages if each.get("vulns")]
+    for each in vulnerable:
+        for flaw in each["vulns"]:
+            fixed = ", ".join(flaw["fix_versions"]) or "no release yet"
+            print(f"{each['name']} {each['version']}: {flaw['id']}, mended in {fixed}")
+    if vulnerable:
+        return FOUND
+    if unknown:
+        return not_learnt(f"of {len(packages)} packages {len(unknown)} could not be looked up")
+    print(f"{len(packages)} packages, no known vulnerability; bill of materials: {sbom}")
+    return CLEAN
+
+
+def not_learnt(why: str) -> int:
+    """Say that nothing is known, which is not that nothing is wrong."""
+    print(f"not audited: {why}", file=sys.stderr)
+    return NOT_LEARNT
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a tool."""
+    words = [str(part) for part in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

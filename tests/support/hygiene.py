@@ -1,0 +1,228 @@
+"""Workers that are replaced all the time under a storm of signals, and what the system sees of it.
+
+Each worker handles one message and is replaced. Its handler has threads, a TLS client and, where
+it is installed, a gRPC client, and closes none of them (tests/support/hygiene_work.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from tests.support import tls
+from tests.support.daemon import GROUP, ROOT, Daemon
+from tests.support.echo_peer import grpc
+from tests.support.ledger import Audit
+from tests.support.waiting import wait_until
+
+WORK = Path(__file__).with_name("hygiene_work.py")
+PARTITIONS = 4
+# A worker lives for one message, and hardly anything is read ahead of it.
+SETTINGS = {"handler": "work:handle", "max_messages": 1, "prefetch_max": 4}
+AHEAD = 100  # messages that wait for a worker
+STEP_SECONDS = 0.02
+STANDSTILL_SECONDS = 60.0  # without one message more: something is locked
+STAY_SECONDS = 10.0  # a supervisor that is waiting for the processor collects its children later
+TO_SUPERVISOR = (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT)
+
+
+class Sample(NamedTuple):
+    """What the system knew of the daemon at one time."""
+
+    recycles: int
+    supervisor_fds: int
+    supervisor_rss: int  # bytes
+    housekeeper_fds: int
+    housekeeper_rss: int
+
+
+@contextmanager
+def echo_peer(folder: Path) -> Iterator[str]:
+    """Start what the handlers talk to; the text is for PEER in their environment."""
+    folder.mkdir()
+    tls.certificates(folder)
+    peer = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.echo_peer", str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert peer.stdout is not None
+        ports = peer.stdout.readline().split()
+        yield " ".join([*ports, str(folder)])
+    finally:
+        peer.kill()
+        peer.wait(10)
+        assert peer.stdout is not None
+        peer.stdout.close()
+
+
+class Storm:
+    """Feeds a daemon, sends it signals, and takes samples."""
+
+    def __init__(self, daemon: Daemon, seed: int) -> None:
+        self.daemon = daemon
+        self.samples: list[Sample] = []
+        self.signals = 0
+        self.stayed: list[str] = []  # zombies and strangers that were there for long
+        self._chance = random.Random(f"storm {seed}")
+        self._supervisor = psutil.Process(daemon.pid)
+        self._children: list[psutil.Process] = []
+        self._odd: dict[str, float] = {}  # what is odd -> since when
+        self._sent = 0
+        self._read = 0  # records of the ledger
+        self._sample_at = 0.0
+        self._moved = (0, time.monotonic())  # messages that had ended, and since when
+
+    def blow(self, count: int, every: float) -> None:
+        """Go on until so many messages have been handled; a sample every so many seconds."""
+
+        def step() -> bool:
+            ended = self._count_ended()
+            still = time.monotonic() - self._moved[1]
+            assert still < STANDSTILL_SECONDS, f"nothing moves\n{self.daemon.tail()}"
+            if self._sent < count and self._sent - ended < AHEAD:
+                more = min(AHEAD, count - self._sent)
+                self.daemon.send(self._payload() for _ in range(more))
+                self._sent += more
+            if time.monotonic() >= self._sample_at:
+                self._sample_at = time.monotonic() + every
+                self._sample(ended)
+            self._send_signals()
+            return ended >= count
+
+        wait_until(step, timeout=24 * 3600, every=STEP_SECONDS, what="all are handled")
+
+    def _count_ended(self) -> int:
+        news = self.daemon.ledger.since(self._read)
+        self._read += len(news)
+        ended = self._moved[0] + sum(record.kind == "end" for record in news)
+        if ended > self._moved[0]:
+            self._moved = (ended, time.monotonic())
+        return ended
+
+    def _payload(self) -> str:
+        return "spawn" if self._chance.random() < 0.05 else "ok"
+
+    def _send_signals(self) -> None:
+        dice, supervisor = self._chance.random(), self._supervisor
+        if dice < 0.01:
+            supervisor.send_signal(signal.SIGUSR1)  # a dump: long
+        elif dice < 0.05:
+            supervisor.send_signal(signal.SIGTSTP)
+            supervisor.send_signal(signal.SIGCONT)
+        else:
+            supervisor.send_signal(self._chance.choice(TO_SUPERVISOR))
+        self.signals += 1
+        if self._children:
+            # Objects and not pids: psutil never hits a stranger that got the pid of one that died.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._chance.choice(self._children).send_signal(signal.SIGUSR1)
+                self.signals += 1
+
+    def _sample(self, ended: int) -> None:
+        self._children = self._supervisor.children()
+        self._note_odd()
+        housekeeper = next((p for p in self._children if title(p).endswith("housekeeper")), None)
+        if housekeeper is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one, other = self._supervisor, housekeeper
+            self.samples.append(
+                Sample(
+                    *(ended, one.num_fds(), one.memory_info().rss),
+                    *(other.num_fds(), other.memory_info().rss),
+                )
+            )
+
+    def _note_odd(self) -> None:
+        """Note zombies, and what the supervisor adopted; both may be there for a while."""
+        now = time.monotonic()
+        self._odd = {name: self._odd.get(name, now) for name in self.odd()}
+        self.stayed += [name for name, since in self._odd.items() if now - since > STAY_SECONDS]
+
+    def odd(self) -> set[str]:
+        """Zombies and adopted processes of the daemon that are there now."""
+        found = set()
+        for pid in psutil.pids():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(pid) != self.daemon.pid or pid == self.daemon.pid:
+                    continue
+                one = psutil.Process(pid)
+                if one.status() == psutil.STATUS_ZOMBIE:
+                    found.add(f"zombie {pid}")
+                elif one.ppid() == self.daemon.pid and not title(one).startswith("streamqd: "):
+                    found.add(f"orphan {pid} {title(one)}")
+                elif one.ppid() in (0, 1):
+                    found.add(f"lost {pid} {title(one)}")
+        return found
+
+    def wait_recycles(self, count: int) -> int:
+        """Wait until so many workers were replaced because of their limit, but for the last ones.
+
+        Returns how many there were. One that is followed already may take a while to end.
+        """
+
+        def recycles() -> int:
+            return len(self.daemon.events("worker.exited", how="exit code 5"))
+
+        self.daemon.wait_for(lambda: recycles() >= count - PARTITIONS, what="all have ended")
+        return recycles()
+
+    def flat(self, name: str) -> tuple[float, float]:
+        """Medians of a figure over the first and the last sixth of the samples."""
+        figures = [getattr(sample, name) for sample in self.samples]
+        sixth = max(1, len(figures) // 6)
+        return statistics.median(figures[:sixth]), statistics.median(figures[-sixth:])
+
+    def judge(self) -> None:
+        """Assert that all was handled once and that nothing is left or has grown."""
+        daemon = self.daemon
+        daemon.wait_settled()
+        daemon.wait_for(lambda: not self.odd(), timeout=5.0, what="no zombie, no orphan")
+        assert self.stayed == []
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
+        assert daemon.events("housekeeper.exited") == daemon.events("lease.lost") == []
+        assert daemon.traces() == []
+        for name in ("supervisor_fds", "housekeeper_fds"):
+            early, late = self.flat(name)
+            assert late <= early + 2, f"{name}: {early:g} at first, {late:g} at last"
+        for name in ("supervisor_rss", "housekeeper_rss"):
+            early, late = self.flat(name)
+            assert late - early < 4 << 20, f"{name}: {early:g} at first, {late:g} at last"
+
+
+def title(process: psutil.Process) -> str:
+    """What ps shows of a process."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()).strip() or process.name()
+    return ""
+
+
+def clients() -> list[str]:
+    """What the handlers have; gRPC only where it is installed."""
+    return ["threads", "TLS", *(["gRPC"] if grpc is not None else [])]
+
+
+def daemon_options() -> dict[str, Any]:
+    """How the daemon is configured. Forking after the import of gRPC is what is looked at."""
+    return {
+        "partitions": PARTITIONS,
+        "consumer": SETTINGS,
+        "daemon": {"preload": ["ssl", *(["grpc"] if grpc is not None else [])]},
+        "code": WORK.read_text(),
+    }

@@ -1,0 +1,368 @@
+"""The nemesis: it strikes a fleet by a seeded plan, and keeps a log of whom it hit and when.
+
+A plan is made before anything runs and depends on the seed alone: when, which kind, whose turn, for
+how long. Each kind is a generator that strikes, yields what must become true (or until when to
+wait) before it heals, and heals. Nothing here judges: that is `verdict`, which reads the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psutil
+
+from streamqd.admin import steering_moves
+from streamqd.admin.steering import Fleet
+from streamqd.errors import Refused, StreamqdError
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.daemon import Daemon
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer
+from tests.support.verdict import Strike
+
+PATIENCE = 60.0  # seconds until a fault that does not heal fails the test
+Wait = Callable[[], object]
+Course = Generator[Wait, None, None]
+
+FAULTS = (
+    *("kill worker", "kill worker", "kill worker", "kill housekeeper", "kill supervisor"),
+    *("stop worker", "stop supervisor", "stop host", "cut off"),
+    *("drop reply", "reset", "half open", "stop redis", "kill redis"),
+    *("flush scripts", "kill clients", "order", "reload", "restart"),
+)
+PEACE = ("restart", "order", "reload")
+
+
+class Planned(NamedTuple):
+    """One stroke of a plan. `chance` in [0, 1) picks the victim, `seconds` is how long it lasts."""
+
+    at: float
+    kind: str
+    chance: float
+    seconds: float
+
+
+def plan(
+    seed: int, seconds: float, every: float, lasting: tuple[float, float], kinds: Sequence[str]
+) -> list[Planned]:
+    """Plan strokes for so many seconds, one in `every` seconds on average.
+
+    Each kind has its turn before any has a second one.
+    """
+    dice = random.Random(f"nemesis {seed}")
+    strokes: list[Planned] = []
+    turn: list[str] = []
+    at = 0.0
+    while (at := at + dice.uniform(0.5, 1.5) * every) < seconds:
+        if not turn:
+            turn = list(kinds)
+            dice.shuffle(turn)
+        strokes.append(Planned(at, turn.pop(), dice.random(), dice.uniform(*lasting)))
+    return strokes
+
+
+@dataclass
+class Victim:
+    """An instance, the proxy before its Redis, and whether something is being done to it."""
+
+    daemon: Daemon
+    proxy: FaultProxy
+    busy: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.daemon.tables["daemon"]["instance"])
+
+    def workers(self) -> tuple[int, ...]:
+        """Pids of its workers."""
+        titles = self.daemon.titles()
+        return tuple(pid for title, pid in titles.items() if title.startswith("streamqd: worker"))
+
+
+class Nemesis:
+    """Strikes when `step` is called; the log is `strikes`."""
+
+    def __init__(
+        self,
+        planned: list[Planned],
+        server: ProcessServer,
+        victims: list[Victim],
+        others: list[FaultProxy],
+        steer: Link,
+    ) -> None:
+        self.strikes: list[Strike] = []
+        self.passed = 0  # strokes of the plan that found nobody to hit
+        self._planned = planned
+        self._rough = any(stroke.kind not in PEACE for stroke in planned)
+        self._server = server
+        self._victims = victims
+        self._proxies = [*(victim.proxy for victim in victims), *others]
+        self._fleet = Fleet(steer, Keys(), "default", 10.0)
+        self._units = victims[0].daemon.units()
+        self._began = time.monotonic()
+        self._courses: list[tuple[Course, Wait, float]] = []
+        self.server_away = False
+        self._acts: dict[str, Callable[[Planned], Course]] = {
+            kind: getattr(self, f"_{kind.replace(' ', '_')}") for kind in {*FAULTS, *PEACE}
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether the plan is done and everything is healed."""
+        return not self._planned and not self._courses
+
+    def step(self) -> None:
+        """Go on with what is under way, and begin what is due."""
+        now = time.monotonic()
+        for victim in self._victims:
+            daemon = victim.daemon
+            assert victim.busy or daemon.running, f"it ended by itself\n{daemon.tail()}"
+        under_way, self._courses = self._courses, []
+        for course, wait, since in under_way:
+            if wait():
+                self._go_on(course)
+            else:
+                assert now - since < PATIENCE, f"it does not heal: {course.gi_code.co_name}"
+                self._courses.append((course, wait, since))
+        while self._planned and now - self._began >= self._planned[0].at:
+            stroke = self._planned.pop(0)
+            self._go_on(self._acts[stroke.kind](stroke))
+
+    def _go_on(self, course: Course) -> None:
+        with contextlib.suppress(StopIteration):
+            self._courses.append((course, next(course), time.monotonic()))
+
+    # --- the log, and whom to hit ---
+
+    @contextmanager
+    def _logged(self, kind: str, whom: str, pids: tuple[int, ...] = ()) -> Iterator[None]:
+        """Note a strike: it begins now, and ends with the body."""
+        at, now = len(self.strikes), time.monotonic()
+        self.strikes.append(Strike(at, kind, whom, pids, now, float("inf")))
+        yield
+        self.strikes[at] = self.strikes[at]._replace(ended=time.monotonic())
+
+    def _choose(self, stroke: Planned, *, spare: int = 0) -> Victim | None:
+        """An instance to which nothing is being done and that works, or None.
+
+        `spare` is how many others of that sort must be left to go on with the work.
+        """
+        able = [each for each in self._victims if not each.busy and each.workers()]
+        if len(able) <= spare:
+            self.passed += 1
+            return None
+        return able[int(stroke.chance * len(able))]
+
+    @contextmanager
+    def _busy(self, victim: Victim) -> Iterator[None]:
+        victim.busy = True
+        yield
+        victim.busy = False
+
+    # --- processes ---
+
+    def _kill_worker(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke)
+        if victim is not None:
+            pids = victim.workers()
+            pid = pids[int(stroke.chance * 997) % len(pids)]
+            with self._logged("kill worker", victim.name, (pid,)), _gone():
+                os.kill(pid, signal.SIGKILL)
+        yield from ()
+
+    def _kill_housekeeper(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke)
+        pid = victim and victim.daemon.titles().get("streamqd: housekeeper")
+        if victim is not None and pid:
+            with self._logged("kill housekeeper", victim.name), _gone():
+                os.kill(pid, signal.SIGKILL)
+        yield from ()
+
+    def _kill_supervisor(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke, spare=1)
+        if victim is None:
+            return
+        daemon = victim.daemon
+        with self._busy(victim):
+            with self._logged("kill supervisor", victim.name, victim.workers()):
+                daemon.kill()
+            yield lambda: not daemon.session()  # F6: nothing of it stays
+            yield _after(stroke.seconds)
+            yield from self._start(daemon)
+
+    def _restart(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke, spare=1)
+        if victim is None:
+            return
+        daemon = victim.daemon
+        with self._busy(victim), self._logged("restart", victim.name):
+            daemon.signal(signal.SIGTERM)
+            yield lambda: not daemon.running
+            # 6: a server that is away takes no lease back.
+            assert daemon.wait() in ((0, 6) if self._rough else (0,)), daemon.tail()
+            yield from self._start(daemon)
+
+    def _start(self, daemon: Daemon) -> Course:
+        # A daemon does not start without its server.
+        yield lambda: not self.server_away
+        mark = daemon.mark()
+        daemon.start()
+        while not daemon.events("ready", mark):
+            yield lambda: daemon.events("ready", mark) or not daemon.running
+            if not daemon.running and not daemon.events("ready", mark):
+                assert daemon.wait() == 4, f"it does not start\n{daemon.tail()}"
+                yield lambda: not self.server_away
+                daemon.start()
+
+    def _stop_worker(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke)
+        if victim is None:
+            return
+        pids = victim.workers()
+        pid = pids[int(stroke.chance * 997) % len(pids)]
+        with self._logged("stop worker", victim.name, (pid,)):
+            yield from self._stopped([pid], stroke.seconds)
+
+    def _stop_supervisor(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke, spare=1)
+        if victim is None:
+            return
+        with self._busy(victim), self._logged("stop supervisor", victim.name, victim.workers()):
+            yield from self._stopped([victim.daemon.pid], stroke.seconds)
+
+    def _stop_host(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke, spare=1)
+        if victim is None:
+            return
+        with self._busy(victim), self._logged("stop host", victim.name, victim.workers()):
+            pids = [victim.daemon.pid, *(each.pid for each in victim.daemon.session())]
+            yield from self._stopped(list(dict.fromkeys(pids)), stroke.seconds)
+
+    def _stopped(self, pids: list[int], seconds: float) -> Course:
+        for pid in pids:
+            with _gone():
+                os.kill(pid, signal.SIGSTOP)
+        yield _after(seconds)
+        for pid in reversed(pids):
+            with _gone():
+                os.kill(pid, signal.SIGCONT)
+
+    # --- connections ---
+
+    def _cut_off(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke, spare=1)
+        if victim is None:
+            return
+        with self._busy(victim), self._logged("cut off", victim.name, victim.workers()):
+            victim.proxy.refusing = True
+            victim.proxy.cut()
+            yield _after(stroke.seconds)
+            victim.proxy.refusing = False
+
+    def _drop_reply(self, stroke: Planned) -> Course:
+        yield from self._arm(stroke, Fault.DROP_REPLY, Fault.CUT_REPLY)
+
+    def _reset(self, stroke: Planned) -> Course:
+        yield from self._arm(stroke, Fault.CUT_BEFORE, Fault.CUT_AFTER)
+
+    def _half_open(self, stroke: Planned) -> Course:
+        yield from self._arm(stroke, Fault.SWALLOW_REPLY)
+
+    def _arm(self, stroke: Planned, *faults: Fault) -> Course:
+        """Have it happen to some of the next commands of one client, the producer among them."""
+        at = int(stroke.chance * len(self._proxies))
+        hit = self._victims[at] if at < len(self._victims) else None
+        dice = random.Random(stroke.chance)
+        pids = hit.workers() if hit is not None and hit.daemon.running else ()
+        with self._logged(stroke.kind, hit.name if hit is not None else "producer", pids):
+            for _ in range(3):
+                self._proxies[at].arm(dice.choice(faults), nth=dice.randrange(1, 40))
+        yield from ()
+
+    def _kill_clients(self, _stroke: Planned) -> Course:
+        if not self.server_away:
+            with self._logged("kill clients", "redis"):
+                for kind in ("normal", "pubsub"):  # all but the one that asks
+                    self._fleet.link.execute("CLIENT", "KILL", "TYPE", kind)
+        yield from ()
+
+    # --- the server ---
+
+    def _stop_redis(self, stroke: Planned) -> Course:
+        if self.server_away:
+            return
+        with self._logged("stop redis", "redis"):
+            self.server_away = True
+            self._server.pause()
+            yield _after(stroke.seconds)
+            self._server.resume()
+            self.server_away = False
+
+    def _kill_redis(self, stroke: Planned) -> Course:
+        if self.server_away:
+            return
+        with self._logged("kill redis", "redis"):
+            self.server_away = True
+            self._server.kill()
+            yield _after(stroke.seconds / 2)
+            self._server.restart()
+            self.server_away = False
+
+    def _flush_scripts(self, _stroke: Planned) -> Course:
+        if not self.server_away:
+            with self._logged("flush scripts", "redis"):
+                self._fleet.link.execute("SCRIPT", "FLUSH")
+        yield from ()
+
+    # --- orders: no faults ---
+
+    def _order(self, stroke: Planned) -> Course:
+        """Order some units elsewhere, and a while later the fleet to be level again."""
+        yield lambda: not self.server_away
+        dice = random.Random(stroke.chance)
+        with self._logged("order", "fleet"):
+            for unit in dice.sample(self._units, max(1, len(self._units) // 4)):
+                to = dice.choice(self._victims).name
+                with contextlib.suppress(Refused, StreamqdError):  # it is away just now
+                    steering_moves.move(self._fleet, unit, to, "the nemesis wants it")
+            yield _after(stroke.seconds)
+            yield lambda: not self.server_away
+            with contextlib.suppress(StreamqdError):
+                steering_moves.rebalance(self._fleet, "the nemesis wants it")
+
+    def _reload(self, stroke: Planned) -> Course:
+        victim = self._choose(stroke)
+        if victim is None:
+            return
+        daemon = victim.daemon
+        with self._logged("reload", victim.name):
+            mark = daemon.mark()
+            daemon.signal(signal.SIGHUP)
+            yield (
+                lambda: (
+                    daemon.events("reload.done", mark)
+                    or daemon.events("reload.refused", mark)
+                    or not daemon.running
+                    or daemon.events("start", mark)
+                )
+            )
+
+
+def _after(seconds: float) -> Wait:
+    """Wait so long."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until
+
+
+def _gone() -> contextlib.AbstractContextManager[None]:
+    """A process that has ended meanwhile cannot be hit."""
+    return contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess)

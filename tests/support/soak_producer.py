@@ -1,0 +1,85 @@
+"""The producer of the soak, a process of its own: it sends, and writes down what came of it.
+
+    python -m tests.support.soak_producer CONFIG RATE SEED
+
+Of each message the ledger has `planned` before it is sent, then `sent` (confirmed), `unknown` (the
+answer was lost) or `refused` (Redis was away: it was not written). It ends by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+
+from streamqd import config, process
+from streamqd.errors import RedisRefused, RedisUnavailable, UnknownOutcome
+from streamqd.producer import Producer
+from tests.support.conservation import home
+from tests.support.ledger import Ledger
+
+TOPIC = "orders"
+ATTEMPTS_MAX = 3  # of the consumers
+REST_SECONDS = 0.05  # after a failure
+
+over = threading.Event()
+
+
+def main(path: str, rate: str, seed: str) -> None:
+    """Send until SIGTERM."""
+    process.die_with_parent(os.getppid())
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    chance = random.Random(f"producer {seed}")
+    settings = config.load(Path(path))
+    partitions = settings.topics[TOPIC].partitions
+    ledger = Ledger.here()
+    with Producer(settings=settings, timeout=2.0) as producer:
+        for number in count(1):
+            if over.wait(chance.expovariate(float(rate))):
+                return
+            payload = f"{number} {work(chance)}"
+            ledger.tell("planned", payload)
+            send(producer, ledger, chance, payload, home(str(number), partitions))
+
+
+def work(chance: random.Random) -> str:
+    """What the handler shall do."""
+    dice = chance.random()
+    if dice < 0.90:
+        return f"sleep {chance.choice((0, chance.uniform(0, 0.02), chance.uniform(0, 0.3))):.4f}"
+    if dice < 0.97:
+        return f"fail {chance.randrange(1, ATTEMPTS_MAX)}"
+    return "dead" if dice < 0.985 else f"fail {ATTEMPTS_MAX}"
+
+
+def send(
+    producer: Producer, ledger: Ledger, chance: random.Random, payload: str, partition: int
+) -> None:
+    """Send one message in one of three ways, and write down what is known of it."""
+    dice = chance.random()
+    options: dict[str, object] = {}
+    if dice < 0.2:
+        options["dedup_id"] = payload.partition(" ")[0]
+    elif dice < 0.3:
+        options["delay"] = chance.uniform(0.1, 2.0)
+    while True:
+        try:
+            found = producer.send(TOPIC, payload, partition=partition, **options)
+        except (RedisUnavailable, RedisRefused) as error:
+            if "dedup_id" in options and not over.wait(REST_SECONDS):
+                continue  # it may be sent again, as often as one likes
+            unknown = "dedup_id" in options or isinstance(error, UnknownOutcome)
+            ledger.tell("unknown" if unknown else "refused", payload)
+            over.wait(REST_SECONDS)
+        else:
+            delayed = "delay" in options
+            ledger.sent("" if delayed else f"{TOPIC}/{partition}/{found}", payload)
+        return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,268 @@
+"""A soak: a fleet at work, a producer, a nemesis, and the checks that run all the time.
+
+    with Trial(folder, server, planned, partitions=8, ...) as trial:
+        trial.run()
+        outcome = trial.finish()
+
+The fleet's instances and the producer talk to Redis through a fault proxy each; the checks do not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Link
+from tests.support.conservation import Conservation
+from tests.support.daemon import ROOT, Daemon
+from tests.support.ledger import VARIABLE
+from tests.support.nemesis import PATIENCE, Nemesis, Planned, Victim
+from tests.support.proxy import FaultProxy
+from tests.support.servers import ProcessServer
+from tests.support.verdict import ATTEMPTS_MAX, Report, Strike, judge
+from tests.support.waiting import wait_until
+
+GROUPS = ("bill", "ship")
+WORK = Path(__file__).with_name("soak_work.py")
+STEP_SECONDS = 0.02
+CHECK_SECONDS = 0.25
+SETTLE_SECONDS = 60.0
+HARD_TIMEOUT = 4.0  # seconds; longer than any run, shorter than the longest stop of a worker
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial."""
+
+    report: Report
+    strikes: list[Strike]
+    passed: int
+    checks: int
+    violations: list[str]
+    crashed: list[int]  # pids of workers that died and that nobody had hit
+    fenced: int
+    events: dict[str, int]  # how often the instances logged some events
+    heal_seconds: float  # from the last strike's end until nothing was left to do
+
+    def wrong(self) -> dict[str, object]:
+        """All that a fleet must never do; empty when nothing is wrong."""
+        found: dict[str, object] = dict(self.report.faults_of_ours())
+        if self.violations:
+            found["conservation"] = self.violations
+        if self.crashed:
+            found["crashed by themselves"] = self.crashed
+        return found
+
+
+class Trial:
+    """One soak from its start to its verdict."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: ProcessServer,
+        *,
+        names: str = "abc",
+        partitions: int = 8,
+        lease_ttl: float = 2.0,
+        rate: float = 90.0,
+        seed: int = 1,
+        consumer: dict[str, Any] | None = None,
+    ) -> None:
+        self._open = ExitStack()
+        self._server = server
+        self._seed, self._rate = seed, rate
+        tables = {
+            "lease_ttl": f"{lease_ttl}s",
+            "rebalance_delay": "200ms",
+            "rebalance_hold": "500ms",
+            "rebalance_moves": 8,
+            "crash_backoff": {"kind": "fixed", "base": "1ms"},
+            "crash_loop": 1000,
+        }
+        one = {
+            "max_attempts": ATTEMPTS_MAX,
+            "max_crashes": 0,
+            "hard_timeout": f"{HARD_TIMEOUT}s",
+            "backoff": {"kind": "exponential", "base": "50ms", "max": "500ms"},
+            **(consumer or {}),
+        }
+        self.link = self._kept(Link(server.settings, timeout=10.0, name="test:trial"))
+        self._steer = self._kept(Link(server.settings, timeout=10.0, name="test:steer"))
+        self.victims: list[Victim] = []
+        for name in names:
+            proxy = self._open.enter_context(FaultProxy(server.socket_path, remember=0))
+            daemon = Daemon(
+                *(folder, server.url),
+                name=name,
+                partitions=partitions,
+                groups=GROUPS,
+                daemon=tables,
+                consumer=one,
+                code=WORK.read_text(),
+            )
+            self._open.callback(daemon.close)
+            # What the trial itself asks goes past the proxy.
+            topics = {"orders": {"partitions": partitions, "retention": {"max_length": 100}}}
+            daemon.write_config(redis={"url": proxy.url}, topics=topics)
+            self.victims.append(Victim(daemon, proxy))
+        self.first = self.victims[0].daemon
+        self.ledger = self.first.ledger
+        self._producer_proxy = self._open.enter_context(FaultProxy(server.socket_path, remember=0))
+        self._producer: subprocess.Popen[bytes] | None = None
+        self.conservation = Conservation(
+            self.link, self.first.keys, self.first.units(), self.ledger
+        )
+        self.nemesis: Nemesis | None = None
+
+    def _kept(self, link: Link) -> Link:
+        self._open.callback(link.close)
+        return link
+
+    def __enter__(self) -> Self:
+        try:
+            for victim in self.victims:
+                victim.daemon.start()
+            for victim in self.victims:
+                victim.daemon.wait_event("ready", timeout=30.0)
+            self.first.wait_for(self._shared_out, timeout=30.0, what="all partitions have workers")
+            self._start_producer()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._producer is not None and self._producer.poll() is None:
+            self._producer.kill()
+            self._producer.wait(10)
+        if self._server.running:
+            self._server.resume()
+        self._open.close()
+
+    def _shared_out(self) -> bool:
+        """Whether every unit has a worker, and every instance some."""
+        shares = [len(victim.workers()) for victim in self.victims]
+        return all(shares) and sum(shares) == len(self.first.units())
+
+    def _start_producer(self) -> None:
+        direct = dict(self.first.tables["redis"])
+        path = self.first.folder / "producer.toml"
+        text = self.first.config_path.read_text()
+        path.write_text(text.replace(direct["url"], self._producer_proxy.url))
+        command = [sys.executable, "-m", "tests.support.soak_producer", str(path)]
+        command += [str(self._rate), str(self._seed)]
+        environment = os.environ | {VARIABLE: str(self.ledger.path), "PYTHONPATH": str(ROOT)}
+        with (self.first.folder / "producer.log").open("ab") as log:
+            self._producer = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    # --- the course of it ---
+
+    def run(self, planned: list[Planned]) -> None:
+        """Let the nemesis carry its plan out; check all the time."""
+        nemesis = self.nemesis = Nemesis(
+            planned, self._server, self.victims, [self._producer_proxy], self._steer
+        )
+        check_at = 0.0
+
+        def step() -> bool:
+            nonlocal check_at
+            nemesis.step()
+            assert self._producer is not None
+            assert self._producer.poll() is None, self._producer_log()
+            if time.monotonic() >= check_at and not nemesis.server_away:
+                self._check()
+                check_at = time.monotonic() + CHECK_SECONDS
+            return nemesis.over
+
+        longest = planned[-1].at + 10 * PATIENCE
+        wait_until(step, timeout=longest, every=STEP_SECONDS, what="the plan is carried out")
+
+    def finish(self) -> Outcome:
+        """Stop the producer, wait until all is settled, end the fleet, judge."""
+        healed = time.monotonic()
+        assert self._producer is not None
+        self._producer.send_signal(signal.SIGTERM)
+        assert self._producer.wait(20) == 0, self._producer_log()
+        # I11: no fault is left, so everything finds its owner and its end.
+        self._settled()
+        heal_seconds = time.monotonic() - healed
+        for victim in self.victims:
+            assert victim.daemon.stop() == 0, victim.daemon.tail()  # I13: nothing of it stays
+        self._check()
+        assert self.nemesis is not None
+        strikes = self.nemesis.strikes
+        daemons = [victim.daemon for victim in self.victims]
+        hit = {pid for strike in strikes for pid in strike.pids}
+        crashes = [event for one in daemons for event in one.events("worker.crashed")]
+        names = ("worker.crashed", "lease.lost", "lease.late", "lease.acquired", "redis.lost")
+        return Outcome(
+            report=judge(self.ledger.records(), strikes, self.conservation.dead()),
+            strikes=strikes,
+            passed=self.nemesis.passed,
+            checks=self.conservation.checks,
+            violations=self.conservation.violations,
+            crashed=sorted({event["child"] for event in crashes} - hit),
+            fenced=sum(len(one.events("fenced")) for one in daemons),
+            events={name: sum(len(one.events(name)) for one in daemons) for name in names},
+            heal_seconds=round(heal_seconds, 2),
+        )
+
+    def evidence(self, outcome: Outcome) -> str:
+        """All that is known of what nothing explains: runs, strikes and lines of the logs."""
+        lines: list[str] = []
+        for duplicate in outcome.report.unexplained:
+            records = [
+                r for r in self.ledger.records() if r.text.startswith(f"{duplicate.number} ")
+            ]
+            process = [r for r in self.ledger.records() if r.pid == duplicate.pids[0]]
+            at = max(record.at for record in records)
+            process = [record for record in process if abs(record.at - at) < 15]
+            near = [one for one in outcome.strikes if at - 15 < one.ended and one.began < at + 15]
+            logged = [
+                line
+                for victim in self.victims
+                for line in victim.daemon.log_path.read_text().splitlines()
+                if any(
+                    f'"pid":{pid},' in line or f'"child":{pid},' in line for pid in duplicate.pids
+                )
+            ]
+            lines += ["", str(duplicate), *map(str, records), "its process last:"]
+            lines += [*map(str, process), *map(str, near), *logged[-30:]]
+        return "\n".join(lines)
+
+    def _settled(self) -> None:
+        def done() -> bool:
+            self._check()
+            return not self.conservation.left()
+
+        try:
+            wait_until(done, timeout=SETTLE_SECONDS, what="everything is settled", every=0.1)
+            wait_until(self._shared_out, timeout=SETTLE_SECONDS, what="all have workers")
+        except AssertionError as error:
+            tails = "\n".join(victim.daemon.tail(15) for victim in self.victims)
+            raise AssertionError(f"{error}: {self.conservation.left()}\n{tails}") from None
+
+    def _check(self) -> None:
+        try:
+            self.conservation.check()
+        except (RedisUnavailable, RedisRefused):
+            assert self.nemesis is not None
+            # Its connection was killed along with the others; the next check has a new one.
+
+    def _producer_log(self) -> str:
+        return (self.first.folder / "producer.log").read_text()

@@ -1,0 +1,142 @@
+"""The circuit breaker: outages cost nothing, one bad message does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.policy.circuit import REMEMBERED, Circuit, State
+
+
+def circuit(failures: int = 3, window: float = 10.0, probe_every: float = 5.0) -> Circuit:
+    return Circuit(failures, window, probe_every)
+
+
+def test_so_many_failures_within_the_window_open_it():
+    one = circuit()
+    for at, uid in ((0.0, "a"), (1.0, "b")):
+        one.failed(uid, at, 0)
+        assert one.state is State.CLOSED
+        assert one.wait(at) == 0
+    one.failed("c", 10.0, 0)
+    assert one.state is State.OPEN
+    assert one.wait(10.0) == 5.0
+    assert one.wait(14.0) == 1.0
+
+
+def test_failures_outside_the_window_do_not():
+    one = circuit()
+    for number in range(20):
+        one.failed(str(number), number * 5.1, number)
+        assert one.state is State.CLOSED
+
+
+def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
+    one = circuit()
+    for uid in "abc":
+        one.failed(uid, 0.0, 0)
+    assert one.wait(5.0) == 0
+    assert one.state is State.HALF_OPEN
+    assert one.succeeded()
+    assert one.state is State.CLOSED
+    assert not one.succeeded()
+    one.failed("d", 5.0, 1)
+    assert one.state is State.CLOSED, "counting begins anew"
+
+
+def test_a_probe_that_fails_opens_it_again_at_once():
+    one = circuit()
+    for uid in "abc":
+        one.failed(uid, 0.0, 0)
+    for probe in range(1, 10):
+        at = probe * 5.0
+        assert one.wait(at) == 0
+        assert not one.failed("a", at, 0), "it costs nothing"
+        assert one.state is State.OPEN
+        assert one.wait(at) == 5.0
+
+
+def test_a_success_while_it_is_open_closes_nothing():
+    """It began before."""
+    one = circuit()
+    for uid in "abc":
+        one.failed(uid, 0.0, 0)
+    assert not one.succeeded()
+    assert one.state is State.OPEN
+
+
+def test_the_first_failure_is_free_and_later_ones_count():
+    one = circuit(failures=100)
+    assert [one.failed("a", at, 0) for at in (0.0, 1.0, 2.0)] == [False, True, True]
+    assert not one.failed("b", 3.0, 0)
+
+
+def test_a_failure_before_the_circuit_opened_is_forgiven():
+    one = circuit()
+    one.failed("a", 0.0, 0)
+    assert one.failed("a", 0.1, 0), "nobody knows yet"
+    one.failed("b", 0.2, 0)
+    assert one.state is State.OPEN
+    assert one.wait(5.2) == 0
+    assert one.succeeded()
+    assert not one.failed("a", 6.0, 1), "the circuit was open in between"
+    assert one.failed("a", 6.1, 1)
+
+
+def test_a_message_that_fails_again_while_others_succeed_counts_once():
+    one = circuit(failures=3)
+    for number in range(1, 50):
+        one.failed("a", number * 0.01, number)
+        assert one.state is State.CLOSED
+    one.failed("b", 0.5, 50)
+    one.failed("c", 0.5, 50)
+    assert one.state is State.OPEN
+
+
+def test_alone_it_opens_the_circuit_for_nothing_tells_it_from_an_outage():
+    one = circuit(failures=3)
+    for at in (0.0, 1.0, 2.0):
+        one.failed("a", at, 7)
+    assert one.state is State.OPEN
+
+
+def test_what_is_remembered_is_bounded():
+    one = circuit(failures=2 * REMEMBERED, window=1e9)
+    for number in range(REMEMBERED + 1):
+        assert not one.failed(str(number), 0.0, 0)
+    assert one.failed("1", 1.0, 0)
+    assert not one.failed("0", 1.0, 0), "forgotten"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcde"), st.floats(0, 3), st.booleans()), min_size=1, max_size=80
+    ),
+    st.integers(1, 6),
+)
+def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outage(
+    runs: list[tuple[str, float, bool]], limit: int
+):
+    """Between two openings a message pays for all of its failures but the first."""
+    one = circuit(failures=limit, window=5.0, probe_every=1.0)
+    now, successes = 0.0, 0
+    since_open: dict[str, int] = {}
+    for uid, step, succeeds in runs:
+        now += step
+        left = one.wait(now)
+        assert (left > 0) == (one.state is State.OPEN)
+        now += left
+        one.wait(now)
+        assert one.state is not State.OPEN
+        if succeeds:
+            successes += 1
+            one.succeeded()
+            assert one.state is State.CLOSED
+            continue
+        counts = one.failed(uid, now, successes)
+        if one.state is State.OPEN:
+            since_open.clear()
+            assert not counts
+        else:
+            assert counts == (since_open.get(uid, 0) > 0)
+            since_open[uid] = since_open.get(uid, 0) + 1

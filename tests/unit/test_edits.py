@@ -1,0 +1,105 @@
+"""What counts as an edit, look by look: it is taken once, when it is whole, and none is missed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from streamqd.supervisor.watcher import Edits
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A module that is as old as the hills."""
+    file = tmp_path / "work.py"
+    file.write_text("VERSION = 1\n")
+    os.utime(file, (1e9, 1e9))
+    return file
+
+
+@pytest.fixture
+def edits(code: Path) -> Edits:
+    edits = Edits()
+    edits.watch([], [str(code.parent)], time.time_ns())
+    return edits
+
+
+def test_nothing_is_no_edit(edits: Edits):
+    assert [edits.look() for _ in range(3)] == ["", "", ""]
+
+
+def test_a_file_that_is_still_written_is_not_taken(edits: Edits, code: Path):
+    code.write_text("VERSION")
+    assert edits.look() == ""
+    code.write_text("VERSION = 2\n")
+    assert edits.look() == ""
+    assert edits.look() == str(code)
+    assert edits.look() == "", "an edit is found once"
+
+
+def test_a_file_that_is_away_for_a_moment_is_one_edit(edits: Edits, code: Path):
+    text = code.read_text()
+    code.unlink()
+    assert edits.look() == ""
+    code.write_text(text)
+    assert [edits.look(), edits.look(), edits.look()] == ["", str(code), ""]
+
+
+def test_a_file_that_is_deleted_is_an_edit_and_so_is_its_return(edits: Edits, code: Path):
+    code.unlink()
+    assert [edits.look(), edits.look()] == ["", str(code)]
+    code.write_text("VERSION = 3\n")
+    assert [edits.look(), edits.look()] == ["", str(code)]
+
+
+def test_a_new_module_is_an_edit_and_what_editors_leave_beside_it_is_not(edits: Edits, code: Path):
+    for name in (".#work.py", ".work.py.swp", "work.py~", "4913", "notes.txt"):
+        (code.parent / name).write_text("draft")
+    (code.parent / ".#other.py").symlink_to("nobody@nowhere")
+    assert [edits.look(), edits.look()] == ["", ""]
+    new = code.parent / "other.py"
+    new.write_text("")
+    assert [edits.look(), edits.look()] == ["", str(new)]
+
+
+def test_an_equal_size_and_time_do_not_hide_another_file(edits: Edits, code: Path):
+    """As when a release is switched by a link, or a backup is restored with its time."""
+    other = code.with_suffix(".new")
+    other.write_text("VERSION = 2\n")
+    os.utime(other, (1e9, 1e9))
+    other.rename(code)
+    assert [edits.look(), edits.look()] == ["", str(code)]
+
+
+def test_a_link_is_what_it_leads_to(tmp_path: Path, edits: Edits, code: Path):
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (target / "real.py").write_text("1")
+    (code.parent / "link.py").symlink_to(target / "real.py")
+    assert [edits.look(), edits.look()] == ["", str(code.parent / "link.py")]
+    (target / "real.py").write_text("22")
+    assert [edits.look(), edits.look()] == ["", str(code.parent / "link.py")]
+
+
+def test_what_was_saved_after_it_was_read_and_before_it_is_watched_is_an_edit(code: Path):
+    read = time.time_ns()
+    later = (read + 1_000_000) / 1e9
+    os.utime(code, (later, later))
+    edits = Edits()
+    edits.watch([str(code)], [], read)
+    assert [edits.look(), edits.look(), edits.look()] == ["", str(code), ""]
+
+
+def test_a_folder_that_goes_and_comes_back(tmp_path: Path, edits: Edits):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "a.py").write_text("")
+    edits.watch([], [str(folder)], time.time_ns())
+    edits.look()
+    folder.rename(tmp_path / "away")
+    assert [edits.look(), edits.look()] == ["", str(folder / "a.py")]
+    (tmp_path / "away").rename(folder)
+    assert [edits.look(), edits.look()] == ["", str(folder / "a.py")]

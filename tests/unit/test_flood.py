@@ -1,0 +1,65 @@
+"""The flood guard: many deaths, and few that live."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.policy.flood import Flood
+
+
+def test_so_many_deaths_within_the_window_are_a_flood():
+    flood = Flood(letters=3, window=10.0, share=0.5)
+    assert [flood.died(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [False, False, True]
+
+
+def test_deaths_that_come_slowly_are_none():
+    flood = Flood(letters=3, window=10.0, share=0.5)
+    assert not any(flood.died(number * 5.1, number) for number in range(1, 50))
+
+
+def test_deaths_among_many_that_live_are_none():
+    flood = Flood(letters=3, window=10.0, share=0.5)
+    assert not any(flood.died(number * 0.01, 3 * number) for number in range(1, 50))
+
+
+def test_just_the_share_is_a_flood():
+    flood = Flood(letters=3, window=10.0, share=0.5)
+    # Of six messages from the first death on, three died.
+    assert [flood.died(0.0, settled) for settled in (10, 13, 15)] == [False, False, True]
+    flood = Flood(letters=3, window=10.0, share=0.5)
+    assert [flood.died(0.0, settled) for settled in (10, 13, 16)] == [False, False, False]
+
+
+def test_with_a_share_of_nothing_only_the_number_counts():
+    flood = Flood(letters=2, window=10.0, share=0.0)
+    assert [flood.died(0.0, 1), flood.died(1.0, 10**9)] == [False, True]
+
+
+def test_after_a_flood_counting_begins_anew():
+    flood = Flood(letters=2, window=10.0, share=0.5)
+    assert [flood.died(0.0, n) for n in range(1, 7)] == [False, True] * 3
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 4), st.integers(1, 5)), max_size=60),
+    st.integers(1, 8),
+    st.floats(0, 1),
+)
+def test_it_agrees_with_a_count_of_the_last_deaths(
+    steps: list[tuple[float, int]], letters: int, share: float
+):
+    flood = Flood(letters, 10.0, share)
+    now, settled = 0.0, 0
+    deaths: list[tuple[float, int]] = []
+    for seconds, others in steps:
+        now, settled = now + seconds, settled + others
+        deaths.append((now, settled))
+        last = deaths[-letters:]
+        among = last[-1][1] - last[0][1] + 1
+        expected = (
+            len(last) == letters and now - last[0][0] <= 10.0 and letters >= share * max(1, among)
+        )
+        assert flood.died(now, settled) == expected
+        if expected:
+            deaths.clear()

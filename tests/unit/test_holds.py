@@ -1,0 +1,132 @@
+"""Held keys: whatever fails, in whatever order things are due, no key is overtaken."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamqd.worker.holds import Holds
+
+
+class One(NamedTuple):
+    number: int
+    key: str
+    size: int = 10
+
+
+def test_a_held_key_is_due_in_its_time_and_its_line_is_in_order():
+    holds: Holds[One] = Holds()
+    first, second = One(1, "a"), One(2, "a")
+    holds.hold("a", first, 5.0)
+    holds.behind("a", second)
+    assert ("a" in holds, "b" in holds) == (True, False)
+    assert (holds.entries, holds.keys, holds.size) == (2, 1, 20)
+    assert holds.take(4.9) is None
+    assert holds.next_due() == 5.0
+    assert holds.take(5.0) == "a"
+    assert holds.take(9.0) is None, "it is under way"
+    assert holds.line("a", 10) == [first, second]
+    assert holds.line("a", 1) == [first]
+
+
+def test_what_fails_again_stays_the_first():
+    holds: Holds[One] = Holds()
+    holds.hold("a", One(1, "a"), 1.0)
+    holds.behind("a", One(2, "a"))
+    assert holds.take(1.0) == "a"
+    holds.hold("a", One(1, "a"), 7.0)
+    holds.go_on("a", 2.0)
+    assert holds.next_due() == 7.0
+    assert [each.number for each in holds.line("a", 9)] == [1, 2]
+    assert holds.entries == 2
+
+
+def test_a_key_is_free_when_nothing_is_behind():
+    holds: Holds[One] = Holds()
+    holds.hold("a", One(1, "a"), 1.0)
+    holds.behind("a", One(2, "a"))
+    holds.take(1.0)
+    holds.done("a")
+    holds.go_on("a", 3.0)
+    assert holds.take(3.0) == "a", "the next one is due at once"
+    holds.done("a")
+    assert "a" in holds, "what comes now must not pass what has just run"
+    holds.go_on("a", 4.0)
+    assert "a" not in holds
+    assert (holds.entries, holds.size, holds.keys, holds.next_due()) == (0, 0, 0, None)
+
+
+def test_keys_come_in_the_order_in_which_they_are_due():
+    holds: Holds[One] = Holds()
+    for key, due in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        holds.hold(key, One(0, key), due)
+    assert [holds.take(9.0) for _ in range(4)] == ["b", "c", "a", None]
+
+
+def test_what_was_about_to_run_is_due_again_but_not_what_runs():
+    holds: Holds[One] = Holds()
+    for key in "abc":
+        holds.hold(key, One(0, key), 1.0)
+    holds.take(1.0)
+    holds.take(1.0)
+    holds.restart(2.0, busy=["b"])
+    assert holds.take(1.0) == "c"
+    assert holds.take(2.0) == "a"
+    assert holds.take(9.0) is None
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), max_size=40),
+    st.lists(st.floats(0, 5), max_size=40),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+)
+def test_every_key_ends_in_its_order(
+    stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
+):
+    """Entries come, fail so many times each, and run when they are due; some runs never begin."""
+    holds: Holds[One] = Holds()
+    left = {number: times for number, (_, times) in enumerate(stream)}
+    ended: dict[str, list[int]] = defaultdict(list)
+    waits = deque(delays)
+    now = 0.0
+
+    def run(one: One) -> bool:
+        if left[one.number]:
+            left[one.number] -= 1
+            holds.hold(one.key, one, now + (waits.popleft() if waits else 0.0))
+            return False
+        ended[one.key].append(one.number)
+        return True
+
+    def run_due() -> None:
+        while (key := holds.take(now)) is not None:
+            if chance.random() < 0.2:  # type: ignore[attr-defined]
+                holds.restart(now)  # the connection was lost before anything ran
+                continue
+            for one in holds.line(key, longest):  # type: ignore[arg-type]
+                if not run(one):
+                    break
+                holds.done(key)
+            holds.go_on(key, now)
+
+    for number, (key, _) in enumerate(stream):
+        one = One(number, key)
+        if key in holds:
+            holds.behind(key, one)
+        else:
+            run(one)
+        now += 0.5
+        run_due()
+    while holds.keys:
+        due = holds.next_due()
+        assert due is not None, "a held key that nobody will ever run"
+        now = max(now, due)
+        run_due()
+    for key in "abcd":
+        assert ended[key] == [number for number, (each, _) in enumerate(stream) if each == key]
+    assert (holds.entries, holds.size) == (0, 0)

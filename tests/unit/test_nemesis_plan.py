@@ -1,0 +1,36 @@
+"""The plan of the nemesis depends on its seed alone, and gives each kind its turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.support.nemesis import FAULTS, plan
+
+
+def planned(seed: int, seconds: float = 600.0):
+    return plan(seed, seconds, every=1.5, lasting=(0.5, 6.0), kinds=FAULTS)
+
+
+def test_a_seed_repeats_its_plan():
+    assert planned(1) == planned(1) != planned(2)
+
+
+def test_a_longer_plan_begins_like_a_shorter_one():
+    shorter = planned(1, 60.0)
+    assert planned(1)[: len(shorter)] == shorter
+
+
+def test_each_kind_has_its_turn_before_any_has_a_second_one():
+    strokes = planned(1)
+    kinds = [stroke.kind for stroke in strokes]
+    for turn in range(len(kinds) // len(FAULTS)):
+        once = kinds[turn * len(FAULTS) :][: len(FAULTS)]
+        assert Counter(once) == Counter(FAULTS)
+
+
+def test_strokes_come_in_time_and_last_as_long_as_they_may():
+    strokes = planned(3)
+    assert 300 < len(strokes) < 600
+    assert [stroke.at for stroke in strokes] == sorted(stroke.at for stroke in strokes)
+    assert all(0 < stroke.at < 600 for stroke in strokes)
+    assert all(0.5 <= stroke.seconds <= 6.0 and 0 <= stroke.chance < 1 for stroke in strokes)

@@ -1,0 +1,33 @@
+"""Nodes that do not answer are left alone, each for itself."""
+
+from __future__ import annotations
+
+from streamqd.supervisor.pauses import SPENT_SECONDS, Pauses
+
+
+def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
+    pauses = Pauses(0.1, 0.35, lambda: 0.5)
+    assert not pauses
+    ends = [round(pauses.begin("a", 10.0) - 10.0, 6) for _ in range(4)]
+    assert ends == [0.1, 0.2, 0.35, 0.35]
+    assert pauses.rests("a", 10.3)
+    assert not pauses.rests("a", 10.36)
+    assert not pauses.rests("b", 10.0)
+    pauses.end("a")
+    assert not pauses
+    assert not pauses.rests("a", 10.0)
+    assert round(pauses.begin("a", 20.0), 6) == 20.1
+
+
+def test_the_jitter_is_half_a_pause_each_way() -> None:
+    assert Pauses(1.0, 1.0, lambda: 0.0).begin("a", 0.0) == 0.5
+    assert Pauses(1.0, 1.0, lambda: 1.0).begin("a", 0.0) == 1.5
+
+
+def test_nodes_that_nobody_asks_any_more_are_forgotten() -> None:
+    pauses = Pauses(1.0, 1.0, lambda: 0.5)
+    first, second = pauses.begin("a", 0.0), pauses.begin("b", 2.0)
+    assert pauses.first_end == first
+    pauses.forget(first + SPENT_SECONDS + 0.1)
+    assert pauses.first_end == second
+    assert pauses

@@ -1,0 +1,25 @@
+"""docs/explanation/promises.md: its tests exist, its figures are those that were measured."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.benchmarks import bounds
+from tests.support.daemon import ROOT
+
+
+def test_the_tests_that_it_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", bounds.PAGE.read_text())
+    assert len(named) >= 6
+    for path, test in named:
+        assert f"def {test}" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
+def test_its_figures_are_the_measured_ones() -> None:
+    if not bounds.RESULTS.exists():
+        pytest.skip("make bench-bounds has not been run")
+    results = json.loads(bounds.RESULTS.read_text())
+    assert bounds.PAGE.read_text().partition(bounds.MARK)[2] == bounds.report(results)

@@ -1,0 +1,171 @@
+"""The rate of a partition, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamqd import config
+from streamqd.errors import ConfigError
+from streamqd.policy.rate import Rate
+
+SECOND = 1_000_000_000
+START = 77 * SECOND
+
+
+class Clock:
+    """A rate, its state, and a clock on which runs begin as soon as they may."""
+
+    def __init__(self, rate: Rate, now: int = START) -> None:
+        self.rate = rate
+        self.now = now
+        self.due = 0
+        self.starts: list[int] = []
+
+    def run(self, runs: int = 1) -> int:
+        """Wait, and begin; return how long that took."""
+        wait = self.rate.wait(self.due, self.now, runs)
+        self.now += wait
+        assert self.rate.wait(self.due, self.now, runs) == 0
+        self.due = self.rate.after(self.due, self.now, runs)
+        self.starts += [self.now] * runs
+        return wait
+
+    def fill(self, seconds: float) -> int:
+        """Run one after the other for so long; return how many began."""
+        end = self.now + int(seconds * SECOND)
+        before = len(self.starts)
+        while self.now + self.rate.wait(self.due, self.now) < end:
+            self.run()
+        self.now = end
+        return len(self.starts) - before
+
+
+@pytest.mark.parametrize(
+    ("per_second", "seconds", "runs"),
+    [(100.0, 10, 1000), (5 / 60, 600, 50), (0.5, 100, 50), (3.0, 10, 30), (10_000.0, 1, 10_000)],
+)
+def test_the_counts_are_exact(per_second: float, seconds: int, runs: int):
+    assert Clock(Rate(per_second)).fill(seconds) == runs
+
+
+def test_without_a_burst_runs_are_spread_evenly():
+    clock = Clock(Rate(100.0))
+    clock.fill(2)
+    assert {b - a for a, b in zip(clock.starts, clock.starts[1:], strict=False)} == {SECOND // 100}
+
+
+def test_after_a_rest_a_burst_begins_at_once_and_no_more():
+    clock = Clock(Rate(10.0, burst=5))
+    assert [clock.run() for _ in range(5)] == [0] * 5
+    assert clock.run() == SECOND // 10
+    clock.now += SECOND // 5  # two come back
+    assert [clock.run() for _ in range(3)] == [0, 0, SECOND // 10]
+    clock.now += 3600 * SECOND  # a long rest gives no more than the burst
+    assert [clock.run() for _ in range(6)] == [0] * 5 + [SECOND // 10]
+
+
+def test_several_that_begin_together_count_as_many():
+    clock = Clock(Rate(10.0, burst=4))
+    assert clock.run(4) == 0
+    assert clock.run(4) == 4 * SECOND // 10
+    assert clock.run(1) == SECOND // 10
+    assert clock.run(2) == 2 * SECOND // 10
+
+
+def test_what_a_lower_rate_has_left_behind_does_not_hold_a_higher_one():
+    slow = Clock(Rate(1 / 3600))
+    slow.run()
+    fast = Clock(Rate(100.0), slow.now)
+    fast.due = fast.rate.inherited(slow.due, fast.now)
+    assert fast.run() == SECOND // 100
+    assert fast.fill(1) == 99
+
+
+def test_the_state_goes_from_one_worker_to_the_next():
+    first = Clock(Rate(2.0, burst=2))
+    first.run(2)
+    second = Clock(Rate(2.0, burst=2), first.now)
+    second.due = second.rate.inherited(first.due, second.now)
+    assert second.run() == SECOND // 2
+
+
+RATES = st.builds(
+    Rate,
+    st.sampled_from([0.001, 0.5, 1.0, 3.0, 7.3, 100.0, 12_345.0, 1e6]),
+    st.integers(min_value=1, max_value=50),
+)
+
+
+@settings(deadline=None)
+@given(RATES, st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=20))
+def test_no_stretch_of_time_sees_more_than_the_rate_and_the_burst(
+    rate: Rate, steps: list[tuple[float, int]]
+):
+    clock = Clock(rate)
+    begun: list[tuple[int, int]] = []  # when, how many
+    for rest, runs in steps:
+        clock.now += int(rest * rate.interval_ns)
+        clock.run(min(runs, rate.burst))
+        begun.append((clock.now, min(runs, rate.burst)))
+    for first, (begin, _) in enumerate(begun):
+        for last in range(first, len(begun)):
+            count = sum(runs for _, runs in begun[first : last + 1])
+            assert count <= rate.burst + (begun[last][0] - begin) // rate.interval_ns
+
+
+# --- the setting ----------------------------------------------------------------------------------
+
+WORK = '[[consumers]]\ntopic = "t"\ngroup = "g"\nhandler = "m:f"\n'
+
+
+def loaded(folder: Path, text: str) -> config.Settings:
+    file = folder / "streamq.toml"
+    file.write_text(text)
+    return config.load(file, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "per_second"),
+    [("100/s", 100.0), ("5/m", 5 / 60), ("0.5/s", 0.5), ("36/h", 0.01), ("999999999/s", 999999999)],
+)
+def test_a_rate_is_read_from_a_file_and_from_a_declaration(
+    tmp_path: Path, text: str, per_second: float
+):
+    (stated,) = loaded(tmp_path, f'{WORK}rate = "{text}"\nrate_burst = 7').consumers
+    assert stated.rate_per_second == pytest.approx(per_second)
+    assert stated.rate_burst == 7
+    declared = {"topic": "t", "group": "d", "handler": "m:g", "rate": text}
+    *_, other = config.declare_consumers(loaded(tmp_path, WORK), [declared]).consumers
+    assert other.rate_per_second == pytest.approx(per_second)
+    assert other.rate_burst is None
+
+
+@pytest.mark.parametrize("text", ['"100"', '"0/s"', '"0.0/m"', '"10/day"', '"-1/s"', '"1e3/s"'])
+def test_a_rate_that_cannot_be_meant_is_refused_with_what_to_write(tmp_path: Path, text: str):
+    with pytest.raises(ConfigError) as raised:
+        loaded(tmp_path, f"{WORK}rate = {text}")
+    (problem,) = raised.value.problems
+    assert problem.startswith("consumers[0].rate: ")
+    assert 'such as "100/s", "5/m" or "0.5/s"' in problem
+
+
+def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
+    with pytest.raises(ConfigError) as raised:
+        loaded(tmp_path, f"{WORK}rate_burst = 5")
+    assert raised.value.problems == [
+        "consumers[0].rate_burst: does nothing without rate: write rate too, or remove it"
+    ]
+
+
+def test_an_age_that_would_do_nothing_but_start_processes_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError) as raised:
+        loaded(tmp_path, f'{WORK}max_age = "200ms"')
+    assert raised.value.problems == [
+        'consumers[0].max_age: "200ms" is too small: the least is "1s", 0 is never'
+    ]
+    (stated,) = loaded(tmp_path, f"{WORK}max_age = 0").consumers
+    assert stated.max_age == 0

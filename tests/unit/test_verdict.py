@@ -1,0 +1,325 @@
+"""The verdict on a soak: it must see every planted violation, and believe every true cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from tests.support.ledger import Record
+from tests.support.verdict import ATTEMPTS_MAX, Report, Strike, judge
+
+G = "g"
+NO_LETTERS: dict[str, set[str]] = {G: set()}
+
+
+class Story:
+    """Writes a ledger. Message n goes to partition 0 with the id `n-0`; epoch = pid."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.strikes: list[Strike] = []
+
+    def send(self, number: int, work: str = "sleep 0", kind: str = "sent", at: float = 0.0) -> None:
+        self._tell("planned", number, work, at)
+        if kind:
+            self._tell(kind, number, work, at)
+
+    def _tell(self, kind: str, number: int, work: str, at: float) -> None:
+        uid = f"t/0/{number}-0" if kind == "sent" else ""
+        self.records.append(Record(kind, uid, "", 0, 1, at, f"{number} {work}"))
+
+    def run(
+        self,
+        number: int,
+        pid: int = 100,
+        at: float = 1.0,
+        *,
+        end: str = "end",
+        took: float = 0.01,
+        attempt: int = 1,
+        uid: str = "",
+        epoch: int = 0,
+    ) -> None:
+        uid = uid or f"t/0/{number}-0"
+        text = f"{number} {epoch or pid}"
+        self.records.append(Record("start", uid, G, attempt, pid, at, text))
+        if end:
+            self.records.append(Record(end, uid, G, attempt, pid, at + took, text))
+
+    def strike(self, kind: str, *pids: int, at: float, lasting: float = 0.0) -> None:
+        self.strikes.append(Strike(len(self.strikes), kind, "a", pids, at, at + lasting))
+
+    def judged(self, letters: dict[str, set[str]] = NO_LETTERS) -> Report:
+        return judge(self.records, self.strikes, letters)
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_a_clean_run_has_nothing_wrong(story: Story):
+    for number in (1, 2, 3):
+        story.send(number)
+        story.run(number, at=float(number))
+    report = story.judged()
+    assert report.faults_of_ours() == {}
+    assert (report.sent, report.handled, report.duplicated) == (3, 3, [])
+
+
+# --- lost, recovered, unexpected ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["", "raise"])
+def test_what_was_confirmed_and_never_ended_well_is_lost(story: Story, end: str):
+    story.send(1)
+    story.run(1, end=end)
+    assert story.judged().lost == ["1 of g"]
+
+
+def test_what_was_never_begun_is_lost_and_what_is_dead_is_not(story: Story):
+    story.send(1)
+    story.send(2, "dead")
+    story.run(2, end="raise")
+    assert story.judged({G: {"2"}}).lost == ["1 of g"]
+
+
+def test_what_one_group_has_handled_another_may_not_miss(story: Story):
+    story.send(1, kind="unknown")
+    story.run(1)
+    report = story.judged({G: set(), "other": set()})
+    assert report.lost == ["1 of other"]
+
+
+@pytest.mark.parametrize("kind", ["unknown", ""])
+def test_an_unknown_outcome_that_was_handled_is_recovered(story: Story, kind: str):
+    story.send(1, kind=kind)
+    story.send(2, kind=kind)
+    story.run(2)
+    report = story.judged()
+    assert (report.unknown, report.recovered, report.lost) == (2, ["2"], [])
+
+
+def test_what_was_refused_or_never_sent_is_unexpected(story: Story):
+    story.send(1, kind="refused")
+    for number in (1, 2):
+        story.run(number, at=float(number))
+    assert story.judged().unexpected == ["1", "2"]
+
+
+def test_what_was_written_twice_is_unexpected(story: Story):
+    story.send(1)
+    story.run(1)
+    story.run(1, at=2.0, uid="t/0/7-0", pid=101)
+    assert story.judged().unexpected == ["1"]
+
+
+# --- duplicates -----------------------------------------------------------------------------------
+
+
+def again(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -> None:
+    """A run in process 100 at 1.0, and the same again in process 101 at 2.0."""
+    story.send(number)
+    story.run(number, at=1.0, end=end, took=took)
+    story.run(number, pid=101, at=2.0)
+
+
+def test_a_duplicate_without_a_cause_is_unexplained(story: Story):
+    again(story)
+    [found] = story.judged().unexplained
+    assert (found.number, found.pids) == ("1", (100, 101))
+
+
+def test_what_a_killed_worker_ran_is_explained(story: Story):
+    again(story)
+    story.strike("kill worker", 100, at=1.5)
+    report = story.judged()
+    assert report.faults_of_ours() == {}
+    assert report.causes() == {"kill worker: running": 1}
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [
+        ("kill worker", 102, 1.5),  # another process
+        ("kill worker", 101, 1.5),  # the one that ran it again
+        ("kill worker", 100, 2.5),  # after it was run again
+        ("kill housekeeper", 100, 1.5),  # nothing that repeats anything
+        ("drop reply", 100, 1.5),
+        ("restart", 100, 1.5),
+    ],
+)
+def test_another_strike_explains_nothing(story: Story, strike: tuple[str, int, float]):
+    again(story)
+    kind, pid, at = strike
+    story.strike(kind, pid, at=at)
+    assert len(story.judged().unexplained) == 1
+
+
+@pytest.mark.parametrize(
+    ("deaf_at", "deaf_pid", "explained"), [(3.5, 100, True), (9.0, 100, False), (3.5, 200, False)]
+)
+def test_a_connection_that_is_half_open_when_redis_returns_costs_the_lease(
+    story: Story, deaf_at: float, deaf_pid: int, *, explained: bool
+):
+    story.send(1)
+    story.run(1, at=1.0, end="")
+    story.run(1, pid=101, at=4.5)
+    story.strike("kill redis", at=1.005, lasting=2.5)
+    story.strike("half open", deaf_pid, at=deaf_at)
+    assert len(story.judged().unexplained) == (0 if explained else 1)
+
+
+def test_a_cause_explains_one_duplicate_of_a_process(story: Story):
+    """The scoreboard tells what the dead process had done: only the running one is repeated."""
+    for number, at in ((1, 1.0), (2, 1.2)):
+        story.send(number)
+        story.run(number, at=at, end="end" if number == 1 else "")
+    story.strike("kill worker", 100, at=1.25)
+    for number in (1, 2):
+        story.run(number, pid=101, at=2.0 + number)
+    report = story.judged()
+    assert [each.number for each in report.unexplained] == ["1"]
+    assert report.causes() == {"kill worker: running": 1}
+
+
+def test_what_had_ended_well_long_before_its_worker_was_killed_is_not_explained(story: Story):
+    again(story, end="end")
+    story.strike("kill worker", 100, at=1.9)
+    assert len(story.judged().unexplained) == 1
+
+
+def test_a_process_that_repeats_its_own_run_is_never_explained(story: Story):
+    story.send(1)
+    for at in (1.0, 2.0):
+        story.run(1, at=at)
+    story.strike("cut off", 100, at=1.5, lasting=1.0)
+    assert len(story.judged().unexplained) == 1
+
+
+@pytest.mark.parametrize("kind", ["kill supervisor", "stop supervisor", "stop host", "cut off"])
+@pytest.mark.parametrize(("ended_at", "explained"), [(2.9, True), (1.0, False)])
+def test_an_instance_repeats_what_it_had_not_acknowledged(
+    story: Story, kind: str, ended_at: float, *, explained: bool
+):
+    """An acknowledgement is written before the next run begins, once it is 20 ms old."""
+    story.send(1)
+    story.send(2)
+    story.run(1, at=ended_at - 0.01)
+    story.run(2, at=3.0, end="")
+    story.strike(kind, 100, 200, at=3.1, lasting=2.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=4.0 + number)
+    report = story.judged()
+    assert [each.number for each in report.unexplained] == ([] if explained else ["1"])
+    assert report.causes()[f"{kind}: running"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "began_at", "explained"),
+    [
+        ("stop host", 2.1, True),
+        ("stop worker", 2.1, True),
+        ("stop host", 3.0, False),  # long after it could go on
+        ("cut off", 2.1, False),  # it did not stand still, and sees that its lease is over
+    ],
+)
+def test_what_a_process_was_about_to_begin_when_it_stood_still_is_explained_once(
+    story: Story, kind: str, began_at: float, *, explained: bool
+):
+    for number in (1, 2):
+        story.send(number)
+        story.run(number, pid=101, at=1.0 + number / 10)  # its successor
+    story.run(1, pid=100, at=began_at)
+    story.run(2, pid=100, at=began_at + 0.1)
+    story.strike(kind, 100, at=0.5, lasting=1.5)
+    report = story.judged()
+    assert [each.number for each in report.unexplained] == (["2"] if explained else ["1", "2"])
+
+
+def test_each_repetition_needs_its_own_cause(story: Story):
+    again(story)
+    story.run(1, pid=102, at=3.0)
+    story.strike("kill worker", 100, at=1.5)
+    [found] = story.judged().unexplained
+    assert found.pids == (101, 102)
+
+
+# --- attempts, epochs, order ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "attempts", "dead"),
+    [
+        ("sleep 0", (1,), False),
+        ("fail 1", (1, 2), False),
+        (f"fail {ATTEMPTS_MAX}", range(1, ATTEMPTS_MAX + 1), True),
+        ("dead", (1,), True),
+    ],
+)
+def test_attempts_are_what_the_failures_make_them(
+    story: Story, work: str, attempts: tuple[int, ...], *, dead: bool
+):
+    def told(attempts: list[int], *, dead: bool) -> list[str]:
+        story = Story()
+        story.send(1, work)
+        for attempt, at in zip(attempts, count(1), strict=False):
+            last = attempt == attempts[-1] and not dead
+            story.run(1, at=float(at), attempt=attempt, end="end" if last else "raise")
+        return story.judged({G: {"1"} if dead else set()}).misattributed
+
+    assert told([*attempts], dead=dead) == []
+    assert told([*attempts, len(attempts) + 1], dead=dead) != [], "one more"
+    assert told([*attempts][1:] or [2], dead=dead) != [], "one was skipped"
+    assert told([*attempts], dead=not dead) != [], "buried or not"
+
+
+Break = Callable[[Story], None]
+
+
+def share(story: Story) -> None:
+    story.run(2, pid=101, at=2.0, epoch=100)
+
+
+def run_late(story: Story) -> None:
+    story.run(2, pid=101, at=2.0)
+    story.run(3, pid=100, at=3.0)
+
+
+def disorder(story: Story) -> None:
+    story.run(3, at=2.0)
+    story.run(2, at=3.0)
+
+
+@pytest.mark.parametrize(
+    ("breaking", "word"),
+    [(share, "two processes"), (run_late, "after a later one"), (disorder, "after a later one")],
+)
+def test_epochs_and_order_are_kept(story: Story, breaking: Break, word: str):
+    for number in (1, 2, 3):
+        story.send(number)
+    story.run(1)
+    breaking(story)
+    [sentence] = story.judged().disorderly
+    assert word in sentence
+
+
+def test_a_process_that_stood_still_may_run_once_more(story: Story):
+    for number in (1, 2, 3):
+        story.send(number)
+    story.run(1)
+    run_late(story)
+    story.strike("stop host", 100, at=1.5, lasting=1.4)
+    assert story.judged().disorderly == []
+
+
+def test_the_longest_wait_for_a_first_run_is_the_stall(story: Story):
+    story.send(1, at=1.0)
+    story.send(2, at=2.0)
+    story.run(1, at=1.5)
+    story.run(2, at=4.0)
+    report = story.judged()
+    assert report.stall_seconds == pytest.approx(2.0)
+    assert report.stalled.startswith("2 of g")

@@ -1,0 +1,65 @@
+"""What a worker waits for, as other processes read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.housekeeper.summary import worker_state
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, Slot, WorkerState
+from streamqd.waits import Wait, Waiting, Waits
+
+
+@pytest.fixture
+def slot() -> Slot:
+    board = Scoreboard(2)
+    board.allot(Unit("access", 0, "hits")).state = WorkerState.READY
+    other = board.allot(Unit("access", 1, "hits"))
+    other.state = WorkerState.READY
+    Waits(other.words).begin(Wait.OPEN, 7)
+    return board.slot(0)
+
+
+def test_it_is_read_as_it_was_written(slot: Slot):
+    waits = Waits(slot.words)
+    assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 0, 0)
+    waits.begin(Wait.BLOCKED, 123)
+    waits.hold(5, 2)
+    waits.count_opening()
+    waits.count_flood()
+    waits.count_flood()
+    assert Waits(slot.words).read() == Waiting(Wait.BLOCKED, 123, 5, 2, 1, 2)
+    waits.end()
+    assert waits.read() == Waiting(Wait.NOTHING, 0, 5, 2, 1, 2)
+
+
+def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: Slot):
+    waits = Waits(slot.words)
+    waits.begin(Wait.FULL, 9)
+    waits.hold(5, 2)
+    waits.count_opening()
+    waits.reset()
+    assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 1, 0)
+
+
+def test_a_word_of_a_later_version_is_no_trouble(slot: Slot):
+    Waits(slot.words)._words[40] = 99
+    assert Waits(slot.words).read().kind is Wait.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        (Wait.NOTHING, "ready"),
+        (Wait.BLOCKED, "blocked"),
+        (Wait.FULL, "full"),
+        (Wait.OPEN, "halted"),
+        (Wait.PROBING, "probing"),
+        (Wait.FLOODED, "flooded"),
+    ],
+)
+def test_the_state_of_a_ready_worker_says_what_it_waits_for(slot: Slot, kind: Wait, word: str):
+    Waits(slot.words).begin(kind)
+    assert worker_state(slot) == word
+    slot.state = WorkerState.PAUSED
+    assert worker_state(slot) == "paused"
