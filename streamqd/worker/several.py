@@ -129,9 +129,11 @@ class SeveralRunner(Runner):
 
     def patience(self, seconds: float) -> float:
         """How much of a wait of so many seconds is over before something could begin."""
-        if self._free and (throttled := self.throttled):
+        if not self._free or not self.ordering.ready:
+            return seconds
+        if throttled := self.throttled:
             return min(seconds, throttled)
-        return seconds
+        return 0.0 if self._may_begin() else seconds  # what held it a moment ago may be over
 
     def _mark_running(self, entry: Entry) -> None:
         slot, words = self.slot, self.slot.words

@@ -149,6 +149,8 @@ def test_max_rss_replaces_the_worker_by_what_it_gained_since_its_birth(new_daemo
         assert psutil.Process(first).memory_info().rss > 64 << 20
         # Some 10 MB a second, looked at every 2 s: the first look must not find enough.
         daemon.send(["leak 200000"] * 260)
+        daemon.wait_event("worker.recycled")
+        daemon.send(["ok"])
         daemon.wait_settled()
 
         # A fresh process is under the limit again, and stays: no loop.

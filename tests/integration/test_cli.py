@@ -82,7 +82,10 @@ def test_an_empty_topic_says_so(run: Run, at: At) -> None:
     assert run("partitions").stdout == "no group reads access\n"
     at(0).groups()
     assert run("dlq", "list", "access").stdout == "no dead letters in access\n"
-    assert run("dlq", "list", "access", "-g", "x").stdout == "no dead letters in access for x\n"
+    assert "no group x reads the topic" in run("dlq", "list", "access", "-g", "x", code=8).stderr
+    assert (
+        run("dlq", "list", "access", "-g", "hits").stdout == "no dead letters in access for hits\n"
+    )
     assert run("dlq", "stats", "access").stdout == "no dead letters in access\n"
     assert run("pending", "access").stdout == "no pending messages in access for hits\n"
     assert run("tail", "access").stderr == "no messages in access\n"

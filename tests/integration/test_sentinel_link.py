@@ -98,6 +98,8 @@ def test_the_start_warns_of_a_master_that_needs_no_replicas(
 ) -> None:
     """F19: it would go on writing where nobody looks."""
     settings = config.Settings()
+    for replica in sentinels.servers[1:]:
+        wait_until(replica.follows, what="the replica follows")
     _, warnings = inspection.check_servers(inspection.ask_servers(link, 0.0), settings)
     assert any("min-replicas-to-write" in text for text in warnings)
     sentinels.master.call("CONFIG", "SET", "min-replicas-to-write", 1)

@@ -130,9 +130,12 @@ def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: Slot, lane
     begun: dict[bytes, int] = {}
 
     def work(message: Message) -> None:
-        with lock:
-            places = {entry.place: entry.started_ns for entry in slot.running}
-        begun[message.id_bytes] = places[b"m:" + message.id_bytes]
+        place = b"m:" + message.id_bytes
+        while message.id_bytes not in begun:  # a look is empty while the next batch is written
+            with lock:
+                places = {entry.place: entry.started_ns for entry in slot.running}
+            if place in places:
+                begun[message.id_bytes] = places[place]
 
     worker = life.worker(
         "t1", concurrency=lanes, order="none", rate="150/s", rate_burst=2, max_messages=30
