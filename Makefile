@@ -14,7 +14,8 @@ DEMO_DIR := var/demo
 # What does not touch a server need not be run again on another one; nor do the tests that start
 # Spark: what they say to a server is tested without it in tests/integration.
 CLUSTER := tests/acceptance/test_spark.py
-SERVERLESS := tests/unit tests/test_house.py tests/acceptance/test_packaging.py tests/spark $(CLUSTER)
+SERVERLESS := tests/unit tests/test_house.py tests/pages tests/acceptance/test_packaging.py \
+	tests/spark $(CLUSTER)
 ON_SERVER := $(addprefix --ignore=,$(SERVERLESS))
 # Each process of these has a server of its own; most of them wait for events most of the time.
 PARALLEL := -n 3 --dist loadfile
@@ -22,7 +23,7 @@ PARALLEL := -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lint format docs bench bench-page bench-quick bench-bounds bench-policies bench-spark simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lint format docs shots bench bench-page bench-quick bench-bounds bench-policies bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +72,9 @@ docs: $(DOCS_STAMP) ## Write the generated pages anew and build the site into va
 	$(BIN)/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going --fresh-env docs var/site
 	@echo "the site: file://$(CURDIR)/var/site/index.html"
 
+shots: $(DOCS_STAMP) ## Make the pictures of docs/images from a live run (tmux, Chromium, Java)
+	$(BIN)/python -m tests.pages.shots
+
 bench: $(DEV_STAMP) ## Measure streamqd beside its peers (BENCH_ARGS="--only celery --rounds 1")
 	$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
@@ -87,10 +91,16 @@ bench-bounds: $(DEV_STAMP) ## Measure takeovers, hand-overs and what a dead serv
 bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS="--rows 5000000")
 	$(BIN)/python -m tests.benchmarks.spark $(BENCH_ARGS)
 
+bench-scale: $(DEV_STAMP) ## Measure hundreds of units on one host (BENCH_ARGS="--shapes 256x1 16x16")
+	$(BIN)/python -m tests.benchmarks.scale $(BENCH_ARGS)
+
 bench-policies: $(DEV_STAMP) ## Measure what keeping the order of keys costs when messages fail
 	$(BIN)/python -m tests.benchmarks.policies $(BENCH_ARGS)
 
-simulate: $(DEV_STAMP) ## Simulate 500 instances and 10,000 partitions; writes the page (an hour)
+costs: $(DEV_STAMP) ## Count commands and round trips; writes docs/explanation/costs.md
+	COSTS=1 $(BIN)/pytest tests/integration/test_costs.py tests/integration/test_costs_idle.py
+
+simulate: $(DEV_STAMP) ## Simulate 500 instances and 10,000 partitions; writes the page (two hours)
 	$(BIN)/python -m tests.simulation $(SIMULATE_ARGS)
 
 faults: $(DEV_STAMP) $(REDIS62) ## Run the fault battery on three servers; writes docs/explanation/fault-battery.md

@@ -6,9 +6,10 @@ import enum
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import streamqd
+from streamqd import testing
 from streamqd.errors import StreamqdError
 
 _KINDS = ("Handlers", "Messages", "Producers", "Errors", "Else")
@@ -23,6 +24,10 @@ def parts() -> Iterator[str]:
             yield f"## {kind}"
         for name in names:
             yield from _described(name, public[name])
+    yield "## Tests"
+    yield "From `streamqd.testing`: [Test a handler](../how-to/test-a-handler.md) shows how."
+    for name in testing.__all__:
+        yield from _described(name, getattr(testing, name))
 
 
 def _kind(thing: Any) -> str:
@@ -38,6 +43,9 @@ def _kind(thing: Any) -> str:
 
 def _described(name: str, thing: Any) -> Iterator[str]:
     yield f"### {name}"
+    if get_origin(thing) is Literal:
+        yield f"One of {', '.join(f'`{word}`' for word in get_args(thing))}."
+        return
     if not callable(thing):
         yield f"`{thing!r}`" if name != "__version__" else "The version, as text."
         return

@@ -51,5 +51,5 @@ local function acknowledge(source, group, ids)
 end
 
 local function forget_attempts(attempts, place)
-  redis.call('HDEL', attempts, place .. ':c', place .. ':f', place .. ':last')
+  redis.call('HDEL', attempts, place .. ':c', place .. ':f', place .. ':due', place .. ':last')
 end

@@ -20,11 +20,13 @@
 --
 -- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream
 --                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
---                  retry stream; an entry = id, fields or nil, crashes, failures, crash context
+--                  retry stream; an entry = id, fields or nil, crashes, failures, crash context,
+--                  ms until its next run in place is due
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(count x (log n + size of a body)), n = pending entries
 -- Repeat   safe: the same list, the same session. Works when memory is full
+-- @include _clock
 -- @include _fence
 -- @include _groups
 
@@ -42,6 +44,7 @@ if not on_stream or not on_retry then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. stream)
 end
 local counted = redis.call('HLEN', attempts) > 0
+local now = now_unix_ms()
 
 local function page(source, letter, after)
   local from = after == '' and '-' or '(' .. after
@@ -52,11 +55,13 @@ local function page(source, letter, after)
     local found = redis.call('XRANGE', source, id, id)
     local kept = {}
     if counted then
-      kept = redis.call('HMGET', attempts, place .. ':c', place .. ':f', place .. ':last')
+      local names = {place .. ':c', place .. ':f', place .. ':last', place .. ':due'}
+      kept = redis.call('HMGET', attempts, unpack(names))
     end
     local fields = found[1] and found[1][2] or false
     local crashes, failures = tonumber(kept[1] or 0), tonumber(kept[2] or 0)
-    entries[#entries + 1] = {id, fields, crashes, failures, kept[3] or ''}
+    local wait = math.max(0, tonumber(kept[4] or 0) - now)
+    entries[#entries + 1] = {id, fields, crashes, failures, kept[3] or '', wait}
   end
   return entries
 end

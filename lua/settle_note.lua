@@ -1,8 +1,9 @@
 -- settle_note: in-flight -> in-flight
 --
--- Write down how often entries have failed that stay with their owner for another run, so that the
--- next owner goes on counting. A count is the whole number of failures and only grows: a call that
--- is repeated, or comes late, changes nothing.
+-- Write down how often entries have failed that stay with their owner for another run, and when
+-- that run is due, so that the next owner goes on counting and waits for what is left. A count is
+-- the whole number of failures and only grows, and a due time is written with its count: a call
+-- that is repeated, or comes late, changes nothing.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -11,13 +12,14 @@
 --
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
--- ARGV[3..] notes    list    for each entry: place, failures
+-- ARGV[3..] notes    list    for each entry: place, failures, delay_ms
 --
 -- Returns  OK      [2] so many are pending; for the others nothing was written
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
 -- Cost     O(e x log n), e = entries, n = pending entries
 -- Repeat   safe: writes the same counts, or none
+-- @include _clock
 -- @include _fence
 -- @include _lists
 -- @include _places
@@ -31,9 +33,10 @@ if refusal then
   return refusal
 end
 redis.call('HLEN', attempts)
+local now = now_unix_ms()
 local higher, there = {}, 0
-for at = 1, #notes, 2 do
-  local place, failures = notes[at], tonumber(notes[at + 1])
+for at = 1, #notes, 3 do
+  local place, failures, delay = notes[at], tonumber(notes[at + 1]), tonumber(notes[at + 2])
   local source, id = locate(stream, retry, place)
   if not source then
     return redis.error_reply('ERR not a place: ' .. place)
@@ -44,6 +47,8 @@ for at = 1, #notes, 2 do
     if failures > noted then
       higher[#higher + 1] = place .. ':f'
       higher[#higher + 1] = notes[at + 1]
+      higher[#higher + 1] = place .. ':due'
+      higher[#higher + 1] = text(now + delay)
     end
   end
 end

@@ -74,9 +74,13 @@ class Errand:
         os.close(self._reader)
         if self._killed:
             return Outcome(None, f"it took longer than {self._timeout:g} s")
-        if not self._chunks:
+        # One that was killed may have written a part of its result.
+        if exit_.code != 0 or not self._chunks:
             return Outcome(None, f"its process ended by {exit_}")
-        return Outcome(json.loads(b"".join(self._chunks)), "")
+        try:
+            return Outcome(json.loads(b"".join(self._chunks)), "")
+        except ValueError as error:
+            return Outcome(None, f"its result cannot be read: {error}")
 
     def cancel(self) -> None:
         """Kill the child; `poll` collects it."""

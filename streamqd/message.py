@@ -21,6 +21,7 @@ ORIGINAL_PARTITION = b"originalPartition"
 RETRY_COUNT = b"retryCount"
 CRASH_COUNT = b"crashCount"
 REPLAY_COUNT = b"replayCount"
+FORGIVEN_AT = b"forgivenAt"
 # A producer's own word, believed everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
@@ -55,6 +56,7 @@ class Message:
     __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
 
     failures_in_place = 0  # runs that have failed since it was fetched, where it is kept in hand
+    due_in_place_ns = 0  # when it runs again (`now_ns`), where an owner before has kept it
 
     def __init__(
         self, delivery: Delivery, id_bytes: bytes, fields: list[bytes], *, retried: bool
@@ -142,6 +144,11 @@ class Message:
     def replay_count(self) -> int:
         """How many times an operator has brought it back from the dead letters."""
         return self._count(REPLAY_COUNT, believed=self._delivery.unit.reads_letters)
+
+    @cached_property
+    def forgiven_at(self) -> float:
+        """When a failure last cost no attempt as an outage's, unix seconds; 0.0 for never."""
+        return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
     def letter(self) -> Letter | None:

@@ -163,7 +163,14 @@ def spawn(
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     parent_end.setblocking(False)
-    return Child(pid, os.pidfd_open(pid), parent_end, title)
+    try:
+        return Child(pid, os.pidfd_open(pid), parent_end, title)
+    except OSError:
+        # A child that nobody knows would go on with the token that the next one gets too.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        parent_end.close()
+        raise
 
 
 def _child(

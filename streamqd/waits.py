@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 _KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(40, 46)
 
+# What the guards of one worker leave to those of the next, as integers from 0.
+CIRCUIT, FLOOD, SETTLED = range(46, 50), range(50, 53), range(53, 54)
+
 
 class Wait(enum.IntEnum):
     """What a worker waits for, beside messages."""
@@ -83,6 +86,19 @@ class Waits:
     def count_flood(self) -> None:
         """The flood guard has struck."""
         self._words[_FLOODED] += 1
+
+    def keep(self, words: range, *values: int) -> None:
+        """Leave something to the worker after this one."""
+        for word, value in zip(words, values, strict=True):
+            self._words[word] = value
+
+    def forget(self, words: range) -> None:
+        """Leave nothing there to the worker after this one."""
+        self.keep(words, *(0 for _ in words))
+
+    def kept(self, words: range) -> list[int]:
+        """Return what the worker before this one has left; zeros when there was none."""
+        return [self._words[word] for word in words]
 
     def read(self) -> Waiting:
         """Return what there is to see."""

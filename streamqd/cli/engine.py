@@ -65,8 +65,12 @@ class Engine:
         began = time.monotonic()
         if not self._quiet:
             _line("starting Spark")
-        with contextlib.nullcontext() if self._verbose else _hushed():
-            yield
+        try:
+            with contextlib.nullcontext() if self._verbose else _hushed():
+                yield
+        finally:
+            if not self._quiet:
+                _line("")  # what comes next begins a line
         self.start_seconds = round(time.monotonic() - began, 3)
 
     def stop(self) -> None:

@@ -235,7 +235,7 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
     if both and consumer.breaker.failures:
         problems.add(
             (*path, "dead_on"),
-            f"{both[0]} is in breaker.on too, which never lets a message die: remove it from one",
+            f"{both[0]} is in breaker.on too, where it would never count: remove it from one",
         )
     _check_order(consumer, path, problems)
 
@@ -282,7 +282,23 @@ def warnings(settings: Settings) -> list[str]:
                 f" {format_duration(limit)}, longer than a stop waits"
                 f" ({format_duration(daemon.drain_timeout)}), and is then run again"
             )
+        found += _of_breaker(consumer)
     return found + exposed(settings)
+
+
+def _of_breaker(consumer: Consumer) -> list[str]:
+    """Say when one message that always fails can halt its partition for good."""
+    breaker, attempts = consumer.breaker, consumer.max_attempts
+    # The first failure is free, so a message dies of the one after max_attempts.
+    early = 0 < breaker.failures <= attempts + 1 and attempts
+    if not early or consumer.retry_max_age is not None:
+        return []
+    said = (
+        f"breaker.failures: one message of {consumer.name} that always fails may open the circuit"
+        f" before max_attempts = {attempts} ends it, and halts a partition that has nothing else:"
+        f" write more than {attempts + 1} failures, or retry_max_age"
+    )
+    return [said]
 
 
 def _mode(file: Path) -> int | None:

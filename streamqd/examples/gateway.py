@@ -20,6 +20,7 @@ from streamqd import Dead, Message, handler
 @handler(
     topic="gateway",
     group="send",
+    retry_max_age="24h",
     breaker={"failures": 5, "window": "30s", "probe_every": "500ms", "on": [OSError]},
     flood_guard={"letters": 100, "window": "1m", "share": 0.5},
 )

@@ -10,7 +10,7 @@ may say of a message, and `outcomes` turns what it said into a value.
 
 from __future__ import annotations
 
-from streamqd.handlers.declaration import Context, handler
+from streamqd.handlers.declaration import Context, declared, handler, plain_options
 from streamqd.handlers.loading import Loaded, import_paths, load, prepared
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
@@ -51,6 +51,7 @@ __all__ = [
     "SoftTimeout",
     "Undecodable",
     "brief_of",
+    "declared",
     "error_of",
     "examine",
     "failure_of",
@@ -61,6 +62,7 @@ __all__ = [
     "load",
     "misfits",
     "outcome_of",
+    "plain_options",
     "prepared",
     "probe",
     "text_of",

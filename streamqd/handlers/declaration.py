@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
+from streamqd.handlers.options import HandlerOptions
 from streamqd.model import Backoff, RetryPolicy, Unit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -29,28 +30,48 @@ class Context:
 
 
 def handler(
-    *, topic: str, group: str, retry: RetryPolicy | None = None, **options: Any
+    *,
+    topic: str,
+    group: str,
+    retry: RetryPolicy | None = None,
+    **options: Unpack[HandlerOptions],
 ) -> Callable[[Function], Function]:
     """Declare the decorated function as the handler of a topic for a group.
 
     Options are the settings of a `[[consumers]]` table, as `max_attempts=5, timeout="30s"`; the
     configuration file overrides them. `retry` gives those of them that a RetryPolicy has, and an
     option that is written out wins over it. The function itself is returned unchanged.
+
+    Raises TypeError for an option that is nothing a configuration file could say.
     """
-    if retry is not None:
-        options = {_OPTIONS.get(name, name): value for name, value in _stated(retry)} | options
+    plain = plain_options(retry, options)
+    name = plain_options(None, {"topic": topic, "group": group})
 
     def declare(function: Function) -> Function:
         reference = f"{function.__module__}:{function.__qualname__}"
-        plain = {name: _plain(value) for name, value in options.items()}
-        declared.append({"topic": topic, "group": group, "handler": reference, **plain})
+        declared.append({**name, "handler": reference, **plain})
         return function
 
     return declare
 
 
-def _plain(value: Any) -> Any:
-    """A setting as a document holds it: what is declared is told to another process."""
+def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `handler` as a document has the settings of a `[[consumers]]` table.
+
+    Raises TypeError for one that no document could hold.
+    """
+    if not isinstance(retry, RetryPolicy | None):
+        raise TypeError(f"retry is a RetryPolicy, not {type(retry).__name__}")
+    if retry is not None:
+        options = {_OPTIONS.get(name, name): value for name, value in _stated(retry)} | {**options}
+    return {name: _plain(value, name) for name, value in options.items()}
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A setting as a document holds it: what is declared is told to another process.
+
+    `name` is that of the option, or of the setting within it.
+    """
     if isinstance(value, Backoff):
         return asdict(value)
     if isinstance(value, timedelta):
@@ -59,10 +80,15 @@ def _plain(value: Any) -> Any:
         module = value.__module__
         return value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {key: _plain(each, f"{name}.{key}") for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
-    return value
+        return [_plain(each, name) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(
+        f"{name}: a value of type {type(value).__name__} is no setting; write a number, a text, "
+        "a timedelta, an exception class, or a list or mapping of those"
+    )
 
 
 def _stated(retry: RetryPolicy) -> list[tuple[str, Any]]:

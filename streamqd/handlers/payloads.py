@@ -89,10 +89,14 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
     try:
         form = msgspec.msgpack if codec == "msgpack" else msgspec.json
         parse = form.Decoder(annotation).decode
+        stranger = _stranger(msgspec, msgspec.inspect.type_info(annotation), set())
+        if stranger is not None:
+            raise TypeError(f"{stranger.__qualname__} is no type of data")
     except (TypeError, NameError) as error:
         raise HandlerLoadError(
             f"{reference} asks for a payload of type {name}, which cannot be decoded ({error}); "
-            "annotate the first parameter with Message, or with a type made of data"
+            "annotate the first parameter with Message, or with a type made of data: a dataclass, "
+            "a TypedDict, a Struct, lists and unions of them, or one pydantic model"
         ) from None
 
     def decode(payload: bytes) -> Any:
@@ -104,6 +108,31 @@ def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:
     return decode
 
 
+def _stranger(msgspec: Any, info: Any, seen: set[int]) -> type | None:
+    """A class in a type, as msgspec describes it, that it takes for one and can never decode."""
+    if isinstance(info, tuple):
+        found = (_stranger(msgspec, each, seen) for each in info)
+        return next((each for each in found if each is not None), None)
+    if isinstance(info, msgspec.inspect.Field):
+        # What may be left out does no harm to a payload without it.
+        return _stranger(msgspec, info.type, seen) if info.required else None
+    if not isinstance(info, msgspec.inspect.Type) or id(info) in seen:
+        return None
+    seen.add(id(info))  # a type may contain itself
+    if isinstance(info, msgspec.inspect.CustomType):
+        return None if _is_base_of_data(info.cls) else info.cls
+    inner = tuple(getattr(info, each) for each in info.__struct_fields__)
+    return _stranger(msgspec, inner, seen)
+
+
+def _is_base_of_data(custom: type) -> bool:
+    """Whether what is decoded is an instance already, as of object or Hashable."""
+    try:
+        return any(issubclass(each, custom) for each in (dict, list, str, int, float))
+    except TypeError:
+        return False  # a protocol that is not for run time
+
+
 def _undecodable(name: str, error: Exception) -> Undecodable:
     return Undecodable(f"the payload is no {name}: {error}")
 
@@ -111,6 +140,7 @@ def _undecodable(name: str, error: Exception) -> Undecodable:
 def _msgspec(reference: str, what: str) -> Any:
     try:
         msgspec: ModuleType = importlib.import_module("msgspec")
+        importlib.import_module("msgspec.inspect")
         importlib.import_module("msgspec.json")
         importlib.import_module("msgspec.msgpack")
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable
@@ -24,6 +25,10 @@ class Form:
 
 def form_of(function: Callable[..., object], reference: str) -> Form:
     """Read the form of a handler. Raises HandlerLoadError with one sentence."""
+    if any(map(_yields, _called(function))):
+        raise HandlerLoadError(
+            f"{reference} has a yield, so that calling it runs nothing of it: remove the yield"
+        )
     asynchronous = is_async(function)
     try:
         signature = inspect.signature(function)
@@ -35,12 +40,17 @@ def form_of(function: Callable[..., object], reference: str) -> Form:
         _bind(signature, 1, reference)
         return Form(asynchronous=asynchronous)
     annotation = _annotation(function, first, reference)
-    if typing.get_origin(annotation) is list and typing.get_args(annotation) == (Message,):
+    if _means_batch(annotation):
         _bind(signature, 1, reference)
         return Form(batch=True, asynchronous=asynchronous)
     if _means_message(annotation):
         _bind(signature, 1, reference)
         return Form(asynchronous=asynchronous)
+    if _contains_message(annotation):
+        raise HandlerLoadError(
+            f"{reference}: {first.name} is annotated with {_written(annotation)}, which no payload "
+            "can be: write Message for one message at a time, or list[Message] for batches"
+        )
     wants_message = second is not None and second.default is inspect.Parameter.empty
     _bind(signature, 2 if wants_message else 1, reference)
     if second is not None and wants_message and second.annotation is not inspect.Parameter.empty:
@@ -61,9 +71,18 @@ _POSITIONAL = (
 
 def is_async(function: object) -> bool:
     """Whether calling it gives a coroutine: an async function, or an object that is called so."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not that it is there
-    )
+    return any(map(inspect.iscoroutinefunction, _called(function)))
+
+
+def _called(function: object) -> tuple[object, object]:
+    """What runs when it is called: the function, or the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function, getattr(function, "__call__", None)  # noqa: B004 - its kind matters
+
+
+def _yields(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _bind(signature: inspect.Signature, count: int, reference: str) -> None:
@@ -81,6 +100,30 @@ def _means_message(annotation: Any) -> bool:
     if annotation is Any or getattr(annotation, "_is_protocol", False):
         return True
     return isinstance(annotation, type) and issubclass(Message, annotation)
+
+
+def _means_batch(annotation: Any) -> bool:
+    arguments = typing.get_args(annotation)
+    return typing.get_origin(annotation) is list and len(arguments) == 1 and _is_it(arguments[0])
+
+
+def _contains_message(annotation: Any) -> bool:
+    """Whether a message is anywhere in it, as in Message | None or Sequence[Message]."""
+    inner = annotation if isinstance(annotation, list) else typing.get_args(annotation)
+    return _is_it(annotation) or any(map(_contains_message, inner))
+
+
+def _is_it(annotation: Any) -> bool:
+    # Within a type that is no text, a text stands for a class: list["Message"].
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        return annotation == Message.__name__
+    return isinstance(annotation, type) and issubclass(annotation, Message)
+
+
+def _written(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _annotation(

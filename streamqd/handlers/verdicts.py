@@ -106,4 +106,6 @@ def error_of(end: object) -> BaseException | None:
         if inspect.iscoroutine(end):
             end.close()  # or Python would warn that nobody has waited for it
         return TypeError("the handler returned something that must be awaited: write async def")
+    if inspect.isgenerator(end) or inspect.isasyncgen(end):
+        return TypeError("the handler returned a generator, whose code has not run: do not yield")
     return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 EVENTS: dict[str, str] = {
-    "breaker.closed": "A partition that crashed in a loop is tried again.",
-    "breaker.open": "A partition crashed too often in a row; it rests until the cool-down is over.",
+    "breaker.closed": "A partition that rested after crashing in a loop is tried again.",
+    "breaker.open": "A partition crashed too often in a row and rests. Not the `breaker` setting.",
     "burst.settled": "Everything is settled and --burst was given; the daemon ends.",
-    "circuit.closed": "A dependency works again; the partition goes on.",
-    "circuit.opened": "A dependency is down; the partition only tries one message now and then.",
+    "circuit.closed": "The `breaker` setting: a dependency works again, the partition goes on.",
+    "circuit.opened": "The `breaker` setting: a dependency is down, one message is tried at times.",
     "config.warning": "A setting, or the server's configuration, is allowed but unwise.",
     "crash_loop": "Every partition of this instance crashes in a loop; the daemon gives up.",
     "drain.begun": "The daemon stops fetching and finishes what is running.",
@@ -60,6 +60,7 @@ EVENTS: dict[str, str] = {
     "reload.stopped": "A new worker does not start; what was not replaced yet keeps the old code.",
     "retention.dropped": "Unacknowledged entries were dropped, as retention.drop_unacked_* asks.",
     "signal": "A signal arrived.",
+    "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
     "start": "The daemon starts.",
     "state": "One line per partition, asked for by SIGUSR1; the stacks follow.",
     "steer.drain": "An operator wants an instance to own nothing.",

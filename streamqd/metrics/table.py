@@ -360,7 +360,8 @@ TABLE: tuple[Metric, ...] = (
         "breaker_open",
         UNIT,
         of_slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
-        "1 while a partition rests after crashing in a loop.",
+        "1 while a partition rests after its processes crashed in a loop. Not the breaker setting:"
+        " that is streamqd_circuit_open.",
     ),
     _gauge(
         "worker_resident_memory_bytes",

@@ -55,14 +55,15 @@ WAITING: tuple[Metric, ...] = (
     Metric(
         "streamqd_circuit_open",
         "gauge",
-        "1 while nothing, or one message at a time, is begun because a dependency is down.",
+        "1 while the breaker setting lets nothing, or one message at a time, begin, because a"
+        " dependency is down. Not the rest after crashes: that is streamqd_breaker_open.",
         UNIT,
         _owned(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
     ),
     Metric(
         "streamqd_circuit_openings_total",
         "counter",
-        "How often the circuit of the partition has opened.",
+        "How often the circuit of the partition, which the breaker setting makes, has opened.",
         UNIT,
         _total(lambda waits: waits.opened),
     ),

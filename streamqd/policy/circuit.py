@@ -9,12 +9,16 @@ A failure of the dependency is not the message's. But one message alone may fail
 nobody knows at its failure which it is. So the first such failure of a message costs it nothing;
 a later one counts as an attempt, unless the circuit was open in between. So as long as an outage
 opens the circuit it costs no attempt, also if it comes again and again.
+
+What must not be forgotten with its worker is a `Memory`: when the circuit was opened, and how many
+failures count. Each message carries by itself when a failure of it was last forgiven.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 REMEMBERED = 10_000  # messages whose last failure is known; one that is forgotten fails for nothing
 
@@ -27,29 +31,55 @@ class State(enum.IntEnum):
     HALF_OPEN = 2
 
 
+class Memory(NamedTuple):
+    """What the next circuit of a partition begins with. A time of 0 is none."""
+
+    is_open: bool = False
+    opened: float = 0.0
+    failures: int = 0
+    since: float = 0.0  # the oldest of the failures
+
+
+NOTHING = Memory()
+
+
 class Circuit:
     """One circuit. Times are seconds of one clock, which the caller passes in."""
 
-    def __init__(self, failures: int, window: float, probe_every: float) -> None:
+    def __init__(
+        self, failures: int, window: float, probe_every: float, memory: Memory = NOTHING
+    ) -> None:
         """Open at so many `failures` within `window`; probe each `probe_every` seconds."""
         self._limit = failures
         self._window = window
         self._probe_every = probe_every
-        self._failed: deque[float] = deque(maxlen=failures)
+        # Of those before this circuit only the oldest is known: they leave the window together.
+        self._failed = deque([memory.since] * memory.failures, maxlen=failures)
         # The last failure of each message, and how many runs had succeeded by then.
         self._last: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._opened = float("-inf")
-        self.state = State.CLOSED
+        self._opened = memory.opened or float("-inf")
+        self.state = State.OPEN if memory.is_open else State.CLOSED
 
-    def failed(self, uid: str, now: float, successes: int) -> bool:
+    @property
+    def memory(self) -> Memory:
+        """What the next circuit of this partition is to begin with."""
+        failed = self._failed
+        is_open = self.state is not State.CLOSED
+        opened = max(self._opened, 0.0)
+        return Memory(is_open, opened, len(failed), failed[0] if failed else 0.0)
+
+    def failed(self, uid: str, now: float, successes: int, forgiven: float | None = None) -> bool:
         """Note a failure of the dependency. Returns whether it counts as the message's attempt.
 
-        `successes` is how many runs have succeeded so far.
+        `successes` is how many runs have succeeded so far, `forgiven` when a failure of the message
+        was last forgiven, as far as it says so itself.
         """
-        before, others = self._last.pop(uid, (None, successes))
+        before, others = self._last.pop(uid, (forgiven, successes))
         if before is None or others == successes:
             self._failed.append(now)
-        many = len(self._failed) == self._limit and now - self._failed[0] <= self._window
+        while self._failed and now - self._failed[0] > self._window:
+            self._failed.popleft()
+        many = len(self._failed) == self._limit
         if self.state is not State.CLOSED or many:
             self.state = State.OPEN
             self._opened = now

@@ -53,7 +53,7 @@ def decide(
        Retry has decided that itself.
     3. Anything else is dead when a limit is reached: attempts, then crashes, then age.
     4. The rest is tried again, after what Retry asked for, else after the policy's backoff.
-    5. A failure that is nobody's fault here is tried again, whatever the limits say.
+    5. A failure that is nobody's fault here, of a class that is retried, reaches no limit but age.
     6. Until then it is set aside, or kept in hand where the policy keeps the order. With hold-key
        a message without a key has no order to keep, and is set aside.
     """
@@ -65,18 +65,17 @@ def decide(
         case ReleaseAsked():
             return Leave()
         case Failed():
-            if blameless:
-                return _again(backoff.delay(policy.backoff, attempt, jitter), policy, keyed)
-            if not _retried(outcome, policy):
+            if not retries(outcome, policy):
                 return DeadVerdict("not-retried")
             after = None
         case RetryAsked():
             after = outcome.after
-    if policy.max_attempts and attempt >= policy.max_attempts:
-        return DeadVerdict("attempts")
-    spent = before_run(crashes, policy)
-    if spent is not None:
-        return spent
+    if not blameless:
+        if policy.max_attempts and attempt >= policy.max_attempts:
+            return DeadVerdict("attempts")
+        spent = before_run(crashes, policy)
+        if spent is not None:
+            return spent
     if policy.max_age is not None and age >= policy.max_age:
         return DeadVerdict("too-old")
     if after is None:
@@ -98,7 +97,7 @@ def _again(delay: float, policy: RetryPolicy, keyed: bool) -> Verdict:
     return KeepVerdict(delay)
 
 
-def _retried(failure: Failed, policy: RetryPolicy) -> bool:
+def retries(failure: Failed, policy: RetryPolicy) -> bool:
     """Whether the policy retries this class of failure: the nearest class that it names decides.
 
     An overrun time limit is nothing that the handler raised: `retry_on` does not list it and does

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -15,9 +16,10 @@ from typing import Any, Self, Unpack
 
 from streamqd import config
 from streamqd.producer.encoding import Envelope, Outgoing
+from streamqd.producer.options import ProducerOptions, Size, checked
 from streamqd.producer.outbox import Outbox
 from streamqd.producer.producer import told
-from streamqd.producer.sender import CHUNK_COUNT, ProducerOptions, Result, Sender, confirmed
+from streamqd.producer.sender import CHUNK_COUNT, Result, Sender, confirmed
 
 Ticket = asyncio.Future[list[Result]]
 
@@ -27,7 +29,8 @@ class AsyncProducer:
 
     Use it as an asynchronous context manager or await `close`. Options are those of `Producer`; at
     most `max_messages` messages of `max_bytes` together are under way, and a `send` beyond that
-    waits for its turn. A `partitioner` is called in the thread that writes.
+    waits for its turn. A `partitioner` is called in the thread that writes. What waits
+    `backlog_wait` for room holds up its own partition only.
 
     A send that is cancelled may be written or not, and the others do not notice. To be used in the
     loop that used it first. In a forked child it is empty and works in a loop of the child's own.
@@ -39,7 +42,7 @@ class AsyncProducer:
         settings: config.Settings | None = None,
         *,
         max_messages: int = 10_000,
-        max_bytes: int = 64 << 20,
+        max_bytes: Size = "64MiB",
         **options: Unpack[ProducerOptions],
     ) -> None:
         self._sender = Sender(url, settings, **options)
@@ -49,10 +52,10 @@ class AsyncProducer:
             _deliver,
             linger=0.0,
             max_batch=CHUNK_COUNT,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
+            **checked(max_messages=max_messages, max_bytes=max_bytes),
         )
         self._queue = asyncio.Lock()  # those who wait for room do so one behind the other
+        self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,6 +113,9 @@ class AsyncProducer:
 
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
         loop = asyncio.get_running_loop()
+        if os.getpid() != self._pid:
+            # The lock is of the parent's loop, where somebody may hold it: nobody here lets it go.
+            self._pid, self._queue = os.getpid(), asyncio.Lock()
         async with self._queue:
             while (ticket := self._outbox.put(topic, envelopes, loop.create_future)) is None:
                 await loop.run_in_executor(None, self._outbox.wait_for_room, 1.0)

@@ -9,24 +9,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from streamqd import config
-from streamqd.config.values import parse_duration, parse_size
 from streamqd.errors import BufferFull, UnknownOutcome
 from streamqd.producer.encoding import Outgoing
+from streamqd.producer.options import Duration, ProducerOptions, Size, checked
 from streamqd.producer.outbox import Outbox
-from streamqd.producer.sender import ProducerOptions, Result, Sender
-
-
-class BufferOptions(TypedDict, total=False):
-    """What a buffered producer can be told, as `BufferedProducer` explains it."""
-
-    linger: float | str
-    max_batch: int
-    max_messages: int
-    max_bytes: int | str
-    block: float | str
+from streamqd.producer.sender import Result, Sender
 
 
 class Receipt(Future[str]):
@@ -69,7 +59,7 @@ class BufferedProducer:
     At most `max_messages` (100,000) of `max_bytes` ("64MiB") together are in the buffer. When it is
     full, `send` waits for room, `block` ("1m") at most, and then raises BufferFull; with `block=0`
     it raises at once. All other options are those of `Producer`; a `partitioner` is called in the
-    thread that writes.
+    thread that writes. What waits `backlog_wait` for room holds up its own partition only.
 
     Thread-safe. In a forked child it is empty and works, with a connection and a thread of the
     child's own; what was unsent is the parent's, and a warning says so.
@@ -80,25 +70,27 @@ class BufferedProducer:
         url: str | None = None,
         settings: config.Settings | None = None,
         *,
-        linger: float | str = "5ms",
+        linger: Duration = "5ms",
         max_batch: int = 512,
         max_messages: int = 100_000,
-        max_bytes: int | str = "64MiB",
-        block: float | str = "1m",
+        max_bytes: Size = "64MiB",
+        block: Duration = "1m",
         **options: Unpack[ProducerOptions],
     ) -> None:
-        if min(max_batch, max_messages) < 1:
-            raise ValueError("max_batch and max_messages are 1 or more")
-        self._block = parse_duration(block)
+        buffer = checked(
+            linger=linger,
+            max_batch=max_batch,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            block=block,
+        )
+        self._block: float = buffer.pop("block")
         self._sender = Sender(url, settings, **options)
         self._outbox: Outbox[Receipt] = Outbox(
             self._sender,
             Receipt.set_running_or_notify_cancel,
             _deliver,
-            linger=parse_duration(linger),
-            max_batch=max_batch,
-            max_messages=max_messages,
-            max_bytes=parse_size(max_bytes),
+            **buffer,
         )
         # Messages must not be lost because a program ends without a word.
         atexit.register(self.close)

@@ -27,11 +27,19 @@ class Routed(NamedTuple):
 
 @dataclass
 class Chunk:
-    """Messages of one kind and one transaction, routed by one partition count."""
+    """Messages of one kind and one transaction, routed by one partition count.
+
+    A `fixed` one is not routed anew: others wait before it, and it could overtake them.
+    """
 
     topic: str
     counted: int = 0
     messages: list[Routed] = field(default_factory=list)
+    fixed: bool = False
+
+
+class Changed(Exception):  # noqa: N818 - an answer within the producer, never an error of its
+    """The count by which a fixed chunk was routed is not that of the topic; nothing was written."""
 
 
 Answers = tuple[list[Any], RedisUnavailable | None]  # replies, and the error of a lost answer
@@ -70,7 +78,7 @@ class Carrier:
     def write(self, link: Link, chunk: Chunk) -> Answers:
         """Write the messages. Their replies are entry ids, or the replies of a script.
 
-        Raises RedisUnavailable when nothing was written, TopicMissing, Refused.
+        Raises RedisUnavailable when nothing was written, TopicMissing, Refused, Changed.
         """
         first = chunk.messages[0].envelope
         if first.send_id or first.dedup_id is not None or self._max_backlog is not None:
@@ -118,6 +126,8 @@ class Carrier:
         raise _restless(chunk)
 
     def _reroute(self, link: Link, chunk: Chunk) -> None:
+        if chunk.fixed:
+            raise Changed
         chunk.counted = self._routes.count(link, chunk.topic)
         chunk.messages = [
             Routed(self._routes.again(link, chunk.topic, envelope, was), envelope)

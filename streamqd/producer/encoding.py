@@ -51,8 +51,14 @@ class Envelope(NamedTuple):
 
 def envelope_of(item: Outgoing, max_bytes: int) -> Envelope:
     """Encode a message. Raises MessageTooLarge, TypeError, ValueError."""
+    if item.dedup_id is not None and not isinstance(item.dedup_id, str):
+        raise TypeError(f"dedup_id is a text, not {item.dedup_id!r}")
     if item.dedup_id == "":
         raise ValueError("dedup_id must not be empty")
+    if item.partition is not None and (
+        isinstance(item.partition, bool) or not isinstance(item.partition, int)
+    ):
+        raise TypeError(f"partition is a whole number, not {item.partition!r}")
     if item.delay is not None and item.at is not None:
         raise ValueError("delay= and at= exclude each other")
     fields = fields_of(item, max_bytes)
@@ -82,6 +88,8 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
         raw_key = encoded_key(item.key)
         fields += (b"key", raw_key)
         extra += len(raw_key)
+    if item.headers is not None and not isinstance(item.headers, Mapping):
+        raise TypeError(f"headers is a mapping of texts, not {type(item.headers).__name__}")
     if item.headers:
         raw_headers = _encoded_headers(item.headers)
         fields += (b"headers", raw_headers)
@@ -133,6 +141,12 @@ def batches(
         yield batch
     if failure is not None:
         raise failure
+
+
+def check_topic(topic: object) -> None:
+    """Raise TypeError for what is no text. Whether it names a topic is looked at when routed."""
+    if not isinstance(topic, str):
+        raise TypeError(f"a topic is a text, not {topic!r}")
 
 
 def kind_of(envelope: Envelope) -> str:

@@ -100,10 +100,7 @@ class Guard:
         try:
             replies = link.pipeline(watch)
         except RedisUnavailable as error:
-            raise RedisUnavailable(
-                f"the partition count of {topic} is not known, nothing was sent: {error}",
-                sent=False,
-            ) from error
+            raise RedisUnavailable(str(error), sent=False) from error  # no message was
         self._learn(link, replies)
 
     def _watch(self) -> list[Command]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
-from streamqd.producer.encoding import Envelope, kind_of
-from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Result, Sender
+from streamqd.producer.encoding import Envelope, check_topic, kind_of
+from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Posting, Result, Sender
 
 _log = logging.getLogger("streamqd.producer")
 
@@ -35,6 +35,15 @@ class Parcel(Generic[T]):
     ticket: T
     size: int
     since: float  # monotonic time of its arrival
+    number: int  # parcels are counted as they come, from 1
+
+
+@dataclass(slots=True)
+class Parked(Generic[T]):
+    """A posting of which some messages wait for room, with the parcels that have no answer yet."""
+
+    posting: Posting
+    parcels: dict[int, Parcel[T]]  # by the number of the batch in the posting
 
 
 class Outbox(Generic[T]):
@@ -75,7 +84,11 @@ class Outbox(Generic[T]):
         self._held_bytes = 0
         self._taken = 0  # parcels that ever came
         self._finished = 0  # parcels of which the outcome was delivered
-        self._urgent = 0  # do not linger before so many are finished
+        self._passed = 0  # parcels that were written, or have found no room: in their order
+        self._urgent = 0  # do not linger before so many have passed
+        self._parked: list[Parked[T]] = []  # in the order of their parcels; the thread's own
+        self._unroomed: set[int] = set()  # numbers of the parcels in `_parked`
+        self._given_up = False
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -86,6 +99,7 @@ class Outbox(Generic[T]):
 
         An empty outbox has room for anything. Raises Refused once it is closed.
         """
+        check_topic(topic)
         size = sum(each.size for each in envelopes)
         with self._changed:
             if self._closed:
@@ -97,12 +111,13 @@ class Outbox(Generic[T]):
                 self._hurry()
                 return None
             ticket = make()
-            self._parcels.append(Parcel(topic, envelopes, ticket, size, time.monotonic()))
+            self._taken += 1
+            arrived = time.monotonic()
+            self._parcels.append(Parcel(topic, envelopes, ticket, size, arrived, self._taken))
             before = self._waiting
             self._waiting += len(envelopes)
             self._held += len(envelopes)
             self._held_bytes += size
-            self._taken += 1
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="streamqd-producer", daemon=True
@@ -122,7 +137,10 @@ class Outbox(Generic[T]):
         """Write what is here without lingering; False when that took longer than `timeout`."""
         with self._changed:
             target = self._hurry()
-            return self._room.wait_for(lambda: self._finished >= target, timeout)
+            return self._room.wait_for(
+                lambda: self._passed >= target and not any(n <= target for n in self._unroomed),
+                timeout,
+            )
 
     def _hurry(self) -> int:
         self._urgent = self._taken
@@ -141,11 +159,14 @@ class Outbox(Generic[T]):
             parcels = list(self._parcels)
             self._parcels.clear()
             self._waiting = 0
+            self._given_up = True
+            self._changed.notify()
         for each in parcels:
             text = f"the producer was closed; a message to {each.topic} was not sent"
             if self._claim(each.ticket):
                 self._deliver([(each.ticket, [RedisUnavailable(text, sent=False)])])
         self._finish(parcels)
+        self._pass(parcels)
 
     def join(self, timeout: float | None) -> bool:
         """Wait for the end of the thread; False when that took longer than `timeout`."""
@@ -170,27 +191,37 @@ class Outbox(Generic[T]):
     # --- the thread ---
 
     def _run(self) -> None:
-        while parcels := self._next():
+        while (parcels := self._next()) is not None:
             by_topic: dict[str, list[Parcel[T]]] = {}
             for each in parcels:
                 by_topic.setdefault(each.topic, []).append(each)
             for topic, mine in by_topic.items():
                 for bundle in _bundles(mine):
                     self._post(topic, bundle)
-            self._finish(parcels)
+            self._pass(parcels)
+            self._look()
         self._sender.close()
 
-    def _next(self) -> list[Parcel[T]]:
-        """Wait for parcels and return those of a batch; none once it is closed and empty."""
+    def _next(self) -> list[Parcel[T]] | None:
+        """Wait for parcels and return those of a batch; None once it is closed and empty.
+
+        No parcels when a look for room is due.
+        """
         with self._changed:
+            look_at = min((each.posting.look_at for each in self._parked), default=None)
             while not self._parcels:
-                if self._closed:
+                if self._closed and not self._parked:
+                    return None
+                left = None if look_at is None else look_at - time.monotonic()
+                if self._parked and (self._given_up or (left is not None and left <= 0)):
                     return []
-                self._changed.wait()
+                self._changed.wait(left)
             ends = self._parcels[0].since + self._linger
+            if look_at is not None:
+                ends = min(ends, look_at)
             while (
                 self._waiting < self._max_batch
-                and self._finished >= self._urgent
+                and self._passed >= self._urgent
                 and not self._closed
                 and (left := ends - time.monotonic()) > 0
             ):
@@ -204,23 +235,85 @@ class Outbox(Generic[T]):
             return parcels
 
     def _post(self, topic: str, bundle: list[Parcel[T]]) -> None:
-        claimed = [each for each in bundle if self._claim(each.ticket)]
+        claimed: list[Parcel[T]] = []
+        cancelled: list[Parcel[T]] = []
+        for each in bundle:
+            (claimed if self._claim(each.ticket) else cancelled).append(each)
+        self._finish(cancelled)
         if not claimed:
             return
         try:
-            results = self._sender.post(topic, [each.envelopes for each in claimed])
+            posting = self._sender.begin(
+                topic, [each.envelopes for each in claimed], self._ahead(topic)
+            )
         except BaseException as raised:  # noqa: BLE001 - whoever sent it must hear of it
-            # A partitioner that calls sys.exit ends nothing but its own message.
-            error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
-            results = [[error] for _ in claimed]
-        self._deliver([(each.ticket, mine) for each, mine in zip(claimed, results, strict=True)])
+            self._answer([(each, [_error_of(raised)]) for each in claimed])
+            return
+        parked = Parked(posting, dict(enumerate(claimed)))
+        self._settle(parked)
+        if parked.parcels:
+            self._parked.append(parked)
+
+    def _ahead(self, topic: str, before: Parked[T] | None = None) -> list[Posting]:
+        """The open postings of a topic, those before `before`."""
+        found = []
+        for each in self._parked:
+            if each is before:
+                break
+            if each.posting.open and each.posting.chunk.topic == topic:
+                found.append(each.posting)
+        return found
+
+    def _look(self) -> None:
+        """Look for room for what waits, in the order in which it came."""
+        now = time.monotonic()
+        for each in self._parked:
+            posting = each.posting
+            if self._given_up:
+                posting.give_up()
+            elif posting.look_at <= now:
+                try:
+                    self._sender.look(posting, self._ahead(posting.chunk.topic, each))
+                except BaseException as raised:  # noqa: BLE001 - as in `_post`
+                    posting.fail(_error_of(raised))
+            else:
+                continue
+            self._settle(each)
+        self._parked = [each for each in self._parked if each.parcels]
+
+    def _settle(self, parked: Parked[T]) -> None:
+        """Answer the parcels of which no message waits any more; note the others."""
+        posting = parked.posting
+        open_ = posting.unsettled if posting.open else frozenset()
+        numbers = [number for number in parked.parcels if number not in open_]
+        settled = [(parked.parcels.pop(number), posting.answer(number)) for number in numbers]
+        if parked.parcels:
+            with self._room:
+                self._unroomed.update(each.number for each in parked.parcels.values())
+        if settled:
+            self._answer(settled)
+
+    def _answer(self, answers: list[tuple[Parcel[T], list[Result]]]) -> None:
+        self._deliver([(each.ticket, results) for each, results in answers])
+        self._finish([each for each, _ in answers])
+
+    def _pass(self, parcels: Sequence[Parcel[T]]) -> None:
+        with self._room:
+            self._passed += len(parcels)
+            self._room.notify_all()
 
     def _finish(self, parcels: Sequence[Parcel[T]]) -> None:
         with self._room:
             self._held -= sum(len(each.envelopes) for each in parcels)
             self._held_bytes -= sum(each.size for each in parcels)
             self._finished += len(parcels)
+            self._unroomed.difference_update(each.number for each in parcels)
             self._room.notify_all()
+
+
+def _error_of(raised: BaseException) -> Exception:
+    # A partitioner that calls sys.exit ends nothing but its own message.
+    return raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
 
 
 def _bundles(parcels: Sequence[Parcel[T]]) -> list[list[Parcel[T]]]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from streamqd import config
 from streamqd.errors import BacklogFull, ChunkRefused, ChunkUnknown
 from streamqd.producer.encoding import Outgoing
-from streamqd.producer.sender import ProducerOptions, Sender, confirmed
+from streamqd.producer.options import ProducerOptions
+from streamqd.producer.sender import Sender, confirmed
 
 if TYPE_CHECKING:
-    from streamqd.producer.buffered import BufferedProducer, BufferOptions
+    from streamqd.producer.buffered import BufferedProducer
+    from streamqd.producer.options import BufferOptions
 
 
 class Producer:
@@ -28,13 +30,14 @@ class Producer:
     With `create` (True) a topic is registered at its first send, with the partition count that the
     settings give it, else one partition; without, sending to an unknown topic raises TopicMissing.
     `timeout` (5) bounds one exchange with Redis and `dedup_window` (600) is how long a `dedup_id`
-    is remembered, both in seconds.
+    is remembered. Durations are seconds, a text such as "5m" or a timedelta.
 
     `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
     "consistent", or a function of the key (bytes, or None) and the number of partitions; a mapping
     of topics gives each its own, and "hash" to the others. With `max_backlog` a message is not
-    written to a partition in which so many wait: after `backlog_wait` (0) seconds BacklogFull is
-    raised.
+    written to a partition in which so many wait: after `backlog_wait` (0) BacklogFull is raised.
+
+    TypeError or ValueError say which option is none.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamqd import config
 from streamqd.errors import (
@@ -21,9 +21,10 @@ from streamqd.errors import (
     RedisUnavailable,
     UnknownOutcome,
 )
-from streamqd.producer.carrier import Carrier, Chunk
-from streamqd.producer.encoding import Envelope, Outgoing, batches, envelope_of
+from streamqd.producer.carrier import Carrier, Changed, Chunk
+from streamqd.producer.encoding import Envelope, Outgoing, batches, check_topic, envelope_of
 from streamqd.producer.guard import ClusterGuard, Guard
+from streamqd.producer.options import Duration, checked
 from streamqd.producer.partitioners import Partitioner, Partitioners
 from streamqd.producer.routes import Routes
 from streamqd.store.client import Link
@@ -42,17 +43,69 @@ _TRANSIENT = frozenset(
 )
 
 Result = str | Exception  # of one message: its id, or why there is none
+_NOT_YET = BacklogFull("not tried yet")  # nobody is told so: it waits behind others
 
 
-class ProducerOptions(TypedDict, total=False):
-    """What every kind of producer can be told, as `Producer` explains it."""
+@dataclass(eq=False)
+class Posting:
+    """Messages that are written together, of which some may wait for room until `deadline`.
 
-    create: bool
-    timeout: float
-    dedup_window: float
-    partitioner: Partitioner | Mapping[str, Partitioner]
-    max_backlog: int | None
-    backlog_wait: float
+    It is `open` while some do; the next look for room is due at `look_at`. Times are monotonic.
+    """
+
+    chunk: Chunk
+    spans: list[tuple[int, int, Exception | None]]  # of the batches
+    results: list[Result]
+    deadline: float
+    looks: int = 0
+    look_at: float = 0.0
+    open: bool = True
+    waiting: list[int] = field(default_factory=list)  # numbers of messages
+    partitions: frozenset[int] = frozenset()  # of those that wait
+    unsettled: frozenset[int] = frozenset()  # numbers of their batches
+
+    def __post_init__(self) -> None:
+        self.waiting = list(range(len(self.results)))
+
+    def plan(self) -> None:
+        """After an attempt: note what waits still, and when the next one is due."""
+        full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
+        now = time.monotonic()
+        self.open = bool(full) and now < self.deadline
+        self.waiting = full if self.open else []
+        if not full:
+            return
+        messages = self.chunk.messages
+        if not self.open:
+            for at in full:
+                if self.results[at] is _NOT_YET:
+                    self.results[at] = _no_room(self.chunk.topic, messages[at].partition)
+        waiting = set(self.waiting)
+        self.partitions = frozenset(messages[at].partition for at in waiting)
+        self.unsettled = frozenset(
+            number
+            for number, (begin, end, _) in enumerate(self.spans)
+            if not waiting.isdisjoint(range(begin, end))
+        )
+        pause = BACKLOG_PAUSES[min(self.looks, len(BACKLOG_PAUSES) - 1)]
+        self.look_at = min(self.deadline, now + pause)
+        self.looks += 1
+
+    def give_up(self) -> None:
+        """Wait no more: what has found no room has BacklogFull as its result."""
+        self.deadline = 0.0
+        self.plan()
+
+    def fail(self, error: Exception) -> None:
+        """Wait no more: an error is the result of what waits."""
+        for at in self.waiting:
+            self.results[at] = error
+        self.plan()
+
+    def answer(self, number: int) -> list[Result]:
+        """The results of a batch."""
+        begin, end, failure = self.spans[number]
+        return self.results[begin:end] + ([] if failure is None else [failure])
 
 
 class Sender:
@@ -67,28 +120,35 @@ class Sender:
         settings: config.Settings | None = None,
         *,
         create: bool = True,
-        timeout: float = 5.0,
-        dedup_window: float = DEDUP_WINDOW,
+        timeout: Duration = 5.0,
+        dedup_window: Duration = DEDUP_WINDOW,
         partitioner: Partitioner | Mapping[str, Partitioner] = "hash",
         max_backlog: int | None = None,
-        backlog_wait: float = 0.0,
+        backlog_wait: Duration = 0.0,
     ) -> None:
+        options = checked(
+            create=create,
+            timeout=timeout,
+            dedup_window=dedup_window,
+            max_backlog=max_backlog,
+            backlog_wait=backlog_wait,
+        )
         if settings is None:
             settings = config.Settings() if url is not None else config.load(None)
         if url is not None:
             settings = replace(settings, redis=replace(settings.redis, url=url))
-        if max_backlog is not None and max_backlog < 1:
-            raise ValueError("max_backlog is 1 or more, or None for no limit")
         self.settings = settings = config.resolved(settings)
-        self._backlog_wait = backlog_wait
+        self._backlog_wait: float = options["backlog_wait"]
         self._max_bytes = settings.daemon.max_message_bytes
-        self._link = connect(settings.redis, timeout=timeout, name="streamqd:producer")
+        self._link = connect(settings.redis, timeout=options["timeout"], name="streamqd:producer")
         keys = Keys(settings.keys.control, settings.keys.streams)
         self._spread = bool(self._link.together(("{a}", "{b}"))[1:])  # over several nodes
         self._guard = ClusterGuard(keys) if self._spread else Guard(keys)
         partitioners = Partitioners(partitioner)
         self._routes = Routes(settings, keys, self._guard, partitioners, create=create)
-        self._carrier = Carrier(keys, self._guard, self._routes, dedup_window, max_backlog)
+        self._carrier = Carrier(
+            keys, self._guard, self._routes, options["dedup_window"], options["max_backlog"]
+        )
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -109,6 +169,21 @@ class Sender:
         All must be of one kind. When a message of a batch cannot be routed, those before it are
         written, its result is the error, and those behind it have none. Raises what concerns all.
         """
+        posting = self.begin(topic, bundle)
+        while posting.open:
+            time.sleep(max(0.0, posting.look_at - time.monotonic()))
+            self.look(posting)
+        return [posting.answer(number) for number in range(len(bundle))]
+
+    def begin(
+        self, topic: str, bundle: Sequence[Sequence[Envelope]], ahead: Sequence[Posting] = ()
+    ) -> Posting:
+        """Write as `post` does, but wait for no room: `look` does so for a posting that is open.
+
+        `ahead` are the open postings of the topic: what goes to a partition for which one of their
+        messages waits is not written before those.
+        """
+        check_topic(topic)
         chunk = Chunk(topic)
         spans: list[tuple[int, int, Exception | None]] = []
         for envelopes in bundle:
@@ -120,11 +195,17 @@ class Sender:
                     failure = error
                     break
             spans.append((begin, len(chunk.messages), failure))
-        results = self._write(chunk) if chunk.messages else []
-        return [
-            results[begin:end] + ([] if failure is None else [failure])
-            for begin, end, failure in spans
-        ]
+        results: list[Result] = [_NOT_YET] * len(chunk.messages)
+        posting = Posting(chunk, spans, results, time.monotonic() + self._backlog_wait)
+        if chunk.messages:
+            self._attempt(posting, ahead)
+        posting.plan()
+        return posting
+
+    def look(self, posting: Posting, ahead: Sequence[Posting] = ()) -> None:
+        """Write what found no room before, if there is room now. Raises as `begin` does."""
+        self._attempt(posting, ahead)
+        posting.plan()
 
     # --- writing and repeating ---
 
@@ -138,23 +219,25 @@ class Sender:
             self._pid = pid
         return self._link
 
-    def _write(self, chunk: Chunk) -> list[Result]:
-        """Write a chunk; what found no room is written again while `backlog_wait` lasts."""
-        results = self._persist(chunk)
-        deadline = time.monotonic() + self._backlog_wait
-        looks = 0
-        while full := [at for at, each in enumerate(results) if isinstance(each, BacklogFull)]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            time.sleep(min(left, BACKLOG_PAUSES[min(looks, len(BACKLOG_PAUSES) - 1)]))
-            looks += 1
-            # Those of a partition that found no room are its last ones: their order is kept.
-            rest = Chunk(chunk.topic, chunk.counted, [chunk.messages[at] for at in full])
-            for at, result in zip(full, self._persist(rest), strict=True):
-                if not isinstance(result, RedisUnavailable) or result.sent:
-                    results[at] = result
-        return results
+    def _attempt(self, posting: Posting, ahead: Sequence[Posting]) -> None:
+        """Write what waits and has nothing ahead of it in its partition."""
+        chunk = posting.chunk
+        if any(each.chunk.counted != chunk.counted for each in ahead):
+            return  # the topic has changed: nobody knows yet where those ahead go
+        held = {partition for each in ahead for partition in each.partitions}
+        # Those of a partition that found no room are its last ones: their order is kept.
+        free = [at for at in posting.waiting if chunk.messages[at].partition not in held]
+        if not free:
+            return
+        messages = [chunk.messages[at] for at in free]
+        for at, result in zip(
+            free,
+            self._persist(Chunk(chunk.topic, chunk.counted, messages, bool(ahead))),
+            strict=True,
+        ):
+            unsent = isinstance(result, RedisUnavailable) and not result.sent
+            if not (unsent and posting.looks):
+                posting.results[at] = result
 
     def _persist(self, chunk: Chunk) -> list[Result]:
         """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
@@ -165,7 +248,8 @@ class Sender:
             parts.setdefault(self._carrier.node_of(self._link, chunk.topic, each), []).append(at)
         results: dict[int, Result] = {}
         for numbers in parts.values():
-            part = Chunk(chunk.topic, chunk.counted, [chunk.messages[at] for at in numbers])
+            messages = [chunk.messages[at] for at in numbers]
+            part = Chunk(chunk.topic, chunk.counted, messages, chunk.fixed)
             results |= zip(numbers, self._persist_part(part), strict=True)
         return [results[at] for at in range(len(chunk.messages))]
 
@@ -176,6 +260,8 @@ class Sender:
         for pause in (*PAUSES, None):
             try:
                 replies, missing = self._carrier.write(self._own(), chunk)
+            except Changed:
+                return [_NOT_YET] * len(chunk.messages)
             except RedisUnavailable as error:
                 replies, missing = [], error
             except RedisRefused as error:
@@ -200,6 +286,13 @@ class Sender:
             return True
         longest = sum(PAUSES) + (len(PAUSES) + 1) * self._link.timeout
         return envelope.delay is not None and envelope.delay > longest
+
+
+def _no_room(topic: str, partition: int) -> BacklogFull:
+    return BacklogFull(
+        f"messages of this producer wait for room in {topic}/{partition}; one behind them was not"
+        " sent"
+    )
 
 
 def _for_the_moment(reply: Any) -> bool:

@@ -129,5 +129,5 @@ class Keys:
         return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
 
     def attempts(self, topic: str, partition: int, group: str) -> str:
-        """HASH `<place>:c` charged crashes, `:f` failures in place, `:last` context of a crash."""
+        """HASH `<place>:c` crashes, `:f` failures in place, `:due` (unix ms), `:last` crash."""
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"

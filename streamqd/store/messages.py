@@ -70,6 +70,7 @@ class Pending(NamedTuple):
     crashes: int  # charged since it was last delivered
     failures: int  # in place, of a handler that blocks
     context: bytes  # of the last charged crash, b'' for none
+    wait_ms: int = 0  # until its next run in place is due
 
 
 class Recovered(NamedTuple):
@@ -205,14 +206,17 @@ def dead(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, Fields
     )
 
 
-def note(keys: Keys, unit: Unit, token: str, notes: Sequence[tuple[bytes, int]]) -> Call:
-    """Write down how often entries have failed that stay in hand: (place, failures) each."""
+def note(keys: Keys, unit: Unit, token: str, notes: Sequence[tuple[bytes, int, float]]) -> Call:
+    """Write down how often entries have failed that stay in hand, and when they run again.
+
+    A note is (place, failures, seconds until it is due).
+    """
     _bounded("settle_note", len(notes))
     return scripts.get("settle_note").call(
         {**_fenced(keys, unit), "attempts": keys.attempts(*unit)},
         token=token,
         group=unit.group,
-        notes=[part for note in notes for part in note],
+        notes=[part for place, failures, delay in notes for part in (place, failures, _ms(delay))],
     )
 
 

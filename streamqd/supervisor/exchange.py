@@ -191,7 +191,7 @@ class Exchange:
         now = time.monotonic()
         before = holding.phase
         word = holding.answered(reply, now)
-        if holding.owned:
+        if holding.owned and not isinstance(reply, RedisRefused):
             self._trust(holding, sent_ns, now)
         if word == "acquired":
             self.board.add("rebalance_acquired")

@@ -238,7 +238,8 @@ class Supervisor:
             exit_ = child.reap() if child is not None else None
             if child is None or exit_ is None:
                 continue
-            exit_ = self.kernel_kills.explain(exit_)
+            if holding.kill is None:  # else the signal was ours
+                exit_ = self.kernel_kills.explain(exit_)
             reason, before = holding.stop_reason, (holding.lived(now), holding.settled())
             verdict = holding.ended(exit_)
             logs.event(

@@ -52,6 +52,7 @@ class BatchRunner(Runner):
         self.throttle = Throttle.of(consumer, slot, gate, settler, self._size)
         if self.throttle is not None:
             self._size = min(self._size, self.throttle.burst)
+        self._size = min(self._size, consumer.max_messages or self._size)
 
     def handle(
         self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
@@ -60,7 +61,8 @@ class BatchRunner(Runner):
         if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
             return
         self._taken.append(Taken(index, message, retried, crashes, charged or crashes > 0))
-        if len(self._taken) >= self._size:
+        alone = self.guards is not None and self.guards.probing
+        if alone or len(self._taken) >= self._size:
             self.finish()
 
     def begin(self) -> None:
@@ -85,12 +87,13 @@ class BatchRunner(Runner):
             now = self.throttle.heed(now, len(batch))
         errors = self._run(batch, now)
         self._note(batch, errors)
-        self.handled += len(batch)
         if self.guards is not None:
             self.guards.heed()
         limit = self.consumer.max_messages
         if limit and self.handled >= limit:
             raise Stop(ExitCode.RECYCLE)
+        if limit:
+            self._size = min(self._size, limit - self.handled)
 
     def _run(self, batch: list[Taken], now: int) -> list[BaseException | None]:
         """Call the handler. Returns what is wrong with each message, None for those done."""
@@ -121,6 +124,7 @@ class BatchRunner(Runner):
         ended = now_ns()
         for taken, error in zip(batch, errors, strict=True):
             index, message, retried = taken.index, taken.message, taken.retried
+            self.handled += 1
             if error is None:
                 self.settler.ack(
                     message.id_bytes, retried=retried, index=index, charged=taken.charged, now=ended

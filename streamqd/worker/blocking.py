@@ -1,8 +1,9 @@
 """`on_error = "block"`: a message that has failed is run again in place; nothing gets past it.
 
 While it waits, its state byte is WAITING, as before its first run: a process that dies meanwhile
-has nobody to blame, and no limit of a run counts the wait. How often it has failed is written into
-Redis first, so that the next owner begins with this message and goes on counting.
+has nobody to blame, and no limit of a run counts the wait. How often it has failed, and when it is
+due, is written into Redis first: the next owner begins with this message, waits for what is left
+and goes on counting.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class BlockingRunner(Runner):
     ) -> None:
         """Run the handler for the entry at `index` of the batch, again and again."""
         place = place_of(message.id_bytes, retried=retried)
+        if (left := message.due_in_place_ns - now_ns()) > 0:
+            self._wait(place, left / 1e9)
         while True:
             super().handle(index, message, retried, crashes, charged)
             seconds, self._again = self._again, None
@@ -45,7 +48,8 @@ class BlockingRunner(Runner):
         if spent:
             message.failures_in_place += spent
             place = place_of(message.id_bytes, retried=retried)
-            self.settler.note(place, message.failures_in_place, now_ns())
+            now = now_ns()
+            self.settler.note(place, message.failures_in_place, now + int(delay * 1e9), now)
 
     def _wait(self, place: bytes, seconds: float) -> None:
         self.settler.flush()

@@ -124,9 +124,10 @@ class ConcurrentWorker(Worker):
                     size=entry.size,
                 )
             )
+            if session:
+                self._run_marked()
             if alone:
                 self._run_dry()
-                self.solo.rest()
         while self.runner.is_full():
             self._advance()
             self._wait()
@@ -201,11 +202,20 @@ class ConcurrentWorker(Worker):
         """Whether handlers run. None does before the boot is over."""
         return isinstance(self.runner, SeveralRunner) and bool(self.runner.running)
 
+    def _run_marked(self) -> None:
+        """Run what is in hand. Nothing is raised meanwhile: the turn lasts as long as the run."""
+        self.runner.alone = True
+        self.runner.start_ready()
+        self._finish_running(whatever=True)
+        self.solo.rest()
+
     def _run_dry(self) -> None:
         """Handle all that is in hand."""
         self.runner.alone = True
-        while self.runner.running or self.runner.ordering.waiting:
+        while True:
             self._advance()
+            if not (self.runner.running or self.runner.ordering.waiting):
+                break
             if self.runner.running or self.runner.throttled:
                 self._wait()
         self.runner.collect()

@@ -51,6 +51,7 @@ class Gate:
         self.slot = slot
         self.control = control
         self._before_pause = before_pause
+        self.before_wait: Callable[[], None] = lambda: None  # called often, and must be quick
 
     def check(self, unstarted: int = 0) -> None:
         """Go on, or wait while paused, or raise Stop. `unstarted` entries in hand are released."""
@@ -70,8 +71,15 @@ class Gate:
         self.check(unstarted)
 
     def await_trust(self) -> int:
-        """Wait until the supervisor has renewed the lease; nothing may begin meanwhile."""
+        """Wait until the supervisor has renewed the lease; nothing may begin meanwhile.
+
+        What is done is settled first: another may own the unit when the wait is over.
+        """
+        settled = False
         while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:
+            if not settled:
+                self._before_pause()
+                settled = True
             self.check()
             self._wait(TRUST_POLL_SECONDS)
         return now
@@ -131,6 +139,7 @@ class Gate:
             self.control.send(b"!", socket.MSG_DONTWAIT)
 
     def _wait(self, seconds: float) -> None:
+        self.before_wait()
         # Waiting for the supervisor, or for Redis, is not being stuck.
         self.slot.progress_ns = now_ns()
         if process.wait_readable([self.control.fileno()], seconds):

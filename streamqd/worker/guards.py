@@ -1,7 +1,8 @@
 """What keeps a worker from beginning messages that would only fail: a circuit, and a flood guard.
 
 `policy.circuit` and `policy.flood` decide; here they are told of failures, and waited for. A worker
-without either has no guards, and pays nothing for them.
+without either has no guards, and pays nothing for them. What they know is kept in words of the
+slot, so that a worker that follows on another, also after a crash, goes on where that one was.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING
 from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import RedisRefused
+from streamqd.message import Message
 from streamqd.model import Failed, Outcome
+from streamqd.policy import circuit, flood, settlement
 from streamqd.policy.circuit import Circuit, State
 from streamqd.policy.flood import Flood
 from streamqd.scoreboard import now_ns
 from streamqd.store import control
-from streamqd.waits import Wait, Waits
+from streamqd.waits import CIRCUIT, FLOOD, SETTLED, Wait, Waits
 
 if TYPE_CHECKING:
     from streamqd.worker.runs import Runner
 
+# Two workers read the server's clock differently, by a round trip at most.
+CLOCK_SECONDS = 0.1
 RESUME_SECONDS = 1.0  # how often a flooded worker that is not told to pause looks for a `resume`
 
 
@@ -38,8 +43,14 @@ class Guards:
         self._waits = Waits(runner.slot.words)
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
-        self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every)
-        self._flood = Flood(guard.letters, guard.window, guard.share)
+        is_open, opened, failures, since = self._waits.kept(CIRCUIT)
+        left = circuit.Memory(bool(is_open), opened / 1e9, failures, since / 1e9)
+        self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, left)
+        deaths, since, settled = self._waits.kept(FLOOD)
+        died = flood.Memory(deaths, since / 1e9, settled)
+        self._flood = Flood(guard.letters, guard.window, guard.share, died)
+        self._unsaid = bool(is_open)
+        (self._settled_before,) = self._waits.kept(SETTLED)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe began
         self.flooded = False
@@ -47,21 +58,37 @@ class Guards:
     @classmethod
     def of(cls, runner: Runner, settings: Settings) -> Guards | None:
         """Return the guards that the consumer of a runner asks for, None when it asks for none."""
-        wanted = runner.consumer.breaker.failures or runner.consumer.flood_guard.letters
-        return cls(runner, settings) if wanted else None
+        breaker, guard = runner.consumer.breaker.failures, runner.consumer.flood_guard.letters
+        waits = Waits(runner.slot.words)
+        if not breaker:
+            waits.forget(CIRCUIT)
+        if not guard:
+            waits.forget(FLOOD)
+        return cls(runner, settings) if breaker or guard else None
 
     # --- being told ---
 
-    def blameless(self, outcome: Outcome, uid: str) -> bool:
-        """Judge a failure: whether it is a dependency's, and costs the message no attempt."""
+    def blameless(self, outcome: Outcome, message: Message) -> bool:
+        """Judge a failure: whether it is a dependency's, and costs the message no attempt.
+
+        What the policy does not retry is the message's own, whatever the breaker names. A message
+        that is forgiven is told when, and takes it along.
+        """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
         self.look()
-        if self._on and self._on.isdisjoint(outcome.lineage):
+        of_message = not settlement.retries(outcome, self._runner.policy)
+        if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
             # It says nothing of the dependency, neither good nor bad.
             return False
-        before = self._circuit.state
-        counts = self._circuit.failed(uid, _now(), self._successes)
+        before, now, unix = self._circuit.state, _now(), self._runner.server_time()
+        forgiven = None
+        if message.forgiven_at:
+            forgiven = now - (unix - message.forgiven_at) - CLOCK_SECONDS
+        counts = self._circuit.failed(message.uid, now, self._successes, forgiven)
+        if not counts:
+            message.forgiven_at = unix
+        self._keep_circuit()
         if before is State.CLOSED and self._circuit.state is State.OPEN:
             self._waits.count_opening()
             logs.event(
@@ -77,17 +104,37 @@ class Guards:
         """Note that a message has become a dead letter."""
         self._deaths += 1
         if self._guard.letters:
-            self.flooded |= self._flood.died(_now(), self._successes + self._deaths)
+            self.flooded |= self._flood.died(_now(), self._settled)
+            if not self.flooded:
+                # Else what is kept stays one short of a flood until this one has been stopped.
+                self._keep_flood()
 
     def look(self) -> None:
         """Close the circuit when a probe has succeeded meanwhile."""
+        self._waits.keep(SETTLED, self._settled)
+        if self._unsaid:
+            self._unsaid = False
+            self.seconds()
         if self._successes > self._probe_from and self._circuit.succeeded():
+            self._keep_circuit()
             self._waits.end()
             logs.event("circuit.closed", unit=self._unit)
 
     @property
     def _successes(self) -> int:
         return self._runner.handled - self._runner.failed_runs
+
+    @property
+    def _settled(self) -> int:
+        return self._settled_before + self._successes + self._deaths
+
+    def _keep_circuit(self) -> None:
+        is_open, opened, failures, since = self._circuit.memory
+        self._waits.keep(CIRCUIT, is_open, int(opened * 1e9), failures, int(since * 1e9))
+
+    def _keep_flood(self) -> None:
+        deaths, since, settled = self._flood.memory
+        self._waits.keep(FLOOD, deaths, int(since * 1e9), settled)
 
     # --- being asked ---
 
@@ -101,6 +148,11 @@ class Guards:
             self._probe_from = self._successes
             self._waits.begin(Wait.PROBING)
         return left
+
+    @property
+    def probing(self) -> bool:
+        """Whether no more than one message may be tried at once."""
+        return self._circuit.state is not State.CLOSED
 
     def room(self, running: int) -> int | None:
         """How many more messages may begin beside those that run; None for any number."""
@@ -138,6 +190,7 @@ class Guards:
         except RedisRefused as error:
             problem = str(error)
         self._waits.count_flood()
+        self._keep_flood()
         logs.event("flood.stopped", logging.ERROR, unit=self._unit, why=why, error=problem or None)
         if problem:
             # Nobody can resume what is not written down.

@@ -6,8 +6,8 @@ from typing import Any
 
 from streamqd.scoreboard import SETTLED, now_ns
 from streamqd.store.fetch import Round
-from streamqd.waits import Wait, Waits
-from streamqd.worker.holding import HoldingRunner, tell_held
+from streamqd.waits import Waits
+from streamqd.worker.holding import HoldingRunner, tell_full, tell_held
 from streamqd.worker.worker import Worker
 
 DUE_MAX = 128  # held messages that come into hand at once, and of one key
@@ -30,9 +30,9 @@ class HoldingWorker(Worker):
             # What would come now could be of held keys: nothing is read, not even awaited.
             self.settler.flush()
             due = holds.next_due() or now_ns()
-            waits.begin(Wait.FULL, int(due))
+            tell_full(waits, due)
             self.gate.sleep(max(0.0, (due - now_ns()) / 1e9))
-            waits.end()
+            tell_full(waits, None)
             self._run_due()
         return max(1, min(room, (self.consumer.held_max - holds.entries) // 2))
 
@@ -46,25 +46,30 @@ class HoldingWorker(Worker):
         return wait if due is None else min(wait, max(0.001, (due - now_ns()) / 1e9))
 
     def _run_due(self) -> None:
-        """Run the held messages that are due, and what is behind each until one fails again."""
+        """Run the held messages that are due, and what is behind each until one fails again.
+
+        What is due again meanwhile waits until something was read: it must not starve other keys.
+        """
         holds, runner = self.runner.holds, self.runner
-        while keys := self._due_keys():
-            lines = [(key, holds.line(key, DUE_MAX)) for key in keys]
-            self.settler.flush()
-            self._post([kept.place for _, line in lines for kept in line])
-            first = 0
-            for key, line in lines:
-                indexes = range(first, first + len(line))
-                first += len(line)
-                for index, kept in zip(indexes, line, strict=True):
-                    self.gate.check(self.slot.unfinished)
-                    if not runner.handle_kept(index, kept):
-                        self._give_back(indexes[index - indexes.start + 1 :])
-                        break
-                holds.go_on(key, now_ns())
-            tell_held(runner)
-            self.settler.flush()
-            runner.publish()
+        keys = self._due_keys()
+        if not keys:
+            return
+        lines = [(key, holds.line(key, DUE_MAX)) for key in keys]
+        self.settler.flush()
+        self._post([kept.place for _, line in lines for kept in line])
+        first = 0
+        for key, line in lines:
+            indexes = range(first, first + len(line))
+            first += len(line)
+            for index, kept in zip(indexes, line, strict=True):
+                self.gate.check(self.slot.unfinished)
+                if not runner.handle_kept(index, kept):
+                    self._give_back(indexes[index - indexes.start + 1 :])
+                    break
+            holds.go_on(key, now_ns())
+        tell_held(runner)
+        self.settler.flush()
+        runner.publish()
 
     def _give_back(self, indexes: range) -> None:
         """Let what is in the batch behind a message that failed again be in hand no more."""

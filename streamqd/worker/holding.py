@@ -1,9 +1,9 @@
 """`on_error = "hold-key"`: a message that has failed waits with all of its key; other keys pass.
 
 Held messages stay pending and in this process; nothing goes through the delayed set, so nothing of
-a key can overtake. When they are due is known here alone: a new owner tries them at once, the
-oldest first. How often they have failed is written into Redis. A message without a key has no order
-to keep, and is set aside as with requeue.
+a key can overtake. How often the first of a key has failed, and when it is due, is written into
+Redis: a new owner waits for what is left. A message without a key has no order to keep, and is set
+aside as with requeue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, Slot, now_ns
-from streamqd.waits import Waits
+from streamqd.waits import Wait, Waits
 from streamqd.worker.blocking import NOBODY
 from streamqd.worker.holds import Holds
 from streamqd.worker.runs import RELEASE_SECONDS, Runner
@@ -48,6 +48,18 @@ def tell_held(runner: Shelf) -> None:
     Waits(runner.slot.words).hold(holds.entries, holds.keys)
 
 
+def tell_full(waits: Waits, due_ns: float | None) -> None:
+    """Say that nothing is read until a held key is due; None: that this is over.
+
+    Whatever else keeps the worker from beginning is said first: it lets the held ones wait, too.
+    """
+    kind = waits.read().kind
+    if due_ns is not None and kind is Wait.NOTHING:
+        waits.begin(Wait.FULL, int(due_ns))
+    elif due_ns is None and kind is Wait.FULL:
+        waits.end()
+
+
 class ReleasesByKey(Runner):
     """Runs messages that wait with their key when they are released."""
 
@@ -71,10 +83,13 @@ class HoldingRunner(ReleasesByKey):
         self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
     ) -> None:
         """Run the handler for the entry at `index` of the batch, unless its key is held."""
-        key = message.key if self.holds.keys else None
+        key = message.key if self.holds.keys or message.due_in_place_ns else None
         if key is None or key not in self.holds:
             self._crashes = crashes
-            super().handle(index, message, retried, crashes, charged)
+            if key is None or (left := message.due_in_place_ns - now_ns()) <= 0:
+                super().handle(index, message, retried, crashes, charged)
+            else:
+                self._keep(index, message, retried, left / 1e9, 0)
             return
         place = place_of(message.id_bytes, retried=retried)
         self.slot.states[index] = SETTLED
@@ -105,10 +120,12 @@ class HoldingRunner(ReleasesByKey):
         self.slot.states[index] = SETTLED
         place = place_of(message.id_bytes, retried=retried)
         kept = Kept(place, message, retried=retried, crashes=self._crashes)
-        self.holds.hold(message.key, kept, now_ns() + delay * 1e9)
+        now = now_ns()
+        due = now + int(delay * 1e9)
+        self.holds.hold(message.key, kept, due)
         if spent:
             message.failures_in_place += spent
-            self.settler.note(place, message.failures_in_place, now_ns())
+            self.settler.note(place, message.failures_in_place, due, now)
         self._told()
 
     def _told(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from streamqd import handlers, logs
@@ -16,7 +15,9 @@ from streamqd.worker.eventloop import EventLoop
 
 def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
     """Import the handler and run its `on_start`. Raises HandlerLoadError."""
-    hooks = Hooks(consumer, settings.base_dir, unit)
+    hooks = Hooks(
+        consumer, handlers.load(consumer.handler, settings.base_dir, consumer.codec), unit
+    )
     logs.mark_records(consumer.handler)
     daemon = settings.daemon
     hooks.start(handlers.Context(unit, daemon.instance, daemon.state_dir))
@@ -26,11 +27,10 @@ def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
 class Hooks:
     """What was loaded, with the event loop that it needs, if it needs one."""
 
-    def __init__(self, consumer: Consumer, base_dir: Path, unit: Unit) -> None:
-        """Import the handler. Raises HandlerLoadError."""
+    def __init__(self, consumer: Consumer, loaded: handlers.Loaded, unit: Unit) -> None:
         self._reference = consumer.handler
         self._unit = unit
-        self.loaded = handlers.load(consumer.handler, base_dir, consumer.codec)
+        self.loaded = loaded
         started, stopped = self.loaded.on_start, self.loaded.on_stop
         asynchronous = self.loaded.form.asynchronous
         asynchronous = asynchronous or handlers.is_async(started) or handlers.is_async(stopped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from streamqd.message import Delivery, Message
+from streamqd.scoreboard import now_ns
 from streamqd.store.messages import Pending, Recovered
 
 
@@ -17,6 +18,7 @@ class Held(NamedTuple):
     crashes: int
     context: bytes  # JSON of the last charged crash, b'' if there is none
     failures: int = 0  # in place, of one that is kept in hand
+    wait_ms: int = 0  # until it is due again, of such a one
 
     @property
     def place(self) -> bytes:
@@ -33,6 +35,8 @@ class Held(NamedTuple):
         message = Message(delivery, self.id, self.fields or [], retried=self.retried)
         if self.failures:
             message.failures_in_place = self.failures
+        if self.wait_ms:
+            message.due_in_place_ns = now_ns() + self.wait_ms * 1_000_000
         return message
 
 
@@ -54,7 +58,13 @@ def in_order(page: Recovered, count: int) -> tuple[list[Held], bool]:
 
 def _held(entry: Pending, *, retried: bool) -> Held:
     return Held(
-        retried, entry.id, entry.fields, entry.crashes, entry.context, failures=entry.failures
+        retried,
+        entry.id,
+        entry.fields,
+        entry.crashes,
+        entry.context,
+        failures=entry.failures,
+        wait_ms=entry.wait_ms,
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from streamqd.message import REPLAY_COUNT, Delivery, Message
+from streamqd.message import FORGIVEN_AT, REPLAY_COUNT, Delivery, Message
 from streamqd.model import Failed
 from streamqd.policy.fingerprint import fingerprint
 
@@ -23,6 +23,8 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
     if REPLAY_COUNT in message.fields:
         # At its next place it would be believed, whoever wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
+    if FORGIVEN_AT in message.fields or message.forgiven_at:
+        fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
     return fields
 
 
@@ -54,7 +56,10 @@ def letter(
         "traceback": failure.traceback,
         "fingerprint": fingerprint,
     }
-    return {name.encode(): text.encode("utf-8", "replace") for name, text in texts.items()}
+    fields = {name.encode(): text.encode("utf-8", "replace") for name, text in texts.items()}
+    if FORGIVEN_AT in message.fields or message.forgiven_at:
+        fields[FORGIVEN_AT] = b"0"  # a replay begins anew
+    return fields
 
 
 def unhandled(

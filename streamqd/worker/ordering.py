@@ -41,6 +41,10 @@ class Ordering(Generic[Entry]):
             self._behind[key] = deque()
             self._ready.append(entry)
 
+    def knows(self, key: bytes) -> bool:
+        """Whether an entry of a key waits, or was given out and has not ended."""
+        return key in self._behind
+
     @property
     def ready(self) -> int:
         """How many could begin now."""

@@ -156,7 +156,7 @@ class Runner:
     def pass_over(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
         """Acknowledge a message that has expired, without a run; False when it has not."""
         expires_at = message.expires_at
-        if expires_at is None or self._server_time() < expires_at:
+        if expires_at is None or self.server_time() < expires_at:
             return False
         self.slot.states[index] = DONE
         self.slot.add("expired")
@@ -214,8 +214,10 @@ class Runner:
         handler = self.consumer.handler
         fields = letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
         self._set_aside(index, message, retried, None, context | fields)
-        self._say_dead(message, why[0], why[1])
+        self._say_end(self._dead_lines, message, why[0], why[1])
         self.settler.flush()
+        if self.guards is not None and self.consumer.lanes == 1:
+            self.guards.heed()
 
     def publish(self) -> None:
         """Add the run times since the last call to the unit's histogram."""
@@ -269,7 +271,7 @@ class Runner:
     ) -> None:
         self.failed_runs += 1
         outcome = handlers.brief_of(error, self.consumer.dlq_error)
-        free = self.guards is not None and self.guards.blameless(outcome, message.uid)
+        free = self.guards is not None and self.guards.blameless(outcome, message)
         verdict = settlement.decide(
             outcome,
             attempt=message.attempt,
@@ -319,9 +321,7 @@ class Runner:
             fingerprint=handlers.fingerprint(error, self.consumer.handler),
         )
         self._set_aside(index, message, retried, None, fields)
-        self._say_dead(message, verdict.reason, failure.error_class)
-        if self.guards is not None:
-            self.guards.died()
+        self._say_end(self._dead_lines, message, verdict.reason, failure.error_class)
 
     def _leave(self, index: int, _message: Message, _retried: bool) -> None:
         """Give an entry back: it stays pending, and the next listing brings it back."""
@@ -342,9 +342,10 @@ class Runner:
             return 0.0
         # A letter begins anew when it is one: its message may be old.
         since = message.timestamp if message.letter is None else message.letter.failed_at
-        return max(0.0, self._server_time() - since)
+        return max(0.0, self.server_time() - since)
 
-    def _server_time(self) -> float:
+    def server_time(self) -> float:
+        """The server's unix time, as far as it is known here."""
         return (now_ns() + self._server_ahead_ns) / 1e9
 
     def _set_aside(
@@ -358,6 +359,8 @@ class Runner:
         self.slot.states[index] = FAILED
         if delay is None:
             fields |= letters.withheld(message, self.consumer.dlq_body)
+            if self.guards is not None:
+                self.guards.died()
         body = [part for pair in message.fields.items() for part in pair]
         place = place_of(message.id_bytes, retried=retried)
         self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())
@@ -372,9 +375,6 @@ class Runner:
             message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
         )
         self._say_end(self._given_up_lines, message, reason, error)
-
-    def _say_dead(self, message: Message, reason: str, error: str) -> None:
-        self._say_end(self._dead_lines, message, reason, error)
 
     def _say_end(self, lines: logs.Limit, message: Message, reason: str, error: str) -> None:
         lines.event(

@@ -87,7 +87,8 @@ class Settler:
         self._charged: list[tuple[bytes, int]] = []
         self.items: list[Item] = []
         self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
-        self._notes: dict[bytes, int] = {}  # failures in place of entries that stay in hand
+        # Failures in place of entries that stay in hand, and when they run again.
+        self._notes: dict[bytes, tuple[int, int]] = {}
         self.kept = 0  # how many entries stay in hand for a later run
         self._parked: set[bytes] = set()  # places of the items that were refused
         self._parked_until_ns = 0
@@ -110,9 +111,9 @@ class Settler:
         if not self.since_ns:
             self.since_ns = now
 
-    def note(self, place: bytes, failures: int, now: int) -> None:
-        """Note how often an entry has failed that stays in hand."""
-        self._notes[place] = failures
+    def note(self, place: bytes, failures: int, due: int, now: int) -> None:
+        """Note how often an entry has failed that stays in hand, and when it runs again."""
+        self._notes[place] = failures, due
         if not self.since_ns:
             self.since_ns = now
 
@@ -207,7 +208,11 @@ class Settler:
 
     def _write_notes(self) -> None:
         """Write the failures in place down. A server without memory is told with the next ones."""
-        notes = list(self._notes.items())
+        now = now_ns()
+        notes = [
+            (place, failures, max(0, due - now) / 1e9)
+            for place, (failures, due) in self._notes.items()
+        ]
         for start in range(0, len(notes), BATCH_MAX):
             call = messages.note(self.keys, self.unit, self.token, notes[start : start + BATCH_MAX])
             try:

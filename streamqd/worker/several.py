@@ -102,8 +102,7 @@ class SeveralRunner(Runner):
             if message.expires_at is not None and self.pass_over(
                 entry.index, message, entry.retried, entry.crashes
             ):
-                self.bytes_in_hand -= entry.size
-                self.ordering.ended(entry)
+                self._over(entry)
             else:
                 self._mark_running(entry)
                 if self.throttle is not None:
@@ -113,7 +112,9 @@ class SeveralRunner(Runner):
             self.lanes.start(begun)
 
     def _may_begin(self) -> bool:
-        guards, running = self.guards, len(self.running)
+        guards, running, limit = self.guards, len(self.running), self.consumer.max_messages
+        if limit and self.handled + running >= limit:
+            return False  # the process ends when these have ended
         return bool(
             self._free and not self.throttled and (guards is None or guards.room(running) != 0)
         )
@@ -154,11 +155,15 @@ class SeveralRunner(Runner):
             self.slot.sequences[entry.lane] = 0
             self._free.append(entry.lane)
             del self.running[entry.sequence]
-            self.bytes_in_hand -= entry.size
             self._note(entry, end, at_ns)
-            self.ordering.ended(entry)
+            self._over(entry)
         if self.guards is not None:
             self.guards.look()
+
+    def _over(self, entry: Entry) -> None:
+        """An entry that was given out is in hand no more, run or not: its key goes on."""
+        self.bytes_in_hand -= entry.size
+        self.ordering.ended(entry)
 
     def _note(self, entry: Entry, end: object, at_ns: int) -> None:
         elapsed = at_ns - entry.started_ns

@@ -11,9 +11,9 @@ from typing import Any
 
 from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, now_ns
-from streamqd.waits import Wait, Waits
+from streamqd.waits import Waits
 from streamqd.worker.blocking import NOBODY
-from streamqd.worker.holding import ReleasesByKey, tell_held
+from streamqd.worker.holding import ReleasesByKey, tell_full, tell_held
 from streamqd.worker.holds import Holds
 from streamqd.worker.lanes import Entry
 from streamqd.worker.several import SeveralRunner
@@ -32,12 +32,18 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
 
     def add(self, entry: Entry) -> None:
         """Let an entry wait for its turn, or for its key."""
-        if entry.key is None or entry.key not in self.holds:
+        key, due = entry.key, entry.message.due_in_place_ns
+        if key is not None and key in self.holds:
+            self.holds.behind(key, entry)
+        elif key is not None and due > now_ns() and not self.ordering.knows(key):
+            self.holds.hold(key, entry, due)
+        else:
             super().add(entry)
             return
         self.slot.states[entry.index] = SETTLED
-        self.holds.behind(entry.key, entry)
         tell_held(self)
+        if self.mark:
+            self.mark(NOBODY)
 
     def forget_waiting(self) -> None:
         """Drop what has not begun, but for what is held. It stays pending."""
@@ -60,13 +66,9 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
 
     def is_full(self) -> bool:
         """Whether nothing more may come into hand."""
-        consumer, holds, waits = self.consumer, self.holds, self._waits
+        consumer, holds = self.consumer, self.holds
         full = holds.entries >= consumer.held_max or holds.size >= consumer.prefetch_bytes
-        if full != (waits.read().kind is Wait.FULL):
-            if full:
-                waits.begin(Wait.FULL, int(holds.next_due() or 0))
-            else:
-                waits.end()
+        tell_full(self._waits, (holds.next_due() or 0) if full else None)
         return full or self._may_be_held >= consumer.held_max or super().is_full()
 
     def patience(self, seconds: float) -> float:
@@ -97,6 +99,9 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
     def _note(self, entry: Entry, end: object, at_ns: int) -> None:
         self._noting = entry
         super()._note(entry, end, at_ns)
+
+    def _over(self, entry: Entry) -> None:
+        super()._over(entry)
         key = entry.key
         if key is not None and key in self.holds and not self.holds.waits(key):
             self.holds.done(key)
@@ -108,7 +113,9 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
         assert entry is not None
         assert entry.key is not None
         self.slot.states[index] = SETTLED
-        self.holds.hold(entry.key, entry, now_ns() + delay * 1e9)
+        now = now_ns()
+        due = now + int(delay * 1e9)
+        self.holds.hold(entry.key, entry, due)
         for other in self.ordering.surrender(entry):
             self.slot.states[other.index] = SETTLED
             self.bytes_in_hand -= other.size
@@ -116,7 +123,7 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
         if spent:
             message.failures_in_place += spent
             entry.charged = True
-            self.settler.note(entry.place, message.failures_in_place, now_ns())
+            self.settler.note(entry.place, message.failures_in_place, due, now)
         tell_held(self)
         if self.mark:
             self.mark(NOBODY)

@@ -59,6 +59,12 @@ class Throttle:
 
         Nothing may come between this and the runs: the distance of two is that of two answers.
         """
+        now = self.wait(now, runs)
+        self.begun(now, runs)
+        return now
+
+    def wait(self, now: int, runs: int = 1) -> int:
+        """Wait until `runs` may begin, and return that instant."""
         while left := self.left_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
@@ -68,7 +74,6 @@ class Throttle:
             now = now_ns()
             if now > self._slot.words[WORD_TRUSTED_UNTIL]:
                 now = self._gate.await_trust()
-        self.begun(now, runs)
         return now
 
     def left_ns(self, now: int, runs: int = 1) -> int:

@@ -97,6 +97,8 @@ class Worker:
             code = self._work()
         except Stop as stop:
             code = stop.code
+        finally:
+            self.solo.rest()
         if code is not ExitCode.FENCED:
             try:
                 self.settler.flush_last()
@@ -222,8 +224,7 @@ class Worker:
                 self.runner.finish()
                 self.solo.rest()
         self.runner.finish()
-        size = sum(entry.size for entry in held)
-        self.appetite.fed(len(held), size, now_ns() - began)
+        self.appetite.fed(len(held), sum(entry.size for entry in held), now_ns() - began)
         self.runner.publish()
 
     # --- serve: fetch rounds ---

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import hosts
-from tests.support.daemon import GROUP, Daemon
+from streamqd import config
+from streamqd.registration import ensure_topics
+from tests.support import hosts, kill_matrix
+from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer
 
@@ -86,6 +88,38 @@ def test_a_message_that_kills_hosts_is_not_taken_for_another_that_runs_beside_it
     assert losses == 1 + MAX_CRASHES
     assert daemon.ledger.of(killer, "start")[-1].attempt == 1
     assert daemon.traces() == []
+
+
+@pytest.mark.fault("F27")
+def test_what_waits_for_its_rate_when_hosts_are_lost_is_not_suspected(new_daemon: NewDaemon):
+    """Although one charge is all that a message has, and it is the next one."""
+    options = {
+        "partitions": 2,
+        "daemon": {"lease_ttl": "2s"},
+        "consumer": {"max_crashes": 1, "rate": "1/h", "rate_burst": 1},
+    }
+    one, two = new_daemon(**options), new_daemon(**options, name="two")
+    ensure_topics(one.link, config.load(one.config_path))
+    for partition in (0, 1):
+        one.send(["ok", "ok"], partition)
+        kill_matrix.lose_owner(one, partition)
+
+    one.start()
+    one.wait_for(lambda: one.ledger.count("end") == 2, what="each partition has run one")
+    one.wait_for(
+        lambda: all(
+            one.link.execute("HGET", one.keys.fence(TOPIC, partition, GROUP), "mark") == b"m:0-0"
+            for partition in (0, 1)
+        ),
+        what="nobody is suspected",
+    )
+    for process in one.session():
+        process.kill()
+    two.start()
+    two.wait_for(lambda: len(two.events("lease.acquired")) == 2, what="two owns both")
+
+    assert [each.get("suspected") for each in two.events("lease.acquired")] == [None, None]
+    assert two.letters() == []
 
 
 @pytest.mark.fault("F7", "F27")

@@ -94,6 +94,17 @@ def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     assert version.split()[:2] == ["streamqd", wheel.name.split("-")[1]]
 
 
+def test_the_fixtures_come_with_the_wheel(wheel: Path, tmp_path: Path):
+    bin_dir = make_venv(tmp_path / "venv")
+    install(bin_dir, wheel)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    example = ["-p", "no:cacheprovider", "--pyargs", "streamqd.examples.test_invoices"]
+
+    told = run(bin_dir / "python", "-m", "pytest", *example, cwd=tmp_path)
+
+    assert "4 passed" in told
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

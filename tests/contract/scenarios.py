@@ -143,7 +143,7 @@ def settle_note(desk: Desk) -> Call:
     retried = desk.pending_retry("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, "m:1-0:f", "1")
-    return messages.note(desk.keys, desk.unit, "t1", [(main[0], 2), (retried[0], 1)])
+    return messages.note(desk.keys, desk.unit, "t1", [(main[0], 2, 5.0), (retried[0], 1, 5.0)])
 
 
 def settle_retry(desk: Desk) -> Call:

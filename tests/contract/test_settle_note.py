@@ -9,9 +9,17 @@ from streamqd.store import leases, messages
 from streamqd.store.scripts import Call
 from tests.contract.desk import TTL, Desk
 
+HOUR_MS = 3_600_000
 
-def note(desk: Desk, *notes: tuple[bytes, int]) -> Call:
-    return messages.note(desk.keys, desk.unit, "t1", notes)
+
+def note(desk: Desk, *notes: tuple[bytes, int], delay: float = 3600.0) -> Call:
+    return messages.note(desk.keys, desk.unit, "t1", [(*each, delay) for each in notes])
+
+
+def counts(desk: Desk) -> dict[str, bytes]:
+    """What is noted, but for the due times."""
+    noted = desk.state().get("attempts", {})
+    return {name: value for name, value in noted.items() if not name.endswith(":due")}
 
 
 def test_counts_are_written_beside_the_crashes(desk: Desk):
@@ -21,7 +29,21 @@ def test_counts_are_written_beside_the_crashes(desk: Desk):
     before = desk.state()
     call = note(desk, (main[0], 1), (retried[0], 3))
     assert desk.expect("settle_note", "OK", call) == [2]
-    assert desk.changes(before) == {"attempts": {"m:1-0:c": b"2", "m:1-0:f": b"1", "r:1-0:f": b"3"}}
+    assert set(desk.changes(before)) == {"attempts"}
+    assert counts(desk) == {"m:1-0:c": b"2", "m:1-0:f": b"1", "r:1-0:f": b"3"}
+
+
+def test_the_due_time_is_the_servers_and_written_with_its_count_alone(desk: Desk):
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    began = desk.now_unix_ms()
+    desk.link.run(note(desk, (place, 1)))
+    due = int(desk.state()["attempts"]["m:1-0:due"])
+    assert began + HOUR_MS <= due <= desk.now_unix_ms() + HOUR_MS
+    desk.link.run(note(desk, (place, 1), delay=1.0))
+    assert int(desk.state()["attempts"]["m:1-0:due"]) == due, "a repeat changes nothing"
+    desk.link.run(note(desk, (place, 2), delay=0.0))
+    assert began <= int(desk.state()["attempts"]["m:1-0:due"]) <= desk.now_unix_ms()
 
 
 def test_the_next_owner_goes_on_counting(desk: Desk):
@@ -34,6 +56,18 @@ def test_the_next_owner_goes_on_counting(desk: Desk):
     call = messages.recover(desk.keys, desk.unit, "t2", "s2", True, "", "", 10)
     page = messages.Recovered.parse(desk.link.run(call))
     assert [(each.id, each.failures) for each in page.main] == [(b"1-0", 0), (b"2-0", 4)]
+    assert page.main[0].wait_ms == 0
+    assert 0 < page.main[1].wait_ms <= HOUR_MS
+
+
+def test_what_is_over_due_need_not_wait(desk: Desk):
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    desk.link.run(note(desk, (place, 1)))
+    desk.do("HSET", desk.attempts, "m:1-0:due", desk.now_unix_ms() - 1)
+    call = messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", 10)
+    (found,) = messages.Recovered.parse(desk.link.run(call)).main
+    assert (found.failures, found.wait_ms) == (1, 0)
 
 
 def test_a_count_only_grows_so_a_repeat_or_a_late_copy_changes_nothing(desk: Desk):
@@ -53,7 +87,7 @@ def test_ten_is_more_than_nine(desk: Desk):
     desk.own("t1")
     for failures in (9, 10):
         desk.link.run(note(desk, (place, failures)))
-    assert desk.state()["attempts"] == {"m:1-0:f": b"10"}
+    assert counts(desk) == {"m:1-0:f": b"10"}
 
 
 def test_what_is_settled_leaves_no_count_behind(desk: Desk):
@@ -62,7 +96,7 @@ def test_what_is_settled_leaves_no_count_behind(desk: Desk):
     call = note(desk, (places[0], 1), (places[1], 1), (b"m:7-0", 1))
     desk.link.run(messages.ack(desk.keys, desk.unit, "t1", [places[0]]))
     assert desk.expect("settle_note", "OK", call) == [1]
-    assert desk.state()["attempts"] == {"m:2-0:f": b"1"}
+    assert set(desk.state()["attempts"]) == {"m:2-0:f", "m:2-0:due"}
     ack = messages.ack(desk.keys, desk.unit, "t1", [], charged=[places[1]])
     assert desk.link.run(ack).rest == [1]
     before = desk.dump()

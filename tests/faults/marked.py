@@ -21,11 +21,20 @@ def rows_of_tests() -> dict[str, tuple[str, ...]]:
 
 
 def _marked(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    of_all = [row for node in tree.body for row in _rows_of_module(node)]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            rows = [row for decorator in node.decorator_list for row in _rows(decorator)]
-            if rows:
+            own = [row for decorator in node.decorator_list for row in _rows(decorator)]
+            if node.name.startswith("test_") and (rows := [*of_all, *own]):
                 yield node.name, tuple(rows)
+
+
+def _rows_of_module(node: ast.stmt) -> list[str]:
+    """What `pytestmark = pytest.mark.fault(...)`, alone or in a list, marks."""
+    if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "pytestmark":
+        return []
+    marks = node.value.elts if isinstance(node.value, ast.List) else [node.value]
+    return [row for mark in marks for row in _rows(mark)]
 
 
 def _rows(decorator: ast.expr) -> list[str]:

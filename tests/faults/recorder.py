@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "FAULT_OUTCOMES"
-_WORST = ("skipped", "passed", "failed")
+_WORST = ("passed", "skipped", "failed")
 _outcomes: dict[str, str] = {}
 
 

@@ -122,10 +122,10 @@ def judge(desk: Desk, book: Ledger) -> None:
 @contextmanager
 def _hurried() -> Iterator[None]:
     """Waits of a worker that this cannot wait for."""
-    idle = {"BLOCK_SECONDS": 0.02, "IDLE_CHECK_SECONDS": 0.0}
+    idle = {"BLOCK_SECONDS": 0.02, "PARK_SECONDS": 0.02, "IDLE_CHECK_SECONDS": 0.0}
     with (
         mock.patch.multiple(worker, RECONNECT_SECONDS=(0.001, 0.01), **idle),
-        mock.patch.multiple(concurrent, PARK_SECONDS=0.02, **idle),
+        mock.patch.multiple(concurrent, **idle),
     ):
         yield
 

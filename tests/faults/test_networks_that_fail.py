@@ -11,10 +11,10 @@ import pytest
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.acceptance.test_rebalance import GATED, keyspace
-from tests.faults.rehearsal import Rehearsal
+from tests.faults.rehearsal import Rehearsal, kind_of
 from tests.faults.scenes_worker import one_at_a_time
 from tests.support.daemon import GROUP, Daemon
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
 Make = Callable[..., Daemon]
@@ -80,6 +80,39 @@ def test_an_owner_that_is_cut_off_begins_nothing_more_and_changes_nothing_when_i
             assert set(audit.repeated) == set(gated)
             assert b.letters() == []
             assert a.stop() == b.stop() == 0
+
+
+@pytest.mark.fault("F11")
+def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
+    make: Make, proxy: FaultProxy
+):
+    """Its own connection is well, its supervisor's is not: only the time tells."""
+    ttl = 3.0
+    settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "10m"}
+    a = make(name="a", daemon=settings, redis_url=proxy.url)
+    b = make(name="b", daemon={**settings, "state_dir": "b"})
+    with a:
+        a.send("sleep 0.004" for _ in range(1200))
+        (worker,) = a.pids().values()
+        with b:
+            # Whatever is written in one exchange with a renewal or a beat goes with it.
+            for nth in range(1, 200):
+                proxy.arm(
+                    Fault.CUT_BEFORE,
+                    nth=nth,
+                    wanted=lambda each: kind_of(each) in ("lease_renew", "member_beat"),
+                )
+            cut_at = time.monotonic()
+            b.wait_event("lease.acquired", inherited=True, timeout=20.0)
+            last = max(each.at for each in a.ledger.records("start") if each.pid == worker)
+            print(f"last start {last - cut_at:.2f} s after the last renewal, ttl {ttl} s")
+            assert last <= cut_at + ttl, "another may have owned it by then"
+            b.wait_settled(40.0)
+            audit = b.ledger.audit(GROUP)
+            assert (audit.lost, audit.unexpected) == ([], [])
+            assert len(audit.repeated) <= 1, "more than what ran without an acknowledgement"
+            assert b.stop() == 0
+        a.kill()
 
 
 @pytest.mark.fault("F13")

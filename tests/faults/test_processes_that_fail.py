@@ -22,6 +22,8 @@ from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer
 
 Make = Callable[..., Daemon]
+pytestmark = pytest.mark.slow
+
 NewDaemon = Callable[..., Daemon]
 TTL = 2.0
 
@@ -117,7 +119,7 @@ def test_recycling_under_a_storm_of_signals_loses_and_repeats_nothing(
             sent[number.name] += 1
         print(dict(sent), "workers:", len(daemon.events("worker.started")))
         assert daemon.ledger.audit(GROUP) == Audit()
-        assert len(daemon.events("worker.started")) >= 20
+        assert len(daemon.events("worker.started")) >= 10
         # No child has closed or used its parent's connection.
         assert client_ids(daemon, "streamqd:supervisor") == connection
         assert daemon.events("worker.crashed") == daemon.events("redis.lost") == []

@@ -17,6 +17,8 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer, find_binary
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Daemon]
 HOUR = 3600
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")

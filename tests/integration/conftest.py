@@ -18,6 +18,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
+from tests.support.costs import Meter, Page, counting_sockets
 from tests.support.daemon import toml
 from tests.support.life import Life, lives
 from tests.support.servers import Server
@@ -68,3 +69,18 @@ def new_life(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 @pytest.fixture
 def life(new_life: Callable[[str], Life], server: Server) -> Life:
     return new_life(server.url)
+
+
+@pytest.fixture
+def meter(link: Link) -> Iterator[Meter]:
+    """Counts what happens on the shared server, over connections made from here on."""
+    with counting_sockets():
+        yield Meter(link)
+
+
+@pytest.fixture
+def page(server: Server) -> Page:
+    """The page of costs. It tells of the bundled server; another may need a command more."""
+    found = Page()
+    found.judges = server.product == "valkey" and not users.chosen()
+    return found

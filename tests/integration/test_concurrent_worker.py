@@ -36,6 +36,35 @@ def settled(desk: Desk) -> bool:
     return desk.state()["stream"].groups["hits"][1] == {}
 
 
+@pytest.mark.parametrize("limit", [1, 6])
+def test_no_process_begins_more_than_it_may_handle(desk: Desk, life: Life, limit: int):
+    for number in range(1, 21):
+        desk.add(f"{number}-0")
+    runs: list[str] = []
+    worker = life.worker("t1", max_messages=limit, **SEVERAL)
+    assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
+    assert sorted(runs, key=lambda name: int(name[:-2])) == [f"{n}-0" for n in range(1, limit + 1)]
+
+
+_sizes: list[int] = []
+
+
+def take(batch: list[Message]) -> None:
+    """A handler of batches."""
+    _sizes.append(len(batch))
+
+
+@pytest.mark.parametrize("limit", [1, 13])
+def test_the_last_batch_is_cut_to_what_a_process_may_handle(desk: Desk, life: Life, limit: int):
+    for number in range(1, 21):
+        desk.add(f"{number}-0")
+    _sizes.clear()
+    worker = life.worker("t1", handler=f"{__name__}:take", batch=5, max_messages=limit)
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert sum(_sizes) == limit
+    assert max(_sizes) <= 5
+
+
 def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: Life):
     for number in range(1, 9):
         desk.add(f"{number}-0")

@@ -29,6 +29,8 @@ NEVER = Backoff("fixed", 3600.0, 3600.0, "none")
 BLOCK: dict[str, Any] = {"on_error": "block", "backoff": AT_ONCE}
 HOLD: dict[str, Any] = {"on_error": "hold-key", "backoff": AT_ONCE}
 SEVERAL: dict[str, Any] = {**HOLD, "concurrency": 4, "order": "key"}
+WAIT = 0.15
+WAITING = Backoff("fixed", WAIT, WAIT, "none")
 
 Runs = list[tuple[str, int]]
 
@@ -50,6 +52,12 @@ def add(desk: Desk, keys: str) -> None:
 
 def pending(desk: Desk) -> set[str]:
     return set(desk.state()["stream"].groups["hits"][1])
+
+
+def noted(desk: Desk) -> dict[str, bytes]:
+    """How often entries have failed in place."""
+    found = desk.state().get("attempts", {})
+    return {name: value for name, value in found.items() if not name.endswith(":due")}
 
 
 def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
@@ -129,7 +137,16 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     assert seen == [(True, [], 3)]
     assert slot.counter("released") == 3
     assert pending(desk) == {"2-0", "3-0", "4-0"}
-    assert desk.state()["attempts"] == {"m:2-0:f": b"1"}
+    assert noted(desk) == {"m:2-0:f": b"1"}
+    # The next one goes on waiting.
+    Waits(slot.words).reset()
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    worker = life.worker("t1", **BLOCK)
+    assert life.run(worker, failing(runs, {})) == ExitCode.STOPPED
+    watcher.join()
+    assert len(runs) == 2
+    desk.do("HSET", desk.attempts, "m:2-0:due", 0)
     worker = life.worker("t1", max_messages=4, max_attempts=0, **BLOCK)
     assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
     assert runs == [
@@ -275,9 +292,22 @@ def test_what_is_held_stays_pending_and_is_counted(
     watcher.join()
     assert pending(desk) == {"1-0", "3-0", "5-0"}
     assert waits.read().held_keys == 1
-    assert desk.state()["attempts"] == {"m:1-0:f": b"1"}
-    # A new owner does not know when they are due: it tries them at once, the oldest first.
+    assert noted(desk) == {"m:1-0:f": b"1"}
+    # A new owner holds them, too, until they are due.
     runs.clear()
+    waits.reset()
+
+    def stop_again() -> None:
+        wait_until(lambda: waits.read()[2:4] == (3, 1), what="three are held again")
+        life.stop()
+
+    watcher = threading.Thread(target=stop_again)
+    watcher.start()
+    worker = life.worker("t1", **policy)
+    assert life.run(worker, failing(runs, {})) == ExitCode.STOPPED
+    watcher.join()
+    assert runs == []
+    desk.do("HSET", desk.attempts, "m:1-0:due", 0)
     worker = life.worker("t1", max_messages=3, **policy | {"backoff": NEVER})
     assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.RECYCLE
     assert runs == [("1-0", 2), ("3-0", 1), ("5-0", 1)]
@@ -313,6 +343,78 @@ def test_what_comes_back_by_the_retry_stream_queues_behind_its_key(
     other.close()
     of_key = [name for name, _ in runs if name != "2-0"]
     assert of_key == ["0-7", "0-7", "0-7", "1-0", "0-8"]
+
+
+@pytest.mark.parametrize(
+    "policy", [BLOCK, HOLD, SEVERAL], ids=["block", "hold-key", "hold-key, four at a time"]
+)
+def test_the_next_process_waits_for_what_is_left(desk: Desk, life: Life, policy: dict[str, Any]):
+    """With one message for each process the wait is always another's."""
+    add(desk, "aa")
+    runs: Runs = []
+    began: list[int] = []
+    fails = failing(runs, {"1-0": 2})
+
+    def work(message: Message) -> None:
+        began.append(now_ns())
+        fails(message)
+
+    for _ in range(4):
+        worker = life.worker("t1", max_messages=1, **policy | {"backoff": WAITING})
+        assert life.run(worker, work) == ExitCode.RECYCLE
+    assert runs == [("1-0", 1), ("1-0", 2), ("1-0", 3), ("2-0", 1)]
+    # Redis counts milliseconds.
+    least = (WAIT - 0.002) * 1e9
+    assert began[1] - began[0] >= least
+    assert began[2] - began[1] >= least
+    assert pending(desk) == set()
+    assert "attempts" not in desk.state()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+@pytest.mark.parametrize("late", ["1-0", "2-0"])
+def test_what_expires_while_it_is_held_lets_its_key_go_on(
+    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any], late: str
+):
+    end = str(desk.now_unix_ms() + 300)
+    for name in ("1-0", "2-0", "3-0"):
+        desk.add(name, "payload", "x", "key", "a", *(("expiresAt", end) if name == late else ()))
+    runs: Runs = []
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if message.id == "3-0":
+            life.stop()
+        if runs == [("1-0", 1)]:
+            raise Retry(after=0.4)
+
+    worker = life.worker("t1", **policy)
+    assert life.run(worker, work) == ExitCode.STOPPED
+    ran = [("1-0", 1), ("2-0", 1)] if late == "1-0" else [("1-0", 1), ("1-0", 2)]
+    assert runs == [*ran, ("3-0", 1)]
+    assert slot.counter("expired") == 1
+    assert pending(desk) == set()
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_keys_that_are_always_due_again_do_not_starve_the_others(
+    desk: Desk, life: Life, policy: dict[str, Any]
+):
+    add(desk, "abcdefghijklmnopqrst")
+    healthy: set[bytes] = set()
+
+    def work(message: Message) -> None:
+        assert message.key is not None
+        if message.key < b"d":
+            raise Retry(after=0.0)
+        healthy.add(message.key)
+        if len(healthy) == 17:
+            life.stop()
+
+    worker = life.worker("t1", max_attempts=0, prefetch_max=4, **policy)
+    assert life.run(worker, work) == ExitCode.STOPPED
+    assert len(healthy) == 17
+    assert pending(desk) == {"1-0", "2-0", "3-0"}
 
 
 def test_what_has_no_key_is_set_aside(desk: Desk, life: Life, slot: Slot):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from streamqd import (
 from streamqd.errors import Refused
 from streamqd.store import topics
 from streamqd.store.client import Link
-from tests.integration.test_producer_buffered import Gate, payloads, transactions
+from tests.integration.test_producer_buffered import Gate, in_child, payloads, transactions
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
@@ -222,3 +223,52 @@ def test_a_loop_that_is_gone_stops_nothing(server, link, keys, gate):
     run(producer.close())
 
     assert payloads(link, keys) == [b"x"]
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def sends_of_a_child(producer: AsyncProducer) -> None:
+    """Send from a loop of the child's own, more than there is room for at once."""
+
+    async def work() -> None:
+        sends = (producer.send("access", b"child") for _ in range(5))
+        assert len(await asyncio.gather(*sends)) == 5
+        await producer.close()
+
+    run(work())
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_works_in_a_loop_of_its_own(server, link, keys):
+    producer = AsyncProducer(server.url, max_messages=1)
+
+    async def work() -> None:
+        await asyncio.gather(*(producer.send("access", b"parent") for _ in range(5)))
+
+    run(work())
+    in_child(lambda: sends_of_a_child(producer))
+    run(producer.close())
+
+    assert payloads(link, keys) == [b"parent"] * 5 + [b"child"] * 5
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_fork_while_sends_wait_for_room_stops_no_child(server, link, keys, gate):
+    parent = os.getpid()
+
+    def choose(key: bytes | None, partitions: int) -> int:
+        return gate(key, partitions) if os.getpid() == parent else 0
+
+    async def work() -> None:
+        async with AsyncProducer(server.url, partitioner=choose, max_messages=1) as producer:
+            sends = [asyncio.create_task(producer.send("access", b"parent")) for _ in range(3)]
+            # The first is being written, the second holds the queue, the third waits in it.
+            await asyncio.to_thread(gate.reached.wait, 10)
+            in_child(lambda: sends_of_a_child(producer))
+            gate.opened.set()
+            await asyncio.gather(*sends)
+
+    run(work())
+
+    assert sorted(payloads(link, keys)) == [b"child"] * 5 + [b"parent"] * 3

@@ -8,13 +8,16 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from streamqd.config import Consumer, Daemon, Settings
+from streamqd.handlers import Failures
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import Command, Slot
@@ -32,6 +35,17 @@ _work: list[Work] = []
 def handle(message: Message) -> object:
     """The handler of every worker here: what the test has given it."""
     return _work[-1](message)
+
+
+def handle_batch(batch: list[Message]) -> object:
+    """The handler of a worker that takes batches: what the test has given, for each message."""
+    failed: dict[Message, BaseException] = {}
+    for message in batch:
+        try:
+            _work[-1](message)
+        except Exception as error:  # noqa: BLE001 - whatever the test raises
+            failed[message] = error
+    return Failures(failed)
 
 
 class Life:
@@ -87,11 +101,14 @@ def lives(slot: Slot) -> Iterator[Callable[[str], Life]]:
             handler=f"{__name__}:handle",
             backoff=Backoff("fixed", 3600.0, 3600.0, "none"),
         )
-        settings = Settings(daemon=Daemon(instance="west-1"), consumers=(consumer,))
+        # A folder of its own: workers of one folder wait for each other's turn in solo mode.
+        daemon = Daemon(instance="west-1", state_dir=Path(folder))
+        settings = Settings(daemon=daemon, consumers=(consumer,))
         redis = users.acting(replace(settings.redis, url=url), "daemon")
         return Life(replace(settings, redis=redis), slot, peer, own)
 
-    yield make
+    with tempfile.TemporaryDirectory(prefix="sql-") as folder:
+        yield make
     logging.setLogRecordFactory(factory)
     signal.signal(signal.SIGUSR1, limit)
     peer.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.policy.circuit import REMEMBERED, Circuit, State
+from streamqd.policy.circuit import NOTHING, REMEMBERED, Circuit, Memory, State
 
 
 def circuit(failures: int = 3, window: float = 10.0, probe_every: float = 5.0) -> Circuit:
@@ -98,6 +98,42 @@ def test_alone_it_opens_the_circuit_for_nothing_tells_it_from_an_outage():
     for at in (0.0, 1.0, 2.0):
         one.failed("a", at, 7)
     assert one.state is State.OPEN
+
+
+def test_the_next_circuit_goes_on_where_this_one_was():
+    one = circuit()
+    assert one.memory == NOTHING
+    one.failed("a", 1.0, 0)
+    one.failed("b", 3.0, 0)
+    assert one.memory == Memory(False, 0.0, 2, 1.0)
+    after = Circuit(3, 10.0, 5.0, one.memory)
+    assert not after.failed("c", 11.0, 0)
+    assert after.state is State.OPEN
+    assert after.memory == Memory(True, 11.0, 3, 1.0)
+    last = Circuit(3, 10.0, 5.0, after.memory)
+    assert last.wait(12.0) == 4.0
+    assert last.wait(16.0) == 0
+    assert last.state is State.HALF_OPEN
+    assert Circuit(3, 10.0, 5.0, last.memory).state is State.OPEN
+    assert last.succeeded()
+    assert last.memory == Memory(False, 11.0, 0, 0.0), "who failed before it opened is forgiven"
+
+
+def test_of_a_circuit_before_all_failures_are_as_old_as_the_oldest():
+    after = Circuit(3, 10.0, 5.0, Memory(False, 0.0, 2, 1.0))
+    after.failed("c", 11.1, 0)
+    assert after.state is State.CLOSED
+    assert after.memory == Memory(False, 0.0, 1, 11.1)
+
+
+def test_a_message_that_was_forgiven_by_another_circuit_pays():
+    assert circuit().failed("a", 9.0, 0, forgiven=8.0)
+    opened = Memory(False, 5.0, 0, 0.0)
+    assert Circuit(3, 10.0, 5.0, opened).failed("a", 9.0, 0, forgiven=5.1)
+    assert not Circuit(3, 10.0, 5.0, opened).failed("a", 9.0, 0, forgiven=4.9)
+    one = circuit()
+    one.failed("a", 9.0, 0)
+    assert one.failed("a", 10.0, 0, forgiven=None)
 
 
 def test_what_is_remembered_is_bounded():

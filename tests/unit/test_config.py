@@ -792,6 +792,20 @@ def test_the_defaults_warn_of_nothing(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        "breaker = { failures = 7 }",
+        'breaker = { failures = 3 }\nretry_max_age = "1h"',
+        "breaker = { failures = 3 }\nmax_attempts = 0",
+    ],
+)
+def test_a_breaker_that_no_single_message_halts_for_good_is_no_surprise(
+    place: Place, more: str
+) -> None:
+    assert config.warnings(place.load(WORK + more)) == []
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (WORK + 'hard_timeout = "1m"', "a message of access/hits may run 1m, longer than a stop"),
@@ -801,6 +815,7 @@ def test_the_defaults_warn_of_nothing(place: Place) -> None:
             '[http]\nbind = "0.0.0.0:9464"\nallow_public = true',
             "http.bind: everybody who reaches this address",
         ),
+        (WORK + "breaker = { failures = 6 }", "breaker.failures: one message of access/hits that"),
     ],
 )
 def test_warnings(place: Place, text: str, said: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import psutil
+import pytest
 
 from streamqd.errand import Errand, Outcome
 
@@ -31,6 +33,28 @@ def test_polling_does_not_block_and_a_killed_child_is_told():
 def test_work_that_hangs_is_killed_after_its_time():
     errand = Errand(lambda: threading.Event().wait(), title="errand", timeout=0.2)
     assert ended(errand) == Outcome(None, "it took longer than 0.2 s")
+
+
+@pytest.mark.parametrize(
+    ("end", "trouble"),
+    [
+        (lambda: os.kill(os.getpid(), 9), "its process ended by signal SIGKILL"),
+        (lambda: os._exit(3), "its process ended by exit code 3"),
+        (lambda: os._exit(0), "its result cannot be read: Expecting value: line 1 column 15"),
+    ],
+)
+def test_half_a_result_is_no_result(end: Callable[[], None], trouble: str):
+    def write_half(descriptor: int, mode: str) -> None:
+        os.write(descriptor, b'{"declared": [')
+        end()
+
+    def work() -> bool:
+        os.fdopen = write_half  # type: ignore[assignment]  # in the child, which ends by it
+        return True
+
+    found = ended(Errand(work, title="errand", timeout=30.0))
+    assert found.result is None
+    assert found.trouble.startswith(trouble)
 
 
 def test_the_work_soils_only_the_child():

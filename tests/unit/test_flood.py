@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.policy.flood import Flood
+from streamqd.policy.flood import NOTHING, Flood, Memory
 
 
 def test_so_many_deaths_within_the_window_are_a_flood():
@@ -39,6 +39,19 @@ def test_with_a_share_of_nothing_only_the_number_counts():
 def test_after_a_flood_counting_begins_anew():
     flood = Flood(letters=2, window=10.0, share=0.5)
     assert [flood.died(0.0, n) for n in range(1, 7)] == [False, True] * 3
+
+
+def test_the_next_watch_goes_on_where_this_one_was():
+    one = Flood(letters=3, window=10.0, share=0.5)
+    assert one.memory == NOTHING
+    one.died(1.0, 7)
+    one.died(4.0, 8)
+    assert one.memory == Memory(2, 1.0, 7)
+    assert Flood(3, 10.0, 0.5, one.memory).died(11.0, 12)
+    assert not Flood(3, 10.0, 0.5, one.memory).died(11.0, 13), "too many live"
+    late = Flood(3, 10.0, 0.5, one.memory)
+    assert not late.died(11.1, 9)
+    assert late.memory == Memory(1, 11.1, 9)
 
 
 @given(

@@ -89,6 +89,28 @@ def test_a_module_that_is_nowhere_is_told_where_it_was_looked_for(folder: Path):
         handlers.load("nowhere:go", folder)
 
 
+# --- options that are nothing ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("retry_on=(lambda: 1,)", "retry_on: a value of type function is no setting; write"),
+        ("timeout=object()", "timeout: a value of type object is no setting; write"),
+        ("breaker={'on': [b'x']}", "breaker.on: a value of type bytes is no setting; write"),
+        ("retry=5", "retry is a RetryPolicy, not int"),
+    ],
+)
+def test_an_option_that_is_no_setting_is_a_problem_with_its_place(
+    write: Write, folder: Path, option: str, sentence: str
+):
+    write("h13", f"from streamqd import handler\n\nhandler(topic='t', group='g', {option})\n")
+    found = handlers.probe(["h13"], [], folder, 20.0)
+    [problem] = found.problems
+    assert problem.startswith(f"cannot import h13: TypeError: {sentence}")
+    assert problem.endswith(f"({folder}/h13.py:3)")
+
+
 # --- probing in a child ---------------------------------------------------------------------------
 
 

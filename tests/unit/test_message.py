@@ -85,6 +85,12 @@ def test_counts_in_the_partition_stream_are_not_believed():
     assert fresh.fields[b"retryCount"] == b"99", "they stay readable, as anything else"
 
 
+def test_when_it_was_forgiven_is_believed_in_the_retry_stream_only():
+    fields = (b"payload", b"x", b"forgivenAt", b"1763640000123")
+    assert message(*fields).forgiven_at == 0.0
+    assert message(*fields, retried=True).forgiven_at == 1_763_640_000.123
+
+
 def test_an_original_id_is_believed_when_it_is_one():
     assert message(b"originalId", b"5-1").uid == "access/3/5-1"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -66,6 +67,22 @@ class Duck(Protocol):
     def uid(self) -> str: ...
 
 
+class Plain:
+    def __init__(self, number: int) -> None: ...
+
+
+@dataclass
+class Holder:
+    of: Plain
+
+
+@dataclass
+class Tree:
+    value: object
+    branches: list[Tree]
+    cache: Plain = field(default_factory=lambda: Plain(1))
+
+
 class Callee:
     async def __call__(self, msg: Message) -> None: ...
 
@@ -84,6 +101,19 @@ def typed_bare(order: Order, msg) -> None: ...  # type: ignore[no-untyped-def]
 def optional(order: Order, limit: int = 3) -> None: ...
 
 
+def generator(msg: Message) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(msg: Message) -> AsyncIterator[int]:
+    yield 1
+
+
+class Generator:
+    def __call__(self, _msg: Message) -> Iterator[int]:
+        yield 1
+
+
 @pytest.mark.parametrize(
     ("function", "form"),
     [
@@ -97,6 +127,7 @@ def optional(order: Order, limit: int = 3) -> None: ...
         (async_batch, Form(batch=True, asynchronous=True)),
         (coroutine, Form(asynchronous=True)),
         (Callee(), Form(asynchronous=True)),
+        (functools.partial(Callee()), Form(asynchronous=True)),
         (typed, Form(payload=Order)),
         (typed_both, Form(asynchronous=True, payload=Order, with_message=True)),
         (typed_bare, Form(payload=Order, with_message=True)),
@@ -107,11 +138,54 @@ def test_the_form_of_a_handler(function: Callable[..., object], form: Form):
     assert form_of(function, "h:go") == form
 
 
+def test_a_text_within_a_type_stands_for_the_message():
+    def quoted(batch): ...  # type: ignore[no-untyped-def]
+
+    quoted.__annotations__["batch"] = list["Message"]
+    assert form_of(quoted, "h:go") == Form(batch=True)
+
+
 def test_a_second_parameter_can_only_be_the_message():
     def wrong(order: Order, other: Order) -> None: ...
 
     with pytest.raises(HandlerLoadError, match="second parameter can only be the message"):
         form_of(wrong, "h:go")
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Message | None,
+        Sequence[Message],
+        tuple[Message, ...],
+        dict[str, list[Message]],
+        list[Message] | None,
+        Callable[[Message], None],
+        tuple["Message", int],
+    ],
+)
+def test_a_message_within_another_type_is_refused(annotation: Any):
+    def wrong(given): ...  # type: ignore[no-untyped-def]
+
+    wrong.__annotations__["given"] = annotation
+    with pytest.raises(HandlerLoadError, match=r"^h:go: given is .* write Message for one .*list"):
+        form_of(wrong, "h:go")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        generator,
+        async_generator,
+        Generator(),
+        Generator().__call__,
+        functools.partial(generator),
+        functools.partial(functools.partial(Generator())),
+    ],
+)
+def test_a_generator_is_no_handler(function: Callable[..., object]):
+    with pytest.raises(HandlerLoadError, match=r"h:go has a yield.*: remove the yield"):
+        form_of(function, "h:go")
 
 
 def test_settings_that_do_not_suit_a_handler_are_named():
@@ -148,6 +222,20 @@ def test_a_payload_becomes_what_is_asked_for(kind: Any, value: object, codec: st
     form = msgspec.msgpack if codec == "msgpack" else msgspec.json
     raw = value.model_dump() if isinstance(value, Model) else value
     assert decoder(kind, codec, "h:go")(form.encode(raw)) == value
+
+
+@pytest.mark.parametrize(
+    "kind", [Plain, Plain | None, list[Plain], dict[str, Plain], Holder, list[Model], Message, Duck]
+)
+def test_a_class_that_is_no_data_is_refused_before_any_message(kind: Any):
+    with pytest.raises(HandlerLoadError, match=r"^h:go asks for .* is no type of data\); annotate"):
+        decoder(kind, "json", "h:go")
+
+
+def test_what_a_payload_need_not_have_may_be_anything():
+    tree = decoder(Tree, "json", "h:go")(b'{"value": {"a": 1}, "branches": []}')
+    assert (tree.value, tree.branches) == ({"a": 1}, [])
+    assert decoder(dict[str, Hashable], "json", "h:go")(b'{"a": 1}') == {"a": 1}
 
 
 def test_bytes_and_texts_are_the_payload_itself():
@@ -208,6 +296,11 @@ def test_a_coroutine_that_nobody_awaits_is_no_success():
     async def forgotten() -> None: ...
 
     assert isinstance(error_of(forgotten()), TypeError)
+
+
+def test_a_generator_that_nobody_runs_is_no_success():
+    for each in (generator(message()), async_generator(message()), (n for n in range(3))):
+        assert isinstance(error_of(each), TypeError)
 
 
 def test_the_end_of_a_batch_is_told_for_each_message():

@@ -56,6 +56,11 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
     ("item", "error", "text"),
     [
         (Outgoing(b"", delay=1, at=NOON), ValueError, "exclude each other"),
+        (Outgoing(b"", dedup_id=5), TypeError, "dedup_id is a text, not 5"),
+        (Outgoing(b"", headers=[("a", "b")]), TypeError, "headers is a mapping of texts, not list"),
+        (Outgoing(b"", headers=[]), TypeError, "headers is a mapping of texts, not list"),
+        (Outgoing(b"", partition="0"), TypeError, "partition is a whole number, not '0'"),
+        (Outgoing(b"", partition=True), TypeError, "partition is a whole number, not True"),
         (Outgoing(b"", delay=-1), ValueError, "delay is 0 seconds to a hundred years"),
         (Outgoing(b"", delay=float("nan")), ValueError, "delay is 0 seconds"),
         (Outgoing(b"", delay=1e12), ValueError, "hundred years"),

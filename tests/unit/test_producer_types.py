@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.type_checker import lines_with_errors
 
 GOOD = """
 from __future__ import annotations
@@ -33,23 +28,23 @@ def plain() -> None:
         entry: str = one.send("orders", {"id": 7}, key="k", expires=timedelta(hours=1))
         later: str = one.send("orders", b"x", at=datetime.now(timezone.utc), dedup_id=entry)
         ids: list[str] = one.send_many("orders", [1, "two", Outgoing(b"3", key=later, delay=5)])
-        with one.buffered(linger="10ms", max_batch=100) as many:
+        with one.buffered(linger=timedelta(seconds=1), max_batch=100) as many:
             receipt: Future[str] = many.send("orders", ids)
             print(receipt.result(timeout=5))
     try:
         with BufferedProducer(max_messages=10, block=0, max_backlog=100) as many:
             flushed: bool = many.flush(1.5)
             print(flushed)
-    except (BufferFull, BacklogFull, UnknownOutcome):
-        pass
     except ChunkUnknown as error:
         lost: int = error.unknown
         known: list[str | None] = error.ids
         print(lost, known)
+    except (BufferFull, BacklogFull, UnknownOutcome):
+        pass
 
 
 async def asynchronous() -> None:
-    async with AsyncProducer(partitioner="consistent", backlog_wait=5.0) as producer:
+    async with AsyncProducer(partitioner="consistent", backlog_wait="5s", timeout="5s") as producer:
         entry: str = await producer.send("orders", b"x")
         ids: list[str] = await producer.send_many("orders", (n for n in range(3)))
         print(entry, ids)
@@ -77,19 +72,7 @@ number: int = AsyncProducer().send("orders", b"x")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     """The lines with errors of both modules, from one run of the checker."""
     folder = tmp_path_factory.mktemp("users")
-    (folder / "good.py").write_text(GOOD)
-    (folder / "wrong.py").write_text(WRONG)
-    # A cache of its own: the project's runs have other options.
-    options = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'users'}"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "good.py", "wrong.py"],
-        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 1, ended.stdout + ended.stderr
-    found: dict[str, set[int]] = {}
-    for file, line in re.findall(r"^(.+?):(\d+): error:", ended.stdout, re.MULTILINE):
-        found.setdefault(file, set()).add(int(line))
-    return found
+    return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
 
 
 def test_a_users_strict_module_is_accepted(errors: dict[str, set[int]]) -> None:

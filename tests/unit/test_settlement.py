@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -227,16 +227,16 @@ def test_nothing_else_depends_on_on_error(on_error: str) -> None:
     assert verdict(FAILED, attempt=5, policy=policy) == DeadVerdict("attempts")
 
 
-def test_a_blameless_failure_is_tried_again_whatever_the_limits_say() -> None:
-    policy = RetryPolicy(max_attempts=1, max_age=1.0, retry_on=("KeyError",), backoff=Backoff())
+def test_a_blameless_failure_reaches_no_limit_but_age_and_class() -> None:
+    policy = RetryPolicy(max_attempts=1, max_age=10.0, backoff=Backoff())
 
-    def found(outcome: Outcome, on_error: str = REQUEUE) -> Verdict:
+    def found(outcome: Outcome, on_error: str = REQUEUE, age: float = 9.0, **more: Any) -> Verdict:
         return decide(
             outcome,
             attempt=9,
             crashes=9,
-            age=9.0,
-            policy=dataclasses.replace(policy, on_error=on_error),
+            age=age,
+            policy=dataclasses.replace(policy, on_error=on_error, **more),
             jitter=1.0,
             blameless=True,
         )
@@ -244,6 +244,9 @@ def test_a_blameless_failure_is_tried_again_whatever_the_limits_say() -> None:
     assert found(FAILED) == RetryVerdict(256.0)
     assert found(FAILED, HOLD_KEY) == KeepVerdict(256.0)
     assert found(DeadAsked("dead", FAILED)) == DeadVerdict("dead")
+    assert found(FAILED, age=10.0) == DeadVerdict("too-old")
+    assert found(FAILED, retry_on=("KeyError",)) == DeadVerdict("not-retried")
+    assert found(FAILED, dead_on=("OSError",)) == DeadVerdict("not-retried")
 
 
 # --- properties ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from streamqd.housekeeper.summary import worker_state
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, Slot, WorkerState
 from streamqd.waits import Wait, Waiting, Waits
+from streamqd.worker.holding import tell_full
 
 
 @pytest.fixture
@@ -63,3 +64,19 @@ def test_the_state_of_a_ready_worker_says_what_it_waits_for(slot: Slot, kind: Wa
     assert worker_state(slot) == word
     slot.state = WorkerState.PAUSED
     assert worker_state(slot) == "paused"
+
+
+@pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
+def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: Slot, other: Wait):
+    waits = Waits(slot.words)
+    tell_full(waits, 9.0)
+    assert waits.read()[:2] == (Wait.FULL, 9)
+    waits.begin(other, 5)
+    tell_full(waits, 9.0)
+    assert waits.read()[:2] == (other, 5)
+    tell_full(waits, None)
+    assert waits.read()[:2] == (other, 5)
+    waits.end()
+    tell_full(waits, 9.0)
+    tell_full(waits, None)
+    assert waits.read().kind is Wait.NOTHING

@@ -1,0 +1,62 @@
+"""How the handler of invoices.py is tested: run as the daemon runs it, and by the daemon itself.
+
+Run it: `pytest --pyargs streamqd.examples.test_invoices`, with `pip install
+'streamqd[embedded,msgspec]' pytest`. The fixtures come with streamqd.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from streamqd import Producer
+from streamqd.examples.invoices import write_invoice
+from streamqd.pytest_plugin import RunDaemon
+from streamqd.testing import assert_idempotent, run
+
+ORDER = {"customer": "Ann", "lines": [{"article": "tea", "cents": 250, "count": 2}]}
+
+
+def test_an_invoice_is_written(tmp_path: Path) -> None:
+    """One run, with the `on_start` of the module, which makes the folder."""
+    ended = run(write_invoice, ORDER, state_dir=tmp_path)
+
+    assert ended.verdict == "ack"
+    assert [each.read_text() for each in tmp_path.glob("invoices/*")] == ["Ann: 5.00\n"]
+
+
+def test_what_is_no_order_is_dead_at_once() -> None:
+    """Neither file nor folder is needed: the handler is never called."""
+    ended = run(write_invoice, {"customer": "Bob", "lines": 3})
+
+    assert (ended.verdict, ended.reason) == ("dead", "undecodable")
+    assert ended.letter is not None
+    assert "$.lines" in ended.letter.error
+
+
+def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
+    """A process may die at any line, and the message then comes again."""
+    folder = tmp_path / "invoices"
+
+    def reset() -> None:
+        shutil.rmtree(folder)
+        folder.mkdir()
+
+    assert_idempotent(
+        write_invoice,
+        ORDER,
+        observe=lambda: {each.name: each.read_text() for each in folder.iterdir()},
+        reset=reset,
+        state_dir=tmp_path,
+    )
+
+
+def test_the_daemon_writes_it_too(streamqd_redis_url: str, streamqd_daemon: RunDaemon) -> None:
+    """The real daemon, with a server of its own, until everything is settled."""
+    with Producer(streamqd_redis_url) as producer:
+        written = producer.send("orders", ORDER)
+
+    settled = streamqd_daemon("streamqd.examples.invoices")
+
+    invoice = settled.state_dir / f"invoices/orders-0-{written}.txt"
+    assert invoice.read_text() == "Ann: 5.00\n"

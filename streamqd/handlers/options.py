@@ -1,0 +1,77 @@
+"""What `@handler` can be told, for type checkers: the settings of a `[[consumers]]` table.
+
+Each is explained in the configuration reference. Classes may be given as such where the file names
+them. An exception class, a duration or a size is checked when the daemon starts, as in the file.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal, TypedDict
+
+from streamqd.model import Backoff
+
+Duration = float | str | timedelta  # seconds, or a text such as "1m30s"
+Size = int | str  # bytes, or a text such as "64MiB"
+Class = str | type[BaseException]
+Classes = tuple[Class, ...] | list[Class] | set[Class] | frozenset[Class]  # a text alone is none
+
+
+class BackoffOptions(TypedDict, total=False):
+    """`backoff` as a mapping."""
+
+    kind: Literal["fixed", "linear", "exponential"]
+    base: Duration
+    max: Duration
+    jitter: Literal["full", "none"]
+
+
+class BreakerOptions(TypedDict, total=False):
+    """`breaker` as a mapping."""
+
+    failures: int
+    window: Duration
+    probe_every: Duration
+    on: Classes
+
+
+class FloodGuardOptions(TypedDict, total=False):
+    """`flood_guard` as a mapping."""
+
+    letters: int
+    window: Duration
+    share: float
+
+
+class HandlerOptions(TypedDict, total=False):
+    """The options of `@handler`. None leaves one open."""
+
+    source: Literal["topic", "dlq"] | None
+    start: Literal["earliest", "latest"] | None
+    prefetch_max: int | None
+    prefetch_bytes: Size | None
+    batch: int | None
+    codec: Literal["json", "msgpack"] | None
+    concurrency: int | None
+    order: Literal["key", "none", "partition"] | None
+    rate: str | None
+    rate_burst: int | None
+    max_attempts: int | None
+    max_crashes: int | None
+    backoff: Backoff | BackoffOptions | None
+    retry_max_age: Duration | None
+    retry_on: Classes | None
+    dead_on: Classes | None
+    on_error: Literal["requeue", "block", "hold-key"] | None
+    held_max: int | None
+    breaker: BreakerOptions | None
+    flood_guard: FloodGuardOptions | None
+    timeout: Duration | None
+    hard_timeout: Duration | None
+    max_messages: int | None
+    max_rss: Size | None
+    max_age: Duration | None
+    handover: Literal["warm", "cold"] | None
+    reclaim_idle: Duration | None
+    dlq_error: Literal["none", "class", "message", "traceback"] | None
+    dlq_body: Literal["full", "hash", "none"] | None

@@ -1,0 +1,66 @@
+"""Whether a second run of the same message changes anything: at-least-once makes it happen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from streamqd.testing.result import Run
+from streamqd.testing.worker import Worker
+
+CRASHES_MAX = 500
+
+
+def assert_idempotent(
+    handler: Callable[..., object],
+    payload: object,
+    *,
+    observe: Callable[[], object],
+    reset: Callable[[], object] | None = None,
+    key: str | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    topic: str | None = None,
+    group: str | None = None,
+    state_dir: Path | None = None,
+    **settings: Any,
+) -> None:
+    """Run a handler twice for the same message, as after a crash before the acknowledgement.
+
+    What `observe` returns must be the same after both. With `reset`, which undoes all effects, the
+    process is also killed at every step of the handler, 500 at most: each time the run after the
+    crash must come to the same. A step is a line of the handler that is run. Effects in memory die
+    with the process, so observe a file or a database.
+
+    Raises AssertionError that says what differs, and when a run does not succeed.
+    """
+    with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
+        message = worker.message(payload, key=key, headers=headers)
+        _succeeded(worker.run(message), "the first run")
+        # A copy: what is observed may be the very object that the second run changes.
+        once = copy.deepcopy(observe())
+        _succeeded(worker.run(message), "the second run")
+        _same(once, observe(), "the second run")
+        for step in range(CRASHES_MAX if reset is not None else 0):
+            assert reset is not None
+            reset()
+            try:
+                worker.run(message, crash_at=step)
+            except ValueError:
+                return  # the handler has ended before: all of its steps were tried
+            what = f"the run after a crash at step {step}"
+            _succeeded(worker.run(message), what)
+            _same(once, observe(), what)
+
+
+def _succeeded(run: Run, what: str) -> None:
+    if run.verdict != "ack":
+        raise AssertionError(f"{what} ended with {run.verdict}: {run.error!r}") from run.error
+
+
+def _same(once: object, again: object, what: str) -> None:
+    if again != once:
+        raise AssertionError(
+            f"{what} made a difference: one run led to {once!r}, and then there is {again!r}"
+        )

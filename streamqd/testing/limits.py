@@ -1,0 +1,65 @@
+"""The soft time limit, enforced as the daemon does: an exception in the handler, where it is."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from streamqd.handlers import SoftTimeout
+
+Interrupt = Callable[[BaseException], None]
+
+
+def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
+    """Raise RuntimeError where `soft_limit` cannot work: a signal reaches the main thread only."""
+    here = threading.current_thread() is threading.main_thread()
+    if seconds is not None and interrupt is None and not here:
+        raise RuntimeError(
+            "the time limit of a handler is enforced in the main thread only: run it there, or give"
+            " timeout=None"
+        )
+
+
+@contextlib.contextmanager
+def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[None]:
+    """Interrupt what is done within after so many seconds; None is no limit.
+
+    `interrupt` raises an exception in a coroutine; without it a signal does so in the main thread.
+    """
+    if seconds is None:
+        yield
+        return
+    error = SoftTimeout(f"the handler ran longer than its time limit of {seconds:g} s")
+    if interrupt is not None:
+        timer = threading.Timer(seconds, interrupt, [error])
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+        return
+    inside = False
+
+    def on_signal(_number: int, _frame: object) -> None:
+        nonlocal inside
+        if inside:
+            inside = False  # raised at the first instruction of `finally`, it skips the rest
+            raise error
+
+    main = threading.get_ident()
+    timer = threading.Timer(seconds, signal.pthread_kill, [main, signal.SIGUSR1])
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        timer.start()
+        try:
+            inside = True
+            yield
+        finally:
+            inside = False
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)

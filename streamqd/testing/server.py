@@ -1,0 +1,110 @@
+"""A server and the real daemon for tests: what the pytest plugin hands out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamqd.embedded import EmbeddedServer
+
+START_SECONDS = 30.0
+END_SECONDS = 15.0  # for a daemon that is told to end
+LOG_LINES = 40  # of a daemon that failed
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a daemon has left that ended once everything was settled."""
+
+    __module__ = "streamqd.testing"
+
+    state_dir: Path
+    """Its `daemon.state_dir`, which `on_start` is told."""
+    log: str
+    """What it has logged, one JSON object a line, and what the handlers have written beside it."""
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of the log, in order; `event` is the name."""
+        lines = (json.loads(each) for each in self.log.splitlines() if each.startswith("{"))
+        return [each for each in lines if "event" in each]
+
+
+@contextlib.contextmanager
+def embedded_server() -> Iterator[str]:
+    """Run the embedded server in a folder of its own. Yields its URL, `unix://…`.
+
+    Raises ConfigError when no server program is installed.
+    """
+    # Not below pytest's folder: the path of a socket is short.
+    folder = Path(tempfile.mkdtemp(prefix="streamqd-"))
+    server = EmbeddedServer(folder)
+    try:
+        server.start()
+        server.wait_ready(START_SECONDS)
+        yield server.settings.url
+    finally:
+        server.stop(END_SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def settle(
+    url: str, folder: Path, modules: tuple[str, ...], config: str | Path | None, timeout: float
+) -> Settled:
+    """Run the daemon in `folder` until everything in the server is settled.
+
+    `config` is a file, or the text of one; without it the handlers of `modules` are run, as
+    declared. Raises AssertionError with the log when the daemon fails, or takes longer than
+    `timeout` seconds.
+    """
+    path = config if isinstance(config, Path) else folder / "streamq.toml"
+    if not isinstance(config, Path):
+        path.write_text(config or "")
+    environment = os.environ | {
+        # The handlers are found where the tests find them.
+        "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path),
+        "STREAMQ_REDIS__URL": url,
+        "STREAMQ_DAEMON__STATE_DIR": str(folder / "state"),
+        "STREAMQ_HTTP__BIND": "",
+        "STREAMQ_LOG__FORMAT": "json",
+    }
+    if modules:
+        environment["STREAMQ_DAEMON__HANDLERS"] = ",".join(modules)
+    log = folder / "log"
+    with log.open("ab") as file:
+        start = file.tell()
+        command = [sys.executable, "-m", "streamqd", "--config", str(path), "--burst"]
+        daemon = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+        code = _ended(daemon, timeout)
+    told = log.read_bytes()[start:].decode(errors="replace")
+    if code != 0:
+        how = f"did not end within {timeout:g} s" if code is None else f"ended with code {code}"
+        tail = "\n".join(told.splitlines()[-LOG_LINES:])
+        raise AssertionError(f"the daemon {how}:\n{tail}")
+    return Settled(folder / "state", told)
+
+
+def _ended(daemon: subprocess.Popen[bytes], timeout: float) -> int | None:
+    """Wait for the daemon; None when it had to be ended."""
+    try:
+        return daemon.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if daemon.poll() is None:
+            daemon.send_signal(signal.SIGQUIT)  # a handler that hangs would outlast a drain
+            try:
+                daemon.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()

@@ -1,0 +1,304 @@
+"""A worker without a daemon: it runs one handler, and says what would become of each message."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from streamqd import handlers
+from streamqd.config import Daemon
+from streamqd.letter import Letter
+from streamqd.message import Delivery, Message
+from streamqd.model import (
+    DeadAsked,
+    DeadVerdict,
+    Failed,
+    KeepVerdict,
+    Leave,
+    RetryAsked,
+    RetryVerdict,
+    Unit,
+)
+from streamqd.policy import settlement
+from streamqd.producer import Outgoing
+from streamqd.producer.encoding import fields_of
+from streamqd.testing import crashes as deaths
+from streamqd.testing.crashes import CrashAt
+from streamqd.testing.declared import consumer_of, fitted
+from streamqd.testing.limits import check_thread, soft_limit
+from streamqd.testing.result import Run
+from streamqd.worker import letters
+from streamqd.worker.batches import errors_of
+from streamqd.worker.hooks import Hooks
+from streamqd.worker.runs import RELEASE_SECONDS
+
+INSTANCE, EPOCH = "test", 1
+RUNS_MAX = 100
+
+
+class Worker:
+    """Runs a handler as a worker of the daemon does; use it in a `with` block.
+
+    `settings` are those of a `[[consumers]]` table and win over what @handler declares; `topic` and
+    `group` choose among several declarations. With a `state_dir` the `on_start` and `on_stop` of
+    the handler's module are run too. Raises ConfigError and HandlerLoadError, as a start would.
+    """
+
+    __module__ = "streamqd.testing"
+
+    def __init__(
+        self,
+        handler: Callable[..., object],
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        partition: int = 0,
+        state_dir: Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self.handler = handler
+        self.state_dir = state_dir
+        self._consumer = consumer_of(handler, topic, group, settings)
+        self._reference = self._consumer.handler
+        module = sys.modules.get(self._reference.partition(":")[0])
+        self._loaded = fitted(self._consumer, handler, module)
+        unit = Unit(self._consumer.topic, partition, self._consumer.group)
+        self._delivery = Delivery(unit, INSTANCE, EPOCH)
+        self._hooks: Hooks | None = None
+        self._entries = 0
+        self._now_unix_ms = int(time.time() * 1000)  # the clock stands still, but in `run_to_end`
+
+    def __enter__(self) -> Self:
+        self._hooks = self._started()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        hooks, self._hooks = self._hooks, None
+        if hooks is None:
+            return
+        if self.state_dir is not None:
+            hooks.stop()
+        elif hooks.loop is not None:
+            hooks.loop.close()
+
+    # --- messages ---
+
+    def message(
+        self,
+        payload: object,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires: float | timedelta | datetime | None = None,
+        attempt: int = 1,
+        age: float = 0.0,
+    ) -> Message:
+        """Make a message of what a producer would send: a payload, or an Outgoing.
+
+        It was first written `age` seconds ago, and `attempt` - 1 runs have failed. Raises what
+        `Producer.send` raises for it.
+        """
+        if not isinstance(payload, Outgoing):
+            payload = Outgoing(payload, key, headers, expires=expires)
+        fields = fields_of(payload, Daemon().max_message_bytes)
+        made = Message(self._delivery, self._new_id(age), fields, retried=False)
+        return made if attempt == 1 else self._requeued(made, attempt - 1, 0)
+
+    # --- runs ---
+
+    def run(self, message: Message, *, crashes: int = 0, crash_at: CrashAt | None = None) -> Run:
+        """Run the handler for a message of `message`, or once more for one that has run before.
+
+        `crashes` are charged to it already. With `crash_at` the handler runs in a child process,
+        which is killed at that step, or with "end" when the handler has ended. A step is a line of
+        the handler that is run, counted from 0. Raises ValueError when there are fewer.
+        """
+        return self._run([message], crashes, crash_at, self._now)[0]
+
+    def run_batch(self, messages: Sequence[Message]) -> list[Run]:
+        """Run a handler of `list[Message]` for several messages at once; each has its own verdict.
+
+        Raises TypeError for a handler that takes one message.
+        """
+        if not self._loaded.form.batch:
+            raise TypeError(f"{self._reference} takes one message, not list[Message]")
+        return self._run(list(messages), 0, None, self._now)
+
+    def run_to_end(
+        self,
+        message: Message,
+        *,
+        crash_at: CrashAt | None = None,
+        duplicate: bool = False,
+        jitter: float = 1.0,
+        runs_max: int = RUNS_MAX,
+    ) -> list[Run]:
+        """Run the handler until the message is done or dead, without waiting between the runs.
+
+        `crash_at` is for the first run. With `duplicate` a message that is done comes once more.
+        `jitter`, 0 to 1, stands for chance: where between the shortest and the longest delay the
+        wait is. Raises AssertionError when there is no end after `runs_max` runs.
+        """
+        story: list[Run] = []
+        charged = 0
+        now = self._now
+        while len(story) < runs_max:
+            run = self._run([message], charged, crash_at if not story else None, now)[0]
+            story.append(run)
+            if run.delay is None:
+                if duplicate and run.verdict == "ack":
+                    story += self._run([message], charged, None, now)
+                return story
+            low, high = run.delay
+            now += low + (high - low) * jitter
+            if run.verdict == "crash":
+                charged += 1
+            elif run.verdict == "retry" and run.in_place:
+                message.failures_in_place += 1
+            elif run.verdict == "retry":
+                message, charged = self._requeued(message, run.attempt, run.crashes), 0
+        raise AssertionError(f"{message.uid} is neither done nor dead after {runs_max} runs")
+
+    def _run(
+        self, batch: list[Message], crashes: int, crash_at: CrashAt | None, now: float
+    ) -> list[Run]:
+        """Run the handler once, at the time `now`, and judge the messages."""
+        wanted = [each for each in batch if each.expires_at is None or now < each.expires_at]
+        found = {each: self._ended(each, "expired", crashes, now) for each in batch}
+        charged = crashes + max(each.crash_count for each in batch)
+        if crashes and settlement.before_run(charged, self._consumer.policy):
+            return [self._crashed(each, crashes, now) for each in batch]
+        if crash_at is not None and wanted:
+            if not self._dies(wanted, crash_at):
+                raise ValueError(f"{self._reference} ends before it comes to step {crash_at}")
+            return [self._crashed(each, crashes + 1, now) for each in batch]
+        errors = self._call(wanted) if wanted else []
+        for message, error in zip(wanted, errors, strict=True):
+            found[message] = self._judged(message, error, crashes, now)
+        return [found[each] for each in batch]
+
+    def _call(self, batch: list[Message]) -> list[BaseException | None]:
+        hooks = self._hooks
+        if hooks is None:
+            raise RuntimeError("a Worker is used in a `with` block")
+        check_thread(self._consumer.timeout, hooks.interrupt)
+        end: object
+        try:
+            with soft_limit(self._consumer.timeout, hooks.interrupt):
+                end = hooks.function(self._taken(batch))
+        except KeyboardInterrupt:
+            raise  # to end the tests, not the handler
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+            end = raised
+        if self._loaded.form.batch:
+            return errors_of(end, batch)
+        return [handlers.error_of(end)]
+
+    def _taken(self, batch: list[Message]) -> Message | list[Message]:
+        """What the handler is given."""
+        return batch if self._loaded.form.batch else batch[0]
+
+    def _dies(self, batch: list[Message], crash_at: CrashAt) -> bool:
+        code = deaths.code_of(self.handler)
+        # The child is a process of its own: it starts the module's hooks, and its event loop, anew.
+        return deaths.dies(lambda: self._started().function(self._taken(batch)), code, crash_at)
+
+    def _started(self) -> Hooks:
+        hooks = Hooks(self._consumer, self._loaded, self._delivery.unit)
+        if self.state_dir is not None:
+            hooks.start(handlers.Context(self._delivery.unit, INSTANCE, self.state_dir))
+        return hooks
+
+    # --- what becomes of a message ---
+
+    def _judged(
+        self, message: Message, error: BaseException | None, crashes: int, now: float
+    ) -> Run:
+        crashes += message.crash_count
+        if error is None:
+            return self._ended(message, "ack", crashes, now)
+        outcome = handlers.outcome_of(error, self._consumer.dlq_error)
+        shortest, longest = (
+            settlement.decide(
+                outcome,
+                attempt=message.attempt,
+                crashes=crashes,
+                age=max(0.0, now - message.timestamp),
+                policy=self._consumer.policy,
+                jitter=jitter,
+                keyed=message.key is not None,
+            )
+            for jitter in (0.0, 1.0)
+        )
+        match shortest, longest:
+            case RetryVerdict(low) | KeepVerdict(low), RetryVerdict(high) | KeepVerdict(high):
+                kept = isinstance(shortest, KeepVerdict)
+                return self._ended(
+                    message, "retry", crashes, now, error=error, delay=(low, high), in_place=kept
+                )
+            case Leave(), _:
+                wait = (RELEASE_SECONDS, RELEASE_SECONDS)
+                return self._ended(message, "release", crashes, now, error=error, delay=wait)
+            case DeadVerdict(reason), _:
+                assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
+                failure = outcome if isinstance(outcome, Failed) else outcome.failure
+                print_ = handlers.fingerprint(error, self._reference)
+                fields = letters.letter(
+                    message, self._delivery, self._reference, reason, failure,
+                    attempts=message.attempt, crashes=crashes, fingerprint=print_,
+                )  # fmt: skip
+                return self._dead(message, reason, crashes, now, fields, error)
+        raise AssertionError(f"no such verdict: {shortest}")
+
+    def _crashed(self, message: Message, charged: int, now: float) -> Run:
+        """After `charged` deaths of its process: the message is run again, or it is dead."""
+        crashes = message.crash_count + charged
+        dead = settlement.before_run(crashes, self._consumer.policy)
+        if dead is None:
+            return self._ended(message, "crash", crashes, now, delay=(0.0, 0.0))
+        record = json.dumps({"what": "SIGKILL", "signal": "SIGKILL"}).encode()
+        what, context = letters.crash_fields(record)
+        why = (dead.reason, what, f"the process that handled it ended by {what}")
+        fields = letters.unhandled(message, self._delivery, self._reference, why, crashes=crashes)
+        return self._dead(message, dead.reason, crashes, now, fields | context, None)
+
+    def _dead(
+        self,
+        message: Message,
+        reason: str,
+        crashes: int,
+        now: float,
+        fields: dict[bytes, bytes],
+        error: BaseException | None,
+    ) -> Run:
+        letter = Letter.read(fields | {b"failedAt": str(int(now * 1000)).encode()})
+        return self._ended(message, "dead", crashes, now, reason=reason, error=error, letter=letter)
+
+    def _ended(self, message: Message, verdict: Any, crashes: int, now: float, **more: Any) -> Run:
+        at = round(max(0.0, now - message.timestamp), 3)
+        return Run(message, message.attempt, crashes, verdict, at=at, **more)
+
+    def _requeued(self, message: Message, retries: int, crashes: int) -> Message:
+        """The message as the retry stream has it."""
+        carried = letters.carried(message, retries=retries, crashes=crashes)
+        flat = [part for pair in (message.fields | carried).items() for part in pair]
+        return Message(self._delivery, self._new_id(0.0), flat, retried=True)
+
+    @property
+    def _now(self) -> float:
+        return self._now_unix_ms / 1000
+
+    def _new_id(self, age: float) -> bytes:
+        self._entries += 1
+        return b"%d-%d" % (self._now_unix_ms - round(age * 1000), self._entries)

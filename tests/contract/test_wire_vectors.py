@@ -1,0 +1,70 @@
+"""The published vectors of the wire format, as the scripts write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamqd.message import Delivery, Message
+from streamqd.producer import Outgoing, Producer
+from streamqd.store import messages
+from streamqd.worker.letters import carried
+from tests.contract.desk import UNIT, Desk
+from tests.support.vectors import VECTORS, flat, outgoing
+
+
+def each(part: str) -> Any:
+    return pytest.mark.parametrize("vector", VECTORS[part], ids=lambda one: one["name"])
+
+
+@each("retried")
+def test_a_retry_writes_the_copy(desk: Desk, vector: dict[str, Any]) -> None:
+    desk.groups()
+    retried = vector["stream"] == "retry"
+    stream = desk.keys.retry_stream(*UNIT) if retried else ""
+    desk.add(vector["id"], *flat(vector["fields"]), stream=stream)
+    desk.fetch(stream=stream)
+    desk.own("t1")
+    delivery = Delivery(UNIT, "one", 1)
+    entry = Message(delivery, vector["id"].encode(), flat(vector["fields"]), retried=retried)
+    changed = carried(entry, retries=vector["failures"], crashes=vector["crashes"])
+    place = (b"r:" if retried else b"m:") + entry.id_bytes
+
+    call = messages.retry(desk.keys, UNIT, "t1", [(place, 0.0, changed)])
+    desk.expect_entries("settle_retry", ["MOVED"], call)
+    desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, UNIT, 10))
+
+    [*_, (_, copy)] = desk.do("XRANGE", desk.keys.retry_stream(*UNIT), "-", "+")
+    wanted = flat(vector["copy"])
+    assert sorted(pairs(copy)) == sorted(pairs(wanted))
+    assert copy[:2] == wanted[:2], "the payload comes first"
+
+
+@each("scripted")
+def test_what_a_script_writes_for_a_producer(
+    desk: Desk, server: Any, vector: dict[str, Any]
+) -> None:
+    item: Outgoing = outgoing(vector["send"])
+    with Producer(server.url) as producer:
+        [told] = producer.send_many(UNIT.topic, [item])
+    due = messages.promote_scheduled(desk.keys, UNIT.topic, 0, 10)
+    desk.expect("message_promote", "OK", due)
+
+    [(found, fields)] = desk.do("XRANGE", desk.keys.stream(UNIT.topic, 0), "-", "+")
+    assert [name for name, _ in pairs(fields)] == [
+        name for name, _ in pairs(flat(vector["fields"]))
+    ]
+    for (name, value), (_, wanted) in zip(
+        pairs(fields), pairs(flat(vector["fields"])), strict=True
+    ):
+        if wanted == b"<unix ms>":
+            assert abs(int(value) - desk.now_unix_ms()) < 3_600_000, name
+        else:
+            assert value == wanted, name
+    if "dedup_key" in vector:
+        assert desk.do("GET", vector["dedup_key"]) == found == told.encode()
+
+
+def pairs(values: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(values[::2], values[1::2], strict=True))

@@ -1,0 +1,297 @@
+"""What messages cost Redis, in counts that do not depend on the machine.
+
+Every figure is one of docs/explanation/costs.md; beside it stands the arithmetic that it follows
+from. Clocks that would send something earlier on a slow machine are put out of reach: what is
+counted is what the number of messages alone makes necessary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from streamqd import AsyncProducer, BufferedProducer, Dead, Producer, config
+from streamqd.housekeeper.teacher import Teacher
+from streamqd.message import Message
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.worker import ExitCode, appetite, runs, worker
+from tests.contract.desk import Desk
+from tests.support import users
+from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
+from tests.support.life import Life, Work
+from tests.support.servers import Server
+
+BATCH = 256  # prefetch_max where nobody says otherwise
+# Four of the largest messages are as many bytes as may be in hand; then it learns their true size.
+READS = (4, 8, 16, 32, 64, 128, BATCH, BATCH, BATCH)
+FIRST = sum(READS)
+FULL = 10 * BATCH  # messages of ten reads more
+PAGE = 128  # entries of one script that recovers or settles
+CHUNK = 512  # messages of one transaction of a producer
+
+Seed = Callable[[int], None]
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait of the hot path ends by the clock."""
+    monkeypatch.setattr(runs, "ACK_DELAY_NS", 1 << 62)
+    monkeypatch.setattr(runs, "QUICK_RUN_NS", 1 << 62)
+    monkeypatch.setattr(appetite, "WORK_IN_HAND_NS", 1 << 62)
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+def nothing(_message: Message) -> None:
+    """The handler that does nothing."""
+
+
+def fail(_message: Message) -> None:
+    raise ValueError("no")
+
+
+def bury(_message: Message) -> None:
+    raise Dead("no")
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+Handled = Callable[..., Cost]
+
+
+@pytest.fixture
+def handled(desk: Desk, life: Life, meter: Meter) -> Handled:
+    """Measure a life that handles so many messages and ends."""
+
+    def measure(count: int, work: Work = nothing, seed: Seed = lambda _count: None) -> Cost:
+        desk.do("FLUSHALL")
+        desk.groups()
+        token = secrets.token_hex(4)
+        desk.own(token)
+        seed(count)
+        one = life.worker(token, max_messages=count)
+        with meter.measuring() as cost:
+            assert life.run(one, work) == ExitCode.RECYCLE
+        return cost
+
+    def more(work: Work = nothing, *, seed: Seed) -> Cost:
+        """What FULL messages cost that come behind FIRST ones: batches are full."""
+        measure(FIRST, work, seed)  # lets the server learn the scripts
+        return measure(FIRST + FULL, work, seed) - measure(FIRST, work, seed)
+
+    measure.more = more  # type: ignore[attr-defined]
+    return measure
+
+
+def test_a_backlog_costs_one_round_trip_per_full_batch(
+    handled: Handled, desk: Desk, page: Page
+) -> None:
+    def seed(count: int) -> None:
+        backlog(desk, count)
+
+    cost = handled.more(seed=seed)
+    rounds = FULL // BATCH
+    # Acknowledge the last batch and read the next, fenced: MULTI XACK XREADGROUP EXEC WATCH HGET.
+    each = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
+    assert cost == Cost(Counter(dict.fromkeys(each, rounds)), rounds)
+    page.holds("Messages of a backlog", cost, units=FULL / 1000, per="1,000 messages")
+
+    first = handled(FIRST, seed=seed)
+    # To begin with, the connection gets its name, the clock is read, what is pending is recovered
+    # and the fence put under watch; in the end the last read is acknowledged by two scripts.
+    assert first.trips == users.chosen() + 4 + len(READS) + BATCH // PAGE
+    assert first.scripts == 1 + BATCH // PAGE
+    page.holds("A worker's first 1,020 messages", first, per="life")
+
+
+@pytest.mark.parametrize("group", ["backlog", "others"])
+def test_handling_costs_the_same_whatever_lies_around(
+    handled: Handled, desk: Desk, group: str
+) -> None:
+    def seeded(around: int) -> Seed:
+        def seed(count: int) -> None:
+            if group == "others":
+                beside(desk, around)
+                pending(desk, around, "someone")
+                around_here = 0
+            else:
+                around_here = around
+            backlog(desk, count + around_here)
+
+        return seed
+
+    handled(FIRST, seed=seeded(FEW))
+    assert handled(FIRST, seed=seeded(FEW)) == handled(FIRST, seed=seeded(MANY))
+
+
+def test_what_was_pending_is_recovered_by_pages(handled: Handled, desk: Desk, page: Page) -> None:
+    cost = handled.more(seed=lambda count: pending(desk, count))
+    # A page is listed by one script and acknowledged by another.
+    pages = FULL // PAGE
+    assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
+    page.holds("Messages pending at a takeover", cost, units=FULL / 1000, per="1,000 messages")
+
+
+@pytest.mark.parametrize(
+    ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that die")]
+)
+def test_verdicts_are_settled_together(
+    handled: Handled, desk: Desk, page: Page, work: Work, what: str
+) -> None:
+    cost = handled.more(work, seed=lambda count: backlog(desk, count))
+    # A batch is read in one round trip, and settled in another by scripts of 128 entries each.
+    rounds = FULL // BATCH
+    assert cost.trips == 2 * rounds
+    assert cost.scripts == FULL // PAGE
+    sent = cost.sent
+    assert {sent[name] for name in ("multi", "xreadgroup", "exec", "watch")} == {rounds}
+    page.holds(what, cost, units=FULL / 1000, per="1,000 messages")
+
+
+def test_a_worker_without_messages_costs_six_commands_a_doorbell(
+    desk: Desk, life: Life, meter: Meter, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BLOCK_SECONDS", 0.001)
+    desk.pending()
+    desk.own("t1")
+    one = life.worker("t1")
+    one._attach()
+    with meter.measuring() as cost:
+        for _ in range(10):
+            assert not one._round(doorbell=True).main
+    each = ("xread", "multi", "xreadgroup", "exec", "watch", "hget")
+    assert cost == Cost(Counter(dict.fromkeys(each, 10)), 10)
+    page.holds("An idle worker, every 5 s", cost, units=10, per="look")
+    with meter.measuring() as cost:
+        assert not one.settler.pending_differs()
+    assert cost == Cost(Counter({"xpending": 2}), 1)
+    page.holds("An idle worker, every 30 s", cost, per="look")
+    one.link.close()
+
+
+def test_what_a_message_allocates(
+    desk: Desk, life: Life, handled: Handled, page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = array("Q")
+
+    def look(_message: Message) -> None:
+        held.append(sys.getallocatedblocks())
+
+    handled(FIRST + FULL, look, lambda count: backlog(desk, count))
+    full = held[FIRST:]
+    starts, ends = full[::BATCH], full[BATCH - 1 :: BATCH]
+    in_hand = (starts[-1] - held[0]) / BATCH
+    kept = max(0.0, (ends[-1] - ends[0]) / (FULL - BATCH))
+    text = f"{in_hand:.1f} blocks while its batch is in hand, {kept:.2f} afterwards"
+    page.report("Memory of a message", text)
+    with capsys.disabled():
+        print(f"\na message: {text}")
+
+
+# --- producers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def acting(server: Server, link: Link, keys: Keys) -> config.Settings:
+    """What a producer may do and where, with a topic."""
+    topics.create(link, keys, "access", config.Topic(partitions=4))
+    Teacher(link).run()  # who may run scripts may not bring them
+    return config.Settings(redis=users.acting(server.settings, "producer-scripts"))
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "scripts"),
+    [
+        ("A send", {}, 0),
+        ("A send with dedup_id", {"dedup_id": "x"}, 1),
+        ("A send with delay", {"delay": 3600.0}, 1),
+    ],
+)
+def test_a_send_costs_one_round_trip(
+    acting: config.Settings,
+    meter: Meter,
+    page: Page,
+    what: str,
+    options: dict[str, object],
+    scripts: int,
+) -> None:
+    with Producer(settings=acting) as producer:
+        producer.send("access", b"x", **options)
+        with meter.measuring() as cost:
+            for number in range(100):
+                changed = {"dedup_id": f"{number}"} if "dedup_id" in options else {}
+                producer.send("access", b"x", **{**options, **changed})
+    assert (cost.trips, cost.scripts) == (100, 100 * scripts)
+    if not scripts:
+        # A transaction under WATCH of the partition count, and the ground for the next one.
+        each = ("multi", "xadd", "exec", "watch", "hget")
+        assert cost.sent == dict.fromkeys(each, 100)
+    page.holds(what, cost, units=100, per="send")
+
+
+def test_many_messages_cost_a_round_trip_per_chunk(
+    acting: config.Settings, meter: Meter, page: Page
+) -> None:
+    with Producer(settings=acting) as producer:
+        producer.send("access", b"x")
+        with meter.measuring() as cost:
+            producer.send_many("access", [b"x"] * 10 * CHUNK)
+    assert (cost.trips, cost.scripts) == (10, 0)
+    assert cost.total == 10 * (CHUNK + 4)
+    page.holds("send_many", cost, units=10 * CHUNK / 1000, per="1,000 messages")
+
+
+def test_a_buffer_writes_as_much_as_send_many(
+    acting: config.Settings, meter: Meter, page: Page
+) -> None:
+    with BufferedProducer(settings=acting, linger="1h", max_batch=CHUNK) as producer:
+        producer.send("access", b"x")
+        assert producer.flush()
+        with meter.measuring() as cost:
+            for _ in range(10 * CHUNK):
+                producer.send("access", b"x")
+            assert producer.flush()
+    assert (cost.trips, cost.total) == (10, 10 * (CHUNK + 4))
+    page.holds("BufferedProducer", cost, units=10 * CHUNK / 1000, per="1,000 messages")
+
+
+def test_tasks_that_send_together_share_round_trips(acting: config.Settings, meter: Meter) -> None:
+    reached, opened = threading.Event(), threading.Event()
+
+    def held(_key: bytes | None, _partitions: int) -> int:
+        reached.set()
+        assert opened.wait(10)
+        return 0
+
+    async def work() -> Cost:
+        made = AsyncProducer(settings=acting, partitioner=held)
+        async with made as producer:
+            opened.set()
+            await producer.send("access", b"x")
+            opened.clear()
+            reached.clear()
+            with meter.measuring() as cost:
+                # While the first is held, all others come.
+                sends = [asyncio.create_task(producer.send("access", b"x")) for _ in range(1025)]
+                while not reached.is_set() or producer._outbox._held < len(sends):
+                    await asyncio.sleep(0)
+                opened.set()
+                await asyncio.gather(*sends)
+        return cost
+
+    cost = asyncio.run(work())
+    # One may have gone alone, or with all that were there by then; the others fill chunks.
+    assert cost.trips <= 1 + -(-1025 // CHUNK)
+    assert cost.total <= 1025 + 4 * cost.trips

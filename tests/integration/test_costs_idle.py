@@ -1,0 +1,170 @@
+"""What an instance costs Redis besides its messages, in counts that do not depend on the machine.
+
+As in test_costs.py, every figure is one of docs/explanation/costs.md.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
+from streamqd.housekeeper import Housekeeper, promoter
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.store import messages, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.supervisor.exchange import Exchange
+from streamqd.supervisor.holding import Holding, Phase
+from streamqd.worker import worker
+from tests.contract.desk import UNIT, Desk
+from tests.support import users
+from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
+from tests.support.servers import Server
+
+UNITS = 32
+
+
+def settings(server: Server) -> Settings:
+    """The settings of an instance that owns UNITS partitions, and trims what is acknowledged."""
+    return Settings(
+        redis=users.acting(server.settings, "daemon"),
+        daemon=Daemon(instance="web-1"),
+        http=Http(bind=""),
+        topics={
+            "access": Topic(
+                partitions=UNITS, retention=Retention(max_length=1), dlq_retention=3600.0
+            )
+        },
+        consumers=(Consumer(topic="access", group="hits", handler="weblog:count"),),
+    )
+
+
+@pytest.fixture
+def owned(link: Link, keys: Keys) -> list[Unit]:
+    """The units of an instance, with their groups."""
+    topics.create(link, keys, "access", config.Topic(partitions=UNITS))
+    units = [UNIT._replace(partition=number) for number in range(UNITS)]
+    link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
+    return units
+
+
+def test_all_renewals_travel_in_one_round_trip(
+    server: Server, owned: list[Unit], meter: Meter, page: Page
+) -> None:
+    board = Scoreboard(UNITS)
+    ours = settings(server)
+    holdings = {unit: Holding(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
+    exchange = Exchange(ours, board, "lock")
+
+    def tick() -> None:
+        exchange.tick(time.monotonic(), holdings, owned)
+
+    try:
+        for each in holdings.values():
+            each.take(0)
+        while exchange.next_at() <= time.monotonic() or not all(
+            each.phase is Phase.HELD and each.groups_ready for each in holdings.values()
+        ):
+            tick()
+        exchange.beat_at = float("inf")
+        for _ in range(2):  # the first lets the server learn the script
+            for each in holdings.values():
+                each.renew_at = 0.0
+            with meter.measuring() as cost:
+                tick()
+        assert (cost.trips, cost.scripts) == (1, UNITS)
+        page.holds("Renewal of all leases, every 3 s", cost, per="32 units")
+        with meter.measuring() as cost:
+            tick()
+        assert cost == Cost(), "nothing is due"
+        exchange.beat_at = 0.0
+        with meter.measuring() as cost:
+            tick()
+            tick()  # looks at what others own: nothing
+        assert (cost.trips, cost.scripts) == (1, 1)
+        page.holds("Beat of an instance, every 3 s", cost, per="instance")
+    finally:
+        exchange.close()
+
+
+# Promoters look at each of their targets so often, and every 0.2 s whether there is a hint.
+POLLED = {"promote_retries": promoter.POLL_SECONDS, "promote_scheduled": promoter.POLL_SECONDS}
+# What each task of the housekeeper runs: scripts for each partition, and round trips at most (a
+# write carries 128 scripts or commands), of 32 partitions with one group each.
+TASKS = {
+    "probe": (0, 1),
+    "promote_retries": (1, 1),
+    "promote_scheduled": (1, 1),
+    "measure": (2, 2),
+    "publish": (0, 1),
+    "trim": (1, 1),
+    "expire_letters": (1, 1),
+    "teach": (0, 1),
+    "reclaim": (0, 1),
+}
+
+
+@pytest.fixture
+def keeper(
+    server: Server, owned: list[Unit], meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Housekeeper]:
+    monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
+    board = Scoreboard(UNITS)
+    for unit in owned:
+        slot = board.allot(unit)
+        slot.owned, slot.state = 1, WorkerState.READY
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        made = Housekeeper(board, settings(server), theirs)
+        yield made
+        made._link.close()
+
+
+def turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
+    """What each task costs that has been run before."""
+    found = {}
+    for task in keeper._tasks:
+        task.run()
+        with meter.measuring() as found[task.name]:
+            task.run()
+    return found
+
+
+def test_a_turn_of_the_housekeeper_is_bounded(
+    keeper: Housekeeper, meter: Meter, page: Page
+) -> None:
+    found = turns(keeper, meter)
+    assert found.keys() == TASKS.keys()
+    for name, (scripts, trips) in TASKS.items():
+        cost = found[name]
+        assert (cost.scripts, cost.trips) == (UNITS * scripts, trips), (name, cost)
+        page.holds(f"Housekeeper: {name}", cost, per="32 partitions")
+    sent = {name: cost.scripts or cost.total for name, cost in found.items()}
+    every = {task.name: task.every for task in keeper._tasks} | POLLED
+    idle = sum(sent[name] / every[name] for name in sent) / UNITS
+    # Six commands at the doorbell, two that compare what is pending, and a renewal.
+    idle += 6 / worker.BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
+    idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
+    page.say("An idle partition", f"{idle:.1f} commands are sent in a second")
+
+
+def test_a_turn_costs_the_same_whatever_lies_around(
+    keeper: Housekeeper, meter: Meter, link: Link, keys: Keys
+) -> None:
+    desk = Desk(link, keys)
+    desk.own("t1")
+    costs = []
+    for count in (FEW, MANY - FEW):  # on one of the partitions
+        pending(desk, count)
+        backlog(desk, count)
+        beside(desk, count)
+        costs.append(turns(keeper, meter))
+    assert costs[0] == costs[1]
+    for name, (scripts, trips) in TASKS.items():
+        assert (costs[1][name].scripts, costs[1][name].trips) == (UNITS * scripts, trips), name

@@ -1,0 +1,240 @@
+"""What the guards of a worker leave to the next one, and what they leave to the policy."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamqd.config.guards import Breaker, FloodGuard
+from streamqd.handlers import Dead
+from streamqd.message import Message
+from streamqd.scoreboard import Slot
+from streamqd.store.client import Link
+from streamqd.waits import CIRCUIT, Wait, Waits
+from streamqd.worker import ExitCode
+from tests.contract.desk import Desk
+from tests.integration.test_guards import AT_ONCE, BATCH, GUARD, ONE, OPENS, SEVERAL, promote
+from tests.support.life import Life
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def desk(link: Link, keys: Any) -> Desk:
+    """A unit that t1 owns, with its group."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+@pytest.fixture
+def twenty(desk: Desk) -> Desk:
+    """The same with twenty entries."""
+    for number in range(1, 21):
+        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+    return desk
+
+
+@pytest.fixture
+def other(life: Life) -> Any:
+    link = Link(life.settings.redis, timeout=5.0, name="test:other")
+    yield link
+    link.close()
+
+
+# --- what outlives a worker -----------------------------------------------------------------------
+
+
+def lives_of(desk: Desk, life: Life, slot: Slot, work: Any, count: int, **changed: Any) -> None:
+    """Let workers live one after the other, each for `max_messages`."""
+    for _ in range(count):
+        promote(desk, desk.link)
+        slot.clear()
+        assert life.run(life.worker("t1", **changed), work) == ExitCode.RECYCLE
+
+
+def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
+    desk: Desk, life: Life, slot: Slot
+):
+    # What the producer says of it is not believed.
+    desk.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
+    attempts = []
+
+    def work(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise ConnectionError
+
+    breaker = Breaker(failures=20, window=60.0, probe_every=0.05, on=())
+    one = {"breaker": breaker, "backoff": AT_ONCE, "max_attempts": 2, "max_messages": 1}
+    with desk.instant() as instant:
+        lives_of(desk, life, slot, work, 1, **one)
+    (waiting,) = desk.state()["items"].values()
+    assert instant.first - 200 <= int(waiting["forgivenAt"]) <= instant.last + 200
+    lives_of(desk, life, slot, work, 2, **one)
+    assert attempts == [1, 1, 2]
+    (letter,) = desk.state()["dlq"].entries.values()
+    assert (letter["reason"], letter["forgivenAt"]) == (b"attempts", b"0")
+    assert Waits(slot.words).read().opened == 0
+
+
+def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_replaced(
+    twenty: Desk, life: Life, slot: Slot
+):
+    """The third life opens the circuit, the next ones find it open and try one message each."""
+    began: list[tuple[str, Wait]] = []
+    down = True
+
+    def work(message: Message) -> None:
+        began.append((message.original_id, waits.read().kind))
+        if down:
+            raise ConnectionError
+
+    waits = Waits(slot.words)
+    one = OPENS | {"max_messages": 1}
+    lives_of(twenty, life, slot, work, 6, **one)
+    assert [kind for _, kind in began] == [Wait.NOTHING] * 3 + [Wait.PROBING] * 3
+    assert waits.read().opened == 1
+    down = False
+    lives_of(twenty, life, slot, work, 2, **one)
+    assert [kind for _, kind in began[6:]] == [Wait.PROBING, Wait.NOTHING]
+    # Whoever failed before the circuit opened has another failure free.
+    down = True
+    twenty.do("XTRIM", twenty.stream, "MAXLEN", "0")
+    lives_of(twenty, life, slot, work, 1, **one)
+    assert began[-1][0] in {uid for uid, _ in began[:6]}
+    assert slot.counter("dead") == 0
+
+
+def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
+    desk: Desk, life: Life, slot: Slot
+):
+    desk.add("1-0")
+
+    def work(_message: Message) -> None:
+        raise ConnectionError
+
+    breaker = Breaker(failures=1, window=60.0, probe_every=3600.0, on=())
+    settings = {"breaker": breaker, "max_messages": 1}
+    waits, seen = Waits(slot.words), []
+
+    def stop() -> None:
+        wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
+        life.stop()
+
+    for _ in range(2):
+        slot.clear()
+        watcher = threading.Thread(target=stop)
+        watcher.start()
+        seen.append(life.run(life.worker("t1", **settings), work))
+        watcher.join()
+        waits.reset()
+    assert seen == [ExitCode.STOPPED] * 2
+    slot.clear()
+    # Without a breaker nothing is left of it.
+    desk.add("2-0")
+    calm = life.worker("t1", max_messages=1)
+    assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE
+    assert waits.kept(CIRCUIT) == [0, 0, 0, 0]
+
+
+def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
+    twenty: Desk, life: Life, slot: Slot
+):
+    def work(_message: Message) -> None:
+        raise Dead
+
+    def play() -> None:
+        wait_until(lambda: Waits(slot.words).read().kind is Wait.FLOODED, what="a flood")
+        life.stop()
+
+    lives_of(twenty, life, slot, work, 2, max_messages=2, **GUARD)
+    slot.clear()
+    player = threading.Thread(target=play)
+    player.start()
+    assert life.run(life.worker("t1", max_messages=2, **GUARD), work) == ExitCode.STOPPED
+    player.join()
+    assert slot.counter("dead") == 5
+
+
+def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: Slot):
+    def work(message: Message) -> None:
+        if int(message.id_bytes[:-2]) % 3 == 0:
+            raise Dead
+
+    guard = FloodGuard(letters=3, window=60.0, share=0.5)
+    lives_of(twenty, life, slot, work, 6, max_messages=3, flood_guard=guard)
+    assert slot.counter("dead") == 6
+    assert Waits(slot.words).read().flooded == 0
+
+
+@pytest.mark.parametrize("kind", [ONE, SEVERAL, BATCH], ids=["one", "four", "batches"])
+def test_messages_that_die_without_a_run_are_a_flood_too(
+    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+):
+    """They are larger than any producer may send."""
+    for number in range(1, 11):
+        desk.add(f"{number}-0", "payload", "x" * 2_000)
+    life.settings = replace(
+        life.settings, daemon=replace(life.settings.daemon, max_message_bytes=1_000)
+    )
+
+    def play() -> None:
+        wait_until(lambda: Waits(slot.words).read().kind is Wait.FLOODED, what="a flood")
+        life.stop()
+
+    player = threading.Thread(target=play)
+    player.start()
+    assert life.run(life.worker("t1", **GUARD | kind), lambda _message: None) == ExitCode.STOPPED
+    player.join()
+    assert Waits(slot.words).read().flooded == 1
+    # Several at once stop between two reads.
+    assert slot.counter("dead") == (10 if kind is SEVERAL else 5)
+
+
+# --- the policy comes first -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy", [{"dead_on": ("ValueError",)}, {"retry_on": ("KeyError",)}], ids=["dead_on", "retry"]
+)
+def test_what_the_policy_does_not_retry_is_dead_and_opens_nothing(
+    twenty: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+):
+    def work(_message: Message) -> None:
+        raise ValueError
+
+    breaker = Breaker(failures=3, window=60.0, probe_every=3600.0, on=())
+    worker = life.worker("t1", max_messages=20, breaker=breaker, **policy)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert slot.counter("dead") == 20
+    assert Waits(slot.words).read().opened == 0
+
+
+def test_alone_a_message_halts_its_partition_until_it_is_too_old(
+    desk: Desk, life: Life, slot: Slot, other: Link
+):
+    desk.do("XADD", desk.stream, "*", "payload", "x")
+
+    def work(_message: Message) -> None:
+        raise ConnectionError
+
+    def play() -> None:
+        while slot.counter("dead") == 0 and not over.wait(0.005):
+            promote(desk, other)
+        life.stop()
+
+    over = threading.Event()
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        worker = life.worker("t1", **OPENS | {"max_attempts": 9, "retry_max_age": 0.5})
+        assert life.run(worker, work) == ExitCode.STOPPED
+    finally:
+        over.set()
+        player.join()
+    (letter,) = desk.state()["dlq"].entries.values()
+    assert letter["reason"] == b"too-old"
+    assert Waits(slot.words).read().opened == 1

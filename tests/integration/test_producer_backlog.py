@@ -1,0 +1,112 @@
+"""Producers with a thread that writes, and a partition that has no room for more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from streamqd import AsyncProducer, BacklogFull, BufferedProducer, Producer
+from streamqd.store import growth, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.integration.test_producer_buffered import payloads
+from tests.support.waiting import wait_until
+
+
+def crowd(link: Link, keys: Keys, url: str) -> None:
+    """A topic of two partitions that a group reads, the first of them full for max_backlog=1."""
+    topics.create(link, keys, "access", topics.Topic(partitions=2))
+    link.execute("XGROUP", "CREATE", keys.stream("access", 0), "g", "0", "MKSTREAM")
+    with Producer(url) as producer:
+        producer.send("access", b"first", partition=0)
+
+
+def make_room(link: Link, keys: Keys) -> None:
+    """The group is done with all that is in the full partition."""
+    stream = keys.stream("access", 0)
+    read = link.execute("XREADGROUP", "GROUP", "g", "w", "STREAMS", stream, ">")
+    link.execute("XACK", stream, "g", *(entry_id for entry_id, _ in read[0][1]))
+
+
+def test_a_full_partition_holds_up_no_other_and_keeps_its_order(server, link, keys):
+    crowd(link, keys, server.url)
+    with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="20s") as producer:
+        full = producer.send("access", b"second", partition=0)
+        assert producer.send("other", b"x").result(10)
+        assert producer.send("access", b"y", partition=1).result(10)
+        assert producer.send("another", b"x").result(10)
+        assert not full.done()
+        assert not producer.flush(0)
+        make_room(link, keys)
+        behind = producer.send("access", b"third", partition=0)  # before the next look for room
+        assert full.result(10)
+        assert not behind.done()
+        make_room(link, keys)
+        assert behind.result(10)
+        assert producer.flush(10)
+    assert payloads(link, keys) == [b"first", b"second", b"third"]
+
+
+def test_what_waits_too_long_is_refused_and_what_is_behind_it_too(server, link, keys):
+    crowd(link, keys, server.url)
+    with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="50ms") as producer:
+        receipts = [producer.send("access", b"x", partition=0) for _ in range(20)]
+        assert producer.flush(10)
+        assert {type(each.exception(0)) for each in receipts} == {BacklogFull}
+    assert payloads(link, keys) == [b"first"]
+
+
+def test_closing_gives_up_what_waits_for_room(server, link, keys):
+    crowd(link, keys, server.url)
+    producer = BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="1h")
+    receipt = producer.send("access", b"x", partition=0)
+    assert producer.send("other", b"x").result(10)
+    assert not producer.close(timeout=0)
+    with pytest.raises(BacklogFull):
+        receipt.result(10)
+    wait_until(lambda: "streamqd-producer" not in {each.name for each in threading.enumerate()})
+
+
+def test_nothing_overtakes_what_waits_when_the_topic_grows(server, link, keys):
+    crowd(link, keys, server.url)
+    with BufferedProducer(
+        server.url, linger=0, max_backlog=1, backlog_wait="20s", partitioner={"access": moving}
+    ) as producer:
+        waiting = producer.send("access", b"1", key="k")
+        assert producer.send("other", b"x").result(10)
+        link.run(growth.begin(keys, "access", 2, 4, "t1"))
+        link.run(growth.switch(keys, "access", "t1", range(2, 4)))
+        assert producer.send("another", b"x").result(10)  # now it knows the new count
+        behind = producer.send("access", b"2", key="k")
+        assert waiting.result(10)
+        assert not behind.done()
+        assert payloads(link, keys, partition=2) == [b"1"]
+        link.execute("DEL", keys.stream("access", 2))
+        assert behind.result(10)
+
+
+def moving(_key: bytes | None, partitions: int) -> int:
+    """Moves from the full partition to a new one when the topic grows."""
+    return partitions - 2
+
+
+def test_tasks_do_not_wait_for_a_partition_that_is_not_theirs(server, link, keys):
+    crowd(link, keys, server.url)
+
+    async def work() -> None:
+        async with AsyncProducer(server.url, max_backlog=1, backlog_wait="20s") as producer:
+            full = asyncio.create_task(producer.send("access", b"second", partition=0))
+            behind = asyncio.create_task(producer.send("access", b"third", partition=0))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(producer.send("other", b"x"), 10)
+            await asyncio.wait_for(producer.send("access", b"y", partition=1), 10)
+            assert not full.done()
+            make_room(link, keys)
+            await asyncio.wait_for(full, 10)
+            make_room(link, keys)
+            await asyncio.wait_for(behind, 10)
+
+    asyncio.run(work())
+    assert payloads(link, keys) == [b"first", b"second", b"third"]

@@ -1,0 +1,372 @@
+"""Turns and marks of solo mode: who has them, and that nobody has them while nothing runs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd.config.guards import Breaker
+from streamqd.message import Message
+from streamqd.model import Backoff
+from streamqd.scoreboard import Command, Slot, WorkerState
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.waits import Wait, Waits
+from streamqd.worker import ExitCode
+from streamqd.worker.inherited import Held
+from tests.contract.desk import Desk
+from tests.support import life as lives
+from tests.support.life import Life
+from tests.support.waiting import wait_until
+
+AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
+SUSPECT: dict[str, Any] = {"max_crashes": 1}  # whoever is charged once is buried: all run alone
+ONE: dict[str, Any] = {}
+SEVERAL: dict[str, Any] = {"concurrency": 4, "order": "none"}
+BATCHES: dict[str, Any] = {"handler": f"{__name__}:many", "batch": 2}
+KINDS = pytest.mark.parametrize(
+    "kind", [ONE, SEVERAL, BATCHES], ids=["one at a time", "four at a time", "batches"]
+)
+NOBODY = b"m:0-0"
+
+
+def many(messages: list[Message]) -> None:
+    """A handler of batches that does the same as `handle` of a life."""
+    for message in messages:
+        lives.handle(message)
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    """A unit that t1 owns after the loss of its owner, who had fetched three messages."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    for number in (1, 2, 3):
+        desk.add(f"{number}-0", "payload", "x", "key", "k")
+    desk.fetch(3)
+    desk.do("HSET", desk.fence, "solo", "1")
+    return desk
+
+
+@pytest.fixture
+def look(desk: Desk, life: Life) -> Iterator[Callable[[], bytes]]:
+    """Read the mark, from any one thread beside the test's."""
+    other = Link(life.settings.redis, timeout=5.0, name="test:other")
+    yield lambda: bytes(other.execute("HGET", desk.fence, "mark") or b"")
+    other.close()
+
+
+class Turns:
+    """The turns of a life's instance, as another worker of it sees them."""
+
+    def __init__(self, life: Life) -> None:
+        daemon = life.settings.daemon
+        self.path = daemon.state_dir / f"{daemon.instance}.solo"
+
+    def free(self, wanted: int = fcntl.LOCK_EX) -> bool:
+        """Whether such a turn could begin now."""
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(file, wanted | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
+    def open_files(self) -> list[int]:
+        """The descriptors of this process that name the lock."""
+        found = []
+        for each in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # the one of this listing is gone
+                if each.readlink() == self.path:
+                    found.append(int(each.name))
+        return found
+
+
+@pytest.fixture
+def turns(life: Life) -> Turns:
+    return Turns(life)
+
+
+# --- a turn ends ----------------------------------------------------------------------------------
+
+
+@KINDS
+def test_what_a_handler_leaves_behind_keeps_no_turn(
+    desk: Desk, life: Life, turns: Turns, kind: dict[str, Any]
+):
+    """As a process does that was forked without a word to Python."""
+    runs, copies = [], []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        copies.extend(os.dup(file) for file in turns.open_files()[:1])
+
+    worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert runs == ["1-0", "2-0", "3-0"]
+    assert len(copies) >= 3
+    assert turns.free()
+    for file in copies:
+        os.close(file)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: Turns):
+    """So the turn ends with the worker, also when that is killed, and not with the child."""
+    told, tell = os.pipe()
+
+    def work(_message: Message) -> None:
+        if (child := os.fork()) == 0:
+            os.write(tell, str(len(turns.open_files())).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not turns.free(fcntl.LOCK_SH)
+
+    worker = life.worker("t1", max_messages=3, **SUSPECT)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert os.read(told, 9) == b"000"
+    os.close(told)
+    os.close(tell)
+
+
+@KINDS
+@pytest.mark.parametrize("end", ["max_messages", "fenced", "stop"])
+def test_a_worker_that_ends_has_no_turn_when_it_says_so(
+    desk: Desk, life: Life, slot: Slot, turns: Turns, kind: dict[str, Any], end: str
+):
+    """Also not in `on_stop`, which may take long."""
+    worker = life.worker("t1", max_messages=2, **SUSPECT | kind)
+    at_the_end: list[bool] = []
+    true_ring, true_sleep = worker.gate.ring, worker.gate.sleep
+    holder = os.open(turns.path, os.O_RDWR | os.O_CREAT)
+    if end == "fenced":
+        fcntl.flock(holder, fcntl.LOCK_EX)
+
+    def ring() -> None:
+        if slot.state == WorkerState.QUIET:
+            at_the_end.append(turns.free())
+        true_ring()
+
+    def sleep(seconds: float, unstarted: int = 0) -> None:
+        # The worker waits for its turn: it will get it, and then be refused its mark.
+        if end == "fenced" and seconds:
+            desk.do("HSET", desk.fence, "token", "t2")
+            fcntl.flock(holder, fcntl.LOCK_UN)
+        true_sleep(seconds, unstarted)
+
+    worker.gate.ring = ring  # type: ignore[method-assign]
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+
+    def work(_message: Message) -> None:
+        assert not turns.free(fcntl.LOCK_SH)
+        if end == "stop":
+            life.stop()
+
+    codes = {
+        "max_messages": ExitCode.RECYCLE,
+        "fenced": ExitCode.FENCED,
+        "stop": ExitCode.STOPPED,
+    }
+    assert life.run(worker, work) == codes[end]
+    assert at_the_end == [True]
+    os.close(holder)
+
+
+# --- while nothing runs ---------------------------------------------------------------------------
+
+
+def held_by_rate(slot: Slot, _life: Life) -> None:
+    wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED, what="the rate holds")
+
+
+def held_by_circuit(slot: Slot, _life: Life) -> None:
+    wait_until(lambda: Waits(slot.words).read().kind is Wait.OPEN, what="the circuit is open")
+
+
+def held_by_pause(slot: Slot, _life: Life) -> None:
+    wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
+
+
+HOLDS: dict[str, tuple[Callable[[Slot, Life], None], dict[str, Any]]] = {
+    "rate": (held_by_rate, {"rate": "1/h", "rate_burst": 1}),
+    "circuit": (
+        held_by_circuit,
+        {"breaker": Breaker(failures=1, window=60.0, probe_every=60.0, on=("ValueError",))},
+    ),
+    "pause": (held_by_pause, {}),
+}
+
+
+@pytest.mark.fault("F27")
+@KINDS
+@pytest.mark.parametrize("held_by", HOLDS)
+def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
+    desk: Desk, life: Life, slot: Slot, turns: Turns, look: Callable[[], bytes],
+    kind: dict[str, Any], held_by: str,
+):  # fmt: skip
+    """A host that is lost in such a wait must not be charged to a message that never began."""
+    is_held, settings = HOLDS[held_by]
+    runs: list[str] = []
+    seen: list[tuple[bytes, bool]] = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        if held_by == "pause":
+            life.tell(Command.PAUSE)
+        if held_by == "circuit":
+            raise ValueError
+
+    def watch() -> None:
+        is_held(slot, life)
+        wait_until(
+            lambda: turns.free() and slot.state != WorkerState.QUIET, what="the turn is free"
+        )
+        seen.append((look(), turns.free()))
+        life.stop()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    worker = life.worker("t1", **SUSPECT | settings | kind)
+    try:
+        assert life.run(worker, work) == ExitCode.STOPPED
+    finally:
+        watcher.join()
+    assert runs == ["1-0"]
+    ((mark, free),) = seen
+    assert free
+    assert mark not in (b"m:2-0", b"m:3-0")
+
+
+@KINDS
+def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
+    desk: Desk, life: Life, slot: Slot, turns: Turns, look: Callable[[], bytes],
+    kind: dict[str, Any],
+):  # fmt: skip
+    runs: list[str] = []
+    worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
+    true_run, true_wait = worker.link.run, worker.gate.await_trust
+    waited: list[tuple[bytes, bool, list[str]]] = []
+
+    def run(call: Any) -> Any:
+        reply = true_run(call)
+        if b"m:2-0" in call.argv and not waited:
+            slot.trusted_until_ns = 1
+        return reply
+
+    def await_trust() -> int:
+        if slot.trusted_until_ns == 1:
+            waited.append((look(), turns.free(), list(runs)))
+            slot.trusted_until_ns = (1 << 63) - 1
+        return true_wait()
+
+    worker.link.run = run  # type: ignore[method-assign]
+    worker.gate.await_trust = await_trust  # type: ignore[method-assign]
+    assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
+    assert waited == [(NOBODY, True, ["1-0"])]
+    assert runs == ["1-0", "2-0", "3-0"]
+
+
+@KINDS
+def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
+    desk: Desk, life: Life, slot: Slot, turns: Turns, kind: dict[str, Any]
+):
+    """Else the message would be suspected as long as the pause lasts, and then run in no turn."""
+    shared: list[tuple[str, bool]] = []
+    worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
+    true_begin = worker.solo.begin
+
+    def begin(session: str, entry: Held, message: Message) -> None:
+        true_begin(session, entry, message)
+        if entry.id == b"1-0":
+            life.tell(Command.PAUSE)
+
+    def resume() -> None:
+        wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
+        life.tell(Command.NONE)
+
+    worker.solo.begin = begin  # type: ignore[method-assign]
+    resumer = threading.Thread(target=resume)
+    resumer.start()
+
+    def work(message: Message) -> None:
+        shared.append((message.id, turns.free(fcntl.LOCK_SH)))
+
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    resumer.join()
+    assert shared == [("1-0", False), ("2-0", False), ("3-0", False)]
+
+
+# --- whose turn it is -----------------------------------------------------------------------------
+
+
+def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
+    desk: Desk, life: Life, keys: Keys, turns: Turns
+):
+    """Although the entry that was begun last is no suspect."""
+    desk.do("HSET", keys.attempts(*desk.unit), "m:1-0:c", "1")
+    shared: list[tuple[str, bool]] = []
+
+    def work(message: Message) -> None:
+        shared.append((message.id, turns.free(fcntl.LOCK_SH)))
+        if message.id == "1-0" and message.attempt == 1:
+            raise ValueError
+
+    worker = life.worker(
+        "t1",
+        max_messages=4,
+        on_error="hold-key",
+        backoff=AT_ONCE,
+        held_max=2,
+        prefetch_max=1,
+        max_attempts=5,
+    )
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert shared[:2] == [("1-0", False), ("1-0", False)]
+    assert [name for name, _ in shared] == ["1-0", "1-0", "2-0", "3-0"]
+
+
+def test_who_has_had_turns_for_long_lets_others_go_first(
+    desk: Desk, life: Life, turns: Turns, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("streamqd.worker.solo.SHARE_SECONDS", 0.0)
+    worker = life.worker("t1", max_messages=3, **SUSPECT)
+    true_sleep = worker.gate.sleep
+    order: list[str] = []
+
+    def sleep(seconds: float, unstarted: int = 0) -> None:
+        true_sleep(seconds / 2, unstarted)
+        if seconds and turns.free():
+            order.append("another's turn")
+        true_sleep(seconds / 2, unstarted)
+
+    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    assert life.run(worker, lambda message: order.append(message.id)) == ExitCode.RECYCLE
+    assert order == ["1-0", "another's turn", "2-0", "another's turn", "3-0"]
+
+
+def test_where_nothing_can_be_locked_it_goes_on_and_says_so_once(
+    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """As on a network file system without a lock manager."""
+
+    def flock(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("streamqd.worker.solo.fcntl.flock", flock)
+    runs: list[str] = []
+    worker = life.worker("t1", max_messages=3, **SUSPECT)
+    with caplog.at_level("WARNING"):
+        assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
+    assert runs == ["1-0", "2-0", "3-0"]
+    assert [getattr(each, "event", "") for each in caplog.records] == ["solo.unlocked"]

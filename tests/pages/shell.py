@@ -1,0 +1,148 @@
+"""A terminal in which a test types, and how what it shows is compared with what was expected."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+PROMPT = re.compile(r"<done (\d+)>\n")
+# What differs from run to run, and what stands for it: order counts.
+VOLATILE = (
+    (re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
+    (re.compile(r"\b\d{13}(-\d+)?\b"), "<id>"),
+    (re.compile(r"\b(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d([.,]\d+)?Z?"), "<clock>"),
+    (re.compile(r"\b(\d+(\.\d+)?(us|ms|s|m|h|d))+\b"), "<time>"),
+    (re.compile(r"[ \t]+"), " "),
+)
+
+
+def same(line: str) -> str:
+    """A line without what differs from run to run, and as it stays on the screen at last."""
+    line = line.rpartition("\r")[2]
+    for pattern, word in VOLATILE:
+        line = pattern.sub(word, line)
+    return line.strip()
+
+
+def seen(text: str) -> list[str]:
+    """The lines of a text that are not empty."""
+    return [line for line in text.split("\n") if same(line)]
+
+
+def matches(expected: list[str], printed: list[str]) -> bool:
+    """Whether lines are those that a page shows."""
+    if not expected:
+        return not printed
+    if expected[0].strip() == "…":
+        return any(matches(expected[1:], printed[at:]) for at in range(len(printed) + 1))
+    return bool(printed) and alike(expected[0], printed[0]) and matches(expected[1:], printed[1:])
+
+
+def alike(expected: str, printed: str) -> bool:
+    """Whether a line is the one that a page shows."""
+    parts = (re.escape(same(part)) for part in expected.split("…"))
+    return re.fullmatch(r"\s*.*?\s*".join(parts), same(printed)) is not None
+
+
+class Terminal:
+    """One bash in a terminal of its own."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str], patience: float) -> None:
+        self._patience = patience
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        modes = termios.tcgetattr(slave)
+        modes[1] &= ~termios.ONLCR
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
+        command = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]
+        prompts = {"PS1": "<done $?>\n", "PS2": "", "TERM": "xterm", "NO_COLOR": "1"}
+        self._bash = subprocess.Popen(
+            command, cwd=folder, env={**env, **prompts}, stdin=slave, stdout=slave, stderr=slave
+        )
+        os.close(slave)
+        self._said = ""
+        self._from = 0  # what is before was printed by earlier commands
+        self.runs = True
+        self.ended()
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return Path(f"/proc/{self._bash.pid}/cwd").readlink()
+
+    @property
+    def new(self) -> str:
+        """What was printed since the last commands were typed."""
+        return self._said[self._from :]
+
+    def run(self, command: str, answer: str = "") -> int:
+        """Type a command, and what it asks for; wait for its end and return its exit code."""
+        self.type(command + "\n" + (answer + "\n" if answer else ""))
+        return self.ended()
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        self.runs = True
+        os.write(self._master, text.encode())
+
+    def ended(self) -> int:
+        """Wait for the end of what runs; return its exit code and take the prompt away."""
+        self.wait(lambda: PROMPT.search(self.new), "a command ends")
+        found = PROMPT.search(self._said, self._from)
+        assert found is not None
+        self._said = self._said[: found.start()] + self._said[found.end() :]
+        self.runs = False
+        return int(found[1])
+
+    def take(self, expected: list[str]) -> None:
+        """Wait until lines like these are there, and be done with all that came before the last."""
+
+        def places() -> list[int]:
+            lines, found = self.new.split("\n")[:-1], list[int]()
+            for line in expected:
+                at = (n for n, each in enumerate(lines) if n not in found and alike(line, each))
+                found.append(next(at, -1))
+            return [] if -1 in found else found
+
+        self.wait(places, "\n".join(expected))
+        self._from += len("\n".join(self.new.split("\n")[: max(places()) + 1])) + 1
+
+    def forget(self) -> None:
+        """From now on, `new` is what is printed from now on."""
+        self._read(0.0)
+        self._from = len(self._said)
+
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Read what is printed until the condition is true."""
+        deadline = time.monotonic() + self._patience
+        while not condition():
+            over = time.monotonic() > deadline or PROMPT.search(self.new)
+            assert not over, f"it has not come, within {self._patience:g} s: {what}\n{self.new}"
+            self._read(0.1)
+
+    def _read(self, seconds: float) -> None:
+        while select.select([self._master], [], [], seconds)[0]:
+            self._said += os.read(self._master, 1 << 16).decode(errors="replace")
+            seconds = 0.0
+
+    def close(self) -> None:
+        """End the shell and everything in it, if need be by force."""
+        family = [psutil.Process(self._bash.pid)]
+        family += family[0].children(recursive=True)
+        for each in reversed(family):
+            if each.is_running():
+                each.kill()
+        self._bash.wait()
+        os.close(self._master)

@@ -1,0 +1,141 @@
+"""Make the pictures of docs/images from a live run: `make shots`.
+
+    python -m tests.pages.shots [FOLDER]
+
+`streamqd top` as it stands in tmux, the status page and the report as Chromium shows them. What a
+machine has no program for is left out, and said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from tests.support import servers
+from tests.support.daemon import ROOT, Daemon
+from tests.support.top_transcript import load
+from tests.support.waiting import wait_until
+
+IMAGES = ROOT / "docs" / "images"
+COLUMNS, LINES = 80, 24
+
+
+def run(*command: str | Path, **env: str) -> str:
+    """Run a command to its end; return what it printed."""
+    words = [str(word) for word in command]
+    whole = dict(os.environ) | env
+    return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, env=whole).stdout
+
+
+def ours(daemon: Daemon, *arguments: str | Path) -> list[str]:
+    """The words of a command of streamqd about this daemon."""
+    config = str(daemon.config_path)
+    return [sys.executable, "-m", "streamqd", "--config", config, *map(str, arguments)]
+
+
+def shoot_top(daemon: Daemon, picture: Path) -> None:
+    """Draw the screen of `streamqd top`, with its colours."""
+    tmux = ["tmux", "-L", f"shots-{os.getpid()}"]
+    command = shlex.join(ours(daemon, "top"))
+    env = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    run(*tmux, "-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES),
+        "-e", f"PYTHONPATH={ROOT}", command, **env)  # fmt: skip
+    try:
+        wait_until(
+            lambda: "has been at one message" in run(*tmux, "capture-pane", "-p"),
+            timeout=40,
+            what="top shows the handler that hangs",
+        )
+        screen = run(*tmux, "capture-pane", "-p", "-e").rstrip("\n")
+    finally:
+        run(*tmux, "kill-server")
+    paper = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    paper.print(Text.from_ansi(screen))
+    drawn = paper.export_svg(title="streamqd top", unique_id="top")
+    # The usual drawing fetches its font from the network; a reader's own will do.
+    drawn = re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
+    picture.write_text(drawn.replace("Fira Code", "DejaVu Sans Mono"))
+
+
+def shoot_page(url: str, picture: Path, size: str) -> None:
+    """Take a picture of a page in a browser without a window."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print(f"left out, there is no chromium: {picture.name}")
+        return
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={profile}", f"--window-size={size}", f"--screenshot={picture}", url],
+            check=True,
+            stderr=subprocess.DEVNULL,  # complaints about a desktop that is not there
+            timeout=120,
+        )  # fmt: skip
+
+
+def shoot_report(daemon: Daemon, picture: Path) -> None:
+    """Let Spark report on the topic, and take a picture of the page."""
+    if shutil.which("java") is None:
+        print(f"left out, there is no Java: {picture.name}")
+        return
+    folder = daemon.folder / "report"
+    run(*ours(daemon, "pipeline", "report", "--out", folder), PYTHONPATH=str(ROOT))
+    shoot_page((folder / "report.html").as_uri(), picture, "1000,850")
+
+
+@contextmanager
+def at_work() -> Iterator[tuple[Daemon, str]]:
+    """A daemon with failures now and then and a handler that hangs; and its address."""
+    server = servers.start("valkey", tcp=True)
+    address = f"127.0.0.1:{servers.free_port()}"
+    done = threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+        daemon = Daemon(
+            Path(folder), server.url, partitions=6, groups=["bill", "mail"], name="west-1",
+            consumer={"max_attempts": 3, "backoff": {"base": "1s"}}, http=address,
+        )  # fmt: skip
+        sender = threading.Thread(target=load, args=(daemon, done))
+        with daemon:
+            try:
+                sender.start()
+                daemon.send(["await gate"], 3)
+                yield daemon, f"http://{address}/"
+            finally:
+                done.set()
+                sender.join()
+                (Path(folder) / "gate").touch()
+                daemon.signal(signal.SIGQUIT)
+    server.close()
+
+
+def main(images: Path) -> None:
+    """Make all pictures."""
+    images.mkdir(parents=True, exist_ok=True)
+    with at_work() as (daemon, url):
+        if shutil.which("tmux"):
+            shoot_top(daemon, images / "top.svg")
+        else:
+            print("left out, there is no tmux: top.svg")
+        shoot_page(url, images / "status.png", "1160,540")
+        shoot_report(daemon, images / "report.png")
+    for picture in sorted(images.iterdir()):
+        size = picture.stat().st_size
+        print(f"{picture.name}: {size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)

@@ -1,0 +1,80 @@
+"""What the README and the tutorials tell a reader to type works, and prints what they show."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pages.reader import FIRST, Fence, Reader, fences
+from tests.support.servers import free_port
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+README = ROOT / "README.md"
+LOG = ROOT / "streamqd" / "examples" / "data" / "apache_access.log.gz"
+ARCHIVE = "first-archive"  # tests/spark/test_tutorial.py
+TUTORIALS = {page.stem: page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md"))}
+QUESTION = re.compile(r"^\|.*\| `(streamqd [^`]+)` \|$", re.MULTILINE)
+
+
+def make_reader(home: Path, patience: float = 30.0) -> Reader:
+    """One who has installed streamqd, has a clone in ~/streamqd, and nothing else of ours."""
+    foreign = ("STREAMQ", "PYTHON")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
+    port = str(free_port())  # the usual one may be taken by a daemon of another test
+    kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
+    kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    (home / "streamqd").symlink_to(ROOT)
+    return Reader(home, kept, {"9464": port}, patience)
+
+
+@pytest.fixture
+def reader(state_dir: Path) -> Iterator[Reader]:
+    with make_reader(state_dir) as made:
+        yield made
+
+
+@pytest.mark.parametrize("page", sorted(TUTORIALS.keys() - {ARCHIVE}))
+def test_a_tutorial_is_true(reader: Reader, page: str) -> None:
+    reader.work_through(TUTORIALS[page])
+
+    assert reader.done > 10
+
+
+def test_the_readme_is_true(state_dir: Path, reader: Reader) -> None:
+    project = state_dir / "project"
+    project.mkdir()
+    lines = gzip.decompress(LOG.read_bytes()).splitlines(keepends=True)[:100]
+    (project / "access.log").write_bytes(b"".join(lines))
+    reader.env |= {"STREAMQ_DAEMON__INSTANCE": "web-1"}  # whom it asks about
+
+    reader.work_through(README)
+
+    assert reader.done >= 4  # the handler and its configuration, both terminals
+    questions = QUESTION.findall(README.read_text())
+    assert len(questions) > 5
+    for question in questions:
+        asked = f"{question} --once" if question.endswith(" top") else question
+        reader.obey(Fence("sh", ["second"], {"code": "01"}, asked + "\n", 0))
+
+
+def test_the_handler_of_the_readme_handles(state_dir: Path, reader: Reader) -> None:
+    reader.env |= {"STREAMQ_REDIS__URL": "embedded:", "STREAMQ_DAEMON__STATE_DIR": "./var"}
+    for fence in fences(README):
+        if fence.file:
+            reader.obey(fence)
+    reader.obey(Fence("sh", [FIRST], {"until": "partitions=4"}, "streamqd\n", 0))
+    line = gzip.decompress(LOG.read_bytes()).splitlines()[0].decode()
+    (state_dir / "access.log").write_text(f"{line}\nhalf a line\n")
+
+    reader.obey(Fence("sh", ["second"], {}, "streamqd produce access --from - < access.log\n", 0))
+
+    path = line.split()[6]
+    shown = f"access/… {path}\nmessage.dead … reason=dead error=streamqd.handlers.Dead\n"
+    reader.obey(Fence("text", [FIRST], {}, shown, 0))

@@ -1,0 +1,35 @@
+"""What the README and the tutorial about the archive tell a reader to do with Spark works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pages.reader import fences
+from tests.pages.test_pages import ARCHIVE, README, TUTORIALS, make_reader
+from tests.spark.conftest import Shop
+from tests.support.spark_process import need_spark
+
+ADDRESS = "redis://localhost:6379/0"
+PATIENCE = 150.0  # seconds, for what Spark takes a few of when it has a machine for itself
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_about_the_archive_is_true(state_dir: Path) -> None:
+    need_spark()
+    with make_reader(state_dir, PATIENCE) as reader:
+        reader.work_through(TUTORIALS[ARCHIVE])
+
+    assert reader.done > 10
+
+
+def test_the_readme_reads_a_topic(shop: Shop) -> None:
+    shop.topic("access", 1)
+    shop.fill("access", 0, 1, 3)
+    [snippet] = [fence.text for fence in fences(README) if "spark" in fence.words]
+
+    assert ADDRESS in snippet
+    found = eval(snippet.replace(ADDRESS, shop.server.url), {"spark": shop.spark})
+
+    assert found.count() == 3

@@ -1,0 +1,209 @@
+"""What work costs in counts that are the same on every machine.
+
+A round trip is a write of ours after something was read: sockets count that themselves. Commands
+and calls of scripts are those that the server says it has executed, within scripts too.
+
+The costs stand in docs/explanation/costs.md; a test that measures one compares it with its row
+there, or writes the row (`make costs`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from streamqd.store.client import Link
+from tests.contract.desk import Desk
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "costs.md"
+_SCRIPTS = ("evalsha", "eval")
+_ORIGINAL = socket.socket
+
+
+class Cost:
+    """What was counted: `commands` by name in small letters, and `trips`."""
+
+    def __init__(self, commands: Counter[str] | None = None, trips: int = 0) -> None:
+        self.commands = commands or Counter()
+        self.trips = trips
+
+    @property
+    def scripts(self) -> int:
+        return sum(self.commands[name] for name in _SCRIPTS)
+
+    @property
+    def total(self) -> int:
+        """All commands, those within scripts too."""
+        return sum(self.commands.values())
+
+    @property
+    def sent(self) -> Counter[str]:
+        """The commands by name; only where no script ran are these all that were sent."""
+        return Counter({name: count for name, count in self.commands.items() if count})
+
+    def __sub__(self, other: Cost) -> Cost:
+        names = {*self.commands, *other.commands}
+        left = {name: self.commands[name] - other.commands[name] for name in names}
+        return Cost(Counter({name: n for name, n in left.items() if n}), self.trips - other.trips)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cost) and self.trips == other.trips and self.sent == other.sent
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.trips} round trips, {self.scripts} scripts, {dict(self.sent)}>"
+
+
+class CountingSocket(socket.socket):
+    """Counts round trips, of all connections together."""
+
+    trips = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._asks = False  # something was written since something was read
+
+    def _ask(self) -> None:
+        if not self._asks:
+            self._asks = True
+            CountingSocket.trips += 1
+
+    def send(self, *args: Any) -> int:
+        self._ask()
+        return super().send(*args)
+
+    def sendall(self, *args: Any) -> None:
+        self._ask()
+        super().sendall(*args)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        found = super().recv(size, flags)
+        self._asks = self._asks and bool(flags & socket.MSG_PEEK)
+        return found
+
+    def recv_into(self, *args: Any) -> int:
+        size = super().recv_into(*args)
+        self._asks = False
+        return size
+
+
+class Meter:
+    """Counts what happens on one server; `link` was opened before and is not counted."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        link.open()
+
+    @contextmanager
+    def measuring(self) -> Iterator[Cost]:
+        """Fill in the cost of a block at its end."""
+        cost = Cost()
+        before, trips = self._executed(), CountingSocket.trips
+        yield cost
+        cost.trips = CountingSocket.trips - trips
+        cost.commands = self._executed() - before
+
+    def _executed(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for line in self._link.execute("INFO", "commandstats").decode().splitlines():
+            line = line.removeprefix("cmdstat_")
+            name, _, rest = line.partition(":calls=")
+            if rest:
+                # Redis 6.2 does not tell XINFO GROUPS from XINFO STREAM.
+                found[name.partition("|")[0]] += int(rest.partition(",")[0])
+        del found["info"]
+        return found
+
+
+@contextmanager
+def counting_sockets() -> Iterator[None]:
+    """Let every socket made in the block count."""
+    socket.socket = CountingSocket  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        socket.socket = _ORIGINAL  # type: ignore[misc]
+
+
+class Page:
+    """The tables of costs; it `writes` rows, or `judges` them, or neither."""
+
+    def __init__(self) -> None:
+        self.writes = bool(os.environ.get("COSTS"))
+        self.judges = True
+
+    def holds(self, what: str, cost: Cost, *, units: float = 1.0, per: str) -> None:
+        """Demand, or write, the row that says what `cost` is for each of `units`."""
+        numbers = [_number(n / units) for n in (cost.trips, cost.scripts, cost.total)]
+        self.say(what, per, *numbers)
+
+    def say(self, what: str, *cells: str) -> None:
+        """Demand, or write, a row."""
+        self._row(what, cells, judged=self.judges)
+
+    def report(self, what: str, *cells: str) -> None:
+        """Write a row that nobody demands."""
+        self._row(what, cells, judged=False)
+
+    def _row(self, what: str, cells: tuple[str, ...], *, judged: bool) -> None:
+        text = PAGE.read_text("utf-8")
+        found = re.search(rf"^\| {re.escape(what)} \|.*$", text, re.MULTILINE)
+        assert found, f"docs/explanation/costs.md has no row `{what}`"
+        row = f"| {' | '.join((what, *cells))} |"
+        if self.writes:
+            PAGE.write_text(text.replace(found[0], row), "utf-8")
+        elif judged:
+            assert found[0] == row, "docs/explanation/costs.md is not current: run `make costs`"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0")
+
+
+# --- what lies around -----------------------------------------------------------------------------
+
+FEW, MANY = 100, 10_000  # nothing may cost more beside many than beside few
+
+# Written by the server itself, because ten thousand of each kind are many.
+_STREAM = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2]) end"
+_LETTERS = """for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2],
+'originalId', i .. '-0', 'group', 'hits', 'retryCount', '1') end"""
+_DELAYED = """local due = redis.call('TIME')[1] * 1000 + 86400000
+local there = redis.call('ZCARD', KEYS[1])
+for i = there + 1, there + ARGV[1] do redis.call('ZADD', KEYS[1], due + i, 'm:' .. i .. '-0')
+redis.call('HSET', KEYS[2], 'm:' .. i .. '-0', cmsgpack.pack({'payload', ARGV[2]})) end"""
+
+
+def backlog(desk: Desk, count: int, body: str = "x") -> None:
+    """Let messages wait unread."""
+    desk.do("EVAL", _STREAM, 1, desk.stream, count, body)
+
+
+def letters(desk: Desk, count: int, body: str = "x") -> None:
+    """Let so many messages be dead."""
+    desk.do("EVAL", _LETTERS, 1, desk.dlq, count, body)
+
+
+def delayed(desk: Desk, count: int, body: str = "x") -> None:
+    """Let so many retries wait for a day, and as many scheduled sends."""
+    desk.do("EVAL", _DELAYED, 2, desk.delayed, desk.items, count, body)
+    desk.do("EVAL", _DELAYED, 2, desk.scheduled, desk.scheduled_items, count, body)
+
+
+def beside(desk: Desk, count: int) -> None:
+    """Let so many lie there of each kind that is not to be handled now."""
+    letters(desk, count)
+    delayed(desk, count)
+
+
+def pending(desk: Desk, count: int, consumer: str = "w") -> None:
+    """Let so many be pending."""
+    backlog(desk, count)
+    desk.fetch(count, consumer)

@@ -1,0 +1,173 @@
+"""Every public name as a user's type checker sees it, in its strict mode."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import streamqd
+from streamqd import testing
+from tests.support.type_checker import lines_with_errors
+from tests.unit import test_producer_types
+
+GOOD = """
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamqd import (
+    Backoff, BufferedProducer, ChunkRefused, ConfigError, Context, Dead, Failures, Letter,
+    Message, MessageTooLarge, Producer, Receipt, RedisRefused, RedisUnavailable, Release, Result,
+    Retry, RetryPolicy, SoftTimeout, StreamqdError, TopicMissing, __version__, handler,
+)
+from streamqd.pytest_plugin import RunDaemon
+from streamqd.testing import (
+    Run, Settled, Verdict, Worker, assert_idempotent, run, run_batch, run_to_end,
+)
+
+policy = RetryPolicy(
+    max_attempts=3, backoff=Backoff(kind="fixed", base=2.0), dead_on=(KeyError, "OSError")
+)
+version: str = __version__
+folder = Path()
+
+
+def on_start(context: Context) -> None:
+    global folder
+    folder = context.state_dir / context.instance / str(context.unit.partition)
+
+
+@handler(topic="orders", group="bill", retry=policy, timeout="5s", max_messages=1000)
+def bill(msg: Message) -> Result:
+    key: bytes | None = msg.key
+    who: str = msg.headers.get("who", msg.uid)
+    if msg.attempt > 2 or msg.expires_at is not None:
+        raise Dead(f"{who} {key!r}")
+    if msg.crash_count:
+        raise Retry(after=1.5)
+    letter: Letter | None = msg.letter
+    if letter is not None and letter.exit_code is None:
+        raise Release
+    try:
+        number: int = msg.json()["number"] + len(msg.payload) + msg.partition + msg.epoch
+        msg.progress()
+    except SoftTimeout:
+        return Result.RETRY
+    return Result.ACK if number else Result.DEAD
+
+
+@handler(topic="orders", group="count")
+async def count(messages: list[Message]) -> Failures:
+    return Failures({each: ValueError(each.text()) for each in messages})
+
+
+def sent(producer: BufferedProducer) -> Receipt:
+    return producer.send("orders", b"x")
+
+
+def send() -> str:
+    try:
+        with Producer() as producer:
+            return producer.send("orders", {"number": 1})
+    except ChunkRefused as error:
+        return ", ".join(each for each in error.ids if each is not None)
+    except (TopicMissing, RedisRefused, RedisUnavailable, MessageTooLarge) as error:
+        return str(error)
+    except ConfigError as error:
+        problems: list[str] = error.problems
+        return problems[0]
+    except StreamqdError as error:
+        return str(error)
+
+
+def test_bill(tmp_path: Path) -> None:
+    ended: Run = run(bill, {"number": 1}, key="k", headers={"a": "b"}, attempt=2, timeout="1s")
+    verdict: Verdict = ended.verdict
+    delay: tuple[float, float] | None = ended.delay
+    text: str = ended.letter.error if ended.letter is not None else f"{verdict} {delay}"
+    story: list[Run] = run_to_end(bill, b"x", crash_at="end", duplicate=True, jitter=0.5)
+    several: list[Run] = run_batch(count, ["a", "b"])
+    with Worker(bill, topic="orders", state_dir=tmp_path, max_attempts=1) as worker:
+        message: Message = worker.message(text)
+        assert worker.run(message, crash_at=0) not in [*story, *several]
+    assert_idempotent(bill, "x", observe=lambda: 1, reset=lambda: None)
+
+
+@pytest.mark.usefixtures("streamqd_redis_url")
+def test_daemon(streamqd_daemon: RunDaemon, streamqd_server: str) -> None:
+    settled: Settled = streamqd_daemon("bills", timeout=30)
+    assert settled.events[0]["event"] and settled.state_dir / streamqd_server
+"""
+
+WRONG = """
+from streamqd import Backoff, Context, Dead, Failures, Message, Result, Retry, RetryPolicy, handler
+from streamqd.testing import Worker, assert_idempotent, run, run_batch, run_to_end
+
+handler(topic="orders")
+handler(topic="orders", group="g", retry=5)
+Retry(after="5s")
+Failures([])
+RetryPolicy(max_attempts="many")
+RetryPolicy(max_tries=5)
+Backoff(base="1s")
+Result.DONE
+def wrong(msg: Message, context: Context) -> None:
+    msg.key = b"x"
+    text: str = msg.payload
+    context.unit = msg.topics
+run("module:function", b"x")
+run(wrong, b"x", key=5)
+run(wrong, b"x").verdict == "acknowledged"
+run_batch(wrong, 5)
+run_to_end(wrong, b"x", jitter="half")
+run(wrong, b"x", crash_at="middle")
+assert_idempotent(wrong, b"x")
+Worker(wrong, state_dir="state")
+"""
+WRONG_LINES = {5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24}
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
+    """The lines with errors of both modules, from one run of the checker."""
+    folder = tmp_path_factory.mktemp("users")
+    return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
+
+
+def test_pyright_accepts_it_too(tmp_path: Path) -> None:
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    (tmp_path / "good.py").write_text(GOOD)
+    (tmp_path / "producers.py").write_text(test_producer_types.GOOD)
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]
+    ended = subprocess.run(
+        [*command, "--project", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert "0 errors, " in ended.stdout, ended.stdout + ended.stderr
+    assert ended.returncode == 0
+
+
+def test_a_users_strict_module_is_accepted(errors: dict[str, set[int]]) -> None:
+    assert errors.keys() <= {"wrong.py"}
+
+
+def test_a_users_mistakes_are_found(errors: dict[str, set[int]]) -> None:
+    assert errors["wrong.py"] == WRONG_LINES
+
+
+def imported(code: str, module: str) -> set[str]:
+    """What a module imports from another."""
+    nodes = [each for each in ast.walk(ast.parse(code)) if isinstance(each, ast.ImportFrom)]
+    return {alias.name for node in nodes if node.module == module for alias in node.names}
+
+
+def test_no_public_name_is_left_out() -> None:
+    both = imported(GOOD, "streamqd") | imported(test_producer_types.GOOD, "streamqd")
+    assert set(streamqd.__all__) - both == set(), "use the new name in GOOD"
+    assert set(testing.__all__) - imported(GOOD, "streamqd.testing") == set()

@@ -1,0 +1,392 @@
+"""streamqd.testing: what it says of a run is what the daemon would do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamqd import (
+    Backoff,
+    ConfigError,
+    Context,
+    Dead,
+    Failures,
+    Message,
+    MessageTooLarge,
+    Outgoing,
+    Release,
+    Result,
+    Retry,
+    RetryPolicy,
+    SoftTimeout,
+    handler,
+)
+from streamqd.testing import Worker, assert_idempotent, run, run_batch, run_to_end
+
+seen: list[Message] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    seen.clear()
+    yield
+    seen.clear()
+
+
+@handler(topic="orders", group="bill", max_attempts=3, backoff=Backoff(base=10, jitter="none"))
+def obey(msg: Message) -> object:
+    """Do what the payload says."""
+    seen.append(msg)
+    word = msg.text()
+    if word == "fail":
+        raise OSError("the disk is full")
+    if word == "retry":
+        raise Retry(after=7)
+    if word == "dead":
+        raise Dead("no such customer")
+    if word == "release":
+        raise Release
+    if word == "wait":
+        threading.Event().wait(30)
+    if word == "say":
+        return Result.DEAD
+    return None
+
+
+async def obey_later(msg: Message) -> object:
+    """The same, on an event loop."""
+    await asyncio.sleep(30 if msg.payload == b"wait" else 0)
+    return None if msg.payload == b"wait" else obey(msg)
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [obey, obey_later])
+@pytest.mark.parametrize(
+    ("word", "verdict", "reason", "delay"),
+    [
+        ("done", "ack", "", None),
+        ("fail", "retry", "", (10, 10)),
+        ("retry", "retry", "", (7, 7)),
+        ("dead", "dead", "dead", None),
+        ("say", "dead", "dead", None),
+        ("release", "release", "", (1, 1)),
+    ],
+)
+def test_the_end_of_a_run_is_a_verdict(
+    function: Any, word: str, verdict: str, reason: str, delay: Any
+) -> None:
+    backoff = {"base": 10, "jitter": "none"}
+    found = run(function, word, max_attempts=3, backoff=backoff)
+
+    assert (found.verdict, found.reason, found.delay) == (verdict, reason, delay)
+    assert (found.error is None) is (verdict == "ack")
+    assert (found.letter is not None) is (verdict == "dead")
+
+
+def test_the_message_is_what_a_producer_has_sent() -> None:
+    run(obey, {"a": "ü"}, key="k", headers={"x": "1"}, age=60, attempt=2)
+    [msg] = seen
+    assert (msg.json(), msg.key, msg.headers, msg.attempt) == ({"a": "ü"}, b"k", {"x": "1"}, 2)
+    assert (msg.topic, msg.group, msg.partition) == ("orders", "bill", 0)
+    assert msg.id != msg.original_id
+    run(obey, Outgoing(b"\xff\x00", key=b"k2"), topic="orders")
+    assert (seen[1].payload, seen[1].key, seen[1].attempt) == (b"\xff\x00", b"k2", 1)
+
+
+def test_what_cannot_be_sent_cannot_be_tested() -> None:
+    with pytest.raises(MessageTooLarge):
+        run(obey, b"x" * (1 << 20 | 1))
+    with pytest.raises(TypeError):
+        run(obey, object())
+
+
+def test_the_last_attempt_makes_a_letter_as_the_daemon_writes_it() -> None:
+    found = run(obey, "fail", attempt=3)
+    assert (found.verdict, found.reason, found.attempt) == ("dead", "attempts", 3)
+    letter = found.letter
+    assert letter is not None
+    assert (letter.group, letter.attempts, letter.error_class) == ("bill", 3, "OSError")
+    assert letter.handler == f"{__name__}:obey"
+    assert letter.traceback.count("File ") == 1, "frames of ours are not the user's"
+    assert run(obey, "fail", attempt=3, dlq_error="class").letter.error == ""  # type: ignore[union-attr]
+
+
+def test_a_message_that_is_too_old_is_dead_and_one_that_has_expired_is_not_run() -> None:
+    assert run(obey, "fail", age=3600, retry_max_age="1h").reason == "too-old"
+    assert run(obey, "fail", age=3599, retry_max_age="1h").verdict == "retry"
+    seen.clear()
+    assert run(obey, "fail", expires=30, age=30).verdict == "expired"
+    noon = datetime(2020, 1, 1, tzinfo=UTC)
+    assert run(obey, "fail", expires=noon).verdict == "expired"
+    assert seen == []
+    assert run(obey, "done", expires=30, age=29).verdict == "ack"
+
+
+@pytest.mark.parametrize("function", [obey, obey_later])
+def test_the_time_limit_is_an_exception_in_the_handler(function: Any) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    found = run(function, "wait", timeout=0.05)
+    assert isinstance(found.error, SoftTimeout)
+    assert found.verdict == "retry"
+    assert signal.getsignal(signal.SIGUSR1) is before
+    assert run(function, "done", timeout=30).verdict == "ack"
+
+
+def test_a_time_limit_needs_the_main_thread() -> None:
+    errors: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            run(obey, "done", timeout=30)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "in the main thread only" in str(errors)
+
+
+def test_typed_payloads_and_batches() -> None:
+    @dataclass
+    class Order:
+        number: int
+
+    def typed(order: Order, msg: Message) -> None:
+        assert (order.number, msg.json()) == (7, {"number": 7})
+
+    # Resolved here: the class is local, and annotations of this module are texts.
+    typed.__annotations__ |= {"order": Order, "msg": Message}
+    assert run(typed, {"number": 7}).verdict == "ack"
+    assert run(typed, {"number": "7"}).reason == "undecodable"
+
+    def batch(messages: list[Message]) -> None:
+        raise Failures({messages[1]: Dead("no"), messages[2]: OSError()})
+
+    found = run_batch(batch, ["a", Outgoing("b", key="k"), "c"])
+    assert [each.verdict for each in found] == ["ack", "dead", "retry"]
+    assert found[1].message.key == b"k"
+    with pytest.raises(TypeError, match="takes one message"):
+        run_batch(obey, ["a"])
+    with pytest.raises(ConfigError, match="on_error"):
+        run_batch(batch, ["a"], on_error="block")
+
+
+def test_the_settings_are_those_of_the_handler_and_the_test_wins() -> None:
+    assert run(obey, "fail", attempt=2).delay == (20, 20)
+    policy = RetryPolicy(backoff=Backoff("fixed", 4), dead_on=(OSError,))
+    assert run(obey, "fail", retry=policy).reason == "not-retried"
+    assert run(obey, "retry", backoff={"base": 1}).delay == (7, 7)
+    assert run(obey, "fail", backoff={"base": 6}).delay == (0, 6)
+    with pytest.raises(ConfigError, match=r"did you mean .*max_attempts"):
+        run(obey, "fail", max_atempts=2)
+    with pytest.raises(ConfigError, match="streamqd_daemon"):
+        run(obey, "fail", source="dlq")
+
+
+def test_topic_and_group_choose_among_declarations() -> None:
+    @handler(topic="a", group="one", max_attempts=1)
+    @handler(topic="b", group="two", max_attempts=9)
+    def twice(msg: Message) -> None:
+        raise OSError(msg.topic)
+
+    assert str(run(twice, "").error) == "a"
+    assert run(twice, "", topic="b").verdict == "retry"
+    assert run(twice, "", group="one").verdict == "dead"
+    assert str(run(twice, "", topic="c", group="two").error) == "c", "it is declared for no c"
+
+
+# --- to the end -----------------------------------------------------------------------------------
+
+
+def test_a_message_is_followed_to_its_end_without_waiting() -> None:
+    found = run_to_end(obey, "fail")
+    assert [(each.attempt, each.verdict, each.at) for each in found] == [
+        (1, "retry", 0),
+        (2, "retry", 10),
+        (3, "dead", 30),
+    ]
+    assert len({each.message.id for each in found}) == 3
+    assert len({each.message.uid for each in found}) == 1
+    full = run_to_end(obey, "fail", backoff={"base": 10}, jitter=0.5)
+    assert [each.at for each in full] == [0, 5, 15]
+    aged = run_to_end(obey, "fail", max_attempts=0, retry_max_age="100s")
+    assert (aged[-1].reason, aged[-1].at) == ("too-old", 150)
+    gone = run_to_end(obey, "fail", expires=25)
+    assert [each.verdict for each in gone] == ["retry", "retry", "expired"]
+
+
+@pytest.mark.parametrize("on_error", ["block", "hold-key"])
+def test_a_message_that_keeps_its_place_is_the_same_entry(on_error: str) -> None:
+    found = run_to_end(obey, "fail", on_error=on_error, key="k")
+    assert [(each.attempt, each.in_place) for each in found] == [(1, True), (2, True), (3, False)]
+    assert len({each.message.id for each in found}) == 1
+
+
+def test_without_a_key_hold_key_has_no_order_to_keep() -> None:
+    assert not run_to_end(obey, "fail", on_error="hold-key")[0].in_place
+
+
+def test_what_has_no_end_is_said() -> None:
+    with pytest.raises(AssertionError, match="neither done nor dead after 5 runs"):
+        run_to_end(obey, "release", runs_max=5)
+
+
+def test_a_duplicate_comes_once_more_with_the_same_uid() -> None:
+    found = run_to_end(obey, "done", duplicate=True)
+    assert [each.verdict for each in found] == ["ack", "ack"]
+    assert found[0].message.uid == found[1].message.uid
+
+
+# --- crashes --------------------------------------------------------------------------------------
+
+
+def write_twice(path: Path) -> Any:
+    def write(msg: Message) -> None:
+        try:
+            with path.open("a") as file:
+                file.write("a")
+            with path.open("a") as file:
+                file.write("b")
+        finally:
+            with path.open("a") as file:
+                file.write("c")
+
+    return write
+
+
+def test_a_crash_is_a_process_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    write = write_twice(path)
+    ends = []
+    for step in range(40):  # there are fewer
+        path.write_text("")
+        try:
+            assert run(write, "", crash_at=step).verdict == "crash"
+        except ValueError:
+            break
+        ends.append(path.read_text())
+    assert ends[0] == ""
+    assert set(ends) == {"", "a", "ab"}, "no `finally` of a killed process runs"
+    with pytest.raises(ValueError, match="ends before it comes to step 40"):
+        run(write, "", crash_at=40)
+    path.write_text("")
+    assert run(write, "", crash_at="end").verdict == "crash"
+    assert path.read_text() == "abc"
+
+
+async def write_async(msg: Message) -> None:
+    path = Path(msg.text())
+    path.write_text("a")
+    await asyncio.sleep(0)
+    path.write_text("b")
+
+
+def test_a_coroutine_crashes_between_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    assert run(write_async, str(path), crash_at=3).verdict == "crash"
+    assert path.read_text() == "a"
+
+
+def test_crashes_are_charged_until_the_message_is_dead() -> None:
+    found = run(obey, "done", crash_at=0, crashes=2)
+    assert (found.verdict, found.reason, found.crashes) == ("dead", "crashes", 3)
+    assert found.letter is not None
+    assert (found.letter.signal, found.letter.crashes) == ("SIGKILL", 3)
+    assert run(obey, "done", crashes=3).reason == "crashes"
+    assert seen == [], "a crash happens in another process"
+    story = run_to_end(obey, "fail", crash_at=1)
+    assert [(each.verdict, each.attempt, each.crashes) for each in story] == [
+        ("crash", 1, 1),
+        ("retry", 1, 1),
+        ("retry", 2, 1),
+        ("dead", 3, 1),
+    ]
+    assert story[2].message.crash_count == 1
+    with Worker(obey) as worker:
+        assert worker.run(story[2].message, crashes=1).verdict == "retry"
+        assert worker.run(story[2].message, crashes=2).reason == "crashes"
+
+
+def test_who_ends_the_tests_ends_them() -> None:
+    def interrupted(msg: Message) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted, "")
+
+
+def test_steps_are_counted_of_python_only() -> None:
+    with pytest.raises(TypeError, match="has none in Python"):
+        run(print, "", crash_at=0)
+
+
+# --- idempotency ----------------------------------------------------------------------------------
+
+
+def test_what_a_second_run_changes_is_found() -> None:
+    total: list[str] = []
+    with pytest.raises(
+        AssertionError, match=r"the second run made a difference.*\['x'\].*'x', 'x'"
+    ):
+        assert_idempotent(lambda msg: total.append(msg.text()), "x", observe=lambda: total)
+    names: set[str] = set()
+    assert_idempotent(lambda msg: names.add(msg.uid), "x", observe=lambda: names)
+    with pytest.raises(AssertionError, match="the first run ended with retry"):
+        assert_idempotent(obey, "fail", observe=list)
+
+
+def test_a_crash_that_leaves_half_of_it_behind_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+
+    def careless(msg: Message) -> None:
+        if path.exists() and path.read_text():  # "it was done before"
+            return
+        with path.open("a") as file:
+            file.write("a")
+        with path.open("a") as file:
+            file.write("b")
+
+    def reset() -> None:
+        path.unlink()
+
+    assert_idempotent(careless, "", observe=path.read_text)
+    with pytest.raises(AssertionError, match="the run after a crash at step"):
+        assert_idempotent(careless, "", observe=path.read_text, reset=reset)
+
+
+# --- a worker, with its hooks ---------------------------------------------------------------------
+
+hooks: list[str] = []
+
+
+def on_start(context: Context) -> None:
+    hooks.append(f"start {context.unit} {context.state_dir.name} {os.getpid()}")
+
+
+async def on_stop() -> None:
+    hooks.append("stop")
+
+
+def test_hooks_are_run_where_there_is_a_state_dir(tmp_path: Path) -> None:
+    hooks.clear()
+    run(obey, "done")
+    assert hooks == []
+    with Worker(obey, partition=3, state_dir=tmp_path) as worker:
+        first, second = worker.message("done"), worker.message("done")
+        assert worker.run(first).verdict == worker.run(second).verdict == "ack"
+        assert first.uid != second.uid
+    assert hooks == [f"start orders/3/bill {tmp_path.name} {os.getpid()}", "stop"]
+    with pytest.raises(RuntimeError, match="`with` block"):
+        worker.run(first)
