@@ -47,6 +47,8 @@ class Report:
         """
         owned = [holding for holding in holdings.values() if holding.owned]
         wanted = [holding for holding in holdings.values() if holding.phase is not Phase.FREE]
+        # Before the count: a worker that boots between the two looks is in the count then.
+        starting = any(not holding.ready and not holding.exits for holding in wanted)
         running = sum(1 for holding in owned if holding.ready)
         flags = InstanceFlags.STARTED
         for condition, flag in (
@@ -71,7 +73,6 @@ class Report:
         if not redis_ok:
             status += ", Redis does not answer"
         standing_by = bool(flags & InstanceFlags.STANDBY)
-        starting = any(not holding.ready and not holding.exits for holding in wanted)
         if not (self._ready or draining or starting) and (running or standing_by):
             self._ready = True
             self._notifier.ready(status)

@@ -93,7 +93,10 @@ def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_pat
             hits = lose_replies(proxy, SCRIPTS["housekeeper"])
             house.one.start()
             house.verdict()
-            house.one.wait_for(lambda: all(hit() for hit in hits), what="every reply was lost")
+            # Some of what it does it does every 30 seconds.
+            house.one.wait_for(
+                lambda: all(hit() for hit in hits), timeout=60.0, what="every reply was lost"
+            )
             house.verdict()
             assert house.one.stop() == 0
         finally:
