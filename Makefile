@@ -23,7 +23,7 @@ PARALLEL := -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lint format docs shots bench bench-page bench-quick bench-bounds bench-policies bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ docs: $(DOCS_STAMP) ## Write the generated pages anew and build the site into va
 shots: $(DOCS_STAMP) ## Make the pictures of docs/images from a live run (tmux, Chromium, Java)
 	$(BIN)/python -m tests.pages.shots
 
+transcripts: $(DEV_STAMP) ## Make docs/explanation/transcripts from live runs (root, debootstrap, systemd-nspawn)
+	$(BIN)/python -m tests.support.top_transcript
+	$(BIN)/python -m tests.support.systemd_transcript
+
 bench: $(DEV_STAMP) ## Measure streamqd beside its peers (BENCH_ARGS="--only celery --rounds 1")
 	$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
@@ -94,6 +98,9 @@ bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS=
 bench-scale: $(DEV_STAMP) ## Measure hundreds of units on one host (BENCH_ARGS="--shapes 256x1 16x16")
 	$(BIN)/python -m tests.benchmarks.scale $(BENCH_ARGS)
 
+bench-blocking: $(DEV_STAMP) ## Measure how long each script keeps the server busy (BENCH_ARGS="--rounds 3")
+	$(BIN)/python -m tests.benchmarks.blocking $(BENCH_ARGS)
+
 bench-policies: $(DEV_STAMP) ## Measure what keeping the order of keys costs when messages fail
 	$(BIN)/python -m tests.benchmarks.policies $(BENCH_ARGS)
 
@@ -103,8 +110,8 @@ costs: $(DEV_STAMP) ## Count commands and round trips; writes docs/explanation/c
 simulate: $(DEV_STAMP) ## Simulate 500 instances and 10,000 partitions; writes the page (two hours)
 	$(BIN)/python -m tests.simulation $(SIMULATE_ARGS)
 
-faults: $(DEV_STAMP) $(REDIS62) ## Run the fault battery on three servers; writes docs/explanation/fault-battery.md
-	$(BIN)/python -m tests.faults
+faults: $(DEV_STAMP) $(REDIS62) ## Run the fault battery on three servers; writes its page (FAULTS_ARGS="-k sentinel redis7")
+	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
 faults-page: $(DEV_STAMP) ## Write the page of the fault battery anew, from the outcomes of the last run
 	$(BIN)/python -m tests.faults --page

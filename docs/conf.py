@@ -19,7 +19,9 @@ version = release = __version__
 extensions = ["myst_parser"]
 exclude_patterns = ["README.*"]  # read where the repository is shown, not on the site
 myst_heading_anchors = 4
+highlight_language = "text"  # a block without a language may be a picture: it is not Python
 html_theme = "furo"
+html_static_path = html_css_files = ["site.css"]
 html_title = f"streamqd {release}"
 html_show_copyright = False
 html_copy_source = False

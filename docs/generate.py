@@ -1,4 +1,4 @@
-"""Write the reference pages that come from the code, and etc/streamq.toml.
+"""Write the reference pages that come from the code, two pictures, and etc/streamq.toml.
 
     python docs/generate.py            write them
     python docs/generate.py --check    only tell which are not current; exit code 1 if any is
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import pictures
 import public_api
 
 from streamqd import config, errors, logs
@@ -300,6 +301,8 @@ typed (`py.typed`). How to use it is in [write a handler](../how-to/write-a-hand
 
 PAGES: dict[Path, Callable[[], str]] = {
     ROOT / "etc" / "streamq.toml": config.reference_toml,
+    ROOT / "docs" / "images" / "message.svg": pictures.message,
+    ROOT / "docs" / "images" / "processes.svg": pictures.processes,
     REFERENCE / "checks.md": checks,
     REFERENCE / "cli.md": cli,
     REFERENCE / "configuration.md": configuration,

@@ -11,10 +11,11 @@
 -- ARGV[2]  count   int     at most so many of the older ones
 -- ARGV[3..] ids    list    letters to delete
 --
--- Returns  OK      [2] removed
+-- Returns  OK      [2] removed [3] 1 = there may be more of the older ones
 --
--- Cost     O((count + letters named) x log n), n = letters
+-- Cost     O((count + letters named) x log n) + 512 KiB of bodies at most and one more, n = letters
 -- Repeat   safe: removes the next older ones; letters named are gone. Works when memory is full
+-- @include _bytes
 -- @include _ids
 -- @include _lists
 
@@ -25,8 +26,7 @@ redis.call('XLEN', dlq)
 redis.call('HLEN', moving)
 
 -- Guards end here
--- One at a time: a page of letters could be hundreds of megabytes.
-local removed = 0
+local removed, more = 0, 0
 local function remove(id)
   removed = removed + redis.call('XDEL', dlq, id)
   redis.call('HDEL', moving, id)
@@ -35,12 +35,17 @@ for _, id in ipairs(ids) do
   remove(id)
 end
 if before ~= '' then
-  for _ = 1, count do
+  -- One at a time, as the server cannot name an entry without its body.
+  local size, left = 0, count
+  more = 1
+  while more == 1 and left > 0 and size < BYTES_MAX do
     local first = redis.call('XRANGE', dlq, '-', '+', 'COUNT', 1)[1]
-    if not first or not older(first[1], before) then
-      break
+    if first and older(first[1], before) then
+      remove(first[1])
+      size, left = size + size_of(first[2]), left - 1
+    else
+      more = 0
     end
-    remove(first[1])
   end
 end
-return {'OK', removed}
+return {'OK', removed, more}

@@ -45,6 +45,7 @@ local refusal = superseded(fence, old)
 if refusal then
   return refusal
 end
+local counted = redis.call('HLEN', attempts) > 0
 redis.call('STRLEN', lease)
 local main_ids, retry_ids, bad = sorted(stream, retry, done)
 local source, charged_id = locate(stream, retry, charged)
@@ -68,7 +69,7 @@ redis.call('HSET', fence, 'token', new, 'epoch', text(epoch), 'since', text(now)
 redis.call('SET', lease, new, 'PX', ttl_ms)
 acknowledge(stream, group, main_ids)
 acknowledge(retry, group, retry_ids)
-for _, place in ipairs(done) do
+for _, place in ipairs(counted and done or {}) do
   forget_attempts(attempts, place)
 end
 return {'OK', text(epoch), crashes}

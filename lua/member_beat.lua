@@ -1,7 +1,8 @@
 -- member_beat: absent -> present, present -> present
 --
--- Say that an instance lives, and learn who else does and what operators want. Whoever has been
--- silent for twenty times the span after which an instance counts as stale is forgotten.
+-- Say that an instance lives, and learn who else does and what operators want. Whoever was silent
+-- while the caller watched, and for twenty times the span after which an instance counts as stale,
+-- is forgotten. Not by the clock alone: it may have jumped, and then everybody looks silent.
 --
 -- KEYS[1]  members   ZSET  streaming:mq:members:{F}     score = last beat, unix ms
 -- KEYS[2]  info      HASH  streaming:mq:info:{F}        instance id -> JSON with its nonce
@@ -11,12 +12,13 @@
 -- ARGV[2]  nonce     token random, one for each run of the instance
 -- ARGV[3]  described str   JSON: nonce, host, pid, weight, offers …
 -- ARGV[4]  stale_ms  int   a beat older than this does not count
+-- ARGV[5..] silent   list  ids that have not beaten while the caller watched
 --
 -- Returns  OK    [2] now, unix ms [3] members, each id, last beat in unix ms, JSON
 --                [4] orders and their JSON by turns
 -- Returns  TWIN  another run beats under this id     [2] its last beat, unix ms [3] its JSON
 --
--- Cost     O(n + m), n = members, m = orders (control_change bounds them)
+-- Cost     O(n + m + s), n = members, m = orders (control_change bounds them), s = silent ids
 -- Repeat   safe; a late copy of an instance that has left brings it back until it is forgotten.
 --          Works when memory is full
 -- @include _clock
@@ -34,8 +36,13 @@ if known and beat and now - tonumber(beat) < stale_ms then
   end
 end
 local orders = redis.call('HGETALL', control)
-local silent = redis.call(
-  'ZRANGEBYSCORE', members, '-inf', '(' .. text(now - 20 * stale_ms), 'LIMIT', 0, 100)
+local silent = {}
+for at = 5, #ARGV do
+  local last = redis.call('ZSCORE', members, ARGV[at])
+  if last and now - tonumber(last) > 20 * stale_ms then
+    silent[#silent + 1] = ARGV[at]
+  end
+end
 
 -- Guards end here
 -- The empty id is nobody's: these two go out even when no one is forgotten, because they are

@@ -12,11 +12,12 @@
 -- ARGV[1]  count    int     at most so many
 --
 -- Returns  OK       [2] moved [3] members without an item, removed [4] next due time, unix ms, or ''
---                   [5] members whose item cannot be read, put off by a minute
+--                   [5] members whose item cannot be read, put off by a minute [6] 1 = more is due
 --
--- Cost     O(count x (log n + size of a body)), n = delayed entries
+-- Cost     O(count x log n) + 512 KiB of bodies at most and one more, n = delayed entries
 -- Repeat   safe: moves the next ones that are due
 -- @include _clock
+-- @include _bytes
 
 local delayed, items, target = KEYS[1], KEYS[2], KEYS[3]
 local count = ARGV[1]
@@ -61,9 +62,13 @@ redis.call('XLEN', target)
 
 -- Guards end here
 -- Member by member, its insertion first and its source last; the first error of a write stops.
-local moved, orphans, unreadable = 0, 0, 0
+local moved, orphans, unreadable, size = 0, 0, 0, 0
 for _, member in ipairs(due) do
+  if size >= BYTES_MAX then
+    break
+  end
   local packed = redis.call('HGET', items, member)
+  size = size + (packed and #packed or 0)
   local fields = packed and fields_of(packed)
   if packed and not fields then
     redis.call('ZADD', delayed, text(now + PUT_OFF_MS), member)
@@ -80,4 +85,6 @@ for _, member in ipairs(due) do
   end
 end
 local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-return {'OK', moved, orphans, first[2] and text(tonumber(first[2])) or '', unreadable}
+local next_due = tonumber(first[2])
+local more = next_due and next_due <= now and 1 or 0
+return {'OK', moved, orphans, next_due and text(next_due) or '', unreadable, more}

@@ -13,14 +13,16 @@
 -- ARGV[2]  session  token   the one that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     pending for so long without being touched
--- ARGV[5]  count    int     at most so many
+-- ARGV[5]  count    int     at most so many; fewer come when they are large
 --
 -- Returns  OK       [2] entries, each id, fields [3] ghosts acknowledged
 -- Returns  SESSION  a newer connection has opened a session
 -- Returns  FENCED   another owner, or none      [2] epoch [3] owner
 --
--- Cost     O(c + count x (log n + size of a body)), c = foreign consumers (512 are looked at)
+-- Cost     O(c + count x log n) + 512 KiB of bodies at most and one more, n = pending entries, c =
+--          foreign consumers (512 are looked at)
 -- Repeat   safe; after a lost reply message_recover lists what was taken
+-- @include _bytes
 -- @include _fence
 -- @include _groups
 
@@ -39,7 +41,7 @@ if not group_on(source, group) then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
 local entries, ids, ghosts = {}, {}, {}
-local looked = 0
+local looked, size = 0, 0
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
   local consumer = named(flat)
   local room = count - #ids - #ghosts
@@ -48,8 +50,12 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
     local name = consumer['name']
     local rows = redis.call('XPENDING', source, group, 'IDLE', idle_ms, '-', '+', room, name)
     for _, row in ipairs(rows) do
+      if size >= BYTES_MAX then
+        break
+      end
       local found = redis.call('XRANGE', source, row[1], row[1])
       if found[1] then
+        size = size + size_of(found[1][2])
         entries[#entries + 1] = found[1]
         ids[#ids + 1] = row[1]
       else

@@ -16,23 +16,25 @@
 -- ARGV[4]  open         flag    1 = the first page: write the session
 -- ARGV[5]  after_main   id      list what comes after it in the partition stream; '' = all
 -- ARGV[6]  after_retry  id      the same in the retry stream
--- ARGV[7]  count        int     at most so many of each stream; fewer = no more there
+-- ARGV[7]  count        int     at most so many of each stream
 --
 -- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream
 --                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
 --                  retry stream; an entry = id, fields or nil, crashes, failures, crash context,
---                  ms until its next run in place is due
+--                  ms until its next run in place is due [7] 1 = there may be more in the
+--                  partition stream [8] the same in the retry stream
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Cost     O(count x (log n + size of a body)), n = pending entries
+-- Cost     O(count x log n) + 1 MiB of bodies at most and two more, n = pending entries
 -- Repeat   safe: the same list, the same session. Works when memory is full
 -- @include _clock
+-- @include _bytes
 -- @include _fence
 -- @include _groups
 
 local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, session, group, open = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local after_main, after_retry, count = ARGV[5], ARGV[6], ARGV[7]
+local after_main, after_retry, count = ARGV[5], ARGV[6], tonumber(ARGV[7])
 
 local refusal = superseded(fence, token)
 if refusal then
@@ -48,8 +50,12 @@ local now = now_unix_ms()
 
 local function page(source, letter, after)
   local from = after == '' and '-' or '(' .. after
-  local entries = {}
-  for _, row in ipairs(redis.call('XPENDING', source, group, from, '+', count, 'w')) do
+  local entries, size = {}, 0
+  local rows = redis.call('XPENDING', source, group, from, '+', count, 'w')
+  for _, row in ipairs(rows) do
+    if size >= BYTES_MAX then
+      break
+    end
     local id = row[1]
     local place = letter .. ':' .. id
     local found = redis.call('XRANGE', source, id, id)
@@ -59,15 +65,16 @@ local function page(source, letter, after)
       kept = redis.call('HMGET', attempts, unpack(names))
     end
     local fields = found[1] and found[1][2] or false
+    size = size + size_of(fields or {})
     local crashes, failures = tonumber(kept[1] or 0), tonumber(kept[2] or 0)
     local wait = math.max(0, tonumber(kept[4] or 0) - now)
     entries[#entries + 1] = {id, fields, crashes, failures, kept[3] or '', wait}
   end
-  return entries
+  return entries, (#rows == count or #entries < #rows) and 1 or 0
 end
 
-local main_entries = page(stream, 'm', after_main)
-local retry_entries = page(retry, 'r', after_retry)
+local main_entries, main_more = page(stream, 'm', after_main)
+local retry_entries, retry_more = page(retry, 'r', after_retry)
 local solo = redis.call('HEXISTS', fence, 'solo')
 
 -- Guards end here
@@ -77,4 +84,13 @@ if open == '1' then
   redis.call('HSET', fence, 'session', session)
 end
 local last_main, last_retry = on_stream['last-delivered-id'], on_retry['last-delivered-id']
-return {'OK', solo, last_main, last_retry, main_entries, retry_entries}
+return {
+  'OK',
+  solo,
+  last_main,
+  last_retry,
+  main_entries,
+  retry_entries,
+  main_more,
+  retry_more,
+}

@@ -10,8 +10,9 @@
 --
 -- Returns  OK  [2] length [3] entries ever added [4] first id or '' [5] last id ever issued or ''
 --              [6] dead letters of all groups [7] scheduled [8] first id that trimming kept or ''
+--              [9] due time of the first scheduled send, unix ms, or ''
 --
--- Cost     O(1) + size of two bodies
+-- Cost     O(log n) + size of two bodies, n = scheduled sends
 -- Repeat   safe: reads only
 -- @include _clock
 -- @include _groups
@@ -27,6 +28,7 @@ if redis.call('EXISTS', stream) == 1 then
   -- Before 7.0 the server does not count: what is there, and what trimming says it removed.
   added = text(info['entries-added'] or length + (redis.call('HGET', trim, 'removed') or 0))
 end
+local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
 return {
   'OK',
   length,
@@ -36,4 +38,5 @@ return {
   redis.call('XLEN', dlq),
   redis.call('ZCARD', scheduled),
   redis.call('HGET', trim, 'first') or '',
+  due and text(tonumber(due)) or '',
 }

@@ -12,12 +12,15 @@
 -- ARGV[2]  limit      int     count at most so many unread entries of each stream
 --
 -- Returns  OK       [2] length [3] unread [4] pending [5] delayed [6] retry unread [7] retry
---                   pending [8] dead letters of all groups [9] scheduled; unread -1 = more than limit
+--                   pending [8] dead letters of all groups [9] scheduled; unread -1 = more than
+--                   limit, or than can be counted at once
 -- Returns  NOGROUP  the group is missing on one of the streams
 --
--- Cost     O(limit x size of a body)
+-- Cost     O(limit x log n) + 1 MiB of bodies at most and sixteen more, n = entries
 -- Repeat   safe: reads only
 -- @include _groups
+-- @include _bytes
+-- @include _count
 
 local stream, retry, delayed, dlq, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, limit = ARGV[1], tonumber(ARGV[2])
@@ -30,16 +33,8 @@ end
 
 -- The server's own `lag` is missing on 6.2, sometimes null and sometimes wrong: count.
 local function unread(source, last)
-  local count = 0
-  while count <= limit do
-    local page = redis.call('XRANGE', source, '(' .. last, '+', 'COUNT', 100)
-    count = count + #page
-    if #page < 100 then
-      return count <= limit and count or -1
-    end
-    last = page[#page][1]
-  end
-  return -1
+  local count, _, more = count_after(source, last, '+', limit + 1)
+  return more and -1 or count
 end
 
 return {

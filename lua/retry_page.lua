@@ -11,11 +11,12 @@
 -- ARGV[3]  count        int   at most so many rows
 --
 -- Returns  OK  [2] rows, each place, due, payload bytes (-1 when the item cannot be read), fields
---              without payload and headers
+--              without payload and headers [3] 1 = there may be more
 --
--- Cost     O(log n + count x size of a body), n = delayed retries
+-- Cost     O(log n + count) + 512 KiB of bodies at most and one more, n = delayed retries
 -- Repeat   safe: reads only
 -- @include _clock
+-- @include _bytes
 
 local delayed, items = KEYS[1], KEYS[2]
 local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
@@ -25,7 +26,7 @@ local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[
 local PAGES = 100
 
 local function described(packed)
-  local readable, fields = pcall(cmsgpack.unpack, packed or '')
+  local readable, fields = pcall(cmsgpack.unpack, packed)
   if not readable or type(fields) ~= 'table' or #fields % 2 == 1 then
     return -1, {}
   end
@@ -50,20 +51,25 @@ if after_place ~= '' then
     first = redis.call('ZCOUNT', delayed, '-inf', '(' .. ARGV[1])
   end
 end
-local rows = {}
+local rows, bytes, more = {}, 0, true
 for _ = 1, PAGES do
   local page = redis.call('ZRANGE', delayed, first, first + count - 1, 'WITHSCORES')
+  more = #page == 2 * count
   for at = 1, #page, 2 do
     local place, due = page[at], tonumber(page[at + 1])
     local behind = due > after_due or (due == after_due and place > after_place)
-    if #rows < count and (behind or after_place == '') then
-      local size, told = described(redis.call('HGET', items, place))
+    if #rows == count or bytes >= BYTES_MAX then
+      more = true
+    elseif behind or after_place == '' then
+      local packed = redis.call('HGET', items, place) or ''
+      local size, told = described(packed)
       rows[#rows + 1] = {place, text(due), size, told}
+      bytes = bytes + #packed
     end
   end
   first = first + count
-  if #rows == count or #page < 2 * count then
+  if #rows == count or bytes >= BYTES_MAX or not more then
     break
   end
 end
-return {'OK', rows}
+return {'OK', rows, more and 1 or 0}

@@ -11,7 +11,7 @@
 -- ARGV[1]  drop_before  id      entries before this id go; 0-0 = none goes for its age
 -- ARGV[2]  max_len      int     more entries than this go; -1 = no such bound
 -- ARGV[3]  archive      flag    1 = what is not archived stays
--- ARGV[4]  limit        int     remove at most so many, 1 or more (a node holds 100)
+-- ARGV[4]  limit        int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about
 -- ARGV[5..] expected    list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] of each group: name, how many of them it had not read
@@ -21,6 +21,7 @@
 -- Cost     O(g x (log n + size of a node) + limit), g = groups, n = pending entries; O(g) while
 --          nothing is beyond the limits
 -- Repeat   safe: removes the next ones beyond the limits. Works when memory is full
+-- @include _bytes
 -- @include _groups
 -- @include _ids
 -- @include _lists
@@ -29,7 +30,7 @@
 
 local stream, trim = KEYS[1], KEYS[2]
 local drop_before, max_len, archive = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local limit, expected = tonumber(ARGV[4]), slice(ARGV, 5, #ARGV)
+local limit, expected = freed_at_once(stream, tonumber(ARGV[4])), slice(ARGV, 5, #ARGV)
 
 local groups = groups_of(stream)
 if #groups == 0 then

@@ -7,16 +7,18 @@
 --
 -- ARGV[1]  after   id      position, exclusive; 0-0 is before every entry
 -- ARGV[2]  upto    id      do not go beyond this one
--- ARGV[3]  count   int     how many entries to go, 1000 at most: callers take more in several steps
+-- ARGV[3]  count   int     how many entries to go at most, 1000 or less: callers take several steps
 --
--- Returns  OK  [2] entries gone, less than asked when `upto` came first [3] id of the last of them,
---              `after` when there was none
+-- Returns  OK  [2] entries gone [3] id of the last of them, `after` when there was none
+--              [4] 1 = there may be more, though `upto` has not come
 --
--- Cost     O(log n + count x size of a body), n = entries
+-- Cost     O(count x log n) + 512 KiB of bodies at most and eight more, n = entries
 -- Repeat   safe: reads only
+-- @include _bytes
+-- @include _count
 
 local stream = KEYS[1]
-local after, upto, count = ARGV[1], ARGV[2], ARGV[3]
+local after, upto, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local page = redis.call('XRANGE', stream, '(' .. after, upto, 'COUNT', count)
-return {'OK', #page, #page > 0 and page[#page][1] or after}
+local gone, last, more = count_after(stream, after, upto, count)
+return {'OK', gone, last, more and 1 or 0}

@@ -16,7 +16,7 @@
 --                             no such bound. Needs the record
 -- ARGV[5]  archive    flag    1 = what is not archived stays
 -- ARGV[6]  groupless  flag    1 = trim also what no group reads
--- ARGV[7]  limit      int     remove at most so many, 1 or more (a node holds 100)
+-- ARGV[7]  limit      int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about
 -- ARGV[8..] expected  list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' when
@@ -29,6 +29,7 @@
 --          1,000 nodes, about 0.1 ms
 -- Repeat   safe: removes the next ones. Works when memory is full
 -- @include _clock
+-- @include _bytes
 -- @include _groups
 -- @include _ids
 -- @include _lists
@@ -38,7 +39,7 @@
 local stream, trim = KEYS[1], KEYS[2]
 local keep_from, max_len, max_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local shrink_ms, archive, groupless = tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local limit, expected = tonumber(ARGV[7]), slice(ARGV, 8, #ARGV)
+local limit, expected = freed_at_once(stream, tonumber(ARGV[7])), slice(ARGV, 8, #ARGV)
 
 local recorded = trim ~= stream
 local groups = groups_of(stream)

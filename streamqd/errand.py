@@ -41,6 +41,7 @@ class Errand:
         self._deadline = time.monotonic() + timeout
         self._chunks: list[bytes] = []
         self._killed = False
+        self._read_all = False  # what has ended is always readable
 
         def run(_control: object) -> int:
             body = json.dumps(work())
@@ -63,7 +64,8 @@ class Errand:
 
     def poll(self, wait: float = 0.0) -> Outcome | None:
         """Return what became of it, None while it is at work. Waits up to `wait` seconds."""
-        process.wait_readable([self._child.pidfd, self._reader], wait)
+        awaited = [self._child.pidfd] if self._read_all else [self._child.pidfd, self._reader]
+        process.wait_readable(awaited, wait)
         self._read()
         exit_ = self._child.reap()
         if exit_ is None:
@@ -91,3 +93,4 @@ class Errand:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._reader, 65536):
                 self._chunks.append(chunk)
+            self._read_all = True

@@ -16,7 +16,7 @@ class StreamqdError(Exception):
 class ConfigError(StreamqdError):
     """The configuration cannot be used. Carries every problem found, not only the first.
 
-    `salvaged` holds what could be read of it, with defaults for the rest, when it was a file.
+    `salvaged` holds the settings that could be read, with defaults for the rest, if any could be.
     """
 
     def __init__(self, problems: list[str]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from streamqd.config import Settings, topology
 from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store import certificates
 from streamqd.store.client import Link, ServerFacts, server_facts
 
 _STARTING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN")  # it may answer in a moment
@@ -19,7 +21,10 @@ def ask_servers(
     deadline = time.monotonic() + patience
     while True:
         try:
-            found = [server_facts(node) for node in link.masters()]
+            found = [
+                replace(server_facts(node), certificates=(*certificates.ends_of(node).items(),))
+                for node in link.masters()
+            ]
             if not any(facts.loading for facts in found):
                 return found
             error: Exception = RedisUnavailable("it is still loading its data", sent=False)
@@ -83,6 +88,7 @@ def _check(facts: ServerFacts, settings: Settings) -> tuple[list[str], list[str]
     skew = abs(facts.time - time.time())
     if skew > settings.daemon.lease_ttl / 2:
         warnings.append(f"its clock is {skew:.1f} s off this host's; times in logs will not match")
+    warnings += certificates.warnings(dict(facts.certificates), time.time())
     return problems, warnings
 
 

@@ -26,6 +26,8 @@ FORGIVEN_AT = b"forgivenAt"
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
+Entry = list[Any]  # of a read: [id, [name, value, …]]
+
 _DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -112,7 +114,7 @@ class Message:
         fields = self._fields
         if len(fields) > 3 and fields[2] == b"key":  # where producers put it
             return fields[3]
-        return self.fields.get(b"key")
+        return self.fields.get(b"key") if b"key" in fields else None
 
     @cached_property
     def headers(self) -> dict[str, str]:
@@ -211,10 +213,10 @@ class Message:
         return _parsed("payload", self.payload)
 
     def progress(self) -> None:
-        """Say that this run gets on: `status` and `top` show when it was said last. Costs nothing.
+        """Say that this run gets on: `why` and `status --json` tell when it was said last.
 
-        It extends no limit: `timeout` and `hard_timeout` count from the beginning of the run. A
-        long run needs no sign of life to keep its message.
+        It costs nothing, and extends no limit: `timeout` and `hard_timeout` count from the
+        beginning of the run. A long run needs no sign of life to keep its message.
         """
         self._delivery.progress()
 
@@ -223,6 +225,21 @@ class Message:
             return 0
         raw = self.fields.get(name, b"0")
         return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0
+
+
+def of_read(delivery: Delivery, entries: list[Entry], retried: bool) -> tuple[list[Message], bool]:
+    """Return the messages of the entries of one stream, and whether some may expire."""
+    new, messages, may_expire = Message.__new__, [], False
+    for entry_id, fields in entries:
+        message = new(Message)  # as the constructor does, which costs three times as much
+        message._delivery = delivery  # noqa: SLF001 - it is ours
+        message.id_bytes = entry_id
+        message._fields = fields
+        message._retried = retried  # noqa: SLF001
+        messages.append(message)
+        if len(fields) > 2 and (EXPIRES_AT in fields or EXPIRES_AFTER in fields):
+            may_expire = True
+    return messages, may_expire
 
 
 def _parsed(what: str, raw: bytes) -> Any:

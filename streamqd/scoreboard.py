@@ -2,8 +2,8 @@
 
 One shared anonymous mapping, made by the supervisor before its first fork. Every
 (topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
-supervisor's life, so counters survive a crashed worker and no file appears on disk. Untouched
-slots cost no memory. Each field has one writer; there are no locks.
+supervisor's life, so counters survive a crashed worker and no file appears on disk. Untouched slots
+cost no memory. Each field has one writer, but for two (`worker/outage.py`); there are no locks.
 
 A slot also holds the fetched batch: the places of all entries in hand, written once per batch, and
 one state byte per entry. After a worker's death the supervisor reads from it what had finished and
@@ -159,8 +159,9 @@ class Slot:
     reclaim_requested = _Field(20)
     _name_length = _Field(30)
 
-    def __init__(self, view: memoryview, index: int) -> None:
-        self.index = index
+    def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
+        self.index, self.board = index, board
+        self._unit: Unit | None = None
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
         self.counters: memoryview[int] = view[_OFFSET_COUNTERS:_OFFSET_HISTOGRAMS].cast("Q")
         histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_RUNNING].cast("Q")
@@ -176,11 +177,11 @@ class Slot:
     @property
     def unit(self) -> Unit | None:
         """The unit that the slot belongs to, None while it is unused."""
-        length = self._name_length
-        if not length:
-            return None
-        topic, partition, group = bytes(self._name[:length]).decode().split("\n")
-        return Unit(topic, int(partition), group)
+        # A name never changes, and everybody asks for it all the time.
+        if self._unit is None and (length := self._name_length):
+            topic, partition, group = bytes(self._name[:length]).decode().split("\n")
+            self._unit = Unit(topic, int(partition), group)
+        return self._unit
 
     def name(self, unit: Unit) -> None:
         """Give the slot to a unit, for good."""
@@ -320,6 +321,7 @@ class Scoreboard:
         )
         self.size = slots
         self._slots: dict[int, Slot] = {}
+        self._allotted: dict[Unit, Slot] = {}
 
     @property
     def used(self) -> int:
@@ -360,7 +362,7 @@ class Scoreboard:
         found = self._slots.get(index)
         if found is None:
             start = _BOARD_BYTES + index * SLOT_BYTES
-            found = self._slots[index] = Slot(self._view[start : start + SLOT_BYTES], index)
+            found = self._slots[index] = Slot(self._view[start : start + SLOT_BYTES], index, self)
         return found
 
     def slots(self) -> list[Slot]:
@@ -369,15 +371,13 @@ class Scoreboard:
 
     def allot(self, unit: Unit) -> Slot:
         """Return the unit's slot, naming a fresh one at its first call. Supervisor only."""
-        for slot in self.slots():
-            if slot.unit == unit:
-                return slot
-        if self.used == self.size:
-            raise ValueError(f"all {self.size} slots of the scoreboard are in use")
-        slot = self.slot(self.used)
-        slot.name(unit)
-        self._words[0] += 1
-        return slot
+        if unit not in self._allotted:
+            if self.used == self.size:
+                raise ValueError(f"all {self.size} slots of the scoreboard are in use")
+            slot = self._allotted[unit] = self.slot(self.used)
+            slot.name(unit)
+            self._words[0] += 1
+        return self._allotted[unit]
 
     def counter(self, name: str) -> int:
         """Return an instance-wide counter; names are in `BOARD_COUNTERS`."""

@@ -81,6 +81,7 @@ def everything_wrong(error: ConfigError) -> ConfigError:
         settings.daemon.boot_timeout,
     )
     problems += [f"handlers: {problem}" for problem in found.problems]
+    problems += handlers.misfits(settings.consumers, found.kinds)
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
         link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
@@ -104,7 +105,8 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     try:
         settings = config.declare_consumers(settings, found.declared)
     except ConfigError as error:
-        return Prepared(settings, problems + error.problems)
+        problems += error.problems + handlers.misfits(error.salvaged.consumers, found.kinds)
+        return Prepared(settings, problems)
     problems += handlers.misfits(settings.consumers, found.kinds)
     if not settings.consumers and not problems:
         problems.append(

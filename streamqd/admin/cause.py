@@ -197,7 +197,7 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "crash-loop",
             f"the worker of {unit} crashes in a loop on {names}, and rests{_last_error(facts)}",
-            "read the last worker.exited events of the log, mend the handler, then reload",
+            "read the last worker.crashed events of the log, mend the handler, then reload",
         )
         return
     present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
@@ -256,7 +256,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
             "crash-loop",
             f"the worker of {unit} on {told.owner} crashes in a loop, and rests"
             f"{_last_error(facts)}",
-            "read the last worker.exited events of its log, mend the handler, then reload",
+            "read the last worker.crashed events of its log, mend the handler, then reload",
         )
         return
     yield from _waits(facts, told)
@@ -266,7 +266,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "slow-handler",
             f"the handler of {unit} on {told.owner} has been working on one message"
-            f" ({told.running}) for {run:.0f} s, and {_waiting(facts)}",
+            f" ({told.running}) for {run:.0f} s{_gets_on(told)}, and {_waiting(facts)}",
             f"{limit}; SIGUSR1 to the supervisor of {told.owner} logs where the handler stands",
         )
     crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
@@ -275,7 +275,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
             "crashing",
             f"the worker of {unit} on {told.owner} keeps ending ({crashes[0].error},"
             f" {crashes[0].seconds_ago:.0f} s ago) and is being started again",
-            "read the last worker.exited events of its log",
+            "read the last worker.crashed events of its log",
         )
     acked, failed = told.acked or 0.0, told.failed or 0.0
     if failed > MOVING and failed >= FAILING_SHARE * (acked + failed):
@@ -344,6 +344,11 @@ def _recent(facts: Facts) -> list[LiveFailure]:
 def _last_error(facts: Facts) -> str:
     last = min(facts.failures, key=lambda each: each.seconds_ago, default=None)
     return "" if last is None else f"; last: {last.error}, {last.seconds_ago:.0f} s ago"
+
+
+def _gets_on(told: LiveUnit) -> str:
+    beat = told.progress_seconds
+    return "" if beat is None else f" (it said {beat:.0f} s ago that it gets on)"
 
 
 def _waiting(facts: Facts) -> str:

@@ -100,10 +100,10 @@ def count_between(link: Link, stream: str, position: str, upto: str) -> tuple[in
     """Count the entries behind a position and not beyond `upto`; False as for `count_behind`."""
     total = 0
     while total < COUNT_MAX:
-        gone, last = link.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
+        gone, last, more = link.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
         total += int(gone)
         position = last.decode()
-        if gone < spark.STEP_MAX:
+        if not more:
             return total, True
     return total, position == upto
 

@@ -48,7 +48,8 @@ class LiveUnit:
     last 10 seconds, `arriving` (entries written to the partition) of about the last 20;
     `lag_per_second` is the middle of its changes in that time. `p50_seconds` and `p99_seconds` are
     of the handler runs of about the last minute.
-    `longest_run_seconds` is how long the run has lasted that runs now, `running` its place.
+    `longest_run_seconds` is how long the run has lasted that runs now, `running` its place, and
+    `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any has.
     """
 
     topic: str
@@ -75,6 +76,7 @@ class LiveUnit:
     p99_seconds: float | None
     mean_seconds: float | None
     longest_run_seconds: float | None
+    progress_seconds: float | None
     waits_seconds: float | None
     rate: float | None  # runs per second that may begin, null when there is no limit
     held: int | None
@@ -267,7 +269,8 @@ _WHOLE = (
 )
 _REAL = (
     *("oldest_seconds", "arriving", "lag_per_second", "p50_seconds", "p99_seconds"),
-    *("mean_seconds", "longest_run_seconds", "waits_seconds", "rate", "timeout", "hard_timeout"),
+    *("mean_seconds", "longest_run_seconds", "progress_seconds", "waits_seconds", "rate"),
+    *("timeout", "hard_timeout"),
 )
 
 

@@ -15,7 +15,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.retention import Stand, Trimmed
 
-PAGE = 10_000  # entries removed by one script
+PAGE = 10_000  # entries removed by one script, at most
 STEP = 1_000  # entries counted by one script
 COUNT_MAX = 100_000  # entries counted one by one in a partition
 ARCHIVE = "@archive"  # stands for the archive where a group is named
@@ -125,9 +125,9 @@ def count_between(
     stream, total = keys.stream(topic, partition), 0
     while total <= COUNT_MAX:
         (reply,) = measure(link, [spark.step(stream, after, upto, STEP)])
-        gone, last = reply.rest
+        gone, last, more = reply.rest
         total, after = total + int(gone), last.decode()
-        if gone < STEP:
+        if not more:
             return total
     return None
 
@@ -178,7 +178,7 @@ def _trim_one(
             raise _missing(topic, partition, reply.rest[0].decode())
         trimmed = Trimmed.parse(reply)
         removed += trimmed.removed
-        if trimmed.removed < PAGE // 2:  # whole nodes go, so a full page is not met to the entry
+        if trimmed.removed < retention.MORE_FROM:
             return removed
 
 

@@ -17,9 +17,10 @@ from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as store
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from streamqd.store.messages import ITEMS_MAX
+from streamqd.store.messages import portions
 
 PAGE = 200
+BATCH = 128  # retries that are changed by one call
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 _CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
@@ -226,12 +227,12 @@ def _ordered(
     else:
         start = (due, "")
     while True:
-        page = store.rows(link.run(store.page(keys, unit, start, PAGE)))
+        page, more = store.rows(link.run(store.page(keys, unit, start, PAGE)))
         for each in page:
             position = (each.due_unix_ms, unit.partition, each.place)
             if position > after:
                 yield position, _row(unit, each)
-        if len(page) < PAGE:
+        if not page or not more:
             return
         start = (page[-1].due_unix_ms, page[-1].place)
 
@@ -265,7 +266,7 @@ def _named(
         if due is None:
             raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
         # The page that begins just before it; a due time has no fraction.
-        [row] = store.rows(link.run(store.page(keys, unit, (int(float(due)), match[2][:-1]), 1)))
+        [row], _ = store.rows(link.run(store.page(keys, unit, (int(float(due)), match[2][:-1]), 1)))
         if row.place == match[2]:
             found.setdefault(unit.partition, []).append(_row(unit, row))
     return found
@@ -284,8 +285,8 @@ def _batches(
     topic: str, group: str, rows: dict[int, list[RetryRow]]
 ) -> Iterator[tuple[Unit, list[RetryRow]]]:
     for partition, found in sorted(rows.items()):
-        for start in range(0, len(found), ITEMS_MAX):
-            yield Unit(topic, partition, group), found[start : start + ITEMS_MAX]
+        for part in portions(found, lambda row: row.payload_bytes or 0, BATCH):
+            yield Unit(topic, partition, group), part
 
 
 def _place(row: RetryRow) -> str:

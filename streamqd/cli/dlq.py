@@ -150,7 +150,7 @@ def audit_(session: Session, topic: str, limit: int, cursor: str, as_json: bool)
     """Show who did what to a topic, the latest first.
 
     Replays, purges and exports of its letters, retries cancelled, groups reset and deleted. The
-    trail goes with the topic when that is deleted.
+    trail goes with the topic when that is deleted; who did that is the first entry of a new one.
     """
     with session.link() as link:
         seen = audit.trail(link, session.keys, topic, limit=limit, cursor=cursor)

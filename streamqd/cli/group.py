@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import groups, groups_reset
+from streamqd.admin import groups, groups_reset, growth
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.output import age, confirm, count, emit, table
 from streamqd.cli.session import Session, pass_session
+from streamqd.errors import Refused
 from streamqd.store.client import Link
 
 
@@ -203,19 +204,35 @@ def delete(session: Session, topic: str, name: str, force: bool, yes: bool, as_j
     """Delete a group: its position, its retries, its counters. Dead letters stay.
 
     A daemon whose configuration still names the group makes it anew, from where its consumer's
-    `start` says.
+    `start` says. While the topic grows, the growth no longer waits for the group.
     """
     with session.link() as link:
         if name not in groups.names(link, session.keys, topic):
             groups.known(link, session.keys, topic, name)  # says that there is none
-        confirm(f"Delete the group {name} of {topic}?", yes)
+        growing = _growing(link, session, topic, name)
+        if growing and not force:
+            raise Refused(f"{growing} say --force when it is not to come back")
+        confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
         done = groups.delete(link, session.keys, topic, name, force=force)
-        what = {"group": name, "force": force}
+        what = {"group": name, "force": force} | ({"growing": True} if growing else {})
         remember(session, link, topic, "group delete", what, {"partitions": done.partitions})
     if as_json:
         emit(done)
     else:
         click.echo(f"{name} deleted from {count(done.partitions, 'partition')} of {topic}")
+
+
+def _growing(link: Link, session: Session, topic: str, name: str) -> str:
+    """What speaks against deleting a group while the topic grows; '' for nothing."""
+    progress = growth.look(link, session.keys, topic)
+    for row in progress.groups if progress is not None else ():
+        if row.group == name and not row.done:
+            return (
+                f"{topic} grows, and waits until {name} has settled {row.left} messages: made anew"
+                " meanwhile it would read old and new partitions at once, and keys lose their"
+                " order;"
+            )
+    return ""
 
 
 def _lag(lag: int, exact: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import time
@@ -20,6 +21,7 @@ from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import RedisUnavailable, Refused, StreamqdError
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
+from streamqd.producer.encoding import encoded_key
 
 EXIT_INPUT = 2
 RATE_SECONDS = 0.1  # the shortest time that a rate is shown for
@@ -204,6 +206,7 @@ def _not_json(word: str) -> Any:
 
 
 _decode = json.JSONDecoder(parse_constant=_not_json).decode
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class _FieldKey:
@@ -215,11 +218,12 @@ class _FieldKey:
     def __call__(self, line: bytes) -> bytes | None:
         found = _parsed(line)
         value = found.get(self._field) if isinstance(found, dict) else None
-        if isinstance(value, str):
-            return value.encode()
         if value is None:
             return None
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            return encoded_key(value if isinstance(value, str) else _to_json(value))
+        except ValueError as error:
+            raise ValueError(f"has a {self._field} that is no key: {error}") from None
 
 
 def _key(form: str, regex: str | None, field: str | None) -> Key | None:
@@ -232,7 +236,7 @@ def _key(form: str, regex: str | None, field: str | None) -> Key | None:
     if regex is None:
         return None
     try:
-        pattern = re.compile(regex.encode())
+        pattern = re.compile(os.fsencode(regex))
     except re.error as error:
         raise click.UsageError(f"--key-regex {regex!r} is not an expression: {error}") from None
     group = 1 if pattern.groups else 0
@@ -250,6 +254,8 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise click.UsageError(f"--header {text}: write NAME=VALUE")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise click.UsageError(f"--header {name!a}: write it as UTF-8 text")
         headers[name] = value
     return headers
 

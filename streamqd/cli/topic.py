@@ -10,6 +10,7 @@ import click
 
 from streamqd.admin import steering, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import json_option, yes_option
+from streamqd.cli.deeds import remember
 from streamqd.cli.growth import grow
 from streamqd.cli.output import confirm, count, emit, table
 from streamqd.cli.session import Session, pass_session
@@ -229,7 +230,8 @@ def delete(
 
     Refused while an instance owns a partition of it, or lives that has a consumer for it: that
     would create the topic anew, empty, as a producer does that goes on (with `create=False` it
-    fails). Interrupted, it is finished by the same command.
+    fails). Interrupted, it is finished by the same command. What stays is one entry in the audit
+    trail that says who did it: `streamqd dlq audit TOPIC`.
     """
     with session.link() as link:
         doomed = topics_deletion.look(link, session.keys, name)
@@ -254,6 +256,12 @@ def delete(
             )
         confirm(f"Delete {_doomed(doomed)}?", yes)
         done = topics_deletion.delete(link, session.keys, name, force=force)
+        # The trail was the topic's own, and went with it: this begins a new one.
+        remember(
+            session, link, name, "topic delete",
+            {"groups": doomed.groups, "partitions": done.partitions, "force": force},
+            {"messages": doomed.messages, "dead": doomed.dead, "keys": done.keys},
+        )  # fmt: skip
     if as_json:
         emit(done)
     else:

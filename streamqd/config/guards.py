@@ -13,12 +13,13 @@ CLASS_HINT = "write the names of exception classes"
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """A circuit breaker: failures that are not the message's fault stop the partition."""
+    """A circuit breaker: failures that are not the message's fault stop the group."""
 
     failures: int = field(
         default=0,
         metadata=described(
-            "Failures of the classes in `on`, within `window`, that open it. 0: it never opens.",
+            "Failures of the classes in `on`, within `window`, that open it: of all partitions of"
+            " the group in one instance. 0: it never opens.",
             Kind.INTEGER,
             min=0,
             max=10_000,
@@ -36,7 +37,7 @@ class Breaker:
     probe_every: float = field(
         default=10.0,
         metadata=described(
-            "How long nothing is begun while it is open, before one message is tried.",
+            "How long nothing is begun while it is open, before one message of the group is tried.",
             Kind.DURATION,
             min=0.01,
             max=3_600,

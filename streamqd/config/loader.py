@@ -44,11 +44,7 @@ def load(
     overlay(raw, overrides, environ, problems)
     settings = _build(raw, base_dir, source, problems)
     check(settings, problems, environ)
-    try:
-        problems.raise_if_any()
-    except ConfigError as error:
-        error.salvaged = settings
-        raise
+    problems.raise_if_any(settings)
     return settings
 
 
@@ -198,11 +194,12 @@ def declare_consumers(settings: Settings, declared: Sequence[Mapping[str, Any]])
             )
     for consumer in found.values():
         check_consumer(consumer, (f"@handler({consumer.name})",), problems)
-    problems.raise_if_any()
     merged_all = (*consumers, *found.values())
-    return dataclasses.replace(
+    completed = dataclasses.replace(
         settings, consumers=merged_all, topics=_with_named_topics(settings.topics, merged_all)
     )
+    problems.raise_if_any(completed)
+    return completed
 
 
 def _merged(consumer: Consumer, declared: Consumer | None) -> Consumer:

@@ -46,10 +46,12 @@ class Problems:
         text = dotted(path)
         return f"{text} ({origin})" if origin else text
 
-    def raise_if_any(self) -> None:
-        """Raise ConfigError with all problems, if there are any."""
+    def raise_if_any(self, salvaged: object = None) -> None:
+        """Raise ConfigError with all problems, if there are any, and with what could be read."""
         if self.sentences:
-            raise ConfigError([_on_one_line(each) for each in self.sentences])
+            error = ConfigError([_on_one_line(each) for each in self.sentences])
+            error.salvaged = salvaged
+            raise error
 
 
 def _on_one_line(sentence: str) -> str:

@@ -5,7 +5,8 @@ what the modules declare and whether they import at all.
 
 `declaration` is the decorator, `signatures` reads what a handler takes, `payloads` makes that of
 the bytes, `loading` finds it by name, `probing` does so in a child. `verdicts` are what a handler
-may say of a message, and `outcomes` turns what it said into a value.
+may say of a message, `outcomes` turns what it said into a value, and `redaction` takes out of its
+texts what a handler's module does not want kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from streamqd.handlers.outcomes import (
     text_of,
 )
 from streamqd.handlers.probing import Probe, examine, misfits, probe
+from streamqd.handlers.redaction import redacted
 from streamqd.handlers.signatures import Form, is_async
 from streamqd.handlers.verdicts import (
     AFTER_MAX,
@@ -65,5 +67,6 @@ __all__ = [
     "plain_options",
     "prepared",
     "probe",
+    "redacted",
     "text_of",
 ]

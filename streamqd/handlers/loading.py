@@ -16,6 +16,7 @@ from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import Context
 from streamqd.handlers.outcomes import text_of
 from streamqd.handlers.payloads import Decode, decoder
+from streamqd.handlers.redaction import Redact, hook_of
 from streamqd.handlers.signatures import Form, form_of
 from streamqd.message import Message
 
@@ -33,6 +34,7 @@ class Loaded(NamedTuple):
     on_start: Callable[[Context], object] | None
     on_stop: Callable[[], object] | None
     form: Form = Form()
+    redact: Redact | None = None
 
 
 def import_paths(base_dir: Path) -> None:
@@ -69,7 +71,7 @@ def prepared(function: Callable[..., object], reference: str, module: Any, codec
     if form.payload is not None:
         function = _typed(function, decoder(form.payload, codec, reference), form)
     hooks = getattr(module, "on_start", None), getattr(module, "on_stop", None)
-    return Loaded(function, *hooks, form)
+    return Loaded(function, *hooks, form, hook_of(module))
 
 
 def _typed(

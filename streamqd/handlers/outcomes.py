@@ -7,7 +7,7 @@ import sys
 import traceback
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from streamqd.config import masked
@@ -18,10 +18,13 @@ from streamqd.policy.fingerprint import innermost
 
 TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
+STACKS_MAX = 64  # texts of stacks that are kept
 
 # Between the call of a handler and its first line may lie frames of these folders.
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
+
+_stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
 
 
 def outcome_of(error: BaseException, detail: str) -> Outcome:
@@ -109,8 +112,8 @@ def fingerprint(error: BaseException, reference: str) -> str:
     frame, kind = "", type(error).__name__
     with contextlib.suppress(Exception):  # the class's attributes are user code
         kind = _class_name(type(error))
-        frames = traceback.extract_tb(_of_user(error))
-        frame = innermost((each.filename, each.name) for each in frames)
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(_of_user(error))]
+        frame = innermost((code.co_filename, code.co_name) for code in codes)
     return fingerprint_of(kind, frame, reference)
 
 
@@ -132,8 +135,35 @@ def _class_name(kind: type[BaseException]) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    text = "".join(traceback.format_exception(type(error), error, _of_user(error)))
+    trace = _of_user(error)
+    context = None if error.__suppress_context__ else error.__context__
+    alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
+    if alone and trace is not None:
+        end = "".join(traceback.format_exception_only(type(error), error))
+        text = f"Traceback (most recent call last):\n{_stack(trace)}{end}"
+    else:
+        text = "".join(traceback.format_exception(type(error), error, trace))
     if len(text) > TRACEBACK_BYTES_MAX:
         half = TRACEBACK_BYTES_MAX // 2 - 20
         text = f"{text[:half]}\n… cut …\n{text[-half:]}"
     return masked(text)
+
+
+def _stack(trace: TracebackType) -> str:
+    """Return the frames of a traceback as text.
+
+    Failures come in crowds that have failed at one place. Finding its lines in the source, and what
+    of them to underline, takes longer than all the rest of a dead letter.
+    """
+    places = []
+    each: TracebackType | None = trace
+    while each is not None:
+        places.append((each.tb_frame.f_code, each.tb_lasti))
+        each = each.tb_next
+    key = tuple(places)
+    text = _stacks.get(key)
+    if text is None:
+        if len(_stacks) >= STACKS_MAX:
+            _stacks.clear()
+        text = _stacks[key] = "".join(traceback.format_tb(trace))
+    return text

@@ -21,7 +21,7 @@ BATCH, TYPED = "batch", "typed"
 class Probe(NamedTuple):
     """What a probe child found: what the modules declare, and every problem.
 
-    `kinds` names the handlers that not every setting suits: reference -> batch or typed.
+    `kinds` names the handlers that could be loaded: reference -> batch, typed, or nothing special.
     """
 
     declared: list[dict[str, Any]]
@@ -71,8 +71,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
         except HandlerLoadError as error:
             problems.append(str(error))
             continue
-        if form.batch or form.payload is not None:
-            kinds[reference] = BATCH if form.batch else TYPED
+        kinds[reference] = BATCH if form.batch else TYPED if form.payload is not None else ""
     problems += _open_code({name.partition(":")[0] for name in [*modules, *references]})
     wanted = {name.partition(":")[0] for name in [*modules, *references]}
     sources = own_sources(known, wanted)
@@ -93,10 +92,15 @@ def _open_code(names: Iterable[str]) -> list[str]:
 
 
 def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str]:
-    """Return the settings that do not go with the handlers that they are given to."""
+    """Return the settings that do not go with the handlers that they are given to.
+
+    Of a handler that is not in `kinds` nothing is known.
+    """
     problems = []
     for index, consumer in enumerate(consumers):
         kind, path = kinds.get(consumer.handler), f"consumers[{index}]"
+        if kind is None:
+            continue
         if consumer.batch is not None and kind != BATCH:
             problems.append(
                 f"{path}.batch: {consumer.handler} takes one message; annotate its parameter with "

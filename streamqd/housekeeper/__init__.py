@@ -23,6 +23,7 @@ from streamqd.config import Settings
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
+from streamqd.housekeeper.expiry import Expiry
 from streamqd.housekeeper.figures import ask_time, measure
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
@@ -33,13 +34,14 @@ from streamqd.housekeeper.undertaker import Undertaker
 from streamqd.http import Address, Request, Response, Route, Server
 from streamqd.metrics import Exporter, View
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, now_ns
+from streamqd.scoreboard import Scoreboard, WorkerState, now_ns
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 LINK_TIMEOUT = 5.0
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
 SUMMARY_LIFE = 10.0  # seconds; five times its interval
+NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
 # Error replies that mean "not now" for the whole server, not a fault of one key or of writing.
 AWAY_CODES = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH"})
 
@@ -77,6 +79,7 @@ class Housekeeper:
         self._away = logs.Episode("redis.lost", "redis.back")
         self._tasks = self._table()
         self._owned: list[Unit] = []
+        self._idle: list[bool] = []
 
     def _table(self) -> list[Task]:
         link, view, keys = self._link, self.view, self._keys
@@ -91,17 +94,20 @@ class Housekeeper:
         def promote_scheduled() -> float:
             return sends.run({(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
+        expiry = Expiry(self._settings, view)
+        encrypted = [Task("certificates", 3_600.0, expiry.run)] if expiry.wanted else []
         return [
             # First, because what is due is compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
             Task("promote_retries", 0.2, promote_retries),
             Task("promote_scheduled", 1.0, promote_scheduled),
-            Task("measure", 3.0, lambda: measure(link, view, keys)),
+            Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
             Task("expire_letters", 30.0, Undertaker(link, view, keys, self._settings).run),
             Task("teach", 10.0, Teacher(link).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
+            *encrypted,
         ]
 
     def run(self) -> int:
@@ -125,11 +131,14 @@ class Housekeeper:
 
     def _round(self) -> None:
         owned = [unit for _, unit in self.view.owned()]
-        if owned != self._owned and not self._away.open:
-            # What has just been acquired is shown at once, not with the next turn of the table.
-            self._owned = owned
+        idle = [slot.state in NOT_AT_WORK for slot, _ in self.view.owned()]
+        if (owned, idle) != (self._owned, self._idle) and not self._away.open:
+            # What has just been acquired is shown at once, not with the next turn of the table, and
+            # so is a worker that begins or has ended.
+            shown = ("measure", "publish") if owned != self._owned else ("publish",)
+            self._owned, self._idle = owned, idle
             for task in self._tasks:
-                if task.name in ("measure", "publish"):
+                if task.name in shown:
                     task.due = 0.0
         for task in self._tasks:
             if task.due > time.monotonic():
@@ -156,6 +165,13 @@ class Housekeeper:
         ask_time(self._link, self.view, self._keys.registry())
         self._away.recovered(address=self._link.address)
         self.view.redis_up = True
+
+    def _measure(self) -> None:
+        """Read the figures, which also say what is due where nobody asks for it."""
+        measure(self._link, self.view, self._keys)
+        for task in self._tasks:
+            if task.name.startswith("promote_"):
+                task.due = 0.0
 
     def _lost(self, error: Exception) -> None:
         """Let everything wait: the next task tries again, later and later."""

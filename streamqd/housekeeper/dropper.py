@@ -21,7 +21,8 @@ from streamqd.store.keys import Keys
 from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Call, Reply
 
-PAGE = 2_000  # entries removed, or pending ones settled, by one script
+PAGE = 2_000  # entries removed by one script, at most
+GHOSTS = 500  # pending entries settled by one script, at most
 ROUNDS_MAX = 20  # scripts for one partition in one run
 
 Place = tuple[str, int]  # topic, partition
@@ -105,7 +106,7 @@ class Dropper:
             ghosts |= {Unit(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():
             losses[*place, group, "unread"] += lost
-        return dropped.removed >= PAGE // 2
+        return dropped.removed >= retention.MORE_FROM
 
     def _settle(self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]) -> set[Unit]:
         """Settle what was in hand; return the units that may have more of it."""
@@ -113,13 +114,13 @@ class Dropper:
             if not ghosts:
                 break
             units = sorted(ghosts)
-            calls = [retention.settle_ghosts(self._keys, unit, PAGE) for unit in units]
+            calls = [retention.settle_ghosts(self._keys, unit, GHOSTS) for unit in units]
             for unit, reply in zip(units, run_calls(self._link, calls), strict=True):
                 settled = 0
                 if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
                     settled = int(reply.rest[0])
                 losses[*unit, "pending"] += settled
-                if settled < PAGE:
+                if settled < GHOSTS:
                     ghosts.discard(unit)
         for unit in ghosts:
             self._seen.discard((unit.topic, unit.partition))

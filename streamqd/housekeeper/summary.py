@@ -140,17 +140,13 @@ class Summary:
             "timeout": consumer.timeout if consumer else None,
             "hard_timeout": consumer.hard_timeout if consumer else None,
             "rate": slot.rate_micro / 1e6 or None,
-            "progress_seconds": self._progress(slot) if running else None,
+            "progress_seconds": _progress(slot, longest.started_ns) if longest else None,
             "running": longest.place.decode("ascii", "replace") if longest else None,
             "failures": self._failures(slot),
             **self.pace.document(slot.index, unit),
             "rates": self.rates.of(slot),
             "counters": {name: slot.counter(name) for name in COUNTERS},
         }
-
-    def _progress(self, slot: Slot) -> float | None:
-        """Seconds since a handler has said that it gets on, None when none ever did."""
-        return round((now_ns() - slot.beat_ns) / 1e9, 1) if slot.beat_ns else None
 
     def _failures(self, slot: Slot) -> list[dict[str, Any]]:
         """What went wrong lately: the class of the error, how often, how long ago."""
@@ -173,6 +169,11 @@ def worker_state(slot: Slot) -> str:
         return "unknown"
     waits = WORDS.get(Waits(slot.words).read().kind) if state is WorkerState.READY else None
     return waits or state.name.lower()
+
+
+def _progress(slot: Slot, since_ns: int) -> float | None:
+    """Seconds since a handler has said that it gets on, None when none did since then."""
+    return round((now_ns() - slot.beat_ns) / 1e9, 1) if slot.beat_ns > since_ns else None
 
 
 def _waits(slot: Slot) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the two scripts. A restart of the server, and SCRIPT FLUSH, forget them.
 
 from __future__ import annotations
 
+from streamqd.errors import RedisUnavailable
 from streamqd.store import scripts
 from streamqd.store.client import Link
 
@@ -20,9 +21,19 @@ class Teacher:
         self._scripts = [scripts.get(name) for name in TAUGHT]
 
     def run(self) -> None:
-        """Teach what is missing."""
-        for node in self._link.masters():
-            known = node.execute("SCRIPT", "EXISTS", *(each.sha for each in self._scripts))
-            for script, there in zip(self._scripts, known, strict=True):
-                if not there:
-                    node.execute("SCRIPT", "LOAD", script.source)
+        """Teach what is missing, on every node that answers. Raises RedisUnavailable: none does."""
+        nodes = self._link.masters()
+        silent = []
+        for node in nodes:
+            try:
+                self._teach(node)
+            except RedisUnavailable as error:
+                silent.append(error)
+        if silent and len(silent) == len(nodes):
+            raise silent[0]
+
+    def _teach(self, node: Link) -> None:
+        known = node.execute("SCRIPT", "EXISTS", *(each.sha for each in self._scripts))
+        for script, there in zip(self._scripts, known, strict=True):
+            if not there:
+                node.execute("SCRIPT", "LOAD", script.source)

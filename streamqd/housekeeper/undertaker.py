@@ -54,7 +54,7 @@ class Undertaker:
                 if removed:
                     self._view.count("expired", (place[0], str(place[1])), removed)
                     expired[place[0]] += removed
-                if removed == ITEMS_MAX:
+                if reply.rest[1]:
                     more.append(place)
             waiting = more
         for topic, count in expired.items():

@@ -244,8 +244,16 @@ class Handled(Protocol):
     def attempt(self) -> int: ...
 
 
-current: Handled | None = None
-"""The message being handled in this process; a worker that handles one at a time assigns it."""
+class Current:
+    """The message being handled in this process, by a worker that handles one at a time."""
+
+    __slots__ = ("message",)
+
+    def __init__(self) -> None:
+        self.message: Handled | None = None
+
+
+current = Current()
 
 running: ContextVar[Handled | None] = ContextVar("running", default=None)
 """The message being handled in this coroutine or thread; for workers that handle several."""
@@ -261,7 +269,7 @@ def mark_records(handler: str) -> None:
 
     def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = base(*args, **kwargs)
-        message = current if current is not None else running.get()
+        message = current.message or running.get()
         marks = _Marked(record.__dict__)
         marks["uid"] = message.uid if message is not None else None
         marks["attempt"] = message.attempt if message is not None else None

@@ -297,12 +297,7 @@ TABLE: tuple[Metric, ...] = (
         "Entries lost to retention.drop_unacked_*: never read by the group (result unread) or in"
         " its hands (pending).",
     ),
-    _gauge(
-        "topic_length",
-        PARTITION,
-        _partition(lambda p: p.length),
-        "Entries stored in the partition.",
-    ),
+    _gauge("topic_length", PARTITION, _partition(lambda p: p.length), "Entries in the partition."),
     _gauge(
         "dlq_length", PARTITION, _partition(lambda p: p.dead), "Dead letters stored, of all groups."
     ),
@@ -321,6 +316,12 @@ TABLE: tuple[Metric, ...] = (
         _held,
         "Age of the entry that keeps retention from trimming, and who still needs it: a group, or"
         " @archive. Absent while nothing is kept from being trimmed.",
+    ),
+    _gauge(
+        "certificate_end_timestamp_seconds",
+        (*INSTANCE, "certificate"),
+        lambda view: [((view.instance, name), end) for name, end in view.certificates.items()],
+        "When a certificate on the way to Redis ends. Absent without TLS.",
     ),
     _gauge("pending", GROUP, _group(lambda _, u: u.pending), "Entries delivered and not settled."),
     _gauge(
@@ -357,11 +358,10 @@ TABLE: tuple[Metric, ...] = (
     _gauge("epoch", UNIT, of_owned(lambda slot: slot.epoch), "Fencing number of the ownership."),
     _gauge("worker_up", UNIT, of_owned(_up), "1 while the worker of an owned partition serves."),
     _gauge(
-        "breaker_open",
+        "worker_crash_loop",
         UNIT,
         of_slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
-        "1 while a partition rests after its processes crashed in a loop. Not the breaker setting:"
-        " that is streamqd_circuit_open.",
+        "1 while a partition rests after its processes crashed in a loop.",
     ),
     _gauge(
         "worker_resident_memory_bytes",

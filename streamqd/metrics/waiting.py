@@ -55,15 +55,15 @@ WAITING: tuple[Metric, ...] = (
     Metric(
         "streamqd_circuit_open",
         "gauge",
-        "1 while the breaker setting lets nothing, or one message at a time, begin, because a"
-        " dependency is down. Not the rest after crashes: that is streamqd_breaker_open.",
+        "1 while messages of the partition wait for the open circuit of their group, or one of them"
+        " is tried, because a dependency is down (setting breaker).",
         UNIT,
         _owned(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
     ),
     Metric(
         "streamqd_circuit_openings_total",
         "counter",
-        "How often the circuit of the partition, which the breaker setting makes, has opened.",
+        "How often the partition was the one that opened the circuit of its group here.",
         UNIT,
         _total(lambda waits: waits.opened),
     ),

@@ -10,8 +10,9 @@ nobody knows at its failure which it is. So the first such failure of a message 
 a later one counts as an attempt, unless the circuit was open in between. So as long as an outage
 opens the circuit it costs no attempt, also if it comes again and again.
 
-What must not be forgotten with its worker is a `Memory`: when the circuit was opened, and how many
-failures count. Each message carries by itself when a failure of it was last forgiven.
+The circuit is that of a group: what its partitions know of each other's failures counts as well as
+what a worker has seen itself, and they take turns to probe. What must not be forgotten with its
+worker is a `Memory`. Each message carries by itself when a failure of it was last forgiven.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ class State(enum.IntEnum):
 
 
 class Memory(NamedTuple):
-    """What the next circuit of a partition begins with. A time of 0 is none."""
+    """What the next worker of a partition begins with: the failures that count, the oldest one."""
 
-    is_open: bool = False
-    opened: float = 0.0
     failures: int = 0
-    since: float = 0.0  # the oldest of the failures
+    since: float = 0.0
 
 
 NOTHING = Memory()
 
 
 class Circuit:
-    """One circuit. Times are seconds of one clock, which the caller passes in."""
+    """One partition's part of the circuit. Times are seconds of one clock that the caller passes.
+
+    `heard` keeps it at one with the circuit of its group.
+    """
 
     def __init__(
         self, failures: int, window: float, probe_every: float, memory: Memory = NOTHING
@@ -57,29 +59,30 @@ class Circuit:
         self._failed = deque([memory.since] * memory.failures, maxlen=failures)
         # The last failure of each message, and how many runs had succeeded by then.
         self._last: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._opened = memory.opened or float("-inf")
-        self.state = State.OPEN if memory.is_open else State.CLOSED
+        self._opened = float("-inf")  # when it was last known to be open
+        self.state = State.CLOSED
 
     @property
     def memory(self) -> Memory:
         """What the next circuit of this partition is to begin with."""
         failed = self._failed
-        is_open = self.state is not State.CLOSED
-        opened = max(self._opened, 0.0)
-        return Memory(is_open, opened, len(failed), failed[0] if failed else 0.0)
+        return Memory(len(failed), failed[0] if failed else 0.0)
 
-    def failed(self, uid: str, now: float, successes: int, forgiven: float | None = None) -> bool:
+    def failed(
+        self, uid: str, now: float, successes: int, forgiven: float | None = None, others: int = 0
+    ) -> bool:
         """Note a failure of the dependency. Returns whether it counts as the message's attempt.
 
-        `successes` is how many runs have succeeded so far, `forgiven` when a failure of the message
-        was last forgiven, as far as it says so itself.
+        `successes` is how many runs of the group have succeeded so far, `forgiven` when a failure
+        of the message was last forgiven, as far as it says so itself. `others` are the failures of
+        other partitions that count.
         """
-        before, others = self._last.pop(uid, (forgiven, successes))
-        if before is None or others == successes:
+        before, at = self._last.pop(uid, (forgiven, successes))
+        if before is None or at == successes:
             self._failed.append(now)
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
-        many = len(self._failed) == self._limit
+        many = len(self._failed) + others >= self._limit
         if self.state is not State.CLOSED or many:
             self.state = State.OPEN
             self._opened = now
@@ -88,20 +91,27 @@ class Circuit:
             self._last.popitem(last=False)
         return before is not None and before > self._opened
 
-    def succeeded(self) -> bool:
-        """Note the success of a run that began as a probe. Returns whether that has closed it."""
-        if self.state is not State.HALF_OPEN:
-            return False
-        self.state = State.CLOSED
-        self._failed.clear()
-        return True
+    def heard(self, *, is_open: bool, opened: float) -> None:
+        """Take over what the group knows: whether it is open, and when it last was."""
+        self._opened = max(self._opened, opened)
+        if is_open and self.state is State.CLOSED:
+            self.state = State.OPEN
+        elif not is_open and self.state is not State.CLOSED:
+            self.state = State.CLOSED
+            self._failed.clear()
+        while self._failed and self._failed[0] <= opened:
+            self._failed.popleft()
 
-    def wait(self, now: float) -> float:
-        """Seconds until something may be begun, 0 for now. An open circuit becomes half open."""
+    def wait(self, now: float, later: float = 0.0) -> float:
+        """Seconds until something may be begun, 0 for now. `later`: what others get for theirs."""
         if self.state is not State.OPEN:
             return 0.0
-        left = self._opened + self._probe_every - now
-        if left > 0:
-            return left
+        return max(0.0, self._opened + self._probe_every + later - now)
+
+    def probe(self) -> None:
+        """One message is tried now."""
         self.state = State.HALF_OPEN
-        return 0.0
+
+    def rest(self) -> None:
+        """Another partition tries one meanwhile."""
+        self.state = State.OPEN

@@ -242,26 +242,31 @@ def _shift_back(part: Part, came: dict[int, tuple[int, int]], row: int) -> None:
 
 
 def _move_directly(part: Part, offerers: Table) -> None:
-    """Move units from the most loaded rows straight to the least loaded that offer them."""
-    takers = [[(_pays(part, row), row) for row in rows if not part.full(row)] for rows in offerers]
+    """Move units from the most loaded rows straight to the least loaded that offer them.
+
+    The giver is the one that spares most. Having given, it pays what it spared, which is no less
+    than any other spares: it takes nothing any more. So takers only get dearer, and their queues
+    hold each of them once, at a price that is put right when it is looked at.
+    """
+    prices = [_pays(part, row) for row in range(len(part.loads))]
+    takers = [[(prices[row], row) for row in rows if not part.full(row)] for rows in offerers]
     for queue in takers:
         heapq.heapify(queue)
     givers = [(-_spares(part, row), row) for row in range(len(part.loads))]
     heapq.heapify(givers)
-    # Takers only get dearer, and a giver is dearer to give to than what it spares.
     floor = min((queue[0][0] for queue in takers if queue), default=math.inf)
     while givers and -givers[0][0] > floor:
         spared, giver = heapq.heappop(givers)
         if -spared != _spares(part, giver):
             continue  # its load has changed since
         best: tuple[float, float, int, int] | None = None
+        held, weight = part.held[giver], part.weights[giver]
         for column in part.offers[giver]:
-            taker = _cheapest(part, takers[column]) if part.held[giver][column] else None
-            if taker is None or _pays(part, taker) >= -spared:
+            taker = _cheapest(part, takers[column], prices) if held[column] else None
+            if taker is None or prices[taker] >= -spared or (best and prices[taker] > best[0]):
                 continue
-            thickness = part.held[giver][column] / part.weights[giver]
             thinness = part.held[taker][column] / part.weights[taker]
-            candidate = (_pays(part, taker), thinness - thickness, column, taker)
+            candidate = (prices[taker], thinness - held[column] / weight, column, taker)
             best = min(best, candidate) if best else candidate
         if best is None:
             continue
@@ -269,18 +274,20 @@ def _move_directly(part: Part, offerers: Table) -> None:
         part.shift(giver, column, -1)
         part.shift(taker, column, 1)
         for row in (giver, taker):
+            prices[row] = _pays(part, row)
             heapq.heappush(givers, (-_spares(part, row), row))
-            if not part.full(row):
-                for offered in part.offers[row]:
-                    heapq.heappush(takers[offered], (_pays(part, row), row))
 
 
-def _cheapest(part: Part, queue: list[tuple[float, int]]) -> int | None:
+def _cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
+    """The row that pays least, of a queue of (price once, row)."""
     while queue:
         price, row = queue[0]
-        if price == _pays(part, row) and not part.full(row):
+        if part.full(row):
+            heapq.heappop(queue)
+        elif price == prices[row]:
             return row
-        heapq.heappop(queue)
+        else:
+            heapq.heapreplace(queue, (prices[row], row))
     return None
 
 

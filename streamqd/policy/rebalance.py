@@ -19,6 +19,8 @@ from streamqd.policy.assignment import Member, assign
 # A member must be silent over this many beats of our own before its silence means anything: after
 # a pause of Redis every member looks old to the first one that is back.
 SILENT_BEATS = 2
+# Whose silence has lasted so long may be forgotten, at most so many with one beat.
+FORGET_BEATS, FORGET_MAX = 10, 100
 
 # Free units that one instance takes at once, and per second after that. When a fleet starts, the
 # first to look would else take everything, and hand nearly all of it over again.
@@ -107,6 +109,12 @@ class Liveness:
                 live.append(one)
         self._silent = silent
         return live
+
+    @property
+    def forgettable(self) -> list[str]:
+        """Members that were silent for long while this instance watched, some of them."""
+        found = (name for name, (_, count) in self._silent.items() if count >= FORGET_BEATS)
+        return [name for name in found if name != self.me][:FORGET_MAX]
 
 
 @dataclass

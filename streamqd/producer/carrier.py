@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope
-from streamqd.producer.guard import Guard
+from streamqd.producer.guard import Command, Guard
 from streamqd.producer.routes import Routes
 from streamqd.store import publishing, scripts
 from streamqd.store.client import Link
@@ -16,6 +16,10 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
 REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
+
+
+def _unrouted(_envelope: Envelope) -> int:
+    raise AssertionError("the partition count has not been looked at")
 
 
 class Routed(NamedTuple):
@@ -36,6 +40,7 @@ class Chunk:
     counted: int = 0
     messages: list[Routed] = field(default_factory=list)
     fixed: bool = False
+    choose: Callable[[Envelope], int] = _unrouted  # the partition of a message
 
 
 class Changed(Exception):  # noqa: N818 - an answer within the producer, never an error of its
@@ -61,15 +66,19 @@ class Carrier:
         self._window = window
         self._max_backlog = max_backlog
 
-    def add(self, link: Link, chunk: Chunk, envelope: Envelope) -> None:
-        """Route a message and put it behind those of the chunk. Raises as `Routes.choose` does."""
+    def add(self, link: Link, chunk: Chunk, envelopes: Sequence[Envelope]) -> None:
+        """Route messages and put them behind those of the chunk. Raises as `Routes` does.
+
+        Those before the one that an error is about have been added then.
+        """
         if not chunk.messages:
             self._routes.begin_batch(chunk.topic)
-        chosen = self._routes.choose(link, chunk.topic, envelope)
-        if not chunk.messages:
             # Should it change before the chunk is full, all of it is routed anew.
             chunk.counted = self._routes.count(link, chunk.topic)
-        chunk.messages.append(Routed(chosen, envelope))
+            chunk.choose = self._routes.chooser(chunk.topic, chunk.counted)
+        choose, messages = chunk.choose, chunk.messages
+        for envelope in envelopes:
+            messages.append(Routed(choose(envelope), envelope))
 
     def node_of(self, link: Link, topic: str, message: Routed) -> str:
         """The node of a cluster that a message goes to, as far as is known."""
@@ -86,9 +95,9 @@ class Carrier:
         return self._append(link, chunk)
 
     def _append(self, link: Link, chunk: Chunk) -> Answers:
-        def commands() -> list[Sequence[Any]]:
+        def commands() -> list[Command]:
             names: dict[int, str] = {}
-            found: list[Sequence[Any]] = []
+            found: list[Command] = []
             for partition, envelope in chunk.messages:
                 name = names.get(partition)
                 if name is None:

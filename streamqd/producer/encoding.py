@@ -33,6 +33,9 @@ class Outgoing(NamedTuple):
     dedup_id: str | None = None
 
 
+_ALONE = Outgoing(b"")[1:]  # what is beside a value that is no more than that
+
+
 class Envelope(NamedTuple):
     """A message as it is written: its entry's fields, and what decides where and when.
 
@@ -51,10 +54,15 @@ class Envelope(NamedTuple):
 
 def envelope_of(item: Outgoing, max_bytes: int) -> Envelope:
     """Encode a message. Raises MessageTooLarge, TypeError, ValueError."""
+    value = item.value
+    if type(value) is bytes and len(value) <= max_bytes and item[1:] == _ALONE:
+        return Envelope([b"payload", value], len(b"payload") + len(value))  # nothing to look into
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
         raise TypeError(f"dedup_id is a text, not {item.dedup_id!r}")
     if item.dedup_id == "":
         raise ValueError("dedup_id must not be empty")
+    if item.dedup_id is not None:
+        _utf8("dedup_id", item.dedup_id)
     if item.partition is not None and (
         isinstance(item.partition, bool) or not isinstance(item.partition, int)
     ):
@@ -158,7 +166,7 @@ def kind_of(envelope: Envelope) -> str:
 
 def encoded_key(key: str | bytes) -> bytes:
     if isinstance(key, str):
-        return key.encode()
+        return _utf8("the key", key)
     if isinstance(key, bytes):
         return key
     raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
@@ -168,10 +176,10 @@ def _encoded(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        return _utf8("the payload", value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    return _to_json(value).encode()
+    return _utf8("the payload", _to_json(value))
 
 
 def _encoded_headers(headers: Mapping[str, str]) -> bytes:
@@ -180,7 +188,18 @@ def _encoded_headers(headers: Mapping[str, str]) -> bytes:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"names and values of headers are str; {name!r} is not, or its value")
-    return _to_json(dict(headers)).encode()
+    return _utf8("one of the headers", _to_json(dict(headers)))
+
+
+def _utf8(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        raise ValueError(
+            f"{what} holds {found!r}, half of a character, which UTF-8 cannot write: mend the"
+            " text where it was decoded"
+        ) from None
 
 
 def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:

@@ -13,6 +13,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import hiredis
+
 from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
 from streamqd.store.client import Link, missing_of
@@ -20,7 +22,7 @@ from streamqd.store.keys import Keys
 
 WATCHED_MAX = 8  # topics watched at once: those written to last
 
-Command = Sequence[Any]
+Command = tuple[Any, ...]
 
 
 class Outcome(NamedTuple):
@@ -67,11 +69,7 @@ class Guard:
             self._arm(link, topic)
         if self._counts.get(topic) != expected:
             return Outcome(None)
-        packed = [
-            self._begin,
-            *(b"".join(wire.pack_command(*each)) for each in commands),
-            self._end,
-        ]
+        packed = [self._begin, *map(hiredis.pack_command, commands), self._end]
         end = len(commands) + 2
         replies, lost = _exchange(link, packed, end + 1 + len(self._counts))
         self._connection = 0  # the watch was used up
@@ -172,8 +170,7 @@ def _exchange(
     try:
         wire.begin(link.timeout)
         wire.transmit(packed)
-        for _ in range(count):
-            replies.append(wire.receive())  # noqa: PERF401 - those before an error are kept
+        wire.receive_all(count, replies)
     except RedisUnavailable as error:
         link.close()
         if not error.sent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
@@ -44,34 +45,37 @@ class Routes:
         """What is chosen next is written in another transaction than what was before."""
         self._partitioners.of(topic).begin_batch()
 
-    def choose(self, link: Link, topic: str, envelope: Envelope) -> int:
-        """Choose the partition. Reads or creates the topic when it is not known yet.
+    def chooser(self, topic: str, count: int) -> Callable[[Envelope], int]:
+        """What chooses the partition of a message, as long as the topic has so many.
 
-        Raises TopicMissing, Refused, RedisRefused, RedisUnavailable (nothing was sent), ValueError,
-        and what a partitioner of the user's raises.
+        It raises Refused, and what a partitioner of the user's raises.
         """
-        count = self.count(link, topic)
-        partition = envelope.partition
-        if partition is None:
-            return self._partitioners.of(topic).choose(envelope.key, envelope.dedup_id, count)
-        if not 0 <= partition < count:
-            raise Refused(
-                f"the topic {topic} has {count} partitions: there is no partition {partition}"
-            )
-        return partition
+        choose = self._partitioners.of(topic).choose
+
+        def chosen(envelope: Envelope) -> int:
+            partition = envelope.partition
+            if partition is None:
+                return choose(envelope.key, envelope.dedup_id, count)
+            if not 0 <= partition < count:
+                raise Refused(
+                    f"the topic {topic} has {count} partitions: there is no partition {partition}"
+                )
+            return partition
+
+        return chosen
 
     def again(self, link: Link, topic: str, envelope: Envelope, was: int) -> int:
         """Choose anew after the count has changed; a message whose turn it was stays, if it can."""
         chooser = self._partitioners.of(topic)
         free = envelope.partition is None and chooser.takes_turns(envelope.key, envelope.dedup_id)
-        if free and was < self.count(link, topic):
-            return was
-        return self.choose(link, topic, envelope)
+        count = self.count(link, topic)
+        return was if free and was < count else self.chooser(topic, count)(envelope)
 
     def count(self, link: Link, topic: str) -> int:
         """The topic's partition count. Reads it, or creates the topic, when it is not known yet.
 
-        Raises as `choose` does. Never guesses.
+        Raises TopicMissing, RedisRefused, RedisUnavailable (nothing was sent) and ValueError.
+        Never guesses.
         """
         if topic not in self._greeted and not NAME.fullmatch(topic):
             raise ValueError(f"not a topic name: {topic!r}; {NAME_HINT}")

@@ -188,12 +188,10 @@ class Sender:
         spans: list[tuple[int, int, Exception | None]] = []
         for envelopes in bundle:
             begin, failure = len(chunk.messages), None
-            for envelope in envelopes:
-                try:
-                    self._carrier.add(self._own(), chunk, envelope)
-                except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
-                    failure = error
-                    break
+            try:
+                self._carrier.add(self._own(), chunk, envelopes)
+            except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
+                failure = error
             spans.append((begin, len(chunk.messages), failure))
         results: list[Result] = [_NOT_YET] * len(chunk.messages)
         posting = Posting(chunk, spans, results, time.monotonic() + self._backlog_wait)

@@ -222,8 +222,8 @@ class Catalog:
     def walk(self, wanted: Mapping[Place, tuple[Id, Id, int]]) -> dict[Place, _Walked]:
         """Go (after, up to, entries) in each stream; return how far that was.
 
-        The server counts a thousand at a time, so that it is never busy for more than some
-        milliseconds; all streams take their steps together.
+        The server counts a thousand at a time, fewer where bodies are large, so that it is never
+        busy for more than some milliseconds; all streams take their steps together.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
         moving = [place for place, (_, _, count) in wanted.items() if count > 0]
@@ -241,9 +241,9 @@ class Catalog:
             for place, answer in zip(moving, answers, strict=True):
                 if isinstance(answer, RedisRefused):
                     raise answer
-                gone, last = answer.rest
+                gone, last, more = answer.rest
                 walked[place] = _Walked(offsets.read_id(last), walked[place].passed + gone)
-                if gone == sizes[place] and walked[place].passed < wanted[place][2]:
+                if more and walked[place].passed < wanted[place][2]:
                     still.append(place)
             moving = still
         return walked

@@ -11,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import hiredis
 import redis
 from redis.connection import AbstractConnection
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
-from streamqd.store.wire import Wire, wire_for
+from streamqd.store.wire import Lookup, Wire, resolve, wire_for
 
 if TYPE_CHECKING:
     import socket
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 # After these replies the connection serves us no more: it lost its login, or the node its role.
 DROP_AFTER = frozenset({"NOAUTH", "READONLY"})
+NEVER = float("inf")  # of a time limit
 Key = TypeVar("Key", bound=str | bytes)
 _NAME = re.compile(r"[!-~]{1,200}")
 _REPEATED = re.compile(r"^Error -?\d+ connecting to \S+\. |^no reply from \S+: ")
@@ -46,12 +49,18 @@ class Link:
     _drop_after = DROP_AFTER
 
     def __init__(
-        self, settings: config.Redis, *, timeout: float, name: str, wire: Wire | None = None
+        self,
+        settings: config.Redis,
+        *,
+        timeout: float,
+        name: str,
+        wire: Wire | None = None,
+        lookup: Lookup = resolve,
     ) -> None:
         """Prepare, without connecting. `timeout` bounds one exchange, in seconds.
 
-        Connecting is bounded by it too, and by `connect_timeout`. `name` is what CLIENT LIST shows.
-        `wire` leads to another node than the one that the settings name.
+        Connecting is bounded by it too, and by `connect_timeout`, as far as `lookup` keeps to it.
+        `name` is what CLIENT LIST shows. `wire` leads to another node than the settings name.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a connection name: {name!r}")
@@ -59,8 +68,9 @@ class Link:
         self.timeout = timeout
         self.name = name
         self._pid = os.getpid()
-        self._connect_timeout = settings.connect_timeout
         self._opening = timeout  # seconds for the whole of opening: connecting, login, name
+        self._end = NEVER
+        self._lookup = lookup
         self._wire = wire or wire_for(settings, timeout)
 
     def execute(self, *args: Any) -> Any:
@@ -83,9 +93,9 @@ class Link:
 
     def run(self, call: Call) -> Reply:
         """Run a script. Raises RedisRefused, RedisUnavailable, ContractError."""
-        raw = self.exchange((_by_sha(call),))[0]
+        raw = self.exchange((scripts.command(call),))[0]
         if _unknown_script(raw):
-            raw = self.exchange((_by_source(call),))[0]
+            raw = self.exchange((scripts.command(call, by_source=True),))[0]
         if isinstance(raw, RedisRefused):
             raise raw
         return scripts.reply(call, raw)
@@ -101,15 +111,16 @@ class Link:
         """`run_many`, but where only some nodes answer, the others' share is RedisUnavailable."""
         if not calls:
             return []
-        raws = self.exchange([_by_sha(call) for call in calls])
+        raws = self.exchange([scripts.command(call) for call in calls])
         missing = [index for index, raw in enumerate(raws) if _unknown_script(raw)]
         if missing:
+            taught = [scripts.command(calls[index], by_source=True) for index in missing]
             try:
-                again = self.exchange([_by_source(calls[index]) for index in missing])
+                again = self.exchange(taught)
             except RedisUnavailable as error:
-                # The others have been executed already, whatever became of these.
-                error.sent = error.sent or len(missing) < len(calls)
-                raise
+                if len(missing) == len(calls):
+                    raise
+                again = [error] * len(missing)  # the others have been executed already
             for index, raw in zip(missing, again, strict=True):
                 raws[index] = raw
         return [
@@ -139,15 +150,19 @@ class Link:
         if self.connected:
             return
         wire = self._wire = self._locate()
-        wire.begin(self._opening)
+        left = self._left(self._opening)
+        wire.lookup = self._lookup
+        wire.begin(left)
         try:
             wire.connect()  # type: ignore[no-untyped-call]
-            wire.transmit([_pack(wire, ("CLIENT", "SETNAME", self.name))])
+            naming: tuple[Any, ...] = ("CLIENT", "SETNAME", self.name)
+            wire.transmit([hiredis.pack_command(naming)])
             answer = wire.receive()
             # A restricted user may be forbidden to name itself; that is no reason not to work.
             if isinstance(answer, RedisRefused) and answer.code != "NOPERM":
                 raise answer
             self._verify(wire)
+            wire.raw_socket().settimeout(wire.socket_timeout)
         except RedisRefused as error:
             wire.drop()
             text = f"{self.address} refused us: {str(error).rstrip('.')}{_advice(error)}"
@@ -164,10 +179,25 @@ class Link:
             wire.finish()
         self.opened += 1
 
-    def patience(self, seconds: float) -> None:
-        """From now on an exchange and opening the connection may take so long at most."""
-        self.timeout = self._opening = seconds
-        self._wire.socket_connect_timeout = min(seconds, self._connect_timeout)
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """All that is done inside ends in time: finding the node, connecting, every exchange."""
+        self.until(time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self.until(NEVER)
+
+    def until(self, end: float) -> None:
+        """From now on nothing lasts beyond `end` (monotonic)."""
+        self._end = end
+
+    def _left(self, most: float) -> float:
+        """How long the next step may take. Raises RedisUnavailable when the time is over."""
+        left = min(most, self._end - time.monotonic())
+        if left <= 0:
+            raise RedisUnavailable(f"no time was left for {self.address}", sent=False)
+        return left
 
     def close(self) -> None:
         """Close the connection; the next use opens a new one."""
@@ -221,14 +251,15 @@ class Link:
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
         """Send commands; `collect` must follow. Raises RedisUnavailable."""
         wire = self._wire
-        packed = [_pack(wire, command) for command in commands]
+        # What redis-py packs comes to the same bytes, and takes five times as long.
+        packed = [hiredis.pack_command(tuple(command)) for command in commands]
         self._check_process()
         try:
             if wire.is_connected and wire.ended():
                 wire.drop()
             self.open()
             wire = self._wire
-            wire.begin(self.timeout)
+            wire.begin(self._left(self.timeout))
             wire.transmit(packed)
         except BaseException:
             self._abandon()
@@ -272,18 +303,6 @@ class Link:
             raise RuntimeError(f"the link {self.name} belongs to process {self._pid}; detach it")
 
 
-def _pack(wire: Wire, command: Sequence[Any]) -> bytes:
-    return b"".join(wire.pack_command(*command))  # type: ignore[no-untyped-call]
-
-
-def _by_sha(call: Call) -> tuple[Any, ...]:
-    return ("EVALSHA", call.script.sha, len(call.script.keys), *call.argv)
-
-
-def _by_source(call: Call) -> tuple[Any, ...]:
-    return ("EVAL", call.script.source, len(call.script.keys), *call.argv)
-
-
 def whole(
     answers: Sequence[Reply | RedisRefused | RedisUnavailable],
 ) -> list[Reply | RedisRefused]:
@@ -325,6 +344,7 @@ class ServerFacts:
     address: str = ""
     replicas: int = 0
     needs_replicas: bool = False  # min-replicas-to-write is set
+    certificates: tuple[tuple[str, float], ...] = ()  # whose, and when it ends, in unix seconds
 
 
 def _advice(error: RedisRefused) -> str:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from streamqd.config import topology
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Key, Link, missing_of
+from streamqd.store.client import NEVER, Key, Link, missing_of
 from streamqd.store.nodes import NOT_NOW, Inquiry, SentinelLink, SlotLink, survey
 from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
-from streamqd.store.wire import wire_to
+from streamqd.store.wire import Lookup, resolve, wire_to
 
 if TYPE_CHECKING:
     import socket
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from streamqd.config.topology import Address, Topology
 
 REDIRECTS_MAX = 4  # of one command in one exchange; more means that the nodes disagree
+_LEAST_SECONDS = 0.05  # of patience with a node when others have used up the time
 _LOOK_AGAIN_SECONDS = 0.2  # between two looks at the map while nodes do not answer
 
 
-def connect(settings: config.Redis, *, timeout: float, name: str, key: str = "") -> Link:
+def connect(
+    settings: config.Redis, *, timeout: float, name: str, key: str = "", lookup: Lookup = resolve
+) -> Link:
     """Make the link that fits the URL, without connecting. Arguments as of `Link`.
 
     With `key` it is a single connection, to the node that serves this key: for what belongs to one
@@ -39,12 +42,12 @@ def connect(settings: config.Redis, *, timeout: float, name: str, key: str = "")
     """
     where = topology.parse(settings.url)
     if where is None:
-        return Link(settings, timeout=timeout, name=name)
+        return Link(settings, timeout=timeout, name=name, lookup=lookup)
     if where.kind == topology.SENTINEL:
-        return SentinelLink(settings, where, timeout=timeout, name=name)
+        return SentinelLink(settings, where, timeout=timeout, name=name, lookup=lookup)
     if key:
-        return SlotLink(settings, where, timeout=timeout, name=name, key=key)
-    return ClusterLink(settings, where, timeout=timeout, name=name)
+        return SlotLink(settings, where, timeout=timeout, name=name, lookup=lookup, key=key)
+    return ClusterLink(settings, where, timeout=timeout, name=name, lookup=lookup)
 
 
 @dataclass
@@ -92,17 +95,18 @@ class ClusterLink(Link):
     """Links to the masters of a cluster, each opened on its first use. Used like any link."""
 
     def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str
+        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
     ) -> None:
         super().__init__(
             settings,
             timeout=timeout,
             name=name,
             wire=wire_to(settings, where, where.addresses[0], timeout),
+            lookup=lookup,
         )
         self.settings = settings
         self.where = where
-        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False)
+        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False, lookup=lookup)
         self._links: dict[Address, Link] = {}
         self._map: SlotMap | None = None
         self._stale = True
@@ -176,11 +180,14 @@ class ClusterLink(Link):
         raise RuntimeError("a link to a cluster has no socket of its own: connect with a key")
 
     def masters(self) -> list[Link]:
+        # Asked anew: a node that is new, or was replaced, has given no reason to look if nothing
+        # that this link asks for is there.
+        self._stale = True
         self._look()
         assert self._map is not None
         found = [self._link(address) for address in self._map.masters]
         for link in found:
-            link.patience(self.timeout)
+            link.until(self._end)
         return found
 
     @property
@@ -216,7 +223,7 @@ class ClusterLink(Link):
 
     def _round(self, errands: Sequence[_Errand]) -> None:
         """Send each command to where it belongs by what is known now, and read the replies."""
-        deadline = time.monotonic() + self.timeout
+        deadline = min(time.monotonic() + self.timeout, self._end)
         try:
             self._look()
         except RedisUnavailable as error:
@@ -233,13 +240,21 @@ class ClusterLink(Link):
         self._carry(loads, deadline)
 
     def _carry(self, loads: dict[Address, _Load], deadline: float) -> None:
-        """Write to all nodes, then read from all. Those that are connected come first."""
-        order = sorted(loads, key=lambda address: not self._link(address).connected)
+        """Write to all nodes, then read from all. Those that are likely to answer come first."""
+        order = sorted(loads, key=lambda at: (not self._link(at).connected, at in self._silent))
         posted: list[Address] = []
         try:
             for address in order:
                 link = self._link(address)
-                link.patience(max(0.05, deadline - time.monotonic()))
+                now = time.monotonic()
+                if now >= self._end:  # not asked, so it is not among the silent
+                    loads[address].fail(RedisUnavailable(f"no time for {address}", sent=False))
+                    continue
+                end = max(deadline, now + _LEAST_SECONDS)
+                if self._end < NEVER:
+                    # What hangs must leave time for what the others are to be asked again.
+                    end = self._end if link.connected else now + (self._end - now) / 2
+                link.until(end)
                 try:
                     link.post(loads[address].commands())
                     posted.append(address)
@@ -290,7 +305,7 @@ class ClusterLink(Link):
             return
         self._looked = now
         try:
-            self._map = survey(self._inquiry)
+            self._map = survey(self._inquiry, self._end)
         except RedisUnavailable:
             if self._map is None:
                 raise
@@ -319,6 +334,12 @@ class ClusterLink(Link):
         link = self._links.get(address)
         if link is None:
             wire = wire_to(self.settings, self.where, address, self.timeout)
-            link = Link(self.settings, timeout=self.timeout, name=self.name, wire=wire)
+            link = Link(
+                self.settings,
+                timeout=self.timeout,
+                name=self.name,
+                wire=wire,
+                lookup=self._lookup,
+            )
             self._links[address] = link
         return link

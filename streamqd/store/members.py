@@ -18,11 +18,18 @@ from streamqd.store.scripts import Call, Reply
 
 
 def beat(
-    keys: Keys, fleet: str, instance: str, nonce: str, info: Mapping[str, Any], stale: float
+    keys: Keys,
+    fleet: str,
+    instance: str,
+    nonce: str,
+    info: Mapping[str, Any],
+    stale: float,
+    silent: Sequence[str] = (),
 ) -> Call:
     """Say that the instance lives. `stale`: seconds after which a beat of another run is void.
 
-    `nonce` is random, one for each run of the instance; it becomes part of the info.
+    `nonce` is random, one for each run of the instance; it becomes part of the info. `silent` are
+    members that have not beaten while this one watched: they are forgotten when that is long ago.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_beat").call(
@@ -31,6 +38,7 @@ def beat(
         nonce=nonce,
         described=described,
         stale_ms=max(1, round(stale * 1000)),
+        silent=list(silent),
     )
 
 

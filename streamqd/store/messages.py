@@ -7,8 +7,8 @@ trimming in `streamqd.store.retention`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
@@ -18,8 +18,12 @@ from streamqd.store.scripts import Call, Reply
 
 PLACES_MAX = 512  # places in one call at most
 ITEMS_MAX = 256  # entries moved by one call at most
+# Bodies that one call copies within the server, so that nobody else waits long. One body alone may
+# be larger. lua/_bytes.lua has the same number.
+BYTES_MAX = 512 << 10
 
 Fields = Mapping[bytes, bytes]
+T = TypeVar("T")
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -76,8 +80,8 @@ class Pending(NamedTuple):
 class Recovered(NamedTuple):
     """A page of pending entries, each list oldest first.
 
-    A list shorter than the count asked for is the last of its stream. `last_*` are the ids last
-    delivered to the group: the doorbell starts there.
+    `more_*` tells of a list that it may go on. `last_*` are the ids last delivered to the group:
+    the doorbell starts there.
     """
 
     solo: bool
@@ -85,17 +89,20 @@ class Recovered(NamedTuple):
     last_retry: bytes
     main: list[Pending]
     retry: list[Pending]
+    more_main: bool = False
+    more_retry: bool = False
 
     @classmethod
     def parse(cls, reply: Reply) -> Recovered:
         """Read OK."""
-        solo, last_main, last_retry, main, retry = reply.rest
+        solo, last_main, last_retry, main, retry, *more = reply.rest
         return cls(
             bool(solo),
             last_main,
             last_retry,
             [Pending(*entry) for entry in main],
             [Pending(*entry) for entry in retry],
+            *map(bool, more),
         )
 
 
@@ -288,19 +295,21 @@ def promote_scheduled(keys: Keys, topic: str, partition: int, count: int) -> Cal
 class Promoted(NamedTuple):
     """How many were moved, how many had lost their item, and when the next one is due.
 
-    `unreadable` is how many stay because their item is not what streamqd writes.
+    `unreadable` is how many stay because their item is not what streamqd writes; `more` is whether
+    others are due already, beyond what one call moves.
     """
 
     moved: int
     orphans: int
     next_due_unix_ms: int | None
-    unreadable: int = 0
+    unreadable: int
+    more: bool
 
     @classmethod
     def parse(cls, reply: Reply) -> Promoted:
         """Read OK."""
-        moved, orphans, due, unreadable = reply.rest
-        return cls(moved, orphans, int(due) if due else None, unreadable)
+        moved, orphans, due, unreadable, more = reply.rest
+        return cls(moved, orphans, int(due) if due else None, unreadable, bool(more))
 
 
 def snapshot(keys: Keys, unit: Unit, limit: int = 100_000) -> Call:
@@ -333,6 +342,24 @@ class Snapshot(NamedTuple):
     def parse(cls, reply: Reply) -> Snapshot | None:
         """Read OK; None when the group does not exist."""
         return cls(*reply.rest) if reply.word == "OK" else None
+
+
+# --- bounds ----------------------------------------------------------------------------------
+
+
+def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Cut items into lists of at most `most`, whose bodies take BYTES_MAX or are but one."""
+    part: list[T] = []
+    taken = 0
+    for item in items:
+        more = size(item)
+        if part and (len(part) == most or taken + more > BYTES_MAX):
+            yield part
+            part, taken = [], 0
+        part.append(item)
+        taken += more
+    if part:
+        yield part
 
 
 # --- arguments -------------------------------------------------------------------------------

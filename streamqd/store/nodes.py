@@ -14,7 +14,7 @@ from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import DROP_AFTER, Link
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
-from streamqd.store.wire import Wire, wire_to
+from streamqd.store.wire import Lookup, Wire, resolve, wire_to
 
 if TYPE_CHECKING:
     from streamqd import config
@@ -35,12 +35,19 @@ class Inquiry:
     """
 
     def __init__(
-        self, settings: config.Redis, where: Topology, timeout: float, *, of_sentinels: bool
+        self,
+        settings: config.Redis,
+        where: Topology,
+        timeout: float,
+        *,
+        of_sentinels: bool,
+        lookup: Lookup = resolve,
     ) -> None:
         self.settings = settings
         self.where = where
         self._timeout = min(timeout, settings.connect_timeout)
         self._of_sentinels = of_sentinels
+        self._lookup = lookup
         self._order = list(where.addresses)
 
     def prefer(self, address: Address) -> None:
@@ -58,17 +65,26 @@ class Inquiry:
         new = [each for each in addresses if each not in self._order]
         self._order = [each for each in self._order if each in kept] + new
 
-    def ask(self, command: Sequence[Any], read: Callable[[Any, Address], _T | None]) -> _T:
+    def ask(
+        self, command: Sequence[Any], read: Callable[[Any, Address], _T | None], end: float
+    ) -> _T:
         """Return what `read` makes of the first reply of which it makes something.
 
-        Raises RedisUnavailable with `sent=False`.
+        Nobody is asked beyond `end` (monotonic). Raises RedisUnavailable with `sent=False`.
         """
         trouble: list[str] = []
-        for address, seconds in self._turns():
+        for address, seconds in self._turns(end):
             wire = wire_to(
                 self.settings, self.where, address, seconds, to_sentinel=self._of_sentinels
             )
-            link = Link(self.settings, timeout=seconds, name="streamqd:where", wire=wire)
+            link = Link(
+                self.settings,
+                timeout=seconds,
+                name="streamqd:where",
+                wire=wire,
+                lookup=self._lookup,
+            )
+            link.until(time.monotonic() + seconds)
             try:
                 found = read(link.execute(*command), address)
             except (RedisUnavailable, RedisRefused) as error:
@@ -81,16 +97,20 @@ class Inquiry:
                 self.prefer(address)
                 return found
             trouble.append(f"{address} does not know")
-        raise RedisUnavailable(f"{self.where}: {'; '.join(trouble)}", sent=False)
+        said = "; ".join(trouble) or "no time was left"
+        raise RedisUnavailable(f"{self.where}: {said}", sent=False)
 
-    def _turns(self) -> Iterator[tuple[Address, float]]:
+    def _turns(self, end: float) -> Iterator[tuple[Address, float]]:
         """Each node with the seconds that it has; nobody may use up the time of all others."""
-        deadline = time.monotonic() + self._timeout
+        deadline = min(time.monotonic() + self._timeout, end)
         order = list(self._order)
         for number, address in enumerate(order):
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            if now >= end:
+                return
+            left = deadline - now
             share = left / 2 if number + 1 < len(order) else left
-            yield address, max(_LEAST_SECONDS, share)
+            yield address, min(max(_LEAST_SECONDS, share), end - now)
 
 
 class FoundLink(Link):
@@ -104,13 +124,14 @@ class FoundLink(Link):
     _drop_after = DROP_AFTER | NOT_NOW
 
     def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str
+        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
     ) -> None:
         super().__init__(
             settings,
             timeout=timeout,
             name=name,
             wire=wire_to(settings, where, where.addresses[0], timeout),
+            lookup=lookup,
         )
         self.settings = settings
         self.where = where
@@ -142,17 +163,17 @@ class SentinelLink(FoundLink):
     _drop_after = DROP_AFTER | _not_now
 
     def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str
+        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
     ) -> None:
-        super().__init__(settings, where, timeout=timeout, name=name)
-        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=True)
+        super().__init__(settings, where, timeout=timeout, name=name, lookup=lookup)
+        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=True, lookup=lookup)
 
     def _locate(self) -> Wire:
         def read(reply: Any, _asked: Address) -> Address | None:
             return None if reply is None else Address(reply[0].decode(), int(reply[1]))
 
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.where.master)
-        found = self._inquiry.ask(command, read)
+        found = self._inquiry.ask(command, read, self._end)
         return wire_to(self.settings, self.where, found, self.timeout)
 
     def _verify(self, wire: Wire) -> None:
@@ -173,14 +194,21 @@ class SlotLink(FoundLink):
     """A link to the master that serves the slot of one key."""
 
     def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, key: str
+        self,
+        settings: config.Redis,
+        where: Topology,
+        *,
+        timeout: float,
+        name: str,
+        lookup: Lookup,
+        key: str,
     ) -> None:
-        super().__init__(settings, where, timeout=timeout, name=name)
-        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False)
+        super().__init__(settings, where, timeout=timeout, name=name, lookup=lookup)
+        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False, lookup=lookup)
         self._slot = slot_of(key)
 
     def _locate(self) -> Wire:
-        found = survey(self._inquiry)
+        found = survey(self._inquiry, self._end)
         master = found.master_of(self._slot)
         if master is None:
             raise RedisUnavailable(f"{self.where}: no node serves slot {self._slot}", sent=False)
@@ -201,13 +229,13 @@ class SlotLink(FoundLink):
         return refused
 
 
-def survey(inquiry: Inquiry) -> SlotMap:
-    """Ask for the map of the cluster. Raises RedisUnavailable with `sent=False`."""
+def survey(inquiry: Inquiry, end: float) -> SlotMap:
+    """Ask for the map of the cluster, until `end`. Raises RedisUnavailable with `sent=False`."""
 
     def read(reply: Any, asked: Address) -> SlotMap | None:
         return SlotMap.parse(reply, asked) if reply else None
 
-    found = inquiry.ask(("CLUSTER", "SLOTS"), read)
+    found = inquiry.ask(("CLUSTER", "SLOTS"), read, end)
     inquiry.known(found.masters)
     return found
 

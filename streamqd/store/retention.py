@@ -16,6 +16,9 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 REMOVED_MAX = 1_000_000  # entries removed by one call at most
+# A call to trim or drop that removed so many may have left more: it frees a bounded number of bytes
+# in whole nodes of up to 100 entries.
+MORE_FROM = 50
 SAMPLES = 1_000  # nodes that the server looks at to tell the size of a stream, as the scripts say
 GHOSTS_MAX = 5_000  # pending entries settled by one call at most
 

@@ -39,9 +39,9 @@ def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
     )
 
 
-def rows(reply: Reply) -> list[Delayed]:
-    """Read the answer to `page`."""
-    return [
+def rows(reply: Reply) -> tuple[list[Delayed], bool]:
+    """Read the answer to `page`: the rows, fewer when they are large, and whether more may come."""
+    found = [
         Delayed(
             place.decode("utf-8", "replace"),
             int(due),
@@ -50,6 +50,7 @@ def rows(reply: Reply) -> list[Delayed]:
         )
         for place, due, size, fields in reply.rest[0]
     ]
+    return found, bool(reply.rest[1])
 
 
 def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:

@@ -25,6 +25,7 @@ class PartitionFigures:
     dead: int
     scheduled: int
     trimmed_to: str  # the first id that trimming kept
+    next_due_unix_ms: int | None = None  # of the scheduled sends
 
 
 class Backlog(NamedTuple):
@@ -88,7 +89,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 
 def partition_figures(reply: Reply) -> PartitionFigures:
     """Read the answer to `measure_partition`."""
-    length, added, first, last, dead, scheduled, trimmed_to = reply.rest
+    length, added, first, last, dead, scheduled, trimmed_to, due = reply.rest
     return PartitionFigures(
         length=int(length),
         added=int(added),
@@ -97,6 +98,7 @@ def partition_figures(reply: Reply) -> PartitionFigures:
         dead=int(dead),
         scheduled=int(scheduled),
         trimmed_to=trimmed_to.decode(),
+        next_due_unix_ms=_optional(due),
     )
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import redis
 from redis._parsers import _HiredisParser
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.backoff import NoBackoff
 from redis.connection import (
     AbstractConnection,
@@ -40,7 +42,20 @@ _WRAPPED = re.compile(
     r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
 )
 SENTINEL_CREDENTIAL = "redis-sentinel-password"
+# A node that vanished without a word is missed after 14 s of silence, also while nothing is asked:
+# an idle worker waits for longer than that.
+KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
+
+# Where a host and port are reached: (address family, address of the socket) each. The third
+# argument is how many seconds it may take. OSError when there is none, or not in time.
+Lookup = Callable[[str, int, float], list[tuple[int, tuple[Any, ...]]]]
 _URL_OPTIONS = frozenset({"db", "host", "path", "port", "connection_class"})
+
+
+def resolve(host: str, port: int, _seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
+    """Ask the system, which takes the time that it takes: 5 s for each silent name server."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def code_of(text: str) -> str:
@@ -76,11 +91,24 @@ class _Parser(_HiredisParser):
         left = max(0.0, self.deadline - time.monotonic())
         return bool(super().read_from_socket(timeout=left))  # type: ignore[no-untyped-call]
 
+    def read_all(self, count: int, replies: list[Any]) -> None:
+        """Append replies until there are `count`; those before an error are there then."""
+        if self._reader is None:
+            raise redis.ConnectionError("the connection is not open")
+        gets = self._reader.gets
+        while len(replies) < count:
+            reply = gets(False)
+            if reply is NOT_ENOUGH_DATA:
+                self.read_from_socket()
+            else:
+                replies.append(reply)
+
 
 class Wire(AbstractConnection):
     """What a Link needs of a connection beyond redis-py. Mixed into its three classes."""
 
     counts_bytes = True  # whether send() tells what reached the kernel
+    lookup: Lookup = staticmethod(resolve)
     _parser: _Parser
     _sock: Any
 
@@ -93,6 +121,17 @@ class Wire(AbstractConnection):
         """Start an exchange: sending and all its replies together end within `timeout` seconds."""
         self._parser.deadline = time.monotonic() + timeout
 
+    def left(self) -> float:
+        """Seconds until the exchange must end; without one, those of the socket."""
+        deadline = self._parser.deadline
+        if deadline is None:
+            return self._patience
+        return max(0.001, deadline - time.monotonic())
+
+    @property
+    def _patience(self) -> float:
+        return float(self.socket_timeout or 0)
+
     def finish(self) -> None:
         """End what `begin` started."""
         self._parser.deadline = None
@@ -100,16 +139,20 @@ class Wire(AbstractConnection):
     def transmit(self, packed: Sequence[bytes]) -> None:
         """Send packed commands in one write. `sent` stays False while the first is incomplete."""
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
-        deadline = self._parser.deadline or 0.0
         sock = self._sock
         done = 0
+        short = self.left() < self._patience / 2  # else it is not worth a system call
         try:
+            if short:
+                sock.settimeout(self.left())
             done = sock.send(raw)
             if done < len(raw):
                 view = memoryview(raw)
                 while done < len(raw):
-                    sock.settimeout(max(0.001, deadline - time.monotonic()))
+                    sock.settimeout(self.left())
                     done += sock.send(view[done:])
+                short = True
+            if short:
                 sock.settimeout(self.socket_timeout)
         except OSError as error:
             # A server does not execute half a command. TLS does not tell how much has left.
@@ -122,6 +165,16 @@ class Wire(AbstractConnection):
         """Read one reply; an error reply is returned, not raised."""
         try:
             return self._parser.read_response(disable_decoding=True)
+        except (redis.RedisError, OSError) as error:
+            raise RedisUnavailable(f"no reply from {self.address}: {error}", sent=True) from error
+
+    def receive_all(self, count: int, replies: list[Any]) -> None:
+        """Append replies, as `receive` returns them, until there are `count`.
+
+        What came before an error is there then. A transaction has many replies.
+        """
+        try:
+            self._parser.read_all(count, replies)
         except (redis.RedisError, OSError) as error:
             raise RedisUnavailable(f"no reply from {self.address}: {error}", sent=True) from error
 
@@ -163,15 +216,48 @@ class Wire(AbstractConnection):
         return self._sock
 
 
-class TcpWire(Wire, Connection):
+class _Reach(Connection):
+    """redis-py's connecting, but one time limit spans the name and all its addresses."""
+
+    def _connect(self) -> socket.socket:
+        wire = cast("Wire", self)
+        found = wire.lookup(self.host, self.port, wire.left())
+        trouble = OSError("it has no address")
+        end = time.monotonic() + min(wire.left(), float(self.socket_connect_timeout or 0))
+        for follow, (family, address) in zip(range(len(found) - 1, -1, -1), found, strict=True):
+            left = max(0.001, end - time.monotonic())
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self.socket_keepalive:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for option, value in self.socket_keepalive_options.items():
+                        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+                # An address that hangs must leave time for those behind it.
+                sock.settimeout(left / 2 if follow else left)
+                sock.connect(address)
+                sock.settimeout(wire.left())
+            except OSError as error:
+                trouble = error
+                sock.close()
+                continue
+            return sock
+        raise trouble
+
+
+class TcpWire(Wire, _Reach):
     pass
 
 
-class TlsWire(Wire, SSLConnection):
+class TlsWire(Wire, SSLConnection, _Reach):
     counts_bytes = False
 
 
 class UnixWire(Wire, UnixDomainSocketConnection):
+    def _connect(self) -> Any:
+        self.socket_connect_timeout = self.left()
+        return super()._connect()  # type: ignore[no-untyped-call]
+
     @property
     def address(self) -> str:
         return f"unix://{self.path}"
@@ -264,6 +350,8 @@ def _wire(
     settings: config.Redis,
     timeout: float,
 ) -> Wire:
+    if kind is not UnixWire:
+        options["socket_keepalive_options"] = KEEPALIVE
     if kind is TlsWire:
         options.setdefault("ssl_min_version", ssl.TLSVersion.TLSv1_2)
         for option, path in (

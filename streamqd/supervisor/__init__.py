@@ -1,9 +1,10 @@
 """The supervisor: the parent process. The control plane: who owns what, and which process runs it.
 
-`supervisor` is the loop, `exchange` its talk with Redis, `holding` one unit's state, `crew` the
-children and their limits, `moves` what is taken and handed over, `steering` what operators want,
-`drain` the stop, `reload` the roll, `succession` how a worker follows on another, `watcher` what
-`--reload` looks at, `report` what others are told.
+`supervisor` is the loop, `exchange` its talk with Redis, `names` who resolves names for it, `wakes`
+what it hears from others, `holding` one unit's state, `crew` the children and their limits, `moves`
+what is taken and handed over, `steering` what operators want, `drain` the stop, `reload` the
+roll, `succession` how a worker follows on another, `watcher` what `--reload` looks at, `report`
+what others are told.
 It never runs user code, never starts a thread, and never blocks longer than a tick.
 """
 

@@ -51,7 +51,8 @@ class BurstCheck:
         """Return the units that are not settled, None when that cannot be told now."""
         calls = [messages.snapshot(self.exchange.keys, unit, limit=1) for unit in units]
         try:
-            replies = self.exchange.link.run_many(calls)
+            with self.exchange.link.within(self.exchange.patience):
+                replies = self.exchange.link.run_many(calls)
         except RedisUnavailable:
             return None
         left = set()

@@ -149,6 +149,7 @@ class Crew:
             if exit_ is None:
                 if not one.killed_at and now - one.since > RETIRE_SECONDS:
                     one.killed_at = now
+                    self._tell_killed(one.holding, one.child, "on_stop")
                     one.child.kill_group()
                 continue
             self.retired.remove(one)
@@ -295,14 +296,13 @@ class Crew:
         holding.kill = Kill(reason, holding.slot.run_seq if run_seq is None else run_seq)
         holding.killed_at = time.monotonic()
         if reason != "unstarted":
-            logs.event(
-                "worker.killed",
-                logging.WARNING,
-                unit=holding.unit,
-                child=holding.child.pid,
-                reason=reason,
-            )
+            self._tell_killed(holding, holding.child, reason)
         holding.child.kill_group()
+
+    def _tell_killed(self, holding: Holding, child: Child, reason: str) -> None:
+        logs.event(
+            "worker.killed", logging.WARNING, unit=holding.unit, child=child.pid, reason=reason
+        )
 
     def abandon_undead(self, holdings: Iterable[Holding], now: float) -> None:
         """Go on without processes that SIGKILL has not ended; collect those that ended since."""

@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,12 +29,16 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.fleetview import FleetView
 from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.names import Names
 from streamqd.supervisor.pauses import Pauses
+from streamqd.supervisor.wakes import Wakes
 from streamqd.version import __version__
 
-EXCHANGE_SECONDS = 1.0  # one exchange blocks the supervisor at most this long
+# One exchange blocks the supervisor at most this long, and this part of the ttl: names, sentinels,
+# connecting and waiting included. Who waits longer for one node loses the leases at the others.
+EXCHANGE_SECONDS = 1.0
+EXCHANGE_SHARE = 0.25
 BACKOFF_SECONDS = (0.1, 2.0)
-LISTEN_RETRY_SECONDS = (1.0, 60.0)  # wake-ups are a convenience: beats alone do as well
 
 _ALL = "*"  # for the nodes of which none answered
 
@@ -45,7 +48,9 @@ Answer = Callable[[Reply | RedisRefused], None]
 class Exchange:
     """Owns the supervisor's two connections: one to ask, one on which wake-ups arrive."""
 
-    def __init__(self, settings: Settings, board: Scoreboard, lock_id: str) -> None:
+    def __init__(
+        self, settings: Settings, board: Scoreboard, lock_id: str, names: Names | None = None
+    ) -> None:
         self.settings = settings
         self.board = board
         self.keys = Keys(settings.keys.control, settings.keys.streams)
@@ -54,13 +59,12 @@ class Exchange:
         self.me = settings.daemon.instance
         self.nonce = secrets.token_hex(8)
         self.lock_id = lock_id
-        self.link = connect(settings.redis, timeout=EXCHANGE_SECONDS, name="streamqd:supervisor")
-        self.wake_link = connect(
-            settings.redis,
-            timeout=EXCHANGE_SECONDS,
-            name="streamqd:wake",
-            key=self.keys.wake(settings.daemon.fleet),
-        )
+        self.patience = min(EXCHANGE_SECONDS, self.ttl * EXCHANGE_SHARE)
+        redis = partial(connect, settings.redis, timeout=EXCHANGE_SECONDS)
+        redis = partial(redis, lookup=(names or Names()).lookup)
+        self.link = redis(name="streamqd:supervisor")
+        channel = self.keys.wake(settings.daemon.fleet)
+        self.wakes = Wakes(redis(name="streamqd:wake", key=channel), channel)
         self.view = FleetView()
         self.leaving = False
         self.suspects_empty = False  # a fence was gone: the topics may be gone too
@@ -74,8 +78,6 @@ class Exchange:
         self._retry_at = 0.0
         self._notices: list[tuple[str, ...]] = []
         self._dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
-        self._listen_at = 0.0
-        self._listen_backoff = LISTEN_RETRY_SECONDS[0]
         self._started = time.time()
         self._orders: list[bytes] | None = None
         self.obeyed: dict[str, object] = {}  # what the beat tells of orders, see `steering`
@@ -88,10 +90,7 @@ class Exchange:
     def next_at(self) -> float:
         """When there is something to say next (monotonic)."""
         more = self.views_due or self._notices or self._dead_nonce
-        return max(0.0 if more else min(self.beat_at, self._next_listen()), self._retry_at)
-
-    def _next_listen(self) -> float:
-        return float("inf") if self.wake_link.connected else self._listen_at
+        return max(0.0 if more else min(self.beat_at, self.wakes.next_at()), self._retry_at)
 
     # --- one tick ---
 
@@ -99,16 +98,24 @@ class Exchange:
         """Say what is due and hand out the answers."""
         if now < self._retry_at:
             return
+        with self.link.within(self.patience):
+            self._say(now, holdings, offers)
+
+    def _say(self, now: float, holdings: Mapping[Unit, Holding], offers: Sequence[Unit]) -> None:
         calls: list[tuple[Call, Answer]] = []
         sent_ns = now_ns()
         for holding in holdings.values():
             self._wishes(holding, now, sent_ns, calls)
         calls = [each for each in calls if not self._rests(each[0].key, now)]
         if now >= self.beat_at:
-            calls.append((self._beat_call(now, holdings, offers), self._on_beat))
+            beat = self._beat_call(now, holdings, offers)
+            if self._rests(beat.key, now):
+                self.beat_at = self._silent.end_of(self.link.node_of(beat.key))
+            else:
+                calls.append((beat, self._on_beat))
         try:
             if calls:
-                self._ask(calls, now)
+                self._ask(calls)
             elif self.views_due:
                 self._look(holdings, offers, now)
             elif self._dead_nonce:
@@ -116,12 +123,12 @@ class Exchange:
             elif self._notices:
                 notices, self._notices = self._notices, []
                 self.link.pipeline(notices)
-            elif now >= self._next_listen():
-                self._listen(now)
+            elif now >= self.wakes.next_at():
+                self.wakes.listen(now, self.patience)
         except RedisUnavailable as error:
-            self._failed(now, error)
+            self._failed(error)
 
-    def _ask(self, calls: list[tuple[Call, Answer]], now: float) -> None:
+    def _ask(self, calls: list[tuple[Call, Answer]]) -> None:
         """Run the calls in one exchange and hand out the answers.
 
         Where only a part of the nodes answers, the others rest, each for itself, and what they are
@@ -143,19 +150,17 @@ class Exchange:
             raise next(iter(silent.values()))
         for node in answered:
             self._silent.end(node)
-        self._silent.forget(now)
+        self._silent.forget(time.monotonic())
         for node, error in silent.items():
-            self._leave_alone(node, error, now)
+            self._leave_alone(node, error)
         if not self._silent:
             self.episode.recovered()
-        elif self.beat_at <= now:
-            self.beat_at = self._silent.first_end
 
-    def _leave_alone(self, node: str, error: RedisUnavailable, now: float) -> None:
-        """Let a node rest that did not answer while others did."""
+    def _leave_alone(self, node: str, error: RedisUnavailable) -> None:
+        """Let a node rest from now on that did not answer while others did."""
         self.board.add("exchange_errors")
         self.episode.failed(error=str(error))
-        self._silent.begin(node, now)
+        self._silent.begin(node, time.monotonic())
 
     def _rests(self, key: str, now: float) -> bool:
         """Whether the node that serves a key did not answer a moment ago."""
@@ -177,11 +182,12 @@ class Exchange:
             call = leases.renew(self.keys, holding.unit, holding.token, self.ttl)
             calls.append((call, partial(self._on_renew, holding, sent_ns)))
 
-    def _failed(self, now: float, error: RedisUnavailable) -> None:
+    def _failed(self, error: RedisUnavailable) -> None:
+        now = time.monotonic()  # not of the start: waiting in vain is no pause
         self.board.add("exchange_errors")
         self.episode.failed(error=str(error))
         self._retry_at = self._silent.begin(_ALL, now)
-        self.wake_link.close()
+        self.wakes.link.close()
         # The first thing to know after an outage is who is alive.
         self.beat_at = min(self.beat_at, now)
 
@@ -282,7 +288,8 @@ class Exchange:
             "started": round(self._started, 3),
             **self.obeyed,
         }
-        return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl)
+        silent = self.view.silent
+        return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl, silent)
 
     def _on_beat(self, reply: Reply | RedisRefused) -> None:
         now = self._beaten_at = time.monotonic()
@@ -325,7 +332,7 @@ class Exchange:
             if "" in nodes:
                 raise
             for node in nodes:
-                self._leave_alone(node, error, now)
+                self._leave_alone(node, error)
             replies = [error] * len(commands)
         views: dict[Unit, View] = {}
         tokens: dict[Unit, str] = {}
@@ -349,44 +356,25 @@ class Exchange:
 
     # --- wake-ups ---
 
-    def _listen(self, now: float) -> None:
-        """Subscribe to wake-ups. Trouble here is no trouble with Redis as such."""
-        self._listen_at = now + self._listen_backoff
-        self._listen_backoff = min(self._listen_backoff * 2, LISTEN_RETRY_SECONDS[1])
-        try:
-            self.wake_link.execute("SUBSCRIBE", self.keys.wake(self.settings.daemon.fleet))
-            self.wake_link.socket().setblocking(False)
-        except (RedisRefused, RedisUnavailable):
-            self.wake_link.close()  # perhaps without the right to subscribe
-
     def drain_wakes(self) -> None:
         """Take what arrived on the wake-up connection; each message asks for a beat."""
-        if not self.wake_link.connected:
-            return
-        try:
-            if self.wake_link.socket().recv(65536):
-                self._listen_backoff = LISTEN_RETRY_SECONDS[0]
-            else:
-                self.wake_link.close()
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
-            return
-        except (OSError, RedisUnavailable):
-            self.wake_link.close()
-        self.beat_soon()
+        if self.wakes.drain():
+            self.beat_soon()
 
     def leave(self) -> None:
         """Take this instance out of the fleet. Best effort."""
         fleet = self.settings.daemon.fleet
         try:
-            self.link.run(members.leave(self.keys, fleet, self.me, self.nonce))
-            self.link.execute("PUBLISH", self.keys.wake(fleet), self.me)
+            with self.link.within(self.patience):
+                self.link.run(members.leave(self.keys, fleet, self.me, self.nonce))
+                self.link.execute("PUBLISH", self.keys.wake(fleet), self.me)
         except (RedisUnavailable, RedisRefused):
             pass
 
     def close(self) -> None:
         """Close both connections."""
         self.link.close()
-        self.wake_link.close()
+        self.wakes.link.close()
 
 
 # Replies of a server that will answer later: nothing was done, and it is not our mistake.

@@ -19,4 +19,5 @@ class FleetView:
     views: dict[Unit, View] = field(default_factory=dict)
     tokens: dict[Unit, str] = field(default_factory=dict)
     fresh: bool = False  # the views belong to the last beat and have not been acted on
+    silent: list[str] = field(default_factory=list)  # members that may be forgotten
     control: Control | None = None  # what operators want; a new one when it has changed

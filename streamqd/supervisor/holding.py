@@ -47,7 +47,7 @@ class Phase(enum.Enum):
 class Kill(NamedTuple):
     """A SIGKILL that the supervisor decided: why, and for which run it was meant."""
 
-    reason: str  # hard-limit | boot | stalled | deadline | quit | unstarted
+    reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
     run_seq: int
 
 
@@ -83,6 +83,7 @@ class Holding:
     blameless: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.Exit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = has not booted
+    quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing in hand any more
     _settled_before: int = 0
     broken_until: float = 0.0
     last_exit: str = ""
@@ -172,6 +173,8 @@ class Holding:
         self.slot.epoch = self.epoch
         self.slot.since_unix_ms = int(time.time() * 1000)
         self.slot.owned = 1
+        if self.slot.state == WorkerState.GONE:
+            self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
         return "acquired"
 
     def _refenced(self, reply: Reply) -> str:
@@ -297,7 +300,7 @@ class Holding:
         self.pace = self.pace_of(now)
         self.child = child
         self.started = now
-        self.ready_at = 0.0
+        self.ready_at = self.quiet_at = 0.0
         self.stop_reason = ""
         self._settled_before = self._settled_total()
         self._first_run = self.slot.run_seq

@@ -11,9 +11,9 @@ import re
 import signal
 from pathlib import Path
 
+from streamqd.cgroups import CONTROL_GROUPS, memory_file
 from streamqd.process import Exit
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
 BELIEVED_SECONDS = 5.0  # between the count and the death that it explains
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -53,19 +53,6 @@ class Kills:
 def counter_of(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
     """Return the file in which the kernel counts its kills; None when it cannot be found.
 
-    `membership` is a file as /proc/self/cgroup. In a container the path that it names may begin
-    above what can be seen.
+    `membership` is a file as /proc/self/cgroup.
     """
-    with contextlib.suppress(OSError):
-        for line in membership.read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            folder = root / "memory" if controllers else root
-            name = "memory.oom_control" if controllers else "memory.events"
-            parts = Path(group).parts[1:]
-            for start in range(len(parts) + 1):
-                path = folder.joinpath(*parts[start:], name)
-                if path.exists():
-                    return path
-    return None
+    return memory_file(membership, "memory.events", "memory.oom_control", root)

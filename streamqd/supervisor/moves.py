@@ -49,6 +49,7 @@ class Moves:
         view.fresh = False
         self.looked = True
         self.live = self._liveness.observe(now, view.server_unix_ms, view.seen)
+        view.silent = self._liveness.forgettable
         mine = {u: h.since for u, h in holdings.items() if h.phase is not Phase.FREE}
         moving = sum(1 for unit in mine if holdings[unit].stop_reason == "shed")
         views = {

@@ -39,12 +39,11 @@ class Pauses:
 
     def rests(self, node: str, now: float) -> bool:
         """Whether the node is to be left alone now."""
-        return self._until.get(node, 0.0) > now
+        return self.end_of(node) > now
 
-    @property
-    def first_end(self) -> float:
-        """When the first pause is over; 0 when there is none."""
-        return min(self._until.values(), default=0.0)
+    def end_of(self, node: str) -> float:
+        """When the pause of a node is over (monotonic); 0 when it has none."""
+        return self._until.get(node, 0.0)
 
     def __bool__(self) -> bool:
         """Whether any node has not answered since."""

@@ -143,12 +143,12 @@ class Reload:
             logs.event("reload.refused", logging.ERROR, problem=problem)
         self._supervisor.notifier.ready("reload refused, the old configuration goes on")
 
-    def _abandoned(self, unit: Unit) -> None:
+    def _abandoned(self, unit: Unit, why: str) -> None:
         """Stop rolling: what does not start in one partition need not be tried in all."""
         left, self._queue = len(self._queue) + 1, []
         self.problem = (
-            f"the new worker of {unit} does not start, see worker.standby_failed; {left} workers go"
-            " on as they are"
+            f"the new worker of {unit} does not start: {why}, its last events say why; {left}"
+            " workers go on with the code that they have"
         )
         logs.event("reload.stopped", logging.ERROR, unit=unit, workers=left, problem=self.problem)
         self._supervisor.notifier.ready("reload stopped, the old workers go on")
@@ -162,8 +162,9 @@ class Reload:
             if supervisor.succession.wants(holding, "reload"):
                 return
             self._rolling = None
-            if holding.slot.index in supervisor.succession.failed:
-                self._abandoned(holding.unit)
+            why = supervisor.succession.failed.get(holding.slot.index)
+            if why is not None:
+                self._abandoned(holding.unit, why)
                 return
         while self._queue:
             unit = self._queue.pop(0)

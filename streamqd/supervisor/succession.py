@@ -5,7 +5,8 @@
 
 The order matters: a token for the new one before the old one is quiet would run the message in
 hand twice. A standby that dies changes nothing for the worker that goes on; too many deaths in a
-row let it rest. One at a time, so that memory is doubled for one partition only.
+row let it rest. One at a time, so that memory is doubled for one partition only; but of those that
+are quiet and take long to end (`on_stop`) there may be some, and no partition waits for its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from streamqd import logs
 from streamqd.policy import restart
 from streamqd.process import Child
+from streamqd.supervisor.crew import RETIRE_SECONDS
 from streamqd.supervisor.holding import Holding, Phase
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LEAVING = ("drain", "shed", "lost")
 SPENT = "max_messages"  # here the worker stops by itself, and not before it has to
 SPENT_PATIENCE_SECONDS = 10.0  # how long a standby waits for that
+RETIRED_MAX = 4  # processes that may be ending when the next replacement begins
+QUIET_SECONDS = 1.0  # what the end of a worker may take before its partition goes on without it
 
 
 class Succession:
@@ -42,14 +46,14 @@ class Succession:
         self._deaths: list[restart.Exit] = []
         self._retry_at = 0.0
         self._resting: dict[int, float] = {}  # slot -> until when nothing replaces its worker
-        self.failed: set[int] = set()  # slots whose last replacement was given up
+        self.failed: dict[int, str] = {}  # slots whose last replacement was given up, and why
 
     def request(self, holding: Holding, reason: str) -> bool:
         """Want a worker replaced. False: it is wanted already, or rests, and all stays as it is."""
         index = holding.slot.index
         if reason == "reload":
             self._resting.pop(index, None)
-            self.failed.discard(index)
+            self.failed.pop(index, None)
         elif self.wants(holding) or index in self._resting:
             return False
         self._wanted[index] = (holding, reason)
@@ -79,11 +83,13 @@ class Succession:
     def tick(self, now: float) -> None:
         """Go on with the one under way, or begin the next. Never blocks."""
         self._supervisor.crew.tend_retired(now)
+        for each in self._supervisor.holdings.values():
+            self._watch_end(each, now)
         for index in [index for index, until in self._resting.items() if until <= now]:
             del self._resting[index]
         holding = self._now
         if holding is None:
-            self._begin(now)
+            self._begin()
             return
         if self._is_over(holding, now):
             self._drop()
@@ -92,11 +98,26 @@ class Succession:
         elif self._old_works(holding) and not self._stopped and now >= self._retry_at:
             self._fork(holding)
 
-    def _begin(self, now: float) -> None:
+    def _watch_end(self, holding: Holding, now: float) -> None:
+        """Go on without a worker that is quiet and takes its time to end."""
+        if not holding.is_quiet:
+            holding.quiet_at = 0.0
+            return
+        holding.quiet_at = holding.quiet_at or now
+        since = now - holding.quiet_at
+        if holding.consumer.handover == "cold" or holding.slot.leaving_pid:
+            if since > RETIRE_SECONDS:
+                self._supervisor.crew.kill(holding, "on_stop")
+        elif since > QUIET_SECONDS:
+            if not holding.stop_reason:
+                holding.groups_ready = False  # why it has ended is not known: perhaps for that
+            self._supervisor.retire(holding)
+
+    def _begin(self) -> None:
         supervisor = self._supervisor
         if supervisor.drain.begun:
             self._wanted.clear()
-        if not self._wanted or supervisor.crew.retiring(now):
+        if not self._wanted or len(supervisor.crew.retired) >= RETIRED_MAX:
             return
         # A reload asks for one at a time: it comes first, or waits for all that are used up, each
         # time anew.
@@ -110,7 +131,7 @@ class Succession:
             return  # this is the next one: the one that was used up has ended by itself
         self._now, self._reason, self._old_pid = holding, reason, holding.child.pid
         self._deaths, self._retry_at, self._stopped = [], 0.0, False
-        self.failed.discard(index)
+        self.failed.pop(index, None)
         if holding.consumer.handover == "cold" or not holding.ready_at:
             self._stop()
         else:
@@ -130,7 +151,7 @@ class Succession:
         self._born, self._warm_at = time.monotonic(), 0.0
         if not self._supervisor.crew.start_standby(holding):
             self._drop()  # it will be asked for again, but for a reload
-            self.failed.add(holding.slot.index)
+            self.failed[holding.slot.index] = "the system refuses another process"
 
     def _old_works(self, holding: Holding) -> bool:
         return holding.child is not None and holding.child.pid == self._old_pid
@@ -215,5 +236,5 @@ class Succession:
             seconds=round(decision.until - now, 1),
         )
         self._resting[holding.slot.index] = decision.until
-        self.failed.add(holding.slot.index)
+        self.failed[holding.slot.index] = f"it ended with {how}"
         self._now = None

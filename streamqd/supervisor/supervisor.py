@@ -26,6 +26,7 @@ from streamqd.supervisor.holding import Holding, Phase
 from streamqd.supervisor.limits import Limits
 from streamqd.supervisor.memory import Kills
 from streamqd.supervisor.moves import Moves
+from streamqd.supervisor.names import Names
 from streamqd.supervisor.reload import Reload
 from streamqd.supervisor.restore import Restore
 from streamqd.supervisor.steering import Steering
@@ -57,10 +58,12 @@ class Supervisor:
         self.embedded = embedded
         self.notifier = Notifier()
         self.board = Scoreboard()
-        self.exchange = Exchange(settings, self.board, lock.identity)
-        forget = [self.exchange.link.detach, self.exchange.wake_link.detach]
+        self.names = Names()
+        self.exchange = Exchange(settings, self.board, lock.identity, self.names)
+        forget = [self.exchange.link.detach, self.exchange.wakes.link.detach]
         if embedded is not None:
             forget.append(embedded.detach)
+        self.names.forget = forget
         self.crew = Crew(settings, self.board, forget, [lock.fileno()])
         self.kernel_kills = Kills()
         self.holdings: dict[Unit, Holding] = {}
@@ -161,7 +164,7 @@ class Supervisor:
         children += self.succession.children
         rings = {child.control.fileno(): child for child in children if not child.deaf_at}
         descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
-        wake = self.exchange.wake_link.fileno()
+        wake = self.exchange.wakes.link.fileno()
         if wake is not None:
             descriptors.append(wake)
         if self.crew.housekeeper is not None:
@@ -251,11 +254,7 @@ class Supervisor:
                 reason=reason or None,
                 charged=verdict.charged.decode() if verdict.charged else None,
             )
-            self._plan_restart(holding, now, restart.Exit(now, verdict.cause, *before))
-            if holding.phase is Phase.FREE:
-                self.exchange.unit_lost()
-            if self.drain.begun or holding.unit in self.unwanted:
-                holding.give_up()
+            self._follow_up(holding, restart.Exit(now, verdict.cause, *before))
         # Only those that our children left behind: everything that we started is in `known`.
         process.reap_adopted(self._known_pids())
 
@@ -265,7 +264,14 @@ class Supervisor:
         before = holding.lived(now), holding.settled()
         child, verdict = holding.retired()
         self.crew.retire(holding, child, reason)
-        self._plan_restart(holding, now, restart.Exit(now, verdict.cause, *before))
+        self._follow_up(holding, restart.Exit(now, verdict.cause, *before))
+
+    def _follow_up(self, holding: Holding, end: restart.Exit) -> None:
+        self._plan_restart(holding, end.at, end)
+        if holding.phase is Phase.FREE:
+            self.exchange.unit_lost()
+        if self.drain.begun or holding.unit in self.unwanted:
+            holding.give_up()
 
     def _plan_restart(self, holding: Holding, now: float, end: restart.Exit) -> None:
         """Let the restart policy say when the next process may be forked."""
@@ -287,7 +293,7 @@ class Supervisor:
         holding.broken_until = holding.start_at = decision.until
         holding.slot.state = WorkerState.BROKEN
         logs.event(
-            "breaker.open",
+            "worker.crash_loop",
             logging.ERROR,
             unit=holding.unit,
             last_exit=holding.last_exit,
@@ -307,7 +313,7 @@ class Supervisor:
             if holding.startable and now >= holding.start_at and unit not in self.unwanted:
                 if holding.broken_until:
                     holding.broken_until = 0.0
-                    logs.event("breaker.closed", unit=unit)
+                    logs.event("worker.tried_again", unit=unit)
                 paused = self._is_paused(holding)
                 if holding.standby is None:
                     self.crew.start_worker(holding, paused=paused)
@@ -324,7 +330,7 @@ class Supervisor:
             known.add(self.watcher.child.pid)
         if self.embedded is not None and self.embedded.pid is not None:
             known.add(self.embedded.pid)
-        return known | self.reload.pids | self.restore.pids
+        return known | self.reload.pids | self.restore.pids | self.names.pids
 
     def _keep_embedded(self, now: float) -> None:
         """Start the embedded server again when it has ended; the data is on disk."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from streamqd import config, handlers
 from streamqd.config import Consumer
 from streamqd.errors import ConfigError
+from streamqd.handlers.options import HandlerOptions
 from streamqd.handlers.probing import BATCH, TYPED
+from streamqd.model import RetryPolicy
 
 TOPIC, GROUP = "test", "test"  # of a function that nothing declares
+
+
+class TestedOptions(HandlerOptions, total=False):
+    """The settings that a test may give: the options of `@handler`."""
+
+    retry: RetryPolicy | None
 
 
 def reference_of(function: Callable[..., object]) -> str:
@@ -21,21 +29,21 @@ def reference_of(function: Callable[..., object]) -> str:
 
 
 def consumer_of(
-    function: Callable[..., object], topic: str | None, group: str | None, given: Mapping[str, Any]
+    function: Callable[..., object], topic: str | None, group: str | None, given: TestedOptions
 ) -> Consumer:
     """The settings of a handler. `given` wins over @handler, as the configuration file does.
 
     Of several declarations the one counts that was made last, among those of the topic and group
     that are asked for. Raises ConfigError with every problem.
     """
-    given = dict(given)
     reference = reference_of(function)
     raw: dict[str, Any] = {"topic": topic or TOPIC, "group": group or GROUP}
     for each in handlers.declared:
         fits = topic in (None, each["topic"]) and group in (None, each["group"])
         if each["handler"] == reference and fits:
             raw = dict(each)
-    raw |= handlers.plain_options(given.pop("retry", None), given)
+    options = {name: value for name, value in given.items() if name != "retry"}
+    raw |= handlers.plain_options(given.get("retry"), options)
     if raw.get("source") == "dlq":
         raise ConfigError(["source: a handler of dead letters is tested with `streamqd_daemon`"])
     # A function within another has a name that no configuration file could give.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
+from streamqd.testing.declared import TestedOptions
 from streamqd.testing.result import Run
 from streamqd.testing.worker import Worker
 
@@ -24,7 +25,7 @@ def assert_idempotent(
     topic: str | None = None,
     group: str | None = None,
     state_dir: Path | None = None,
-    **settings: Any,
+    **settings: Unpack[TestedOptions],
 ) -> None:
     """Run a handler twice for the same message, as after a crash before the acknowledgement.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from streamqd.testing.crashes import CrashAt
+from streamqd.testing.declared import TestedOptions
 from streamqd.testing.result import Run
 from streamqd.testing.worker import RUNS_MAX, Worker
 
@@ -26,7 +27,7 @@ def run(
     topic: str | None = None,
     group: str | None = None,
     state_dir: Path | None = None,
-    **settings: Any,
+    **settings: Unpack[TestedOptions],
 ) -> Run:
     """Run a handler once, for one message, as the daemon would. See Worker for the arguments.
 
@@ -46,7 +47,7 @@ def run_batch(
     topic: str | None = None,
     group: str | None = None,
     state_dir: Path | None = None,
-    **settings: Any,
+    **settings: Unpack[TestedOptions],
 ) -> list[Run]:
     """Run a handler of `list[Message]` once, for several messages; each has its own verdict."""
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
@@ -67,7 +68,7 @@ def run_to_end(
     topic: str | None = None,
     group: str | None = None,
     state_dir: Path | None = None,
-    **settings: Any,
+    **settings: Unpack[TestedOptions],
 ) -> list[Run]:
     """Run a handler until its message is done or dead; the waits between the runs are skipped.
 

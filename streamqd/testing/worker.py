@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from streamqd import handlers
 from streamqd.config import Daemon
@@ -30,7 +30,7 @@ from streamqd.producer import Outgoing
 from streamqd.producer.encoding import fields_of
 from streamqd.testing import crashes as deaths
 from streamqd.testing.crashes import CrashAt
-from streamqd.testing.declared import consumer_of, fitted
+from streamqd.testing.declared import TestedOptions, consumer_of, fitted
 from streamqd.testing.limits import check_thread, soft_limit
 from streamqd.testing.result import Run
 from streamqd.worker import letters
@@ -45,9 +45,9 @@ RUNS_MAX = 100
 class Worker:
     """Runs a handler as a worker of the daemon does; use it in a `with` block.
 
-    `settings` are those of a `[[consumers]]` table and win over what @handler declares; `topic` and
-    `group` choose among several declarations. With a `state_dir` the `on_start` and `on_stop` of
-    the handler's module are run too. Raises ConfigError and HandlerLoadError, as a start would.
+    `settings` are options of @handler, and win over what it declares; `topic` and `group` choose
+    among several declarations. With a `state_dir` the `on_start` and `on_stop` of the handler's
+    module are run too. Raises ConfigError and HandlerLoadError, as a start would.
     """
 
     __module__ = "streamqd.testing"
@@ -60,7 +60,7 @@ class Worker:
         group: str | None = None,
         partition: int = 0,
         state_dir: Path | None = None,
-        **settings: Any,
+        **settings: Unpack[TestedOptions],
     ) -> None:
         self.handler = handler
         self.state_dir = state_dir
@@ -253,6 +253,7 @@ class Worker:
             case DeadVerdict(reason), _:
                 assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
+                failure = handlers.redacted(failure, self._loaded.redact)
                 print_ = handlers.fingerprint(error, self._reference)
                 fields = letters.letter(
                     message, self._delivery, self._reference, reason, failure,

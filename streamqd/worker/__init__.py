@@ -1,16 +1,17 @@
 """The worker: the process that handles one unit's messages. The data plane.
 
 `worker` is its life: boot, recover what is pending, serve, leave. `runs` runs the handler for one
-message and notes the verdict, `settler` tells Redis, `gate` is where it listens to the supervisor
-between two messages. `hooks` holds the user's code, `eventloop` what runs its coroutines. A worker
-never acquires or renews a lease. `standby` is a worker that has booted and waits for its turn.
+message, `verdicts` notes how that ended, `settler` tells Redis, `gate` is where it listens to the
+supervisor between two messages. `hooks` holds the user's code, `eventloop` what runs its
+coroutines. A worker never acquires or renews a lease. `standby` is a worker that has booted and
+waits for its turn.
 
 `batches` runs the handler for many messages at once. `concurrent` is the worker that handles
 several of them at a time: `ordering` says which may begin, `lanes` run them, `several` keeps them.
 
 What fails is set aside. Where the order is kept it stays: `blocking` runs it again in its place,
 `holding` with all of its key, by `holds`, in the worker of `holder`, and `several_holding` among
-several. `guards` stop a worker whose messages would all fail.
+several. `guards` stop a worker whose messages would all fail, and by `outage` those of its group.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from streamqd import handlers
 from streamqd.config import Consumer
 from streamqd.message import Delivery, Message
 from streamqd.scoreboard import (
-    BUCKETS,
     DONE,
     FAILED,
     RUNNING,
@@ -115,9 +114,7 @@ class BatchRunner(Runner):
         for taken, error in zip(batch, errors, strict=True):
             states[taken.index] = DONE if error is None else FAILED
         elapsed = now_ns() - now
-        self._last_run_ns = elapsed
-        self._histogram[min((elapsed >> 10).bit_length(), len(BUCKETS))] += len(batch)
-        self._histogram[-1] += elapsed * len(batch)
+        self._note_time(elapsed, len(batch))
         return errors
 
     def _note(self, batch: list[Taken], errors: list[BaseException | None]) -> None:

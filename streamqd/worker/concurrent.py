@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 from streamqd.errors import HandlerLoadError, RedisUnavailable
-from streamqd.message import Message
+from streamqd.message import of_read
 from streamqd.model import HOLD_KEY
 from streamqd.scoreboard import WORD_COMMAND, now_ns
 from streamqd.store.cluster import connect
@@ -115,20 +115,13 @@ class ConcurrentWorker(Worker):
             if session:
                 self.solo.begin(session, entry, message)
             self.runner.add(
-                Entry(
-                    index,
-                    entry.place,
-                    message,
-                    retried=entry.retried,
-                    crashes=entry.crashes,
-                    size=entry.size,
-                )
+                Entry(index, entry.place, message, entry.retried, entry.crashes, entry.size)
             )
             if session:
                 self._run_marked()
             if alone:
                 self._run_dry()
-        while self.runner.is_full():
+        while self._is_full():
             self._advance()
             self._wait()
 
@@ -238,9 +231,13 @@ class ConcurrentWorker(Worker):
         return (
             runner.free_lanes > 0
             and runner.ordering.ready <= consumer.lanes // 2
-            and not runner.is_full()
-            and runner.bytes_in_hand < consumer.prefetch_bytes
+            and not self._is_full()
         )
+
+    def _is_full(self) -> bool:
+        """Whether nothing more may come into hand, by number or by bytes."""
+        runner = self.runner
+        return runner.is_full() or runner.bytes_in_hand >= self.consumer.prefetch_bytes
 
     def _await_room(self) -> int:
         room = super()._await_room()
@@ -274,20 +271,18 @@ class ConcurrentWorker(Worker):
             self._idle()
             return
         self._idle_since = 0
+        runner, bytes_max = self.runner, self.runner.bytes_max
         size = 0
         for was_retried, entries in ((True, retried), (False, main)):
-            for entry_id, fields in entries:
-                place = (b"r:" if was_retried else b"m:") + entry_id
-                index = self.runner.admit(place)
-                message = Message(self.delivery, entry_id, fields, retried=was_retried)
+            messages, _ = of_read(self.delivery, entries, was_retried)
+            prefix = b"r:" if was_retried else b"m:"
+            for message, (entry_id, fields) in zip(messages, entries, strict=True):
+                place = prefix + entry_id
+                index = runner.admit(place)
                 length = sum(map(len, fields))
                 size += length
-                if length > self.runner.bytes_max and self.runner.bury_giant(
-                    index, message, was_retried, 0
-                ):
-                    continue
-                entry = Entry(index, place, message, retried=was_retried, crashes=0, size=length)
-                self.runner.add(entry)
+                if length <= bytes_max or not runner.bury_giant(index, message, was_retried, 0):
+                    runner.add(Entry(index, place, message, was_retried, 0, length))
         self.last_retry = retried[-1][0] if retried else self.last_retry
         self.last_main = main[-1][0] if main else self.last_main
         total = len(retried) + len(main)

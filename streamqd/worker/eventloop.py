@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,8 +24,11 @@ Work = Callable[[], object]  # returns the coroutine; called in the loop's threa
 class Run:
     """One coroutine of a handler, from its start to its end, which is told to `ended`.
 
-    The end is what was returned, or the exception that was raised.
+    The end is what was returned, or the exception that was raised. A run is the coroutine that its
+    task drives, and passes every step on: so it can let a limit arrive where the handler waits.
     """
+
+    __slots__ = ("_coroutine", "_ended", "_limit", "_message", "_task", "_work")
 
     def __init__(
         self, work: Work, message: Handled | None, ended: Callable[[object], object]
@@ -34,12 +36,13 @@ class Run:
         self._work = work
         self._message = message
         self._ended = ended
+        self._coroutine: Any = None
         self._limit: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin. In the loop's thread, as all that follows."""
-        self._task = asyncio.get_running_loop().create_task(self._main())
+        self._task = loop.create_task(self)  # type: ignore[arg-type]
 
     def interrupt(self, limit: BaseException) -> None:
         """Raise an exception in the coroutine, where it waits. What has ended is left alone."""
@@ -47,52 +50,54 @@ class Run:
         if self._task is not None:
             self._task.cancel()
 
-    async def _main(self) -> None:
-        if self._message is not None:
-            logs.running.set(self._message)
-        end: object
+    # --- what a task asks of a coroutine ---
+
+    def send(self, value: object) -> object:
         try:
-            end = await self._driven(self._work())
+            return self._begun().send(value)
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-            end = raised
-        self._ended(end)
+            return self._end(raised)
 
-    @types.coroutine
-    def _driven(self, work: Any) -> Generator[Any, Any, object]:
-        """Step through the coroutine; what cancels it for its limit reaches it as that limit."""
-        coroutine: Coroutine[Any, Any, object] = work
-        step: Callable[[], Any] = lambda: coroutine.send(None)  # noqa: E731
-        if self._limit is not None:
-            step = self._thrown(coroutine, asyncio.CancelledError())
-        try:
-            while True:
-                waited_for = step()
-                try:
-                    got = yield waited_for
-                except BaseException as error:  # noqa: BLE001 - it is passed on
-                    step = self._thrown(coroutine, error)
-                else:
-                    step = lambda got=got: coroutine.send(got)  # type: ignore[misc]  # noqa: E731
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            coroutine.close()
-
-    def _thrown(
-        self, coroutine: Coroutine[Any, Any, object], error: BaseException
-    ) -> Callable[[], Any]:
+    def throw(self, error: BaseException) -> object:
         limit = self._limit
         if limit is not None and isinstance(error, asyncio.CancelledError):
             self._limit = None
             if self._task is not None:
                 self._task.uncancel()  # the coroutine may go on, and wait again
             error = limit
-        return lambda: coroutine.throw(error)
+        try:
+            return self._begun().throw(error)
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+            return self._end(raised)
+
+    def close(self) -> None:
+        if self._coroutine is not None:
+            self._coroutine.close()
+
+    def __await__(self) -> Any:
+        raise TypeError("a run is driven by its task alone")
+
+    def __getattr__(self, name: str) -> Any:
+        # Whoever inspects the task sees the handler's coroutine: `cr_frame` and the like.
+        return getattr(self._coroutine, name)
+
+    def _begun(self) -> Any:
+        if self._coroutine is None:
+            if self._message is not None:
+                logs.running.set(self._message)
+            self._coroutine = self._work()
+        return self._coroutine
+
+    def _end(self, raised: BaseException) -> object:
+        self._task = None  # it knows this run: a circle, which only the collector would break
+        self._ended(raised.value if isinstance(raised, StopIteration) else raised)
+        raise StopIteration
 
 
-def _start(runs: tuple[Run, ...]) -> None:
+def _start(runs: list[Run]) -> None:
+    loop = asyncio.get_running_loop()
     for run in runs:
-        run.start()
+        run.start(loop)
 
 
 class EventLoop:
@@ -104,9 +109,13 @@ class EventLoop:
         self._thread.start()
         self._waited: Run | None = None
 
-    def begin(self, *runs: Run) -> None:
+    def begin(self, runs: list[Run]) -> None:
         """Start coroutines: together they cost one wake-up of the loop."""
         self._loop.call_soon_threadsafe(_start, runs)
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Call something after what is ready to run. In the loop's thread."""
+        self._loop.call_soon(call)
 
     def interrupt(self, run: Run, limit: BaseException) -> None:
         """Raise an exception in a coroutine, where it waits. Also for use by a signal handler."""
@@ -116,7 +125,7 @@ class EventLoop:
         """Run a coroutine to its end. Returns what it returns, or the exception that it raised."""
         ends: SimpleQueue[object] = SimpleQueue()
         run = self._waited = Run(work, None, ends.put)
-        self.begin(run)
+        self.begin([run])
         end = ends.get()
         self._waited = None
         return end

@@ -20,13 +20,15 @@ from streamqd.policy.circuit import Circuit, State
 from streamqd.policy.flood import Flood
 from streamqd.scoreboard import now_ns
 from streamqd.store import control
-from streamqd.waits import CIRCUIT, FLOOD, SETTLED, Wait, Waits
+from streamqd.waits import CIRCUIT, FLOOD, PROBE, SETTLED, Wait, Waits
+from streamqd.worker.outage import Outage
 
 if TYPE_CHECKING:
     from streamqd.worker.runs import Runner
 
 # Two workers read the server's clock differently, by a round trip at most.
 CLOCK_SECONDS = 0.1
+GLANCE_SECONDS = (0.01, 1.0)  # between two looks whether others have closed the circuit
 RESUME_SECONDS = 1.0  # how often a flooded worker that is not told to pause looks for a `resume`
 
 
@@ -43,23 +45,28 @@ class Guards:
         self._waits = Waits(runner.slot.words)
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
-        is_open, opened, failures, since = self._waits.kept(CIRCUIT)
-        left = circuit.Memory(bool(is_open), opened / 1e9, failures, since / 1e9)
+        failures, since = self._waits.kept(CIRCUIT)
+        left = circuit.Memory(failures, since / 1e9)
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, left)
+        shortest, longest = GLANCE_SECONDS
+        self._glance: float = min(max(shortest, breaker.probe_every / 20), longest)
+        self._outage = Outage(runner.slot)
         deaths, since, settled = self._waits.kept(FLOOD)
         died = flood.Memory(deaths, since / 1e9, settled)
         self._flood = Flood(guard.letters, guard.window, guard.share, died)
-        self._unsaid = bool(is_open)
         (self._settled_before,) = self._waits.kept(SETTLED)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe began
         self.flooded = False
+        self._hear()
+        self._unsaid = self.probing
 
     @classmethod
     def of(cls, runner: Runner, settings: Settings) -> Guards | None:
         """Return the guards that the consumer of a runner asks for, None when it asks for none."""
         breaker, guard = runner.consumer.breaker.failures, runner.consumer.flood_guard.letters
         waits = Waits(runner.slot.words)
+        runner.slot.words[PROBE] = 0
         if not breaker:
             waits.forget(CIRCUIT)
         if not guard:
@@ -76,20 +83,22 @@ class Guards:
         """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
-        self.look()
+        self.hear()
         of_message = not settlement.retries(outcome, self._runner.policy)
         if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
             # It says nothing of the dependency, neither good nor bad.
             return False
-        before, now, unix = self._circuit.state, _now(), self._runner.server_time()
+        now, unix, outage = _now(), self._runner.server_time(), self._outage
         forgiven = None
         if message.forgiven_at:
             forgiven = now - (unix - message.forgiven_at) - CLOCK_SECONDS
-        counts = self._circuit.failed(message.uid, now, self._successes, forgiven)
+        successes = self._successes + outage.successes()
+        others = outage.failures(now, self._breaker.window)
+        counts = self._circuit.failed(message.uid, now, successes, forgiven, others)
         if not counts:
             message.forgiven_at = unix
         self._keep_circuit()
-        if before is State.CLOSED and self._circuit.state is State.OPEN:
+        if self._circuit.state is State.OPEN and outage.failed():
             self._waits.count_opening()
             logs.event(
                 "circuit.opened",
@@ -110,15 +119,38 @@ class Guards:
                 self._keep_flood()
 
     def look(self) -> None:
-        """Close the circuit when a probe has succeeded meanwhile."""
+        """Note what has been settled, and whether a circuit that was open is closed."""
         self._waits.keep(SETTLED, self._settled)
         if self._unsaid:
             self._unsaid = False
             self.seconds()
-        if self._successes > self._probe_from and self._circuit.succeeded():
+        if self.probing:
+            self._hear()
+
+    def hear(self) -> None:
+        """The same, but look also whether another worker of the group has opened it."""
+        self.look()
+        if not self.probing and self._told:
+            self._hear()
+
+    @property
+    def _told(self) -> bool:
+        """Whether the circuit of the group is open: one word, for who asks often."""
+        return self._breaker.failures > 0 and self._outage.is_open
+
+    def _hear(self) -> None:
+        """Be at one with the group, and close its circuit when a probe has succeeded."""
+        if not self._breaker.failures:
+            return
+        circuit, outage = self._circuit, self._outage
+        before = circuit.state
+        succeeded = before is State.HALF_OPEN and self._successes > self._probe_from
+        if (succeeded or outage.proved) and outage.close():
+            logs.event("circuit.closed", unit=self._unit)
+        circuit.heard(is_open=outage.is_open, opened=outage.opened)
+        if before is not State.CLOSED and circuit.state is State.CLOSED:
             self._keep_circuit()
             self._waits.end()
-            logs.event("circuit.closed", unit=self._unit)
 
     @property
     def _successes(self) -> int:
@@ -129,8 +161,8 @@ class Guards:
         return self._settled_before + self._successes + self._deaths
 
     def _keep_circuit(self) -> None:
-        is_open, opened, failures, since = self._circuit.memory
-        self._waits.keep(CIRCUIT, is_open, int(opened * 1e9), failures, int(since * 1e9))
+        failures, since = self._circuit.memory
+        self._waits.keep(CIRCUIT, failures, int(since * 1e9))
 
     def _keep_flood(self) -> None:
         deaths, since, settled = self._flood.memory
@@ -139,15 +171,15 @@ class Guards:
     # --- being asked ---
 
     def seconds(self) -> float:
-        """How long nothing may be begun, 0 for now."""
-        before = self._circuit.state
-        left = self._circuit.wait(_now())
-        if left:
-            self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
-        elif before is State.OPEN:
-            self._probe_from = self._successes
-            self._waits.begin(Wait.PROBING)
-        return left
+        """How long nothing may be begun, 0 for now. Then it is asked again: others may be first."""
+        if self._circuit.state is not State.OPEN:
+            return 0.0
+        later = self._outage.later(self._breaker.probe_every)
+        left = self._circuit.wait(_now(), later)
+        if not left:
+            return 0.0
+        self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
+        return min(left, self._glance)
 
     @property
     def probing(self) -> bool:
@@ -155,23 +187,45 @@ class Guards:
         return self._circuit.state is not State.CLOSED
 
     def room(self, running: int) -> int | None:
-        """How many more messages may begin beside those that run; None for any number."""
-        if self._circuit.state is State.CLOSED:
+        """How many more messages may begin beside those that run; None for any number.
+
+        Whoever has room for one takes the turn: it must have one.
+        """
+        if self.probing and not running:
+            self.hear()
+        if not self.probing:
             return None
-        if running:
+        if running or self._left():
             return 0
-        return 0 if self.seconds() else 1
+        self._probe()
+        return 1
 
     def heed(self) -> None:
         """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced."""
         if self.flooded:
             self._stand_still()
-        if self._circuit.state is State.CLOSED:
+        if not (self.probing or self._told):
             return
-        self.look()
-        while left := self.seconds():
+        self.hear()
+        while left := self._left():
             self._settler.flush()
             self._gate.sleep(left, self._runner.slot.unfinished)
+            self.hear()
+        if self.probing:
+            self._probe()
+
+    def _left(self) -> float:
+        """As `seconds`, in a worker that runs nothing: a turn that another has taken is over."""
+        if self._circuit.state is State.HALF_OPEN and not self._outage.mine:
+            self._circuit.rest()
+        return self.seconds()
+
+    def _probe(self) -> None:
+        """Let the next run be a probe."""
+        self._outage.probe(again=self._circuit.state is State.HALF_OPEN)
+        self._circuit.probe()
+        self._probe_from = self._successes
+        self._waits.begin(Wait.PROBING)
 
     def _stand_still(self) -> None:
         """Pause the partition as an operator would, and wait until somebody resumes it."""

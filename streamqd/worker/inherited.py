@@ -40,16 +40,17 @@ class Held(NamedTuple):
         return message
 
 
-def in_order(page: Recovered, count: int) -> tuple[list[Held], bool]:
-    """Merge both lists of a page of `count`; tell whether nothing comes after.
+def in_order(page: Recovered) -> tuple[list[Held], bool]:
+    """Merge both lists of a page; tell whether nothing comes after.
 
-    A list as long as was asked for may go on. What lies beyond its end in the other list must not
-    run before the rest of it, and is left for the next page.
+    What lies beyond the end of a list that may go on must not run before the rest of it, and is
+    left for the next page.
     """
     held = [_held(each, retried=False) for each in page.main]
     held += [_held(each, retried=True) for each in page.retry]
     held.sort(key=lambda entry: _order(entry.id))
-    ends = [_order(found[-1].id) for found in (page.main, page.retry) if len(found) >= count]
+    lists = ((page.main, page.more_main), (page.retry, page.more_retry))
+    ends = [_order(found[-1].id) for found, more in lists if more]
     if not ends:
         return held, True
     end = min(ends)

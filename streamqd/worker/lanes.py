@@ -12,12 +12,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
 from streamqd import handlers, logs
 from streamqd.message import Message
-from streamqd.scoreboard import Slot, now_ns
+from streamqd.scoreboard import DONE, Slot, now_ns
 from streamqd.worker.eventloop import EventLoop, Run
 from streamqd.worker.runs import state_after
 
@@ -28,8 +29,13 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 class Entry:
     """One message in hand, from its fetch to the end of its run."""
 
+    __slots__ = (
+        *("charged", "crashes", "index", "interrupted", "key", "lane", "message", "place"),
+        *("retried", "run", "sequence", "size", "started_ns"),
+    )
+
     def __init__(
-        self, index: int, place: bytes, message: Message, *, retried: bool, crashes: int, size: int
+        self, index: int, place: bytes, message: Message, retried: bool, crashes: int, size: int
     ) -> None:
         self.index = index
         self.place = place
@@ -43,6 +49,7 @@ class Entry:
         self.sequence = 0
         self.started_ns = 0
         self.interrupted = False
+        self.run: Run | None = None  # where it runs as a coroutine
 
 
 class Ended(NamedTuple):
@@ -85,12 +92,16 @@ class Lanes:
         os.close(self.bell)
 
     def _over(self, entry: Entry, end: object) -> None:
-        self._slot.states[entry.index] = state_after(end)
+        self._slot.states[entry.index] = DONE if end is None else state_after(end)
+        entry.run = None  # it knows the entry: a circle, which only the collector would break
         self._ended.append(Ended(entry, end, now_ns()))
         if not self._rung:
             # Whoever has rung before is not answered yet: this run is found together with that one.
             self._rung = True
-            os.eventfd_write(self.bell, 1)
+            self._ring()
+
+    def _ring(self) -> None:
+        os.eventfd_write(self.bell, 1)
 
 
 class TaskLanes(Lanes):
@@ -100,30 +111,26 @@ class TaskLanes(Lanes):
         super().__init__(slot)
         self._function = function
         self._loop = loop
-        self._runs: dict[Entry, Run] = {}
 
     def start(self, entries: list[Entry]) -> None:
         """Begin to handle entries."""
-        runs = {entry: self._run(entry) for entry in entries}
-        self._runs |= runs
-        self._loop.begin(*runs.values())
-
-    def _run(self, entry: Entry) -> Run:
-        message = entry.message
-        return Run(lambda: self._function(message), message, lambda end: self._over(entry, end))
+        function, over = self._function, self._over
+        runs = []
+        for entry in entries:
+            message = entry.message
+            run = entry.run = Run(partial(function, message), message, partial(over, entry))
+            runs.append(run)
+        self._loop.begin(runs)
 
     def interrupt(self, entry: Entry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a coroutine, where it waits."""
-        run = self._runs.get(entry)
+        run = entry.run
         if run is not None:
             self._loop.interrupt(run, limit)
 
-    def ended(self) -> list[Ended]:
-        """Return the runs that have ended since the last call."""
-        found = super().ended()
-        for each in found:
-            self._runs.pop(each.entry, None)
-        return found
+    def _ring(self) -> None:
+        # After all that can run now: each ring wakes the main thread, and stops this one.
+        self._loop.soon(super()._ring)
 
 
 class ThreadLanes(Lanes):

@@ -6,83 +6,50 @@ the first statement after the handler: it is what decides who is to blame for a 
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
-from collections.abc import Callable, Iterable
-from random import random
+from collections.abc import Callable, Sequence
+from time import CLOCK_BOOTTIME, clock_gettime_ns
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
-from streamqd.message import Delivery, Message
-from streamqd.model import (
-    Ack,
-    DeadAsked,
-    Failed,
-    KeepVerdict,
-    Leave,
-    Outcome,
-    RetryAsked,
-    RetryVerdict,
-)
-from streamqd.policy import settlement
+from streamqd.message import Delivery, Entry, Message, of_read
 from streamqd.scoreboard import (
     BUCKETS,
     DONE,
     FAILED,
     RUNNING,
-    SETTLED,
+    WORD_COMMAND,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
     Slot,
     now_ns,
 )
-from streamqd.store.client import Link
-from streamqd.worker import letters
 from streamqd.worker.gate import ExitCode, Gate, Stop
-from streamqd.worker.guards import Guards
-from streamqd.worker.inherited import Held
-from streamqd.worker.settler import Item, Settler, place_of
+from streamqd.worker.settler import Settler
 from streamqd.worker.throttle import Throttle
+from streamqd.worker.verdicts import Verdicts
 
 ACK_DELAY_NS = 20_000_000  # longest that a finished entry waits while others run
-CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
 RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
-TOO_LARGE = "too-large"  # the reason of a letter
 QUICK_RUN_NS = 2_000_000  # after a run shorter than this a failure may wait for the next one
 
 
-class Runner:
+class Runner(Verdicts):
     """Runs the handler, one message at a time, and keeps the counters of its unit."""
 
     def __init__(
         self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
     ) -> None:
-        self.consumer = consumer
-        self.delivery = delivery
-        self.slot = slot
-        self.gate = gate
-        self.settler = settler
-        self.policy = consumer.policy
+        super().__init__(consumer, delivery, slot, gate, settler)
         self.function: Callable[..., object] = _not_loaded
         # How a run is interrupted that does not run in the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
-        self.guards: Guards | None = None
         self.throttle = Throttle.of(consumer, slot, gate, settler)
-        self.mark: Callable[[bytes], None] | None = None  # writes down which entry runs next
-        self.bytes_max = sys.maxsize  # of a payload, and of key and headers
         self.handled = 0
-        self.failed_runs = 0
-        self.released = 0  # entries that were given back since somebody looked
-        self._server_ahead_ns = 0  # the server's unix time less `now_ns`
-        self._clock_read_ns = 0  # 0 = not read yet
         self._in_handler = False
         self._last_run_ns = 0
-        self._histogram = [0] * (len(BUCKETS) + 2)
-        self._dead_lines = logs.Limit("message.dead", logging.WARNING)
-        self._given_up_lines = logs.Limit("letter.given_up", logging.WARNING)
-        self._retry_lines = logs.Limit("message.retry", logging.INFO)
-        self._expired_lines = logs.Limit("message.expired", logging.INFO)
+        self._times = [0] * 64  # runs since `publish`, by the bits of their microseconds
+        self._times_ns = 0  # and all of them together
 
     def handle(
         self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
@@ -92,58 +59,92 @@ class Runner:
         `crashes` are those charged to the entry itself, on top of what its fields carry; `charged`
         tells that it has other counters in Redis.
         """
-        if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
+        if message.expires_at is None or not self.pass_over(index, message, retried, crashes):
+            self._run_each((message,), index, retried, crashes, charged or crashes > 0)
+
+    def handle_read(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
+        """Handle what a read of `received` bytes has brought, the entries of one stream.
+
+        They are at `first` of the batch and after it. Obeys the supervisor before each.
+        """
+        messages, may_expire = of_read(self.delivery, entries, retried)
+        words, giants = self.slot.words, received > self.bytes_max  # giants: there may be some
+        if type(self).handle is Runner.handle and not giants and not may_expire:
+            self._run_each(messages, first, retried)
             return
-        slot, settler = self.slot, self.settler
-        words, states, lanes = slot.words, slot.states, slot.lanes
-        now = now_ns()
-        if settler.since_ns and (
-            now - settler.since_ns > ACK_DELAY_NS
-            or (settler.items and self._last_run_ns > QUICK_RUN_NS)
-        ):
-            settler.flush()
-            now = now_ns()
-        if now > words[WORD_TRUSTED_UNTIL]:
+        for index, message in enumerate(messages, first):
+            if words[WORD_COMMAND]:
+                self.gate.check(self.slot.unfinished)
+            if not giants or not self.bury_giant(index, message, retried, 0):
+                self.handle(index, message, retried, 0)
+
+    def _run_each(
+        self,
+        messages: Sequence[Message],
+        first: int,
+        retried: bool,
+        crashes: int = 0,
+        charged: bool = False,
+    ) -> None:
+        """Run the handler for messages whose entries are at `first` of the batch and after it.
+
+        The hot path: what does not change from one message to the next is looked up once.
+        """
+        slot, settler, function, current = self.slot, self.settler, self.function, logs.current
+        words, states, lanes, times = slot.words, slot.states, slot.lanes, self._times
+        limit, throttled = self.consumer.max_messages, self.throttle is not None
+        sequence = words[WORD_RUN_SEQ]
+        for index, message in enumerate(messages, first):
+            if words[WORD_COMMAND] and index > first:
+                self.gate.check(slot.unfinished)
+            now = clock_gettime_ns(CLOCK_BOOTTIME)
+            if settler.since_ns and (now - settler.since_ns > ACK_DELAY_NS or settler.items):
+                now = self._settle_first(now)
+            if throttled or now > words[WORD_TRUSTED_UNTIL]:
+                now = self._await_turn(now)
+            lanes[1] = now
+            words[WORD_RUN_SEQ] = sequence = sequence + 1
+            states[index] = RUNNING
+            current.message = message
+            end: object = None  # what it returned, or raised
+            try:
+                self._in_handler = True
+                try:
+                    end = function(message)
+                finally:
+                    self._in_handler = False
+            except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+                end = raised
+            states[index] = DONE if end is None else state_after(end)
+            ended = clock_gettime_ns(CLOCK_BOOTTIME)
+            current.message = None
+            self._last_run_ns = elapsed = ended - now
+            times[(elapsed >> 10).bit_length()] += 1
+            self._times_ns += elapsed
+            self.handled += 1
+            if end is None or (error := handlers.error_of(end)) is None:
+                settler.ack(message.id_bytes, index, ended, retried, charged)
+            else:
+                self._failed(index, message, retried, crashes + message.crash_count, error)
+                if self.guards is not None:
+                    self.guards.heed()
+            if self.handled == limit:
+                raise Stop(ExitCode.RECYCLE)
+
+    def _settle_first(self, now: int) -> int:
+        """Settle what has waited for long enough, or longer than another run may take."""
+        overdue = now - self.settler.since_ns > ACK_DELAY_NS
+        if overdue or self._last_run_ns > QUICK_RUN_NS:
+            self.settler.flush()
+            return now_ns()
+        return now
+
+    def _await_turn(self, now: int) -> int:
+        """Wait until the lease is sure and the rate allows a run; return that instant."""
+        if now > self.slot.words[WORD_TRUSTED_UNTIL]:
             # Looked at last: what comes before may take as long as Redis lets it.
             now = self.gate.await_trust()
-        if self.throttle is not None:
-            now = self.throttle.heed(now)
-        lanes[0] = index
-        lanes[1] = now
-        words[WORD_RUN_SEQ] += 1
-        states[index] = RUNNING
-        logs.current = message
-        end: object = None  # what it returned, or raised
-        try:
-            self._in_handler = True
-            try:
-                end = self.function(message)
-            finally:
-                self._in_handler = False
-        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-            end = raised
-        states[index] = DONE if end is None else state_after(end)
-        ended = now_ns()
-        logs.current = None
-        self._last_run_ns = elapsed = ended - now
-        self._histogram[min((elapsed >> 10).bit_length(), len(BUCKETS))] += 1
-        self._histogram[-1] += elapsed
-        self.handled += 1
-        if end is None or (error := handlers.error_of(end)) is None:
-            charged = charged or crashes > 0
-            settler.ack(message.id_bytes, retried=retried, index=index, charged=charged, now=ended)
-        else:
-            self._failed(index, message, retried, crashes + message.crash_count, error)
-            if self.guards is not None:
-                self.guards.heed()
-        if self.handled == self.consumer.max_messages:
-            raise Stop(ExitCode.RECYCLE)
-
-    def taker(self, received: int) -> Callable[[int, Message, bool, int], object]:
-        """What takes the entries of a read of so many bytes: `handle`, when none can be a giant."""
-        if received <= self.bytes_max:
-            return self.handle
-        return lambda *entry: None if self.bury_giant(*entry) else self.handle(*entry)
+        return now if self.throttle is None else self.throttle.heed(now)
 
     def begin(self) -> None:
         """Entries of a new read are in hand; those of the one before are forgotten."""
@@ -153,97 +154,25 @@ class Runner:
     def finish(self) -> None:
         """Handle what `handle` has only collected: nothing, where it handles at once."""
 
-    def pass_over(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
-        """Acknowledge a message that has expired, without a run; False when it has not."""
-        expires_at = message.expires_at
-        if expires_at is None or self.server_time() < expires_at:
-            return False
-        self.slot.states[index] = DONE
-        self.slot.add("expired")
-        charged = crashes > 0 or message.failures_in_place > 0
-        self.settler.ack(
-            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
-        )
-        self._expired_lines.event(unit=self.delivery.unit, uid=message.uid, attempt=message.attempt)
-        return True
-
-    def settle_ghost(self, index: int, entry: Held) -> None:
-        """Acknowledge an entry that somebody has trimmed away."""
-        self.slot.add("ghosts")
-        place = entry.place.decode()
-        logs.event("message.ghost", logging.WARNING, unit=self.delivery.unit, place=place)
-        self.slot.states[index] = DONE
-        self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
-
-    def bury_crasher(self, index: int, message: Message, entry: Held) -> bool:
-        """Dead-letter a message that has killed its process too often, or is too large."""
-        if self.bury_giant(index, message, entry.retried, entry.crashes):
-            return True
-        crashes = message.crash_count + entry.crashes
-        verdict = settlement.before_run(crashes, self.policy) if entry.crashes else None
-        if verdict is None:
-            return False
-        what, context = letters.crash_fields(entry.context)
-        if self.delivery.unit.reads_letters:
-            self._give_up(index, message, entry.retried, True, verdict.reason, what)
-            self.settler.flush()
-            return True
-        text = f"the process that handled it ended by {what}"
-        self._bury(index, message, entry.retried, crashes, (verdict.reason, what, text), context)
-        return True
-
-    def bury_giant(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
-        """Dead-letter a message that is larger than any producer may send; False when it is not."""
-        text = letters.too_large(message, self.bytes_max)
-        if not text or self.delivery.unit.reads_letters:
-            return False
-        crashes += message.crash_count
-        self._bury(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
-        return True
-
-    def _bury(
-        self,
-        index: int,
-        message: Message,
-        retried: bool,
-        crashes: int,
-        why: tuple[str, str, str],
-        context: dict[bytes, bytes],
-    ) -> None:
-        """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
-        handler = self.consumer.handler
-        fields = letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
-        self._set_aside(index, message, retried, None, context | fields)
-        self._say_end(self._dead_lines, message, why[0], why[1])
-        self.settler.flush()
-        if self.guards is not None and self.consumer.lanes == 1:
-            self.guards.heed()
-
     def publish(self) -> None:
         """Add the run times since the last call to the unit's histogram."""
         if self.guards is not None:
             self.guards.look()
-        shared = self.slot.handle_histogram
-        for bucket, count in enumerate(self._histogram):
+        shared, longest = self.slot.handle_histogram, len(BUCKETS)
+        for bits, count in enumerate(self._times):
             if count:
-                shared[bucket] += count
-                self._histogram[bucket] = 0
+                shared[min(bits, longest)] += count
+                self._times[bits] = 0
+        shared[longest + 1] += self._times_ns
+        self._times_ns = 0
         self.slot.progress_ns = now_ns()
-        self._dead_lines.catch_up(unit=self.delivery.unit)
-        self._given_up_lines.catch_up(unit=self.delivery.unit)
-        self._retry_lines.catch_up(unit=self.delivery.unit)
-        self._expired_lines.catch_up(unit=self.delivery.unit)
+        self._catch_up()
 
-    def read_clock(self, link: Link) -> None:
-        """Learn the server's time: it gave the messages their ids, and they may have an end."""
-        seconds, micros = link.execute("TIME")
-        self._clock_read_ns = now_ns()
-        unix_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000
-        self._server_ahead_ns = unix_ns - self._clock_read_ns
-
-    def clock_is_old(self, now: int) -> bool:
-        """Whether `read_clock` should be called again."""
-        return bool(self._clock_read_ns) and now - self._clock_read_ns > CLOCK_AGE_NS
+    def _note_time(self, elapsed: int, runs: int = 1) -> None:
+        """Note how long a run took that has handled so many messages."""
+        self._last_run_ns = elapsed
+        self._times[(elapsed >> 10).bit_length()] += runs
+        self._times_ns += elapsed * runs
 
     def listen_for_soft_limit(self) -> None:
         """Let the supervisor interrupt a run that is over its soft time limit."""
@@ -264,136 +193,10 @@ class Runner:
             f"the handler ran longer than its time limit of {self.consumer.timeout:g} s"
         )
 
-    # --- failures ---
-
-    def _failed(
-        self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
-    ) -> None:
-        self.failed_runs += 1
-        outcome = handlers.brief_of(error, self.consumer.dlq_error)
-        free = self.guards is not None and self.guards.blameless(outcome, message)
-        verdict = settlement.decide(
-            outcome,
-            attempt=message.attempt,
-            crashes=crashes,
-            age=self._age(message),
-            policy=self.policy,
-            jitter=random(),
-            keyed=message.key is not None,
-            blameless=free,
-        )
-        if isinstance(verdict, Leave):
-            self.slot.add("released")
-            self._leave(index, message, retried)
-            return
-        failure = _failure(outcome)
-        self.slot.add("failed")
-        self.slot.failures.note(failure.error_class, now_ns())
-        if failure.timed_out:
-            self.slot.add("timeouts")
-        fields = letters.carried(message, retries=message.attempt - free, crashes=crashes)
-        if isinstance(verdict, RetryVerdict | KeepVerdict):
-            self._retry_lines.event(
-                unit=self.delivery.unit,
-                uid=message.uid,
-                attempt=message.attempt,
-                delay=round(verdict.delay, 3),
-                error=failure.error_class,
-            )
-            if isinstance(verdict, KeepVerdict):
-                self._keep(index, message, retried, verdict.delay, 1 - free)
-            else:
-                self._set_aside(index, message, retried, verdict.delay, fields)
-            return
-        assert not isinstance(verdict, Ack)
-        if self.delivery.unit.reads_letters:
-            charged, name = crashes > message.crash_count, failure.error_class
-            self._give_up(index, message, retried, charged, verdict.reason, name)
-            return
-        fields |= letters.letter(
-            message,
-            self.delivery,
-            self.consumer.handler,
-            verdict.reason,
-            _failure(handlers.outcome_of(error, self.consumer.dlq_error)),
-            attempts=message.attempt,
-            crashes=crashes,
-            fingerprint=handlers.fingerprint(error, self.consumer.handler),
-        )
-        self._set_aside(index, message, retried, None, fields)
-        self._say_end(self._dead_lines, message, verdict.reason, failure.error_class)
-
-    def _leave(self, index: int, _message: Message, _retried: bool) -> None:
-        """Give an entry back: it stays pending, and the next listing brings it back."""
-        self.slot.states[index] = SETTLED
-        self.released += 1
-
-    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
-        """Keep an entry in hand for its next run, in `delay` seconds; `spent` attempts are gone."""
-        raise NotImplementedError(f"on_error of {self.consumer.name} keeps no message")
-
-    def places(self) -> Iterable[bytes]:
-        """The places of what stays in hand when the connection is lost."""
-        return ()
-
-    def _age(self, message: Message) -> float:
-        # Both times are the server's: hosts need not agree on theirs.
-        if self.policy.max_age is None:
-            return 0.0
-        # A letter begins anew when it is one: its message may be old.
-        since = message.timestamp if message.letter is None else message.letter.failed_at
-        return max(0.0, self.server_time() - since)
-
-    def server_time(self) -> float:
-        """The server's unix time, as far as it is known here."""
-        return (now_ns() + self._server_ahead_ns) / 1e9
-
-    def _set_aside(
-        self,
-        index: int,
-        message: Message,
-        retried: bool,
-        delay: float | None,
-        fields: dict[bytes, bytes],
-    ) -> None:
-        self.slot.states[index] = FAILED
-        if delay is None:
-            fields |= letters.withheld(message, self.consumer.dlq_body)
-            if self.guards is not None:
-                self.guards.died()
-        body = [part for pair in message.fields.items() for part in pair]
-        place = place_of(message.id_bytes, retried=retried)
-        self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())
-
-    def _give_up(
-        self, index: int, message: Message, retried: bool, charged: bool, reason: str, error: str
-    ) -> None:
-        """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
-        self.slot.states[index] = DONE
-        self.slot.add("given_up")
-        self.settler.ack(
-            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
-        )
-        self._say_end(self._given_up_lines, message, reason, error)
-
-    def _say_end(self, lines: logs.Limit, message: Message, reason: str, error: str) -> None:
-        lines.event(
-            unit=self.delivery.unit,
-            uid=message.uid,
-            attempt=message.attempt,
-            reason=reason,
-            error=error,
-        )
-
 
 def state_after(end: object) -> int:
     """Return the state byte of an entry whose run has returned or raised `end`."""
     return DONE if handlers.error_of(end) is None else FAILED
-
-
-def _failure(outcome: Outcome) -> Failed:
-    assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
-    return outcome if isinstance(outcome, Failed) else outcome.failure
 
 
 def _not_loaded(_message: Message) -> object:

@@ -60,6 +60,10 @@ class Item(NamedTuple):
     fields: dict[bytes, bytes]
     body: list[bytes]
 
+    def size(self) -> int:
+        """Return how many bytes go into its next place, about."""
+        return sum(map(len, self.body)) + sum(map(len, self.fields.values()))
+
     def whole(self) -> Item:
         """Return the item with all the fields that its next place gets."""
         body = dict(zip(self.body[::2], self.body[1::2], strict=False))
@@ -95,7 +99,7 @@ class Settler:
 
     # --- noting ---
 
-    def ack(self, entry_id: bytes, *, retried: bool, index: int, charged: bool, now: int) -> None:
+    def ack(self, entry_id: bytes, index: int, now: int, retried: bool, charged: bool) -> None:
         """Note that an entry is done."""
         if charged:
             self._charged.append((place_of(entry_id, retried=retried), index))
@@ -313,10 +317,14 @@ class Settler:
         return reply
 
     def _acks_settled(self) -> None:
-        states = self.slot.states
-        for index in self._ack_indexes:
-            if states[index] == DONE:
-                states[index] = SETTLED
+        states, indexes = self.slot.states, self._ack_indexes
+        first, end = min(indexes), max(indexes) + 1
+        if end - first == len(indexes) == bytes(states[first:end]).count(DONE):
+            states[first:end] = bytes([SETTLED]) * len(indexes)  # the usual case
+        else:
+            for index in indexes:
+                if states[index] == DONE:
+                    states[index] = SETTLED
         self.main_acks.clear()
         self.retry_acks.clear()
         self._ack_indexes.clear()
@@ -345,9 +353,7 @@ def _batches(items: list[Item]) -> list[_Batch]:
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
-        batches += [
-            (dead, alike[start : start + BATCH_MAX]) for start in range(0, len(alike), BATCH_MAX)
-        ]
+        batches += [(dead, part) for part in messages.portions(alike, Item.size, BATCH_MAX)]
     return batches
 
 

@@ -8,7 +8,6 @@ from streamqd import handlers
 from streamqd.config import Consumer
 from streamqd.message import Delivery
 from streamqd.scoreboard import (
-    BUCKETS,
     RUNNING,
     SETTLED,
     WORD_RUN_SEQ,
@@ -113,11 +112,13 @@ class SeveralRunner(Runner):
 
     def _may_begin(self) -> bool:
         guards, running, limit = self.guards, len(self.running), self.consumer.max_messages
+        if not self._free or not self.ordering.ready:
+            return False
         if limit and self.handled + running >= limit:
             return False  # the process ends when these have ended
-        return bool(
-            self._free and not self.throttled and (guards is None or guards.room(running) != 0)
-        )
+        if guards is None and self.throttle is None:
+            return True
+        return not self.throttled and (guards is None or guards.room(running) != 0)
 
     @property
     def throttled(self) -> float:
@@ -158,7 +159,7 @@ class SeveralRunner(Runner):
             self._note(entry, end, at_ns)
             self._over(entry)
         if self.guards is not None:
-            self.guards.look()
+            self.guards.hear()
 
     def _over(self, entry: Entry) -> None:
         """An entry that was given out is in hand no more, run or not: its key goes on."""
@@ -167,19 +168,12 @@ class SeveralRunner(Runner):
 
     def _note(self, entry: Entry, end: object, at_ns: int) -> None:
         elapsed = at_ns - entry.started_ns
-        self._histogram[min((elapsed >> 10).bit_length(), len(BUCKETS))] += 1
-        self._histogram[-1] += elapsed
+        self._note_time(elapsed)
         self.run_ns += (elapsed - self.run_ns) / 8
         self.handled += 1
-        message, error = entry.message, handlers.error_of(end)
+        message, error = entry.message, None if end is None else handlers.error_of(end)
         if error is None:
-            self.settler.ack(
-                message.id_bytes,
-                retried=entry.retried,
-                index=entry.index,
-                charged=entry.charged,
-                now=at_ns,
-            )
+            self.settler.ack(message.id_bytes, entry.index, at_ns, entry.retried, entry.charged)
         else:
             crashes = entry.crashes + message.crash_count
             self._failed(entry.index, message, entry.retried, crashes, error)

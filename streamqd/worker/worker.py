@@ -10,9 +10,9 @@ from random import random
 from streamqd import logs
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable
-from streamqd.message import Delivery, Message
+from streamqd.message import Delivery
 from streamqd.model import Unit
-from streamqd.scoreboard import WORD_COMMAND, Slot, WorkerState, now_ns
+from streamqd.scoreboard import Slot, WorkerState, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
@@ -31,7 +31,7 @@ from streamqd.worker.runs import RELEASE_SECONDS, Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
 from streamqd.worker.solo import Solo
 
-BLOCK_SECONDS = 5.0  # longest wait of one doorbell
+BLOCK_SECONDS = 15.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
 RECOVER_PAGE = 128
 IDLE_CHECK_SECONDS = 30.0
@@ -122,6 +122,7 @@ class Worker:
         self.runner.guards = Guards.of(self.runner, self.settings)
         self.runner.function = hooks.function
         self.runner.interrupt = hooks.interrupt
+        self.runner.redact = hooks.loaded.redact
         self.runner.bytes_max = self.settings.daemon.max_message_bytes
         self.runner.listen_for_soft_limit()
 
@@ -186,7 +187,7 @@ class Worker:
             page = messages.Recovered.parse(self._run_script(call))
             opened = True
             self.last_main, self.last_retry = page.last_main, page.last_retry
-            held, over = in_order(page, count)
+            held, over = in_order(page)
             for entry in held:
                 after[entry.retried] = entry.id
             self._run_held(held, session if page.solo else "")
@@ -317,7 +318,8 @@ class Worker:
     def _read_when_full(self, count: int) -> Round:
         """Settle and read by scripts: most servers queue nothing while their memory is full."""
         self.settler.flush()
-        call = messages.fetch(self.keys, self.unit, self.token, self.session, count)
+        share = max(1, count * messages.BYTES_MAX // self.consumer.prefetch_bytes)
+        call = messages.fetch(self.keys, self.unit, self.token, self.session, min(count, share))
         retried, main = self._run_script(call).rest
         return Round(True, True, 0, retried, main, "")
 
@@ -336,19 +338,13 @@ class Worker:
         size = bytes_of(retried or main, total)
         self.slot.add("bytes", size)
         began = now_ns()
-        handle = self.runner.taker(self.fetcher.received)
-        delivery, words = self.delivery, self.slot.words
-        index = 0
-        for was_retried, entries in ((True, retried), (False, main)):
-            for entry_id, fields in entries:
-                if words[WORD_COMMAND]:
-                    self.gate.check(total - index)
-                message = Message(delivery, entry_id, fields, retried=was_retried)
-                handle(index, message, was_retried, 0)
-                index += 1
+        received = self.fetcher.received
+        for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
+            self.gate.check(total - first)
+            self.runner.handle_read(entries, first, was_retried, received)
         self.runner.finish()
         now = now_ns()
-        self.appetite.fed(total, size, now - began, self.fetcher.received)
+        self.appetite.fed(total, size, now - began, received)
         self.runner.publish()
         if self.runner.clock_is_old(now):
             self.runner.read_clock(self.link)

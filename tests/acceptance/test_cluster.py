@@ -123,7 +123,8 @@ def test_verbs_look_at_all_nodes(
         assert "Redis Cluster" in verb(daemon, "topic", "grow", TOPIC, "8", "--yes", code=8)
         assert daemon.stop() == 0
     verb(daemon, "topic", "delete", TOPIC, "--yes")
-    assert [key for key in cluster.all_keys() if TOPIC in key] == []
+    left = [key for key in cluster.all_keys() if TOPIC in key]
+    assert left == [daemon.keys.audit(TOPIC)], "and who has deleted it"
 
 
 def test_the_users_of_etc_acl_are_enough_on_a_cluster(make: Make, cluster: Cluster) -> None:

@@ -173,7 +173,7 @@ def test_a_message_that_kills_its_process_is_a_dead_letter_and_its_neighbours_ru
         assert daemon.ledger.ended(GROUP) == {*warm, *uids} - {killer}
         assert len(daemon.events("worker.crashed")) == 3
         # One poison message is no crash loop: it costs no wait and opens no breaker.
-        assert daemon.events("breaker.open") == []
+        assert daemon.events("worker.crash_loop") == []
         times = [each.at for each in daemon.ledger.of(killer, "start")]
         assert all(later - earlier < AT_ONCE for earlier, later in pairwise(times))
         assert daemon.traces() == []

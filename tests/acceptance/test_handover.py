@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from streamqd.scoreboard import WorkerState
+from streamqd.supervisor.succession import RETIRED_MAX
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit, Record
 
@@ -146,15 +147,49 @@ def test_on_stop_of_the_old_worker_does_not_keep_the_new_one_waiting(hooked: New
             daemon.wait_run(uid, "end")
         assert old[0] not in {each.pid for each in starts(daemon)}
         assert psutil.pid_exists(old[0]), "it still runs on_stop"
-        # One at a time: the next partition waits until the memory of the first is free again.
+        daemon.wait_event("worker.handover", partition=1)
+        assert all(map(psutil.pid_exists, old.values())), "the next partition waits neither"
+        take(daemon, "lingering")
+        daemon.wait_event("reload.done")
+        daemon.wait_for(lambda: len(daemon.events("worker.exited")) == 2, what="the old ones end")
+        assert not set(daemon.pids().values()) & set(old.values())
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+def test_so_many_may_take_long_to_end_before_the_next_is_replaced(hooked: NewDaemon):
+    """Each still has its memory."""
+    daemon = hooked(partitions=RETIRED_MAX + 1)
+    with daemon:
+        old = daemon.pids()
+        put(daemon, "lingering")
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_for(
+            lambda: len(daemon.events("worker.handover")) == RETIRED_MAX, what="some are replaced"
+        )
         for _ in range(4):
             daemon.worker_states()  # each answer is one more look at what is to be done
-        assert len(daemon.events("worker.standby")) == 1
-        assert daemon.pids()[1] == old[1]
+        assert len(daemon.events("worker.standby")) == RETIRED_MAX
         assert standbys(daemon) == {}
         take(daemon, "lingering")
         daemon.wait_event("reload.done")
+        daemon.wait_for(lambda: len(daemon.events("worker.exited")) == len(old), what="their end")
         assert not set(daemon.pids().values()) & set(old.values())
+        assert daemon.stop() == 0
+
+
+def test_workers_that_are_used_up_together_leave_no_partition_waiting(hooked: NewDaemon):
+    """Only one of them can have a warm successor; the others have nothing in hand, and linger."""
+    daemon = hooked(partitions=3, consumer={"max_messages": 20})
+    with daemon:
+        old = daemon.pids()
+        put(daemon, "lingering")
+        uids = [uid for number in old for uid in daemon.send(["ok"] * 30, partition=number)]
+        daemon.wait_settled()
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert all(map(psutil.pid_exists, old.values())), "they still run on_stop"
+        assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
+        take(daemon, "lingering")
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
@@ -239,12 +274,13 @@ def test_a_new_worker_that_does_not_start_leaves_the_old_one_at_work_and_stops_t
         daemon.signal(signal.SIGHUP)
         stopped = daemon.wait_event("reload.stopped")
         assert (stopped["partition"], stopped["workers"]) == (0, 2)
+        assert "does not start: it ended with exit code 3, its last" in stopped["problem"]
         assert len(daemon.events("worker.standby_failed")) == 3, "crash_loop"
         given_up = daemon.events("worker.standby_given_up")
         assert [each["partition"] for each in given_up] == [0]
         assert "the database is away" in daemon.events("worker.boot_failed")[0]["error"]
         assert daemon.pids() == old
-        assert daemon.events("breaker.open") == daemon.events("reload.done") == []
+        assert daemon.events("worker.crash_loop") == daemon.events("reload.done") == []
         uids = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         assert {each.pid for each in starts(daemon)} == set(old.values())
@@ -420,7 +456,7 @@ def test_max_messages_of_one_gives_every_message_a_process_of_its_own(hooked: Ne
         assert sorted(runs.values()) == [1] * 12
         assert daemon.ledger.audit(GROUP) == Audit()
         assert len(daemon.events("worker.handover")) >= 1
-        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
         print(f"nothing ran for {idle_of(daemon)} ms")
         assert daemon.stop() == 0
 
@@ -439,7 +475,7 @@ def test_max_rss_below_what_one_message_takes_slows_down_and_never_stops(hooked:
         recycled = {each["child"] for each in daemon.events("worker.recycled")}
         assert recycled <= {each.pid for each in starts(daemon)}, "one was replaced for nothing"
         assert len(recycled) >= 2
-        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
         assert daemon.stop() == 0
 
 

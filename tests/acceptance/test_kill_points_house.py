@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,20 +16,18 @@ import pytest
 
 from streamqd import config
 from streamqd.producer import Producer
-from streamqd.registration import ensure_topics
 from streamqd.store import scripts
 from streamqd.store.client import Link
-from tests.support import crash_points, kill_houses
+from tests.support import crash_points, kill_desks, kill_houses
 from tests.support.crash_points import PRODUCER, SCRIPTS, Strikes
-from tests.support.daemon import GROUP, TOPIC, Daemon
-from tests.support.kill_houses import PATIENCE, POINTS, UNIT, House
+from tests.support.daemon import TOPIC, Daemon
+from tests.support.kill_desks import COMMANDS, Desk
+from tests.support.kill_houses import PATIENCE, POINTS, House
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
 NewHouses = Callable[[int], list[House]]
 NewDesks = Callable[[str], "list[Desk]"]
-COMMANDS = [f"{name}-{side}" for name in SCRIPTS["command"] for side in ("calls", "called")]
-OTHER = "elsewhere"
 
 
 @pytest.fixture
@@ -93,7 +88,6 @@ def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_pat
             hits = lose_replies(proxy, SCRIPTS["housekeeper"])
             house.one.start()
             house.verdict()
-            # Some of what it does it does every 30 seconds.
             house.one.wait_for(
                 lambda: all(hit() for hit in hits), timeout=60.0, what="every reply was lost"
             )
@@ -106,103 +100,30 @@ def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_pat
 # --- commands -------------------------------------------------------------------------------------
 
 
-class Desk:
-    """Letters that a command moves or deletes, in a database of its own."""
-
-    def __init__(self, folder: Path, url: str, point: str) -> None:
-        folder.mkdir()
-        self.point = point
-        self.strikes = Strikes(folder / "strikes")
-        self.daemon = Daemon(folder, url)
-        ensure_topics(self.daemon.link, config.load(self.daemon.config_path))
-        with Producer(settings=config.load(self.daemon.config_path)) as producer:
-            producer.send(OTHER, "first", partition=0)
-        for number in range(1, 4):
-            self.daemon.link.execute(
-                *("XADD", self.daemon.keys.dlq(TOPIC, 0), f"{number}-0", "payload", f"p{number}"),
-                *("originalId", f"{number}-0", "group", GROUP, "reason", "attempts"),
-            )
-        if point.startswith("dead_replay"):
-            self._verb = ["dlq", "replay", TOPIC, "--all", "--yes"]
-            self._target = self.daemon.keys.retry_stream(*UNIT)
-        elif point.startswith("dead_purge"):
-            self._verb = ["dlq", "purge", TOPIC, "--all", "--yes"]
-            self._target = ""
-        else:
-            self._verb = ["dlq", "replay", TOPIC, "--all", "--yes", "--to-topic", OTHER]
-            self._target = self.daemon.keys.stream(OTHER, 0)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Run the command."""
-        return subprocess.Popen(
-            [sys.executable, "-m", crash_points.__name__, "--config", "one.toml", *self._verb],
-            cwd=self.daemon.folder,
-            env=self.daemon._environment() | {crash_points.VARIABLE: str(self.strikes.folder)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def arm(self, act: str) -> None:
-        # The second letter: one has gone the whole way, another has not begun.
-        after = 1 if self.point.startswith("dead_replay") else 0
-        self.strikes.arm(self.point, 0, act, after)
-
-    def struck(self) -> bool:
-        return self.strikes.struck(self.point, 0) is not None
-
-    def check(self) -> None:
-        """No letter is left, and each is in the target once."""
-        assert self.daemon.letters() == []
-        if self._target:
-            moved = self.daemon.link.execute("XRANGE", self._target, "-", "+")
-            bodies = Counter(dict(zip(f[::2], f[1::2], strict=True))[b"payload"] for _, f in moved)
-            bodies.pop(b"first", None)
-            assert bodies == {b"p1": 1, b"p2": 1, b"p3": 1}, self.point
-
-
 @pytest.fixture
 def new_desks(server: Server, link: Link, tmp_path: Path) -> Iterator[NewDesks]:
     """Make a desk for each point of the commands that ends so."""
     with ExitStack() as stack:
 
         def make(side: str) -> list[Desk]:
+            link.execute("FLUSHALL")
             points = [point for point in COMMANDS if point.endswith(side)]
             made = [
                 Desk(tmp_path / each, f"{server.url}?db={n}", each) for n, each in enumerate(points)
             ]
             for desk in made:
-                stack.callback(desk.daemon.close)
+                stack.callback(desk.close)
             return made
 
         yield make
 
 
 def test_a_command_that_is_killed_once_it_is_answered_and_given_again(new_desks: NewDesks):
-    desks = new_desks("-called")
-    for desk in desks:
-        desk.arm("KILL")
-    for process in [desk.start() for desk in desks]:
-        assert process.wait(PATIENCE) == -signal.SIGKILL
-    for process in [desk.start() for desk in desks]:
-        assert process.wait(PATIENCE) == 0
-    for desk in desks:
-        desk.check()
+    kill_desks.run_killed(new_desks("-called"))
 
 
 def test_a_command_that_stands_still_before_it_asks_while_it_is_given_again(new_desks: NewDesks):
-    desks = new_desks("-calls")
-    for desk in desks:
-        desk.arm("STOP")
-    paused = [desk.start() for desk in desks]
-    for desk in desks:
-        desk.daemon.wait_for(desk.struck, timeout=PATIENCE, what=f"{desk.point} has struck")
-    for process in [desk.start() for desk in desks]:
-        assert process.wait(PATIENCE) == 0
-    for process in paused:
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(PATIENCE) in (0, 8)
-    for desk in desks:
-        desk.check()
+    kill_desks.run_paused(new_desks("-calls"))
 
 
 @pytest.mark.fault("F12")
@@ -218,7 +139,7 @@ def test_a_reply_to_a_command_is_lost(fresh_server: ProcessServer, tmp_path: Pat
         assert hit()
         assert codes[-1] == 0
         desk.check()
-        desk.daemon.close()
+        desk.close()
 
 
 # --- producers ------------------------------------------------------------------------------------

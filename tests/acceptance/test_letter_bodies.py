@@ -97,3 +97,32 @@ def test_a_giant_that_a_dead_process_left_is_not_handled_either(new_daemon: NewD
         daemon.start()
         daemon.wait_for(daemon.letters, what="it is dead")
         assert [each["reason"] for each in daemon.letters()] == ["too-large"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [
+        ("text.replace('told to fail', '***')", "***, attempt 1"),
+        ("1 / 0", "<redact_error failed: ZeroDivisionError>"),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_the_text_of_an_error_is_kept_as_the_module_says(
+    new_daemon: NewDaemon, code: str, kept: str, concurrency: int
+) -> None:
+    """And no message is lost by it, whatever it does."""
+    daemon = new_daemon(consumer={"max_attempts": 1, "concurrency": concurrency})
+    hook = f"\n\ndef redact_error(text):\n    return {code}\n"
+    daemon.write_code(daemon.module_path.read_text() + hook)
+    with daemon:
+        daemon.send(["fail", "ok"])
+        daemon.wait_for(daemon.letters, what="it is dead")
+        daemon.wait_settled()
+        (letter,) = daemon.letters()
+        assert letter["errorMessage"] == kept
+        assert "told to fail" not in "".join(letter.values())
+        assert letter["errorClass"] == "ValueError"
+        assert letter["payload"] == "fail"
+        assert daemon.events("worker.crashed") == []
+        assert "told to fail" not in daemon.log_path.read_text()
+        assert daemon.stop() == 0

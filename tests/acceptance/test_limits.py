@@ -130,7 +130,7 @@ def test_max_messages_replaces_the_worker_and_loses_repeats_and_charges_nothing(
         assert daemon.ledger.audit(GROUP) == Audit()
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
         assert daemon.traces() == []
-        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
         exits = daemon.events("worker.exited")
         assert len(exits) == 10
         assert daemon.stop() == 0
@@ -186,7 +186,7 @@ def test_max_age_replaces_the_worker_and_even_a_short_one_makes_progress(
         assert len(runs_of_each_process(daemon)) >= 2
         assert daemon.ledger.audit(GROUP) == Audit()
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
-        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
         assert daemon.traces() == []
         assert daemon.stop() == 0
 
@@ -222,7 +222,7 @@ def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: N
 
     assert len(daemon.events("worker.boot_failed")) >= 2 * 3
     assert "RuntimeError: the database is away" in daemon.events("worker.boot_failed")[0]["error"]
-    opened = daemon.events("breaker.open")
+    opened = daemon.events("worker.crash_loop")
     assert sorted(each["partition"] for each in opened) == [0, 1]
     assert daemon.events("crash_loop")[0]["units"] == 2
     assert daemon.events("crash_loop")[0]["level"] == "critical"
@@ -255,7 +255,7 @@ def test_a_partition_in_a_crash_loop_rests_and_is_tried_again_while_others_work(
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
     sick(daemon, 1)
     daemon.start()
-    opened = daemon.wait_event("breaker.open")
+    opened = daemon.wait_event("worker.crash_loop")
     assert (opened["partition"], opened["seconds"]) == (1, 1.0)
     assert "exit code 3" in opened["last_exit"]
     daemon.wait_event("lease.released", partition=1)
@@ -263,8 +263,8 @@ def test_a_partition_in_a_crash_loop_rests_and_is_tried_again_while_others_work(
     uids = daemon.send(["ok"] * 20)
     daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 10, what="partition 0 works")
     # One try after the rest, and it rests again.
-    closed = daemon.wait_event("breaker.closed", after=opened["number"])
-    again = daemon.wait_event("breaker.open", after=closed["number"])
+    closed = daemon.wait_event("worker.tried_again", after=opened["number"])
+    again = daemon.wait_event("worker.crash_loop", after=closed["number"])
     between = daemon.events("worker.started", after=closed["number"], partition=1)
     assert len([each for each in between if each["number"] < again["number"]]) == 1
 
@@ -291,7 +291,7 @@ def test_code_that_dies_at_every_message_opens_the_breaker_and_buries_few(new_da
 
         assert daemon.wait() == CRASH_LOOP
 
-        assert len(daemon.events("breaker.open")) == 1
+        assert len(daemon.events("worker.crash_loop")) == 1
         assert len(daemon.letters()) <= 4
         assert len(daemon.pending_uids()) + len(daemon.letters()) <= len(uids)
         started = time.monotonic()

@@ -131,6 +131,31 @@ def test_the_handler_is_stuck_in_one_message(
         (one.folder / "gate").touch()
 
 
+TALKING = """
+import time
+from pathlib import Path
+
+def obey(message):
+    if message.text() == "says":
+        message.progress()
+    while not Path(message.text()).exists():
+        time.sleep(0.01)
+"""
+
+
+def test_a_handler_that_is_stuck_may_have_said_that_it_gets_on(
+    new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamqd.admin.cause.STUCK_SECONDS", 0.2)
+    with new_daemon(code=TALKING) as one:
+        for text, said in (("says", True), ("silent", False)):
+            [uid] = one.send([text])
+            answer = wait_cause(one, "slow-handler", part=uid.rpartition("/")[2])
+            sentence = answer["causes"][0]["sentence"]
+            assert ("s ago that it gets on)" in sentence) is said, "it is that of this run"
+            (one.folder / text).touch()
+
+
 def test_the_worker_crashes_in_a_loop(new_daemon: NewDaemon) -> None:
     one = new_daemon(
         partitions=2,

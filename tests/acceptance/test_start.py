@@ -71,7 +71,10 @@ def test_mistakes_of_every_kind_are_named_in_one_answer(new_daemon: NewDaemon):
     daemon.write_config(
         redis={"url": "redis://127.0.0.1:1/0"},
         daemon=daemon.tables["daemon"] | {"lease_tll": "15s", "drain_timeout": "soon"},
-        consumers=[{"topic": TOPIC, "group": GROUP, "handler": "work:absent"}],
+        consumers=[
+            {"topic": TOPIC, "group": GROUP, "handler": "work:absent", "batch": 5},
+            {"topic": TOPIC, "group": "other", "handler": "work:obey", "batch": 5},
+        ],
     )
 
     said = refusal(daemon, CONFIG)
@@ -79,7 +82,29 @@ def test_mistakes_of_every_kind_are_named_in_one_answer(new_daemon: NewDaemon):
     assert "lease_ttl" in problem(said, "daemon.lease_tll")
     assert "30s" in problem(said, "daemon.drain_timeout", "soon")
     problem(said, "handlers", "work has no function absent")
+    problem(said, "consumers[1].batch", "work:obey takes one message")
     problem(said, "redis: no answer from 127.0.0.1:1")
+    assert "consumers[0]" not in said
+
+
+def test_what_code_declares_wrongly_does_not_hide_what_does_not_suit_a_handler(
+    new_daemon: NewDaemon,
+):
+    code = """
+from streamqd import handler
+
+def obey(message): ...
+
+@handler(topic="orders", group="slow", timeout="10s", hard_timeout="5s", batch=5)
+def slow(message): ...
+"""
+    daemon = new_daemon(code=code, consumer={"batch": 5}, daemon={"handlers": ["work"]})
+
+    said = refusal(daemon, CONFIG)
+
+    problem(said, "hard_timeout", "is not longer than timeout")
+    problem(said, "work:obey takes one message")
+    problem(said, "work:slow takes one message")
 
 
 def test_a_file_that_is_missing_or_no_toml_is_named(new_daemon: NewDaemon):
@@ -276,6 +301,6 @@ def test_it_recovers_by_itself_when_the_server_is_emptied_under_load(
         meta = daemon.link.execute("HGET", daemon.keys.meta(TOPIC), "partitionCount")
         assert meta == b"4"
         assert all(epoch > before[number] for number, epoch in daemon.epochs().items())
-        assert daemon.events("worker.crashed") == daemon.events("breaker.open") == []
+        assert daemon.events("worker.crashed") == daemon.events("worker.crash_loop") == []
         assert daemon.letters() == []
         assert daemon.stop() == 0

@@ -1,9 +1,10 @@
-"""`make bench-quick`: throughput beside the bare loop, takeover, hand-over. A few minutes at most.
+"""`make bench-quick`: the bars of the hot path, takeover, hand-over. A few minutes at most.
 
 One private server, everything on this machine, medians of several rounds. The limit is a bare
 redis-py loop of our shape (one pipelined round trip of XACK and XREADGROUP per batch, then a plain
-call per message) without fence, blame, metrics or retries, measured in the same run. Figures of
-one machine: compare the ratios.
+call per message) without fence, blame, metrics or retries, measured in the same run, round by
+round in turns. Figures of one machine: compare the ratios. What each has to reach is said at the
+end; `tests.benchmarks.paths` has the other paths of a message, `produce` the producers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import platform
 import signal
@@ -28,16 +28,31 @@ from typing import Any
 import hiredis
 import redis
 
+from tests.benchmarks.bars import Bar, show
+
 PARTITIONS = 2
 PAYLOAD = b"x" * 100
 HANDLER = """
-import os
+import asyncio, os, time
+
+async def later(message):
+    pass
+
+async def waiting(message):
+    await asyncio.sleep(0.01)
+
+def failing(message):
+    raise ValueError("no")
+
+def stamped(message):
+    late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(message.payload)
+    with open(os.environ["BENCH_LEDGER"], "ab", buffering=0) as ledger:
+        ledger.write(b"%d\\n" % late)
 
 def nothing(message):
     pass
 
 def slow(message):
-    import time
     with open(os.environ["BENCH_LEDGER"], "ab", buffering=0) as ledger:
         ledger.write(b"%d %d\\n" % (os.getpid(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
     time.sleep(0.002)
@@ -45,22 +60,32 @@ def slow(message):
 
 
 def main() -> None:
-    """Run all measurements and print a table and JSON."""
+    """Run all measurements and print JSON and the bars."""
+    from tests.benchmarks import paths, throughput  # they need this module
+
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--messages", type=int, default=200_000)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--output", type=Path)
     options = arguments.parse_args()
     results: dict[str, Any] = {"machine": machine(), "messages": options.messages}
+    bars: list[Bar] = []
     for aof in (False, True):
         with server(aof=aof) as path:
-            name = "aof everysec" if aof else "aof off"
-            results[f"throughput, {name}"] = throughput(path, options.messages, options.rounds)
+            name = "AOF everysec" if aof else "AOF off"
+            found = throughput.throughput(path, options.messages, options.rounds)
+            results[f"throughput, {name}"] = found
+            bars.append(Bar(f"handled/s of the bare loop, {name}", found["ratio"], 0.8))
+            what = f"CPU of Redis of the bare loop's, {name}"
+            bars.append(Bar(what, found["ratio of Redis CPU"], 1.15, at_most=True))
     with server(aof=False) as path:
+        results["paths"], more = paths.measured(path, options.messages, options.rounds)
+        bars += more
         results["takeover after kill -9 of a busy worker, ms"] = takeover(path, options.rounds)
         results["hand-over after SIGTERM of an instance, ms"] = handover(path, options.rounds)
         results["idle at a reload, ms"] = reload_gap(path, options.rounds)
     print(json.dumps(results, indent=2))
+    results["bars"] = show(bars)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 
@@ -75,95 +100,6 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
-# --- throughput -----------------------------------------------------------------------------------
-
-
-def throughput(path: str, count: int, rounds: int) -> dict[str, Any]:
-    """Messages per second with a backlog and a handler that does nothing, two workers."""
-    limit, ours = [], []
-    for _ in range(rounds):
-        limit.append(bare_loop(path, count))
-        ours.append(daemon_rate(path, count))
-    return {
-        "bare loop, messages/s": round(statistics.median(limit)),
-        "streamqd, messages/s": round(statistics.median(ours)),
-        "ratio": round(statistics.median(ours) / statistics.median(limit), 3),
-        "spread of streamqd": [round(min(ours)), round(max(ours))],
-    }
-
-
-def bare_loop(path: str, count: int) -> float:
-    """The limit: two processes, redis-py, COUNT 256, acknowledge and read in one round trip."""
-    client = redis.Redis(unix_socket_path=path)
-    client.flushall()
-    fill(path, [f"bare:{number}" for number in range(PARTITIONS)], count)
-    for number in range(PARTITIONS):
-        client.xgroup_create(f"bare:{number}", "g", id="0")
-    context = multiprocessing.get_context("fork")
-    gate = context.Barrier(PARTITIONS + 1)
-    workers = [
-        context.Process(target=_bare_worker, args=(path, f"bare:{number}", gate))
-        for number in range(PARTITIONS)
-    ]
-    for worker in workers:
-        worker.start()
-    gate.wait()
-    began = time.monotonic()
-    for worker in workers:
-        worker.join()
-    return count / (time.monotonic() - began)
-
-
-def _bare_worker(path: str, stream: str, gate: Any) -> None:
-    client = redis.Redis(unix_socket_path=path, protocol=2)
-    client.ping()
-    gate.wait()
-    ids: list[bytes] = []
-    while True:
-        pipe = client.pipeline(transaction=False)
-        if ids:
-            pipe.execute_command("XACK", stream, "g", *ids)
-        pipe.execute_command("XREADGROUP", "GROUP", "g", "w", "COUNT", 256, "STREAMS", stream, ">")
-        found = pipe.execute()[-1]
-        if not found:
-            return
-        entries = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
-        ids = [entry[0] for entry in entries]
-        for _, fields in entries:
-            _nothing(fields)
-
-
-def _nothing(_fields: object) -> None:
-    return None
-
-
-def daemon_rate(path: str, count: int) -> float:
-    """The daemon, paused while the backlog is written, from its first message to its last."""
-    redis.Redis(unix_socket_path=path).flushall()
-    with daemon(path, "nothing") as process:
-        wait_ready(path)
-        process.send_signal(signal.SIGTSTP)
-        wait(lambda: _states(path) == {"PAUSED"})
-        fill(path, [_stream(number) for number in range(PARTITIONS)], count)
-        process.send_signal(signal.SIGCONT)
-        began = time.monotonic()
-        client = redis.Redis(unix_socket_path=path)
-        wait(lambda: _outstanding(client) < count)
-        # From the first acknowledgement on: what SIGCONT takes to arrive is not throughput.
-        first = time.monotonic()
-        left = _outstanding(client)
-        wait(lambda: _outstanding(client) == 0)
-        return left / (time.monotonic() - first) if left else count / (first - began)
-
-
-def _outstanding(client: Any) -> int:
-    total = 0
-    for number in range(PARTITIONS):
-        group = client.xinfo_groups(_stream(number))[0]
-        total += (group["lag"] or 0) + group["pending"]
-    return total
-
-
 # --- takeover and hand-over -----------------------------------------------------------------------
 
 
@@ -176,7 +112,7 @@ def takeover(path: str, rounds: int) -> dict[str, float]:
         ledger.touch()
         with daemon(path, "slow", partitions=1, env={"BENCH_LEDGER": str(ledger)}):
             wait_ready(path, partitions=1)
-            fill(path, [_stream(0)], 2_000 * rounds)
+            fill(path, [stream(0)], 2_000 * rounds)
             for _ in range(rounds):
                 victim = _last_run(ledger)[0]
                 killed = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -197,7 +133,7 @@ def reload_gap(path: str, rounds: int) -> dict[str, float]:
         env = {"BENCH_LEDGER": str(ledger)}
         with daemon(path, "slow", partitions=1, env=env) as supervisor:
             wait_ready(path, partitions=1)
-            fill(path, [_stream(0)], 2_000 * rounds)
+            fill(path, [stream(0)], 2_000 * rounds)
             for _ in range(rounds):
                 old = _last_run(ledger)[0]
                 supervisor.send_signal(signal.SIGHUP)
@@ -280,6 +216,11 @@ def _answers(path: str) -> bool:
         return False
 
 
+def server_pid(path: str) -> int:
+    """The process of a server."""
+    return int(redis.Redis(unix_socket_path=path).info("server")["process_id"])
+
+
 @contextlib.contextmanager
 def daemon(
     path: str,
@@ -287,6 +228,7 @@ def daemon(
     *,
     instance: str = "one",
     partitions: int = PARTITIONS,
+    extra: str = "",
     env: dict[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The real daemon as a process."""
@@ -298,7 +240,7 @@ def daemon(
             f'[daemon]\ninstance = "{instance}"\nrebalance_delay = "0s"\nrebalance_hold = "0s"\n'
             f'[http]\nbind = ""\n[topics.bench]\npartitions = {partitions}\n'
             f'[[consumers]]\ntopic = "bench"\ngroup = "g"\nhandler = "bench_handler:{handler}"\n'
-            "max_crashes = 0\n"
+            f"max_crashes = 0\n{extra}"
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "streamqd", "--config", str(config)],
@@ -316,24 +258,30 @@ def wait_ready(path: str, partitions: int = PARTITIONS) -> None:
     """Wait until every partition has a worker that runs."""
     client = redis.Redis(unix_socket_path=path)
     wait(lambda: sum(_owners(client, partitions).values()) == partitions)
-    wait(lambda: _states(path) == {"READY"})
+    wait(lambda: states(path) == {"READY"})
 
 
-def _states(path: str) -> set[str]:
+def states(path: str) -> set[str]:
+    """What the workers of instance `one` are doing."""
     raw = redis.Redis(unix_socket_path=path).get("streaming:mq:instance:{default}:one")
     summary = json.loads(raw) if raw else {}
     return {str(unit["state"]).upper() for unit in summary.get("units", ())}
 
 
-def fill(path: str, streams: list[str], count: int) -> None:
-    """Write `count` entries over the streams, packed, one connection."""
+def fill(path: str, streams: list[str], count: int, *, keys: int = 0) -> None:
+    """Write `count` entries over the streams, packed, one connection. They may have keys."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     for start in range(0, count, 500):
-        stream = streams[start // 500 % len(streams)]
+        name = streams[start // 500 % len(streams)]
         size = min(500, count - start)
-        packed = hiredis.pack_command(("XADD", stream, "*", "payload", PAYLOAD))
-        connection.sendall(packed * size)
+        add = ("XADD", name, "*", "payload", PAYLOAD)
+        if keys:
+            numbers = range(start, start + size)
+            packed = [hiredis.pack_command((*add, "key", f"k{n % keys}")) for n in numbers]
+            connection.sendall(b"".join(packed))
+        else:
+            connection.sendall(hiredis.pack_command(add) * size)
         reader, replies = hiredis.Reader(), 0
         while replies < size:
             reader.feed(connection.recv(65536))
@@ -342,7 +290,8 @@ def fill(path: str, streams: list[str], count: int) -> None:
     connection.close()
 
 
-def _stream(number: int) -> str:
+def stream(number: int) -> str:
+    """A partition's stream."""
     return f"stream:topic:{{bench:p:{number}}}"
 
 

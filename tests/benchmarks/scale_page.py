@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 KINDS = ("supervisor", "housekeeper", "workers", "redis")
+RATES = ("messages/s", "commands/s", "scripts/s")
+IDLE = ("idle, empty", "paused, full", "idle, full")
 
 
 def table(results: dict[str, Any]) -> str:
@@ -13,7 +15,7 @@ def table(results: dict[str, Any]) -> str:
     parts = [
         _heading(results["sizes"]),
         _table(
-            ("shape", "look", *KINDS, "messages/s", "commands/s", "scripts/s", "longer than 5 ms"),
+            ("shape", "look", *KINDS, *RATES, "redis, MiB", "longer than 5 ms"),
             (_look(shape, name, look) for shape, name, look in _looks(results)),
         ),
         _table(
@@ -22,12 +24,19 @@ def table(results: dict[str, Any]) -> str:
                 "units",
                 "all owned, s",
                 "backlog handled, s",
+                "failing dead, s",
                 "PSS, MiB",
                 "slow at the start",
                 "at the end",
             ),
             (_shape(name, found) for name, found in results["shapes"].items()),
         ),
+        _table(
+            ("shape", "units", *(f"{name}: microseconds of each second and unit" for name in IDLE)),
+            (_growth(name, found) for name, found in results["shapes"].items()),
+        ),
+        _table(("longest of all looks", "ms"), sorted(_longest(results).items())),
+        _table(tuple(results["start"]), [tuple(results["start"].values())]),
         _table(
             ("takeover after", "partitions", "all owned, s", "all handled, s", "lease_ttl, s"),
             (_takeover(how, found) for how, found in results["takeover"].items()),
@@ -52,8 +61,8 @@ def _looks(results: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]
 
 def _look(shape: str, name: str, look: dict[str, Any]) -> Sequence[object]:
     cpu = [look["CPU, ms/s"][kind] for kind in KINDS]
-    rates = (look["messages/s"], look["commands/s"], look["scripts/s"])
-    return (shape, name, *cpu, *(f"{rate:,}" for rate in rates), _slow(look["slow"]))
+    rates = [f"{look[rate]:,}" for rate in (*RATES, "redis, MiB")]
+    return (shape, name, *cpu, *rates, _slow(look["slow"]))
 
 
 def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
@@ -68,6 +77,26 @@ def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
         _slow(found["slow at the start"]),
         _slow(found["slow at the end"]),
     )
+
+
+def _growth(name: str, found: dict[str, Any]) -> Sequence[object]:
+    """What supervisor and housekeeper cost for each unit while there is nothing to do."""
+    units = found["units"]
+    cpus = [found["looks"][look]["CPU, ms/s"] for look in IDLE]
+    return (name, units, *(round(_daemon(cpu) * 1000 / units) for cpu in cpus))
+
+
+def _daemon(cpu: dict[str, float]) -> float:
+    return cpu["supervisor"] + cpu["housekeeper"]
+
+
+def _longest(results: dict[str, Any]) -> dict[str, float]:
+    """The longest time of each command or script that was ever longer than 5 ms."""
+    longest: dict[str, float] = {}
+    for _, _, look in _looks(results):
+        for name, worst in {**look["slow"]["events"], **look["slow"]["commands"]}.items():
+            longest[name] = max(longest.get(name, 0.0), worst)
+    return longest or {"nothing": 0.0}
 
 
 def _takeover(how: str, found: dict[str, Any]) -> Sequence[object]:

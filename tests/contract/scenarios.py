@@ -364,7 +364,7 @@ def member_beat(desk: Desk) -> Call:
     desk.do("ZADD", desk.keys.members("default"), 1, "silent")
     desk.do("HSET", desk.keys.info("default"), "silent", '{"nonce":"n0"}')
     desk.do("HSET", desk.keys.orders("default"), "rebalance", "{}")
-    return members.beat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0)
+    return members.beat(desk.keys, "default", "west-1", "n1", {"weight": 1}, 9.0, ["silent"])
 
 
 def control_change(desk: Desk) -> Call:

@@ -32,7 +32,7 @@ def test_moves_what_is_due(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:2-0", 2), ("r:1-0", 1), ("m:3-0", FAR))
     before = desk.state()
-    assert run(desk, promote(desk)) == (2, 0, FAR, 0)
+    assert run(desk, promote(desk)) == (2, 0, FAR, 0, False)
     changed = desk.changes(before)
     entries = changed["retry"].entries
     assert list(entries.values()) == [{"payload": b"\x00\xff\n"}] * 2
@@ -46,17 +46,17 @@ def test_moves_what_is_due(desk: Desk) -> None:
 def test_leaves_nothing_behind_when_all_is_moved(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:1-0", 1))
-    assert run(desk, promote(desk)) == (1, 0, None, 0)
+    assert run(desk, promote(desk)) == (1, 0, None, 0, False)
     assert sorted(desk.state()) == ["retry", "stream"]
     before = desk.dump()
-    assert run(desk, promote(desk)) == (0, 0, None, 0)
+    assert run(desk, promote(desk)) == (0, 0, None, 0, False)
     assert desk.dump() == before
 
 
 def test_moves_so_many_at_a_time_the_earliest_first(desk: Desk) -> None:
     desk.groups()
     delay(desk, ("m:3-0", 3), ("m:1-0", 1), ("m:2-0", 2))
-    assert run(desk, promote(desk, 2)) == (2, 0, 3, 0)
+    assert run(desk, promote(desk, 2)) == (2, 0, 3, 0, True)
     assert list(desk.state()["delayed"]) == ["m:3-0"]
 
 
@@ -64,7 +64,7 @@ def test_a_member_without_an_item_goes(desk: Desk) -> None:
     desk.groups()
     desk.do("ZADD", desk.delayed, 1, "m:1-0")
     delay(desk, ("m:2-0", 2))
-    assert run(desk, promote(desk)) == (1, 1, None, 0)
+    assert run(desk, promote(desk)) == (1, 1, None, 0, False)
     assert "delayed" not in desk.state()
 
 
@@ -87,7 +87,8 @@ def test_scheduled_sends_reach_every_group(desk: Desk) -> None:
     other.groups()
     fields = [b"payload", b"x"]
     desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "send-1", fields))
-    assert run(desk, messages.promote_scheduled(desk.keys, "access", 0, 10)) == (1, 0, None, 0)
+    due = messages.promote_scheduled(desk.keys, "access", 0, 10)
+    assert run(desk, due) == (1, 0, None, 0, False)
     assert len(desk.fetch()) == len(other.fetch()) == 1
     entry = next(iter(desk.state()["stream"].entries.values()))
     assert entry["payload"] == b"x"
@@ -114,7 +115,7 @@ def test_an_item_that_is_too_wide_is_moved_with_what_is_known_of_it(desk: Desk) 
       redis.call('HSET', KEYS[1], 'm:1-0', cmsgpack.pack(fields))
     """
     desk.do("EVAL", script, 1, desk.items)
-    assert run(desk, promote(desk)) == (2, 0, None, 0)
+    assert run(desk, promote(desk)) == (2, 0, None, 0, False)
     first, second = desk.state()["retry"].entries.values()
     assert first == {"payload": b"wide", "retryCount": b"1"}
     assert second == {"payload": b"\x00\xff\n"}
@@ -137,11 +138,11 @@ def test_an_item_that_cannot_be_read_is_put_off_and_holds_nobody(desk: Desk, pac
     delay(desk, ("m:1-0", 1), ("m:2-0", 2))
     desk.do("HSET", desk.items, "m:1-0", packed)
     with desk.instant() as now:
-        moved, orphans, due, unreadable = run(desk, promote(desk))
-    assert (moved, orphans, unreadable) == (1, 0, 1)
+        moved, orphans, due, unreadable, more = run(desk, promote(desk))
+    assert (moved, orphans, unreadable, more) == (1, 0, 1, False)
     assert due is not None
     assert now == str(due - 60_000).encode()
     ((_, fields),) = desk.do("XRANGE", desk.retry, "-", "+")
     assert fields == [b"payload", b"\x00\xff\n"]
     assert desk.do("HGET", desk.items, "m:1-0") == packed
-    assert run(desk, promote(desk)) == (0, 0, due, 0)
+    assert run(desk, promote(desk)) == (0, 0, due, 0, False)

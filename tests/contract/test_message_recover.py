@@ -30,7 +30,10 @@ def test_opens_a_session_and_lists_nothing(desk: Desk) -> None:
     desk.own("t1")
     before = desk.state()
     rest = desk.expect("message_recover", "OK", recover(desk))
-    assert Recovered.parse(Reply("OK", rest)) == (False, b"0-0", b"0-0", [], [])
+    assert Recovered.parse(Reply("OK", rest)) == (
+        *(False, b"0-0", b"0-0", [], []),
+        *(False, False),
+    )
     assert desk.changes(before) == {"fence": {**before["fence"], "session": b"s1"}}
 
 

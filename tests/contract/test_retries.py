@@ -28,7 +28,7 @@ def set_aside(desk: Desk, *ids: str, delay: float = 60.0) -> None:
 def page(desk: Desk, after: tuple[int, str] = (0, ""), count: int = 10) -> list[retries.Delayed]:
     call = retries.page(desk.keys, desk.unit, after, count)
     before = desk.dump()
-    found = retries.rows(desk.link.run(call))
+    found, _ = retries.rows(desk.link.run(call))
     assert desk.dump() == before
     return found
 

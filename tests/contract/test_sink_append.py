@@ -100,11 +100,11 @@ def test_rows_before_the_first_must_be_there(desk: Desk) -> None:
 
 
 def test_many_rows_and_a_wide_one(desk: Desk) -> None:
-    many = [SinkRow("x", [b"payload", b"%d" % number]) for number in range(1000)]
-    assert desk.expect("sink_append", "OK", append(desk, many)) == [1000]
+    many = [SinkRow("x", [b"payload", b"%d" % number]) for number in range(spark.ROWS_MAX)]
+    assert desk.expect("sink_append", "OK", append(desk, many)) == [spark.ROWS_MAX]
     wide = [SinkRow("y", [b"n"] * spark.FIELDS_MAX)]
-    assert desk.expect("sink_append", "OK", append(desk, wide, first=1000)) == [1]
-    assert desk.do("XLEN", desk.stream) == 1001
+    assert desk.expect("sink_append", "OK", append(desk, wide, first=spark.ROWS_MAX)) == [1]
+    assert desk.do("XLEN", desk.stream) == spark.ROWS_MAX + 1
 
 
 def test_what_cannot_be_written_is_refused_here(desk: Desk) -> None:

@@ -1,8 +1,10 @@
-"""Run the fault battery and write its page:  python -m tests.faults [--page] [SERVER …]
+"""Run the fault battery and write its page:  python -m tests.faults [--page] [-k WORD] [SERVER …]
 
-Runs every marked test on each server (default: valkey redis7 redis62), writes the outcomes to
-docs/explanation/faults.json and the page to docs/explanation/fault-battery.md. With `--page` it
-runs nothing and writes the page from the outcomes of the last run.
+Runs every marked test on the first server, and on the others (default: valkey redis7 redis62) those
+that talk to a server; writes the outcomes to docs/explanation/faults.json and the page to
+docs/explanation/fault-battery.md. With `-k` it runs only the tests that pytest selects by it, and
+keeps the outcomes of the others. With `--page` it runs nothing and writes the page from the
+outcomes of the last run.
 """
 
 from __future__ import annotations
@@ -17,34 +19,51 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.faults import page, recorder
+from tests.faults import page, recorder, results
 from tests.faults.marked import rows_of_tests
+from tests.faults.results import SERVERS
 from tests.support import servers
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "explanation" / "faults.json"
 PAGE = RESULTS.with_name("fault-battery.md")
-SERVERS = ("valkey", "redis7", "redis62")
+PROCESSES = "3"  # as in `make test`: most tests wait for events most of the time
 
 
 def main() -> int:
     """Run, record, write; return 0 when no marked test has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("-k", metavar="WORD", default="", help="only the tests that match")
     parser.add_argument("server", nargs="*", default=SERVERS)
     options = parser.parse_args()
     if not options.page:
         try:
-            results = run(options.server)
-        except servers.NoServerError as error:
+            found = run(options.server, options.k)
+        except (servers.NoServerError, BrokenRunError) as error:
             print(error, file=sys.stderr)
             return 2
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        if options.k and RESULTS.exists():
+            found = results.merged(last_results(), found)
+        RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(current_page())
-    return int(any("failed" in found.values() for found in last_results()["outcomes"].values()))
+    failed = [
+        f"{server}: {test}"
+        for server, found in last_results()["outcomes"].items()
+        for test, outcome in found.items()
+        if outcome == "failed"
+    ]
+    print("\n".join(["failed:", *failed] if failed else ["none has failed"]))
+    return int(bool(failed))
+
+
+class BrokenRunError(Exception):
+    """pytest itself did not come to its end; its own words are above."""
 
 
 def current_page() -> str:
@@ -60,28 +79,49 @@ def last_results() -> dict[str, Any]:
     return found
 
 
-def run(words: list[str]) -> dict[str, Any]:
-    """Run the marked tests on each server. Raises NoServerError before the first."""
+def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
+    """Run the marked tests on each server. Raises NoServerError, BrokenRunError."""
     about = {word: _about(word) for word in words}
-    started, outcomes = time.monotonic(), {}
-    for word in words:
-        with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-            subprocess.run(
-                [
-                    *(sys.executable, "-m", "pytest", "-m", "fault", "-p", recorder.__name__),
-                    *("--server", word, "-n", "2", "--dist", "loadfile", "-q"),
-                ],
-                cwd=ROOT,
-                env={**os.environ, recorder.VARIABLE: file.name},
-            )
-            outcomes[word] = json.load(file)
+    began, seconds = time.monotonic(), {}
+    outcomes: dict[str, dict[str, str]] = {}
+    on_server: set[str] = set()
+    for at, word in enumerate(words):
+        print(f"--- {at + 1}/{len(words)}: {about[word]}", flush=True)
+        started = time.monotonic()
+        found = _run_one(word, only, everything=at == 0)
+        outcomes[word] = found["outcomes"]
+        on_server.update(found["on_server"])
+        seconds[word] = round(time.monotonic() - started)
+        count = ", ".join(f"{n} {how}" for how, n in Counter(outcomes[word].values()).items())
+        print(f"--- {about[word]}: {count or 'no test'} in {seconds[word]} s", flush=True)
+    print(f"--- all in {time.monotonic() - began:.0f} s", flush=True)
     return {
         "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
-        "seconds": round(time.monotonic() - started),
+        "seconds": seconds,
         "machine": _machine(),
         "servers": about,
         "outcomes": outcomes,
+        "on_server": sorted(on_server),
     }
+
+
+def _run_one(word: str, only: str, *, everything: bool) -> dict[str, Any]:
+    """Run the marked tests on one server. Each line that pytest prints says how far it is."""
+    command = [
+        *(sys.executable, "-m", "pytest", "-m", "fault", "-p", recorder.__name__),
+        *("--server", word, "-n", PROCESSES, "--dist", "loadfile", "-v", "--durations=10"),
+        *(("-k", only) if only else ()),
+        *sorted({test.partition("::")[0] for test in rows_of_tests()}),
+    ]
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        environment = {recorder.VARIABLE: file.name}
+        if not everything:
+            environment[recorder.SCOPE] = "server"
+        code = subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
+        if code not in (0, 1, 5):  # all passed, some failed, none was selected
+            raise BrokenRunError(f"the run on {word} was broken off (pytest's code {code})")
+        found: dict[str, Any] = json.load(file)
+    return found
 
 
 def _about(word: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.faults.results import shown_on
 from tests.faults.table import ROWS, UNTESTED_MAX, Row
 
 NOT_RUN = "not run yet"
@@ -18,9 +19,10 @@ processes and real signals. A test is marked with the rows that it shows; a test
 demands one of every row and that this page is current. At most {UNTESTED_MAX} rows may be without
 a test, and then say what was tried.
 
-`make faults` runs all of them on three servers and writes this page; `docs/explanation/faults.json`
-holds the outcomes. A test that needs no server, or starts servers of its own, is run with the
-others and has the outcome of each run.
+`make faults` runs them and writes this page; `docs/explanation/faults.json` holds the outcomes.
+Whatever talks to a server is run on each of three, what needs none is run once. A row is shown on a
+server when none of its tests has failed there and one that talks to it has passed; the suite
+demands that of each row and server once the battery has been run.
 """
 
 
@@ -33,12 +35,19 @@ def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> 
 def _run(results: Mapping[str, Any]) -> str:
     if "machine" not in results:
         return "The battery as a whole has not been run yet.\n"
-    machine = results["machine"]
-    servers = ", ".join(f"{name} ({about})" for name, about in results["servers"].items())
-    return (
-        f"Last run: {results['date']}, {results['seconds']} s, on {machine['cores']} cores"
+    machine, seconds = results["machine"], results["seconds"]
+    servers = ", ".join(
+        f"{name} ({about}, {seconds[name]} s)" for name, about in results["servers"].items()
+    )
+    text = (
+        f"Last run: {results['date']}, on {machine['cores']} cores"
         f" ({machine['cpu']}), Python {machine['python']}. Servers: {servers}.\n"
     )
+    if "again" in results:
+        again = results["again"]
+        tests = ", ".join(f"{count} on {name}" for name, count in again["tests"].items())
+        text += f"\nSome tests were run again on {again['date']}: {tests}.\n"
+    return text
 
 
 def _section(row: Row, tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
@@ -46,6 +55,9 @@ def _section(row: Row, tests: Mapping[str, tuple[str, ...]], results: Mapping[st
     if row.untested:
         lines += [f"Untested: {row.untested}", ""]
     shown = [test for test, rows in tests.items() if row.name in rows]
+    if shown and results.get("outcomes"):
+        servers = shown_on(shown, results)
+        lines += [f"Shown on: {', '.join(servers) or 'no server'}.", ""]
     if shown:
         lines += ["| Test | Last result |", "| --- | --- |"]
         lines += [f"| `{test.removeprefix('tests/')}` | {_last(test, results)} |" for test in shown]

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from streamqd.cgroups import CONTROL_GROUPS, killed_as_one
 from streamqd.process import Exit
-from streamqd.supervisor.memory import BELIEVED_SECONDS, CONTROL_GROUPS, Kills, counter_of
+from streamqd.supervisor.memory import BELIEVED_SECONDS, Kills, counter_of
 from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
 
@@ -81,6 +82,34 @@ def test_the_count_is_found_where_the_kernel_keeps_it(
     membership.write_text(line + "\n")
     assert counter_of(membership, root) == (path if found else None)
     assert counter_of(tmp_path / "absent", root) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "ones", "found"),
+    [
+        ("0::/system.slice/streamqd.service", ["system.slice/streamqd.service"], 0),
+        ("0::/pods/one/c1", ["pods/one/c1", "pods/one"], 1),
+        ("0::/pods/one/c1", ["pods/other", "pods/one/c1/inner"], None),
+        ("0::/kubepods/one/c1", ["."], 0),
+        ("4:memory:/docker/c1", ["docker/c1"], None),
+    ],
+)
+def test_a_group_that_is_killed_as_one_is_found(
+    tmp_path: Path, line: str, ones: list[str], found: int | None
+):
+    """By the kernel's rule: the largest one around the process."""
+    membership, root = tmp_path / "cgroup", tmp_path / "root"
+    membership.write_text(line + "\n")
+    name = line.rpartition(":")[2].strip("/")
+    if ones != ["."]:  # else it is a container, which sees its own group as the root
+        (root / name).mkdir(parents=True)
+        (root / name / "memory.oom.group").write_text("0\n")
+    for one in ones:
+        (root / one).mkdir(parents=True, exist_ok=True)
+        (root / one / "memory.oom.group").write_text("1\n")
+    expected = None if found is None else root / ones[found]
+    assert killed_as_one(membership, root) == expected
+    assert killed_as_one(tmp_path / "absent", root) is None
 
 
 @pytest.fixture

@@ -125,13 +125,15 @@ def test_recycling_under_a_storm_of_signals_loses_and_repeats_nothing(
         assert daemon.events("worker.crashed") == daemon.events("redis.lost") == []
         for pid in daemon.pids().values():
             assert len(sockets(pid)) <= 3, "one to Redis, its control, no parent's"
-        zombies = [
-            each
-            for each in psutil.Process(daemon.pid).children()
-            if each.status() == psutil.STATUS_ZOMBIE
-        ]
-        assert zombies == []
+        daemon.wait_for(lambda: not zombies(daemon), what="everyone who has ended is buried")
         assert daemon.stop() == 0
+
+
+def zombies(daemon: Daemon) -> list[int]:
+    """Children of the supervisor that have ended, and that it has not waited for."""
+    every = psutil.process_iter(["pid", "ppid", "status"])
+    ended = (each.info for each in every if each.info["status"] == psutil.STATUS_ZOMBIE)
+    return [info["pid"] for info in ended if info["ppid"] == daemon.pid]
 
 
 def client_ids(daemon: Daemon, name: str) -> set[str]:

@@ -63,12 +63,15 @@ def seconds_ahead(link: Link) -> float:
 
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_a_clock_that_jumps_loses_nothing_and_repeats_only_what_a_takeover_explains(
+def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
     make: Make, fresh_server: ProcessServer, jump: int
 ):
-    """Forward all leases expire at once and all members look dead; back they live for an hour."""
+    """Forward all leases expire at once and all members look dead; back they live for an hour.
+
+    Nobody takes over what another works on: he has watched him beat.
+    """
     clock = Clock(fresh_server)
-    with pair(make, TTL) as (first, second):
+    with pair(make, 2 * TTL) as (first, second):
         first.send("sleep 0.004" for _ in range(1200))
         wait_progress(first, 100)
 
@@ -85,14 +88,8 @@ def test_a_clock_that_jumps_loses_nothing_and_repeats_only_what_a_takeover_expla
         audit = first.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
         assert set(later) <= first.ledger.ended(GROUP)
-        # An owner that was taken for dead was fenced while it had messages in hand.
-        after = first.epochs()
-        moved = {number for number in after if after[number] != before[number]}
-        assert {int(uid.split("/")[1]) for uid in audit.repeated} <= moved
-        assert set(audit.repeated.values()) <= {2}
-        assert all(after[number] >= before[number] for number in after), "epochs grow"
-        assert jump > 0 or not moved
-        print(f"moved: {len(moved)} partitions, repeated: {len(audit.repeated)} messages")
+        assert first.epochs() == before
+        assert audit.repeated == {}
         assert first.stop() == second.stop() == 0
 
 

@@ -55,7 +55,7 @@ def at(link: Link, keys: Keys) -> At:
 
 @pytest.fixture
 def slot() -> Slot:
-    return Scoreboard(1).allot(UNIT)
+    return Scoreboard(2).allot(UNIT)
 
 
 @pytest.fixture

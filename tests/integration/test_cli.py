@@ -284,6 +284,17 @@ def test_keys_by_expression(run: Run, link: Link, keys: Keys) -> None:
             assert "key" not in fields
 
 
+def test_a_key_that_is_half_a_character_stops_it_in_a_sentence(run: Run) -> None:
+    text = '{"u": "a"}\n{"u": "\\ud800"}\n'
+    result = run(
+        *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"),
+        typed=text,
+        code=2,
+    )
+    assert "line 2 of" in result.stderr
+    assert r"has a u that is no key: the key holds '\ud800', half of a character" in result.stderr
+
+
 def test_keys_by_field(run: Run, link: Link, keys: Keys) -> None:
     text = '{"u": "a", "x":  1}\n{"u": 7}\n{"u": null}\n[1]\n{"u": {"b": 1}}\n'
     result = run(

@@ -89,6 +89,34 @@ def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: L
     other.close()
 
 
+@pytest.mark.parametrize("how", ["inherited", "unread"])
+@pytest.mark.parametrize(
+    ("size", "bounds"),
+    [(10_000, {"prefetch_bytes": 64_000}), (10, {"prefetch_max": 8})],
+    ids=["bytes", "number"],
+)
+def test_what_is_in_hand_is_bounded(
+    desk: Desk, life: Life, slot: Slot, how: str, size: int, bounds: dict[str, int]
+):
+    """Two reads may be in hand, and what runs."""
+    for number in range(1, 61):
+        desk.add(f"{number}-0", "payload", b"x" * size)
+    if how == "inherited":
+        desk.fetch(100)
+    seen = []
+    barrier = threading.Barrier(4)
+
+    def work(_message: Message) -> None:
+        barrier.wait(5)
+        seen.append(slot.unfinished)
+
+    assert life.run(life.worker("t1", max_messages=60, **SEVERAL, **bounds), work) == (
+        ExitCode.RECYCLE
+    )
+    print("at most in hand:", max(seen))
+    assert 4 <= max(seen) <= 2 * 8 + 4
+
+
 def test_what_runs_is_not_begun_again_after_a_lost_connection(
     desk: Desk, new_life: Callable[[str], Life], server: Server
 ):

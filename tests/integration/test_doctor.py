@@ -46,13 +46,15 @@ def test_a_daemon_that_is_well(tmp_path: Path, fresh_server: ProcessServer) -> N
             return json.loads(result.stdout)
 
         found = report()
-        assert (found["findings"], found["unseen"]) == ([], [])
+        # Which server the suite runs on is not the daemon's business.
+        told = {each["check"] for each in found["findings"]} - {"server.flaws"}
+        assert (told, found["unseen"]) == (set(), [])
         assert found["checks"] == [check.id for check in CHECKS]
         daemon.kill()
         # As if its lease time had passed.
         daemon.link.execute("ZADD", daemon.keys.members("default"), 1, "one")
         daemon.link.execute("DEL", *(daemon.keys.lease(*unit) for unit in daemon.units()))
-        told = {each["check"] for each in report()["findings"]}
+        told = {each["check"] for each in report()["findings"]} - {"server.flaws"}
         assert told == {"fleet.empty", "fleet.silent", "fleet.owner-silent"}
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin.diagnosis import chosen, host, host_facts, without_redis
+from streamqd.admin.diagnosis.facts import Facts, Host
 from streamqd.store.client import Link
 from tests.support.servers import Server
 from tests.support.surgery import Surgery
@@ -87,6 +88,34 @@ def test_a_unit_without_a_limit_has_that_of_systemd(surgery: Surgery) -> None:
 )
 def test_time_spans_of_systemd(text: str, seconds: float | None) -> None:
     assert host_facts.read_span(text) == seconds
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_a_group_that_the_kernel_kills_as_a_whole(
+    surgery: Surgery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surgery.silent("host.oom-group")
+    (check,) = chosen(["host.oom-group"])
+    told = Host(surgery.folder, oom_group="/sys/fs/cgroup/pod1")
+    [found] = check.judge(Facts(config.load(surgery.path), 0, host=told))
+    assert "OOMPolicy=continue" in found.mend
+    assert "singleProcessOOMKill" in found.mend
+
+    # Whose group is looked at: that of the daemon, when it runs, and else of this process.
+    asked: list[Path] = []
+    monkeypatch.setattr(host_facts.cgroups, "killed_as_one", asked.append)
+    lock = surgery.folder / "var" / "one.lock"
+    for pid in ("", "1", "4194304"):
+        lock.write_text(pid)
+        surgery.silent("host.oom-group")
+    assert asked == [Path(f"/proc/{each}/cgroup") for each in ("self", "1", "self")]
+
+
+def test_the_shipped_units_let_the_kernel_kill_one_worker() -> None:
+    for name in ("streamqd.service", "streamqd@.service"):
+        assert "OOMPolicy=continue\n" in (ROOT / "systemd" / name).read_text()
 
 
 # --- the directory --------------------------------------------------------------------------------

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamqd.admin.diagnosis import fleet, server, server_facts
+from streamqd.admin.diagnosis import chosen, flaws, fleet, server, server_facts
+from streamqd.admin.diagnosis.declaration import Severity
+from streamqd.admin.diagnosis.facts import Facts, Server
+from streamqd.config import Settings
 from streamqd.store.client import Link
-from tests.support.servers import ProcessServer, Server
+from tests.support.servers import ProcessServer
+from tests.support.servers import Server as RunningServer
 from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
 
@@ -20,7 +25,7 @@ Set = Callable[[str, object], None]
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: RunningServer, link: Link) -> Surgery:
     return Surgery(tmp_path, server.url, link)
 
 
@@ -43,6 +48,10 @@ def info(link: Link, name: str) -> str:
         if line.startswith(f"{name}:"):
             return str(line.partition(":")[2])
     raise AssertionError(name)
+
+
+def info_or(link: Link, name: str) -> str:
+    return info(link, name) if f"{name}:" in link.execute("INFO").decode() else ""
 
 
 def test_eviction(surgery: Surgery, setting: Set) -> None:
@@ -111,6 +120,58 @@ def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     found = surgery.finding("server.clock")
     assert "behind this host" in found["what"]
     assert -62 < found["evidence"]["skew_seconds"] < -58
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "to"),
+    [
+        ("redis", "6.2.23", ""),
+        ("redis", "6.2.22", "6.2.23"),
+        ("redis", "6.0.99", "6.2.23"),  # gets no fixes any more
+        ("redis", "7.0.15", "7.2.15"),
+        ("redis", "7.2.14", "7.2.15"),
+        ("redis", "7.4.10", ""),
+        ("redis", "8.0.6", "8.2.8"),
+        ("redis", "8.8.1", ""),
+        ("redis", "8.8.0", "8.8.1"),
+        ("redis", "8.10.0", ""),  # newer than what is known
+        ("redis", "9.0.0", ""),
+        ("valkey", "7.2.13", "7.2.14"),
+        ("valkey", "8.1.9", ""),
+        ("valkey", "9.1.0", "9.1.1"),
+        ("valkey", "9.1.2", ""),
+        ("valkey", "9.2.0-rc1", ""),
+        ("valkey", "255.255.255", ""),  # a build from the source
+        ("redis", "", ""),
+    ],
+)
+def test_known_flaws(product: str, version: str, to: str) -> None:
+    assert flaws.fix_of(product, version) == to
+
+
+def test_a_server_with_known_flaws(
+    surgery: Surgery, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flaws, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
+    surgery.silent("server.flaws")
+    product, mine = ("valkey" if info_or(link, "valkey_version") else "redis"), (99, 1)
+    monkeypatch.setattr(flaws, "MENDED", {each: {mine: 2} for each in ("redis", "valkey")})
+    found = surgery.finding("server.flaws")
+    assert found["evidence"]["mended"] == "99.1.2"
+    assert f"update it to {product} 99.1.2" in found["mend"]
+
+
+def test_certificates(surgery: Surgery) -> None:
+    surgery.silent("server.certificate")
+    (check,) = chosen(["server.certificate"])
+    seen = Facts(Settings(), 0, server=Server(certificates={"the server a:1": 30 * 86_400.0}))
+    assert list(check.judge(seen)) == []
+    for day, severity in ((10, None), (31, Severity.PROBLEM)):
+        [found] = check.judge(replace(seen, now_unix_ms=day * 86_400_000))
+        assert found.severity == severity
+        assert "certificate of the server a:1" in found.what
+        assert "1970-01-31" in found.what
+        assert "SIGHUP" in found.mend
 
 
 def test_versions(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:

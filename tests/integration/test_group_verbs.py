@@ -243,6 +243,28 @@ def test_an_interrupted_deletion_of_a_group_goes_on(
     assert topics.groups_seen(link, keys, "access") == []
 
 
+def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    """It may be the one that never settles anything: then the growth goes on without it."""
+    for number in range(3):
+        at(number).groups()
+        at(number).add("1-0")
+    assert not growth.grow(link, keys, "access", 6).done
+
+    refused = run("group", "delete", "access", "hits", "--yes", code=8)
+    assert "access grows, and waits until hits has settled 3 messages" in refused.stderr
+    asked = run("group", "delete", "access", "hits", "--force", code=8)
+    assert "keys lose their order; Delete the group hits of access?" in asked.stderr
+    run("group", "delete", "access", "hits", "--force", "--yes")
+
+    (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    assert deed["what"]["growing"] is True
+    assert growth.grow(link, keys, "access", 6).done
+    at(0).groups()
+    run("group", "delete", "access", "hits", "--yes")
+
+
 # --- retries --------------------------------------------------------------------------------------
 
 

@@ -12,12 +12,13 @@ import pytest
 from streamqd.config.guards import Breaker, FloodGuard
 from streamqd.handlers import Dead
 from streamqd.message import Message
-from streamqd.model import Backoff
+from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import RUNNING, Command, Slot, now_ns
 from streamqd.store import control, messages
 from streamqd.store.client import Link
 from streamqd.waits import Wait, Waits
 from streamqd.worker import ExitCode
+from streamqd.worker.outage import Outage
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
@@ -171,6 +172,76 @@ def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(desk: Desk, life
     assert {each["retryCount"] for each in desk.state()["items"].values()} == {b"0"}
     stream = desk.state()["stream"]
     assert slot.counter("released") == len(stream.groups["hits"][1])
+
+
+def test_no_probe_begins_while_a_run_from_before_goes_on(
+    desk: Desk, life: Life, slot: Slot, other: Link
+):
+    """Its success would tell nothing of the dependency as it is now."""
+    waits, runs = Waits(slot.words), []
+    up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
+    seen = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        if message.id == "1-0":
+            go_on.wait(5.0)
+        elif not up.is_set():
+            raise ConnectionError
+
+    def play() -> None:
+        wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
+        late = waits.read().until_ns + 100_000_000
+        wait_until(lambda: now_ns() > late, what="a probe would be due")
+        seen.append((waits.read().kind, len(runs)))
+        go_on.set()
+        wait_until(lambda: len(runs) > seen[0][1] + 2, what="probes")
+        up.set()
+        while slot.counter("acked") < 20 and not stopped.wait(0.005):
+            promote(desk, other)
+        life.stop()
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        worker = life.worker("t1", **OPENS | SEVERAL | {"concurrency": 2})
+        assert life.run(worker, work) == ExitCode.STOPPED
+    finally:
+        stopped.set()
+        player.join()
+    assert seen == [(Wait.OPEN, 4)]
+    assert waits.read().opened == 1
+    assert slot.counter("acked") == 20
+
+
+@pytest.mark.parametrize("kind", [ONE, SEVERAL], ids=["one at a time", "four at a time"])
+def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
+    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+):
+    sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
+    waits, probes = Waits(slot.words), []
+
+    def work(message: Message) -> None:
+        if waits.read().kind is not Wait.PROBING:
+            raise ConnectionError
+        probes.append(message.id)
+        sibling.probe(again=False)
+        raise KeyError
+
+    def play() -> None:
+        wait_until(lambda: probes, what="a probe")
+        wait_until(lambda: waits.read().kind is Wait.OPEN, what="it waits for the other")
+        for _ in range(20):
+            turn = sibling.opened + 0.02
+            wait_until(lambda: now_ns() / 1e9 > turn, what="some time")  # noqa: B023
+            sibling.probe(again=False)
+        life.stop()
+
+    player = threading.Thread(target=play)
+    player.start()
+    assert life.run(life.worker("t1", **OPENS | kind), work) == ExitCode.STOPPED
+    player.join()
+    assert len(probes) == 1
 
 
 def test_another_class_neither_opens_the_circuit_nor_closes_it(desk: Desk, life: Life, slot: Slot):

@@ -126,6 +126,34 @@ def test_what_is_due_later_is_moved_at_its_time(
     assert 0 <= int(moved.partition("-")[0]) - due < 500
 
 
+def test_where_nothing_was_delayed_the_figures_tell(
+    desk: Desk, view: View, slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
+    sends, retries = (made(desk.link, view, desk.keys) for made in (send_promoter, retry_promoter))
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+
+    def run() -> tuple[int, int]:
+        sends.run({("access", 0): 0})
+        retries.run({UNIT: 0})
+        return desk.do("XLEN", desk.stream) - 1, desk.do("XLEN", desk.retry)
+
+    assert run() == (0, 0)
+    desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s1", ["payload", "x"]))
+    due = set_aside(desk, place, 0.0)
+    wait_until(lambda: view.now_unix_ms() > due + 50)
+    assert run() == (0, 0), "it is quiet here, so nobody asks"
+    measure(desk.link, view, desk.keys)
+    assert run() == (1, 1)
+
+    desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s2", ["payload", "x"]))
+    assert run() == (2, 1), "a moment ago something was delayed"
+    monkeypatch.setattr(promoter, "LIVELY_SECONDS", 0.0)
+    desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s3", ["payload", "x"]))
+    assert run() == (2, 1), "figures that are older than the last answer tell nothing"
+
+
 def test_many_due_retries_are_moved_in_bounded_runs(desk: Desk, view: View, slot: Slot) -> None:
     total = promoter.PAGE * promoter.ROUNDS_MAX + 10
     for number in range(total):
@@ -433,6 +461,26 @@ def test_a_new_partition_is_shown_at_once(
     began = time.monotonic()
     wait_until(lambda: OTHER in running.keeper.view.units)
     assert time.monotonic() - began < 1.0
+
+
+def test_a_worker_that_begins_or_ends_is_shown_at_once(
+    desk: Desk,
+    slot: Slot,
+    server: Server,
+    begin: Callable[[Settings], Running],
+) -> None:
+    desk.groups()
+    begin(settings_for(server))
+    key = desk.keys.instance("default", "web-1")
+
+    def shown() -> str:
+        raw = desk.do("GET", key)
+        return json.loads(raw)["units"][0]["state"] if raw else ""
+
+    wait_until(lambda: shown() == "ready", what="the first summary")
+    for state, word in [(WorkerState.BOOTING, "booting"), (WorkerState.READY, "ready")] * 3:
+        slot.state = state
+        wait_until(lambda word=word: shown() == word, timeout=1.0, what=f"it is {word}")
 
 
 def test_health_says_what_is_wrong(

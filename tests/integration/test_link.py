@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from streamqd import config
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store.client import Link, server_facts
-from streamqd.store.wire import code_of
+from streamqd.store.wire import KEEPALIVE, code_of
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 from tests.support.writer import writer
@@ -162,6 +163,7 @@ def _loading(link: Link) -> list[RedisRefused] | None:
 # --- scripts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("F20")
 def test_unknown_script_is_taught_once(link: Link) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.execute("CONFIG", "RESETSTAT")
@@ -172,6 +174,7 @@ def test_unknown_script_is_taught_once(link: Link) -> None:
     assert "cmdstat_evalsha:calls=2," in stats
 
 
+@pytest.mark.fault("F20")
 def test_many_scripts_keep_their_places(link: Link) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))
@@ -259,6 +262,18 @@ def test_tcp(new_server: Callable[..., ProcessServer]) -> None:
     server.kill()
     with pytest.raises(RedisUnavailable):
         link.execute("PING")
+    link.close()
+
+
+def test_a_node_that_vanished_is_missed_also_while_nothing_is_asked(
+    new_server: Callable[..., ProcessServer],
+) -> None:
+    server = new_server(tcp=True)
+    link = Link(config.Redis(url=server.tcp_url), timeout=5.0, name="test")
+    sock = link.socket()
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    kept = {each: sock.getsockopt(socket.IPPROTO_TCP, each) for each in KEEPALIVE}
+    assert kept == KEEPALIVE
     link.close()
 
 

@@ -93,6 +93,7 @@ def test_who_says_that_it_is_a_replica_is_not_written_to(
     assert link.execute("SET", "a", "3") == b"OK"
 
 
+@pytest.mark.fault("F19")
 def test_the_start_warns_of_a_master_that_needs_no_replicas(
     link: Link, sentinels: Sentinels
 ) -> None:

@@ -52,7 +52,7 @@ def test_a_partition_in_full(desk: Desk) -> None:
     desk.do("ZADD", desk.scheduled, 9, "send")
     desk.fetch(2)
     desk.do("XACK", desk.stream, UNIT.group, "1-0", "2-0")
-    assert of_partition(desk) == PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "")
+    assert of_partition(desk) == PartitionFigures(5, 5, "1-0", "5-0", 1, 1, "", 9)
 
 
 def test_added_counts_what_was_trimmed(desk: Desk, server: Server) -> None:

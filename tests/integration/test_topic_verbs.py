@@ -134,8 +134,15 @@ def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Link, keys: 
     registry = keys.registry().encode()
     kept = {key for key in before if b"{access}" not in key}
     after = neighbour.dump()
-    assert after.keys() == kept
+    trail = keys.audit("access").encode()
+    assert after.keys() == kept | {trail}, "and who has done it"
     assert all(after[key] == before[key] for key in kept - {registry})
+    (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
+    assert deed["verb"] == "topic delete"
+    assert "@" in deed["who"]
+    assert deed["what"] == {"groups": ["hits"], "partitions": 3, "force": True}
+    assert deed["counts"]["keys"] == done["keys"]
+    assert deed["counts"]["messages"] > 0
     assert topics.registered(link, keys) == ["access.p"]
     assert run("topic", "delete", "access", "--yes", code=8).stderr.count("does not exist") == 1
 
@@ -204,7 +211,7 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(
         admin_topics.partition_count(link, keys, "access")
     assert "of which a part is gone" in run("topic", "delete", "access", "--dry-run").stdout
     run("topic", "delete", "access", "--yes", "--force")
-    assert at(0).dump() == {}
+    assert at(0).dump().keys() == {keys.audit("access").encode()}
 
 
 def test_producers_that_go_on_leave_no_half_a_topic(
@@ -219,7 +226,7 @@ def test_producers_that_go_on_leave_no_half_a_topic(
 
         with pytest.raises(TopicMissing):
             second.send("access", b"x", key="k")
-        assert at(0).dump() == {}
+        assert at(0).dump().keys() == {keys.audit("access").encode()}
         first.send("access", b"x", key="k")
 
     assert topics.registered(link, keys) == ["access"]

@@ -5,6 +5,7 @@ Workers run here in the test's own process: see tests/support/life.py.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -538,3 +539,21 @@ def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("timeouts") == 1
     assert flags[-1] is False
+
+
+# --- what a handler logs --------------------------------------------------------------------------
+
+
+def test_what_a_handler_logs_names_the_message_that_it_handles(
+    desk: Desk, life: Life, caplog: pytest.LogCaptureFixture
+):
+    desk.add("1-0")
+    desk.add("2-0")
+
+    def work(message: Message) -> None:
+        logging.getLogger("app").warning("handling %s", message.id)
+
+    assert life.run(life.worker("t1", max_messages=2), work) == ExitCode.RECYCLE
+    logging.getLogger("app").warning("between messages")
+    marks = [(each.uid, each.attempt) for each in caplog.records if each.name == "app"]  # type: ignore[attr-defined]
+    assert marks == [("access/0/1-0", 1), ("access/0/2-0", 1), (None, None)]

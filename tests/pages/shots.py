@@ -130,7 +130,7 @@ def main(images: Path) -> None:
             shoot_top(daemon, images / "top.svg")
         else:
             print("left out, there is no tmux: top.svg")
-        shoot_page(url, images / "status.png", "1160,540")
+        shoot_page(url, images / "status.png", "1200,540")
         shoot_report(daemon, images / "report.png")
     for picture in sorted(images.iterdir()):
         size = picture.stat().st_size

@@ -9,6 +9,8 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +43,31 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=LARGE.partitions, help="of each topic")
     arguments = parser.parse_args()
     scope = Scope(arguments.members, LARGE.topics, arguments.partitions, LARGE.offered)
-    started = time.process_time()
     results: dict[str, Figures] = {}
-    fleet = new(scope, arguments.seed)
-    for name, scenario in IN_TURN.items():
-        results[name] = told(name, scenario(fleet))
-    decided = fleet.decided
-    for name, scenario in ALONE.items():
-        fleet = new(scope, arguments.seed)
-        results[name] = told(name, scenario(fleet))
-        decided += fleet.decided
-    spent = time.process_time() - started
+    decided, spent = 0, 0.0
+    # Fleets know nothing of each other: each is simulated in a process of its own.
+    with ProcessPoolExecutor() as pool:
+        runs = [tuple(IN_TURN), *((name,) for name in ALONE)]
+        for figures, decisions, seconds in pool.map(
+            simulated, [scope] * len(runs), [arguments.seed] * len(runs), runs
+        ):
+            results |= figures
+            decided += decisions
+            spent += seconds
     text = PAGE.read_text().partition(MARK)[0] + MARK
     PAGE.write_text(text + report(scope, arguments.seed, results, decided, spent))
 
 
-def told(name: str, figures: Figures) -> Figures:
-    """Show one result at once."""
-    print(name, json.dumps(figures), flush=True)
-    return figures
+def simulated(
+    scope: Scope, seed: int, names: Sequence[str]
+) -> tuple[dict[str, Figures], int, float]:
+    """Let scenarios happen to one fleet: their figures, the decisions, seconds of the processor."""
+    started, fleet = time.process_time(), new(scope, seed)
+    results: dict[str, Figures] = {}
+    for name in names:
+        results[name] = (IN_TURN | ALONE)[name](fleet)
+        print(name, json.dumps(results[name]), flush=True)
+    return results, fleet.decided, time.process_time() - started
 
 
 def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, spent: float) -> str:

@@ -48,8 +48,12 @@ class Fleet:
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         """Let something happen so many seconds from now."""
+        self.at_time(self.now + seconds, event)
+
+    def at_time(self, when: float, event: Callable[[], None]) -> None:
+        """Let something happen at a time, exactly: who waits for it compares with the clock."""
         self._made += 1
-        heapq.heappush(self._events, (self.now + max(seconds, TICK_SECONDS), self._made, event))
+        heapq.heappush(self._events, (max(when, self.now + TICK_SECONDS), self._made, event))
 
     def run(self, seconds: float) -> None:
         """Let so much time pass."""

@@ -95,7 +95,7 @@ class Instance:
         )
         if at < self.beat_at:
             self.beat_at = at
-            self.fleet.at(max(0.0, at - self.fleet.now), self._tick_of(self.run))
+            self.fleet.at_time(at, self._tick_of(self.run))
 
     # --- one tick ---
 
@@ -164,7 +164,7 @@ class Instance:
         self.retry_at = now + self.backoff * (0.5 + chance.random())
         self.backoff = min(self.backoff * 2, 2.0, self.interval / 4)
         self.beat_at = min(self.beat_at, now)
-        self.fleet.at(self.retry_at - now, self._tick_of(self.run))
+        self.fleet.at_time(self.retry_at, self._tick_of(self.run))
 
     def answered(
         self, sent: float, calls: list[tuple[str, Unit | None, Held | None]], replies: list[Any]
@@ -183,7 +183,7 @@ class Instance:
                 self._decide(now, reply)
             elif unit is not None and held is not None and self.held.get(unit) is held:
                 self._told(now, sent, unit, held, reply)
-        self.fleet.at(max(0.0, self.next_at() - now), self._tick_of(self.run))
+        self.fleet.at_time(self.next_at(), self._tick_of(self.run))
 
     def _told(self, now: float, sent: float, unit: Unit, held: Held, word: str) -> None:
         if held.phase == "acquiring" and word in ("OK", "MINE"):

@@ -1,7 +1,8 @@
-"""Every crash point of supervisor and housekeeper, killed and paused, again and again.
+"""Every crash point of supervisor, housekeeper and commands, killed and paused, again and again.
 
-The default suite has half of the pairs; here are all. Skipped unless ROUNDS says how often:
-`make soak-kill-points`. RESULT names a file for what came of it.
+The default suite has half of these pairs, and all of the workers and the producers; here are all of
+the others. Skipped unless ROUNDS says how often: `make soak-kill-points`. RESULT names a file for
+what came of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import pytest
 
 from streamqd.store.client import Link
 from tests.benchmarks.quick import machine
-from tests.support import kill_houses, kill_trials
+from tests.support import kill_desks, kill_houses, kill_trials
+from tests.support.kill_desks import COMMANDS, Desk
 from tests.support.kill_houses import House
 from tests.support.kill_trials import SIDE_BY_SIDE, Trial
 from tests.support.servers import Server
@@ -63,6 +65,17 @@ class Soak:
                 house.close()
         self.struck.update(f"{point} {act}" for point in points)
 
+    def desks(self, points: Sequence[str], act: str) -> None:
+        self.link.execute("FLUSHALL")
+        folder = self._folder()
+        desks = [Desk(folder / each, self._url(n), each) for n, each in enumerate(points)]
+        try:
+            (kill_desks.run_killed if act == "KILL" else kill_desks.run_paused)(desks)
+        finally:
+            for desk in desks:
+                desk.close()
+        self.struck.update(f"{point} {act}" for point in points)
+
     def _folder(self) -> Path:
         folder = self.folder / str(self.struck.total())
         folder.mkdir()
@@ -80,7 +93,12 @@ def test_every_point_killed_and_paused(link: Link, server: Server, tmp_path: Pat
                 soak.supervisors(kill_trials.ROWS[start : start + SIDE_BY_SIDE], act)
             for start in range(0, len(kill_houses.POINTS), SIDE_BY_SIDE):
                 soak.houses(kill_houses.POINTS[start : start + SIDE_BY_SIDE], act)
-        print(f"{done + 1}/{ROUNDS}: {soak.struck.total()} strikes", flush=True)
+            for start in range(0, len(COMMANDS), SIDE_BY_SIDE):
+                soak.desks(COMMANDS[start : start + SIDE_BY_SIDE], act)
+        seconds = time.monotonic() - began
+        print(f"{done + 1}/{ROUNDS}: {soak.struck.total()} strikes, {seconds:.0f} s", flush=True)
+    points = {*kill_houses.POINTS, *COMMANDS, *(row.point for row in kill_trials.ROWS)}
+    assert soak.struck.keys() == {f"{point} {act}" for point in points for act in ("KILL", "STOP")}
     if "RESULT" in os.environ:
         document = {
             "what": "after every strike each message ran, was charged and died as the model says",

@@ -113,6 +113,7 @@ def described(outcome: Outcome) -> dict[str, Any]:
         "unexpected": report.unexpected,
         "wrong": {name: [str(one) for one in faults] for name, faults in wrong_of(outcome)},
         "fenced": outcome.fenced,
+        "slack_seconds": round(report.slack_seconds, 3),
         "longest_stall_seconds": round(report.stall_seconds, 2),
         "settled_after_seconds": outcome.heal_seconds,
         "conservation_checks": outcome.checks,
@@ -141,7 +142,7 @@ def readable(document: dict[str, Any]) -> str:
         f"{size}; {cpu['cores']} cores, {cpu['cpu']}, Python {cpu['python']}",
     ]
     for name, part in document["parts"].items():
-        causes = f" ({_listed(part['causes'])})" if part["causes"] else ""
+        causes = f" ({_listed(part['causes'])}; slack {part['slack_seconds']} s)"
         stall, settled = part["longest_stall_seconds"], part["settled_after_seconds"]
         lines += ["", f"{name}: {_listed(part['strikes'])}"]
         lines += [
@@ -149,7 +150,7 @@ def readable(document: dict[str, Any]) -> str:
             for line in (
                 _listed({key: part[key] for key in ("sent", "unknown", "refused", "runs", "dead")}),
                 f"lost {len(part['lost'])}",
-                f"duplicated {part['duplicated']}{causes}",
+                f"duplicated {part['duplicated']}{causes if part['duplicated'] else ''}",
                 f"recovered {part['recovered']}",
                 f"unexpected {len(part['unexpected'])}",
                 f"fenced {part['fenced']}",

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from streamqd.housekeeper import Task
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.message import Message
 from streamqd.model import Unit
@@ -38,6 +39,7 @@ from streamqd.worker.settler import Settler
 from streamqd.worker.worker import Worker
 
 VARIABLE = "STRIKES"  # names the folder, in the environment
+LOOK_SECONDS = 2.0  # longest time between two looks of a housekeeper at anything
 
 # Between the steps that are no scripts, in the order in which they come.
 WORKER = {
@@ -204,6 +206,7 @@ def place() -> None:
     _around(Holding, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(Crew, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
+    _around(Task, "__init__", after=_look_often)
     _around(Carrier, "write", before=_at_send("publish-unsent"), after=_at_send("publish-answered"))
 
 
@@ -295,6 +298,11 @@ def _at(point: str, at: int = 0) -> Callable[..., None]:
 
 def _at_send(point: str) -> Callable[..., None]:
     return lambda *_: reached(point, "-")
+
+
+def _look_often(_none: None, task: Task, *_: object) -> None:
+    """Nobody wants to wait half a minute for what a housekeeper does so seldom."""
+    task.every = min(task.every, LOOK_SECONDS)
 
 
 def _around_reclaimer() -> None:

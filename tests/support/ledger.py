@@ -58,17 +58,22 @@ class Audit:
 class Ledger:
     """The file, for writing (producer and handlers) and for reading (the test)."""
 
-    def __init__(self, path: Path, version: str = "") -> None:
+    def __init__(self, path: Path, version: str = "", *, durable: bool = True) -> None:
+        """`durable`: the end of a run is on the disk before the handler returns.
+
+        What dies with a process is safe without; what dies with its machine is not.
+        """
         self.path = path
         self.version = version
+        self._durable = durable
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         self._read_to = 0
         self._records: list[Record] = []
 
     @classmethod
-    def here(cls, version: str = "") -> Self:
+    def here(cls, version: str = "", *, durable: bool = True) -> Self:
         """The ledger that the environment names. `version` is written beside each run."""
-        return cls(Path(os.environ[VARIABLE]), version)
+        return cls(Path(os.environ[VARIABLE]), version, durable=durable)
 
     def close(self) -> None:
         """Give the descriptor up."""
@@ -96,15 +101,18 @@ class Ledger:
         try:
             yield
         except BaseException:
-            self._note_run("raise", message, text)
-            os.fsync(self._descriptor)
+            self._note_end("raise", message, text)
             raise
-        self._note_run("end", message, text)
-        os.fsync(self._descriptor)
+        self._note_end("end", message, text)
 
     def note(self, message: Handled, text: str) -> None:
         """Write down anything else that the test wants to know of a run."""
         self._note_run("note", message, text)
+
+    def _note_end(self, kind: str, message: Handled, text: str | None) -> None:
+        self._note_run(kind, message, text)
+        if self._durable:
+            os.fsync(self._descriptor)
 
     def _note_run(self, kind: str, message: Handled, text: str | None = None) -> None:
         text = self.version if text is None else text

@@ -24,10 +24,10 @@ from streamqd.admin.steering import Fleet
 from streamqd.errors import Refused, StreamqdError
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+from tests.support.causes import Strike
 from tests.support.daemon import Daemon
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
-from tests.support.verdict import Strike
 
 PATIENCE = 60.0  # seconds until a fault that does not heal fails the test
 Wait = Callable[[], object]
@@ -243,8 +243,8 @@ class Nemesis:
         victim = self._choose(stroke, spare=1)
         if victim is None:
             return
+        pids = [victim.daemon.pid, *(each.pid for each in victim.daemon.session())]
         with self._busy(victim), self._logged("stop host", victim.name, victim.workers()):
-            pids = [victim.daemon.pid, *(each.pid for each in victim.daemon.session())]
             yield from self._stopped(list(dict.fromkeys(pids)), stroke.seconds)
 
     def _stopped(self, pids: list[int], seconds: float) -> Course:

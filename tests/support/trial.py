@@ -22,13 +22,14 @@ from typing import Any, Self
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Link
+from tests.support.causes import DEADLY, Strike
 from tests.support.conservation import Conservation
 from tests.support.daemon import ROOT, Daemon
 from tests.support.ledger import VARIABLE
 from tests.support.nemesis import PATIENCE, Nemesis, Planned, Victim
 from tests.support.proxy import FaultProxy
 from tests.support.servers import ProcessServer
-from tests.support.verdict import ATTEMPTS_MAX, Report, Strike, judge
+from tests.support.verdict import ATTEMPTS_MAX, Report, judge
 from tests.support.waiting import wait_until
 
 GROUPS = ("bill", "ship")
@@ -48,7 +49,7 @@ class Outcome:
     passed: int
     checks: int
     violations: list[str]
-    crashed: list[int]  # pids of workers that died and that nobody had hit
+    crashed: list[int]  # pids of workers that died and that nobody had struck so
     fenced: int
     events: dict[str, int]  # how often the instances logged some events
     heal_seconds: float  # from the last strike's end until nothing was left to do
@@ -207,7 +208,7 @@ class Trial:
         assert self.nemesis is not None
         strikes = self.nemesis.strikes
         daemons = [victim.daemon for victim in self.victims]
-        hit = {pid for strike in strikes for pid in strike.pids}
+        hit = {pid for strike in strikes if strike.kind in DEADLY for pid in strike.pids}
         crashes = [event for one in daemons for event in one.events("worker.crashed")]
         names = ("worker.crashed", "lease.lost", "lease.late", "lease.acquired", "redis.lost")
         return Outcome(

@@ -5,12 +5,7 @@
     recovered   the producer lost the answer, and it was handled
     unexpected  handled, but never sent, or written twice
 
-A duplicate is explained by one strike of the nemesis that hit the process of the earlier run while
-it had the message in hand, before the later run began. In hand are the run that the process was
-in (or had just ended), one for each strike and process; and, of a strike that takes the scoreboard
-or the connection along, what had ended since the last acknowledgement: it is written at most
-`ACK_DELAY` after the end, before the next run begins. The other way round, a process that stood
-still between its last look at the clock and its handler begins one run that its successor has had.
+Why a message may run again, and what explains it: `causes`.
 """
 
 from __future__ import annotations
@@ -22,63 +17,11 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+from tests.support.causes import Causes, Run, Strike
 from tests.support.conservation import number_of
 from tests.support.ledger import Record
 
-ACK_DELAY = 0.02  # seconds
-SLACK = 0.5  # seconds between what a process does and what the ledger or the nemesis writes of it
 ATTEMPTS_MAX = 3
-
-
-class Strike(NamedTuple):
-    """What the nemesis did, to whom and when (monotonic seconds). `pids` are workers it touches.
-
-    `ended` is when the fault was healed; the same as `began` for a blow.
-    """
-
-    number: int
-    kind: str
-    whom: str
-    pids: tuple[int, ...]
-    began: float
-    ended: float
-
-
-# A strike of one worker; its supervisor reads in the scoreboard what was done.
-WORKER = frozenset({"kill worker", "stop worker"})
-# A strike of a whole instance: what was not acknowledged is another's to handle.
-LATE = "late after an outage"
-INSTANCE = frozenset({"kill supervisor", "stop supervisor", "stop host", "cut off", LATE})
-# A strike after which a process goes on where it was.
-STANDSTILL = frozenset({"stop worker", "stop host"})
-# Each alone costs nobody a lease. Both together do: all leases are over when Redis is back, and of
-# an instance whose connection is half open then, nobody hears for an exchange.
-OUTAGE, DEAF = frozenset({"stop redis", "kill redis"}), "half open"
-NEAR = 2.0  # seconds from the one to the other, and to the takeover
-
-
-class Run(NamedTuple):
-    """One call of the handler. `ended` is inf when it never did."""
-
-    number: str
-    uid: str
-    group: str
-    attempt: int
-    epoch: int
-    pid: int
-    began: float
-    ended: float
-    well: bool
-
-    @property
-    def unit(self) -> tuple[str, str]:
-        """Partition (as in the uid) and group."""
-        return self.uid.split("/")[1], self.group
-
-    @property
-    def process(self) -> tuple[int, tuple[str, str], int]:
-        """Who ran it. A pid alone comes back, in a long soak."""
-        return self.pid, self.unit, self.epoch
 
 
 class Duplicate(NamedTuple):
@@ -108,6 +51,7 @@ class Report:
     disorderly: list[str] = field(default_factory=list)  # epochs shared, order broken
     stall_seconds: float = 0.0  # the longest that a message waited for its first run
     stalled: str = ""
+    slack_seconds: float = 0.0  # what of the slack the causes of the duplicates needed
 
     @property
     def unexplained(self) -> list[Duplicate]:
@@ -156,9 +100,10 @@ def judge(records: list[Record], strikes: list[Strike], letters: Mapping[str, se
     runs = runs_of(records)
     report = Report(handled=len(runs), dead=sum(map(len, letters.values())))
     _count_messages(report, records, runs, letters)
-    _judge_duplicates(report, runs, strikes)
+    causes = Causes(runs, strikes)
+    _judge_duplicates(report, runs, causes)
     _judge_attempts(report, records, runs, letters)
-    _judge_order(report, runs, strikes)
+    _judge_order(report, runs, causes)
     _measure_stall(report, records, runs)
     return report
 
@@ -189,73 +134,16 @@ def _count_messages(
 # --- duplicates -----------------------------------------------------------------------------------
 
 
-def _judge_duplicates(report: Report, runs: list[Run], strikes: list[Strike]) -> None:
-    by_process: dict[object, list[Run]] = defaultdict(list)
+def _judge_duplicates(report: Report, runs: list[Run], causes: Causes) -> None:
     same: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
-    strikes = [*strikes, *_late_returns(strikes)]
     for run in runs:
-        by_process[run.process].append(run)
         same[run.number, run.group, run.attempt].append(run)
     for (number, group, attempt), again in same.items():
         for earlier, later in pairwise(again):
-            cause = _cause(earlier, later, by_process, strikes)
             pids = (earlier.pid, later.pid)
+            cause = causes.of(earlier, later)
             report.duplicated.append(Duplicate(number, group, attempt, pids, cause))
-
-
-def _cause(
-    earlier: Run, later: Run, by_process: Mapping[object, list[Run]], strikes: list[Strike]
-) -> str:
-    """The strike that explains why `later` repeats `earlier`, '' when none does."""
-    if earlier.process == later.process:
-        return ""  # a process knows what it has done
-    for strike in strikes:
-        how = ""
-        if earlier.pid in strike.pids and later.began >= strike.began:
-            how = _in_hand(earlier, by_process[earlier.process], strike)
-        elif later.pid in strike.pids and earlier.began >= strike.began:
-            how = _about_to_begin(later, by_process[later.process], strike)
-        if how:
-            return f"{strike.number} {strike.kind}: {how}"
-    return ""
-
-
-def _late_returns(strikes: list[Strike]) -> list[Strike]:
-    """The instances that could not renew their leases when Redis was back."""
-    return [
-        Strike(deaf.number, LATE, deaf.whom, deaf.pids, outage.began, outage.ended + NEAR)
-        for outage in strikes
-        if outage.kind in OUTAGE
-        for deaf in strikes
-        if deaf.kind == DEAF and outage.began - NEAR < deaf.began < outage.ended + NEAR
-    ]
-
-
-def _about_to_begin(run: Run, of_process: list[Run], strike: Strike) -> str:
-    """Whether `run` is the one that its process was about to begin when it was stopped."""
-    if strike.kind not in STANDSTILL or run.began > strike.ended + SLACK:
-        return ""
-    first = next(each for each in of_process if each.began >= strike.began)
-    return "about to begin" if run is first else ""
-
-
-def _in_hand(run: Run, of_process: list[Run], strike: Strike) -> str:
-    """How the struck process had the message of `run` in hand, '' when it had not."""
-    if strike.kind not in WORKER | INSTANCE:
-        return ""
-    until = strike.ended + SLACK
-    begun = [each for each in of_process if each.began <= until]
-    if not begun:
-        return ""
-    last = begun[-1]
-    # What had ended well before a worker was struck is in the scoreboard.
-    if run is last and (strike.kind in INSTANCE or run.ended >= strike.began - SLACK):
-        return "running"
-    # A failure is set aside with the one after it; other ends are in the scoreboard.
-    unsettled = strike.kind in INSTANCE or not run.well
-    if unsettled and last.began <= run.ended + ACK_DELAY + SLACK:
-        return "not acknowledged"
-    return ""
+    report.slack_seconds = causes.slack
 
 
 # --- attempts, epochs, order ----------------------------------------------------------------------
@@ -285,18 +173,17 @@ def _judge_attempts(
             )
 
 
-def _judge_order(report: Report, runs: list[Run], strikes: list[Strike]) -> None:
+def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
     """An epoch belongs to one process; in it first attempts follow the stream; it only grows."""
     owner: dict[tuple[tuple[str, str], int], int] = {}
     last: dict[tuple[tuple[str, str], int], tuple[int, ...]] = {}
     newest: dict[tuple[str, str], int] = defaultdict(int)
-    struck = {pid for each in strikes if each.kind in WORKER | INSTANCE for pid in each.pids}
     for run in runs:
         term = (run.unit, run.epoch)
         if owner.setdefault(term, run.pid) != run.pid:
             report.disorderly.append(f"{run.unit}: epoch {run.epoch} belongs to two processes")
         # A process that stood still between its last look at the clock and its handler.
-        if run.epoch < newest[run.unit] and run.pid not in struck:
+        if run.epoch < newest[run.unit] and not causes.excuse(run):
             report.disorderly.append(f"{run.unit}: epoch {run.epoch} ran after a later one")
         newest[run.unit] = max(newest[run.unit], run.epoch)
         if run.attempt == 1:

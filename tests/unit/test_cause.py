@@ -119,6 +119,12 @@ CASES = [
         "working on one message (m:5-0) for 75 s, and 100 unread and 2 pending",
     ),
     (
+        "slow-handler",
+        False,
+        facts(told=told(longest_run_seconds=75.0, progress_seconds=3.2)),
+        "for 75 s (it said 3 s ago that it gets on), and 100 unread",
+    ),
+    (
         "crashing",
         False,
         facts(told=told(state="booting"), failures=(failed("process ended by exit code 3"),)),

@@ -12,6 +12,14 @@ def circuit(failures: int = 3, window: float = 10.0, probe_every: float = 5.0) -
     return Circuit(failures, window, probe_every)
 
 
+def opened(*, at: float = 0.0) -> Circuit:
+    one = circuit()
+    for uid in "abc":
+        one.failed(uid, at, 0)
+    assert one.state is State.OPEN
+    return one
+
+
 def test_so_many_failures_within_the_window_open_it():
     one = circuit()
     for at, uid in ((0.0, "a"), (1.0, "b")):
@@ -22,6 +30,8 @@ def test_so_many_failures_within_the_window_open_it():
     assert one.state is State.OPEN
     assert one.wait(10.0) == 5.0
     assert one.wait(14.0) == 1.0
+    assert one.wait(14.0, later=2.0) == 3.0, "others are first"
+    assert one.wait(15.0) == one.wait(99.0) == one.wait(18.0, later=2.0) == 0
 
 
 def test_failures_outside_the_window_do_not():
@@ -31,38 +41,71 @@ def test_failures_outside_the_window_do_not():
         assert one.state is State.CLOSED
 
 
-def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
+def test_what_failed_in_other_partitions_counts_too():
     one = circuit()
-    for uid in "abc":
-        one.failed(uid, 0.0, 0)
-    assert one.wait(5.0) == 0
-    assert one.state is State.HALF_OPEN
-    assert one.succeeded()
+    one.failed("a", 0.0, 0, others=1)
     assert one.state is State.CLOSED
-    assert not one.succeeded()
-    one.failed("d", 5.0, 1)
-    assert one.state is State.CLOSED, "counting begins anew"
+    one.failed("b", 0.0, 0, others=1)
+    assert one.state is State.OPEN
+
+
+def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
+    one = opened()
+    one.probe()
+    assert one.state is State.HALF_OPEN
+    assert one.wait(5.0) == 0
+    one.heard(is_open=False, opened=5.0)
+    assert one.state is State.CLOSED
+    for uid in "de":
+        one.failed(uid, 5.1, 1)
+        assert one.state is State.CLOSED, "counting begins anew"
 
 
 def test_a_probe_that_fails_opens_it_again_at_once():
-    one = circuit()
-    for uid in "abc":
-        one.failed(uid, 0.0, 0)
-    for probe in range(1, 10):
-        at = probe * 5.0
+    one = opened()
+    for number in range(1, 10):
+        at = number * 5.0
         assert one.wait(at) == 0
+        one.probe()
+        one.heard(is_open=True, opened=at)
+        assert one.state is State.HALF_OPEN, "it was this one that opened it so late"
         assert not one.failed("a", at, 0), "it costs nothing"
         assert one.state is State.OPEN
         assert one.wait(at) == 5.0
 
 
-def test_a_success_while_it_is_open_closes_nothing():
-    """It began before."""
+def test_a_circuit_that_another_partition_has_opened_waits_as_long_as_that_one():
     one = circuit()
-    for uid in "abc":
-        one.failed(uid, 0.0, 0)
-    assert not one.succeeded()
+    one.failed("a", 1.0, 0)
+    one.heard(is_open=True, opened=2.0)
     assert one.state is State.OPEN
+    assert one.wait(3.0) == 4.0
+    one.heard(is_open=True, opened=6.0)
+    assert one.wait(7.0) == 4.0, "its probe has failed"
+    assert not one.failed("b", 7.5, 0), "it had begun before"
+    assert one.wait(8.0) == 4.5
+    one.heard(is_open=False, opened=7.5)
+    assert one.state is State.CLOSED
+    assert not one.failed("a", 9.0, 1), "it was open since the first failure"
+    assert one.failed("a", 9.1, 1)
+
+
+def test_an_outage_that_was_over_before_anybody_looked_is_known_by_its_end():
+    one = circuit()
+    one.failed("a", 1.0, 0)
+    one.failed("b", 1.0, 0)
+    one.heard(is_open=False, opened=2.0)
+    assert one.memory == NOTHING, "they were part of it"
+    assert not one.failed("a", 3.0, 0)
+    assert one.state is State.CLOSED
+
+
+def test_who_gives_its_turn_to_another_waits_again():
+    one = opened()
+    one.probe()
+    one.rest()
+    one.heard(is_open=True, opened=6.0)
+    assert one.wait(7.0) == 4.0
 
 
 def test_the_first_failure_is_free_and_later_ones_count():
@@ -77,8 +120,7 @@ def test_a_failure_before_the_circuit_opened_is_forgiven():
     assert one.failed("a", 0.1, 0), "nobody knows yet"
     one.failed("b", 0.2, 0)
     assert one.state is State.OPEN
-    assert one.wait(5.2) == 0
-    assert one.succeeded()
+    one.heard(is_open=False, opened=5.2)
     assert not one.failed("a", 6.0, 1), "the circuit was open in between"
     assert one.failed("a", 6.1, 1)
 
@@ -105,32 +147,28 @@ def test_the_next_circuit_goes_on_where_this_one_was():
     assert one.memory == NOTHING
     one.failed("a", 1.0, 0)
     one.failed("b", 3.0, 0)
-    assert one.memory == Memory(False, 0.0, 2, 1.0)
+    assert one.memory == Memory(2, 1.0)
     after = Circuit(3, 10.0, 5.0, one.memory)
     assert not after.failed("c", 11.0, 0)
     assert after.state is State.OPEN
-    assert after.memory == Memory(True, 11.0, 3, 1.0)
     last = Circuit(3, 10.0, 5.0, after.memory)
+    last.heard(is_open=True, opened=11.0)
     assert last.wait(12.0) == 4.0
-    assert last.wait(16.0) == 0
-    assert last.state is State.HALF_OPEN
-    assert Circuit(3, 10.0, 5.0, last.memory).state is State.OPEN
-    assert last.succeeded()
-    assert last.memory == Memory(False, 11.0, 0, 0.0), "who failed before it opened is forgiven"
 
 
 def test_of_a_circuit_before_all_failures_are_as_old_as_the_oldest():
-    after = Circuit(3, 10.0, 5.0, Memory(False, 0.0, 2, 1.0))
+    after = Circuit(3, 10.0, 5.0, Memory(2, 1.0))
     after.failed("c", 11.1, 0)
     assert after.state is State.CLOSED
-    assert after.memory == Memory(False, 0.0, 1, 11.1)
+    assert after.memory == Memory(1, 11.1)
 
 
 def test_a_message_that_was_forgiven_by_another_circuit_pays():
     assert circuit().failed("a", 9.0, 0, forgiven=8.0)
-    opened = Memory(False, 5.0, 0, 0.0)
-    assert Circuit(3, 10.0, 5.0, opened).failed("a", 9.0, 0, forgiven=5.1)
-    assert not Circuit(3, 10.0, 5.0, opened).failed("a", 9.0, 0, forgiven=4.9)
+    for forgiven, pays in ((5.1, True), (4.9, False)):
+        one = circuit()
+        one.heard(is_open=False, opened=5.0)
+        assert one.failed("a", 9.0, 0, forgiven=forgiven) is pays
     one = circuit()
     one.failed("a", 9.0, 0)
     assert one.failed("a", 10.0, 0, forgiven=None)
@@ -155,22 +193,22 @@ def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outa
 ):
     """Between two openings a message pays for all of its failures but the first."""
     one = circuit(failures=limit, window=5.0, probe_every=1.0)
-    now, successes = 0.0, 0
+    now, last_open, successes = 0.0, 0.0, 0
     since_open: dict[str, int] = {}
     for uid, step, succeeds in runs:
         now += step
-        left = one.wait(now)
-        assert (left > 0) == (one.state is State.OPEN)
-        now += left
-        one.wait(now)
-        assert one.state is not State.OPEN
+        now += one.wait(now)
+        if one.state is State.OPEN:
+            one.probe()
+            last_open = now
         if succeeds:
             successes += 1
-            one.succeeded()
+            one.heard(is_open=False, opened=last_open)
             assert one.state is State.CLOSED
             continue
         counts = one.failed(uid, now, successes)
         if one.state is State.OPEN:
+            last_open = now
             since_open.clear()
             assert not counts
         else:

@@ -145,6 +145,7 @@ def test_a_mistyped_verb_gets_the_nearest(invoke: Invoke) -> None:
         ("produce", "access", "--from", "-", "--key-field", "k"),
         ("produce", "access", "--from", "-", "--key-regex", "("),
         ("produce", "access", "--from", "-", "--header", "nonsense"),
+        ("produce", "access", "--from", "-", "--header", "a=\udcff"),
         ("produce", "access", "--from", "-", "--delay", "soon"),
         ("produce", "access", "--from", "-", "--partition", "-1"),
         ("pending", "access", "--sort", "name"),

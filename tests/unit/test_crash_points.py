@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from streamqd.store import scripts
-from tests.acceptance.test_kill_points_house import COMMANDS
 from tests.support import kill_houses, kill_matrix, kill_trials
 from tests.support.crash_points import ELSEWHERE, POINTS, PRODUCER, SCRIPTS
+from tests.support.kill_desks import COMMANDS
 
 # Two uses of a script of another name.
 USES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,6 +49,40 @@ def test_a_function_is_found_with_the_hooks_of_its_module(write: Write, folder: 
     assert loaded.on_start is not None
     assert loaded.on_stop is not None
     assert (loaded.on_start(None), loaded.on_stop()) == (1, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [
+        ("return text.replace('ann@x.org', '***')", "no mail to ***"),
+        ("raise RuntimeError(text)", "<redact_error failed: RuntimeError>"),
+        ("raise SystemExit(text)", "<redact_error failed: SystemExit>"),
+        ("return None", "<redact_error failed: it returned NoneType>"),
+        ("return ''", ""),
+    ],
+)
+def test_a_module_says_what_of_an_error_is_kept(write: Write, folder: Path, code: str, kept: str):
+    """Whatever its hook does: there is a failure, and nothing of the text that it did not pass."""
+    name = f"r{len(code)}"
+    write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
+    loaded = handlers.load(f"{name}:go", folder)
+    failure = handlers.failure_of(ValueError("no mail to ann@x.org"), "traceback")
+    found = handlers.redacted(failure, loaded.redact)
+    assert found.message == kept
+    assert "ann@x.org" not in found.traceback
+    assert (found.error_class, found.lineage) == (failure.error_class, failure.lineage)
+    assert handlers.redacted(failure, None) is failure
+    silent = handlers.failure_of(ValueError("x"), "class")
+    assert handlers.redacted(silent, loaded.redact) == silent, "nothing to look at"
+
+
+def test_a_redaction_that_is_none(write: Write, folder: Path):
+    for number, code in enumerate(
+        ("async def redact_error(text): return text", "redact_error = 1")
+    ):
+        write(f"rn{number}", f"def go(m): return 7\n{code}\n")
+        with pytest.raises(HandlerLoadError, match=f"redact_error of rn{number} must be"):
+            handlers.load(f"rn{number}:go", folder)
 
 
 def test_a_method_of_a_class_and_one_with_defaults(write: Write, folder: Path):
@@ -137,6 +172,7 @@ def test_a_probe_finds_what_is_declared_and_leaves_this_process_clean(write: Wri
             }
         ],
         [],
+        kinds={"h4:go": ""},
         sources=[str(folder / "h4.py")],
     )
     assert "h4" not in sys.modules
@@ -161,7 +197,7 @@ def test_a_module_that_prints_does_not_spoil_the_answer(
     monkeypatch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))  # as without pytest
     write("h7", "print('{\"declared\": 1}', flush=True)\ndef go(m): pass\n")
     found = handlers.probe(["h7"], ["h7:go"], folder, 20.0)
-    assert found == Probe([], [], sources=[str(folder / "h7.py")])
+    assert found == Probe([], [], {"h7:go": ""}, [str(folder / "h7.py")])
     assert capfd.readouterr().out == '{"declared": 1}\n'
 
 
@@ -249,6 +285,49 @@ def test_a_failure_is_described_as_far_as_is_allowed(detail: str, known: tuple[b
         assert "handler_function" in failed.traceback
         assert "in raised" not in failed.traceback, "our own frame is of no use to the reader"
         assert "password" not in failed.traceback.replace('secret_local = "password"', "")
+
+
+def caused(*, hidden: bool = False) -> BaseException:
+    """An error in the wake of another one."""
+
+    def handler_function() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise RefusalError("second") from (None if hidden else error)
+
+    try:
+        handler_function()
+    except BaseException as caught:  # noqa: BLE001
+        return caught
+    raise AssertionError
+
+
+def noted() -> BaseException:
+    error = raised(RefusalError("no"))
+    error.add_note("and a note")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(RefusalError("no")),
+        raised(RefusalError("no, once more")),
+        raised(SyntaxError("odd", ("file", 1, 1, "text"))),
+        raised(ExceptionGroup("all", [ValueError("a"), KeyError("b")])),
+        caused(),
+        caused(hidden=True),
+        noted(),
+        RefusalError("never raised"),
+    ],
+    ids=["plain", "same place", "syntax", "group", "cause", "no cause", "note", "no stack"],
+)
+def test_a_traceback_is_what_python_would_write(error: BaseException):
+    trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own call
+    for _ in range(2):  # the second time its stack is known
+        written = handlers.failure_of(error, "traceback").traceback
+        assert written == "".join(traceback.format_exception(type(error), error, trace))
 
 
 def test_long_texts_are_cut():

@@ -399,6 +399,27 @@ def test_a_quiet_worker_is_gone_on_without_before_it_has_ended(desk: Desk):
     assert desk.holding.startable
 
 
+def test_a_unit_that_was_just_acquired_boots_and_is_not_gone(desk: Desk):
+    desk.hold()
+    assert desk.slot.state == WorkerState.BOOTING
+    assert not desk.holding.ready
+    desk.run()
+    desk.holding.ended(KILLED)
+    assert desk.slot.state == WorkerState.GONE, "this one has ended"
+
+
+def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
+    """Its handler has nothing to do with it: only `on_stop` took too long."""
+    desk.hold().run().mark(DONE, SETTLED, SETTLED, SETTLED)
+    desk.quiet()
+    desk.holding.kill = Kill("on_stop", 0)
+    verdict = desk.holding.ended(Exit(None, signal.SIGKILL))
+    assert (verdict.crashed, verdict.charged) == (False, None)
+    assert desk.slot.counter("crashes") == 0
+    assert (desk.holding.last_exit, desk.holding.blameless) == ("", 0)
+    assert desk.places() == [b"m:1-0"], "what was done is acknowledged"
+
+
 def test_a_standby_is_warm_when_it_has_said_so_itself(desk: Desk):
     desk.hold().run()
     assert not desk.holding.standby_is_warm

@@ -8,27 +8,28 @@ from streamqd.store.messages import Pending, Recovered
 from streamqd.worker.inherited import in_order
 
 
-def page(main: str, retry: str) -> Recovered:
+def page(main: str, retry: str, more: str) -> Recovered:
     lists = [[Pending(n.encode(), [], 0, 0, b"") for n in ids.split()] for ids in (main, retry)]
-    return Recovered(False, b"", b"", *lists)
+    return Recovered(False, b"", b"", *lists, more_main="m" in more, more_retry="r" in more)
 
 
 @pytest.mark.parametrize(
-    ("main", "retry", "count", "wanted", "over"),
+    ("main", "retry", "more", "wanted", "over"),
     [
-        ("", "", 3, "", True),
-        ("1-0 5-0", "3-0", 3, "m:1-0 r:3-0 m:5-0", True),
-        ("9-0 10-0", "9-1", 3, "m:9-0 r:9-1 m:10-0", True),
-        ("1-0 5-0", "3-0 9-0", 2, "m:1-0 r:3-0 m:5-0", False),
-        ("1-0 2-0", "9-0", 2, "m:1-0 m:2-0", False),
-        ("8-0 9-0", "1-0 2-0", 2, "r:1-0 r:2-0", False),
-        ("5-0", "5-0", 1, "m:5-0 r:5-0", False),
-        ("5-0", "7-0", 1, "m:5-0", False),
+        ("", "", "", "", True),
+        ("1-0 5-0", "3-0", "", "m:1-0 r:3-0 m:5-0", True),
+        ("9-0 10-0", "9-1", "", "m:9-0 r:9-1 m:10-0", True),
+        ("1-0 5-0", "3-0 9-0", "mr", "m:1-0 r:3-0 m:5-0", False),
+        ("1-0 5-0", "3-0 9-0", "r", "m:1-0 r:3-0 m:5-0 r:9-0", False),
+        ("1-0 2-0", "9-0", "m", "m:1-0 m:2-0", False),
+        ("8-0 9-0", "1-0 2-0", "r", "r:1-0 r:2-0", False),
+        ("5-0", "5-0", "mr", "m:5-0 r:5-0", False),
+        ("5-0", "7-0", "mr", "m:5-0", False),
     ],
 )
 def test_only_what_is_older_than_anything_still_unknown(
-    main: str, retry: str, count: int, wanted: str, over: bool
+    main: str, retry: str, more: str, wanted: str, over: bool
 ):
-    held, last = in_order(page(main, retry), count)
+    held, last = in_order(page(main, retry, more))
     assert " ".join(entry.place.decode() for entry in held) == wanted
     assert last is over

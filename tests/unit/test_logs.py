@@ -34,7 +34,7 @@ def _restored() -> Iterator[None]:
     logs.close()
     logger.handlers[:], logger.level, logger.propagate = before
     logging.setLogRecordFactory(factory)
-    logs.current = None
+    logs.current.message = None
 
 
 @pytest.fixture
@@ -305,9 +305,9 @@ def test_records_of_handlers_carry_the_message() -> None:
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(attempt)s %(handler)s %(message)s")
 
-    logs.current = _Message()
+    logs.current.message = _Message()
     logger.warning("sold")
-    logs.current = None
+    logs.current.message = None
     logger.warning("idle")
 
     assert stream.getvalue().splitlines() == [
@@ -320,7 +320,7 @@ def test_a_handlers_own_extra_wins_and_does_not_fail() -> None:
     logs.mark_records("shop:sell")
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(order)s")
-    logs.current = _Message()
+    logs.current.message = _Message()
     logger.warning("sold", extra={"uid": "mine", "order": 5})
     assert stream.getvalue() == "mine 5\n"
     with pytest.raises(KeyError):

@@ -57,6 +57,7 @@ def view(board: Scoreboard) -> View:
             ("access", 3): PartitionFigures(60, 1234, "5-0", "9-0", 2, 1, f"{NOW}-5"),
         },
         units={UNIT: figures()},
+        certificates={"/etc/client.pem": NOW / 1000},
         server_unix_ms=NOW,
         asked_ns=now_ns(),
         redis_up=True,
@@ -175,7 +176,7 @@ def test_gauges_of_a_worker(view: View, slot: Slot) -> None:
     assert run == pytest.approx(3, abs=2)
     slot.state = WorkerState.BROKEN
     assert value(view, "streamqd_worker_up", **HERE, **ME) == 0
-    assert value(view, "streamqd_breaker_open", **HERE, **ME) == 1
+    assert value(view, "streamqd_worker_crash_loop", **HERE, **ME) == 1
 
 
 def test_instance_metrics(view: View, board: Scoreboard) -> None:
@@ -230,7 +231,8 @@ def test_names_and_texts() -> None:
         assert metric.name.endswith("_seconds") or metric.kind != "histogram"
         assert metric.help.endswith(".")
         assert set(metric.labels) <= {
-            *("topic", "partition", "group", "consumer", "result", "task", "version", "python")
+            *("topic", "partition", "group", "consumer", "result", "task", "version", "python"),
+            "certificate",
         }
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
 
@@ -325,3 +327,11 @@ def test_what_a_worker_waits_for_is_told(view: View, slot: Slot):
     assert value(view, "streamqd_held_messages", **HERE, **ME) == 0, "nobody holds them"
     assert value(view, "streamqd_circuit_openings_total", **HERE, **ME) == 1
     assert value(view, "streamqd_flood_stops_total", **HERE, **ME) == 1
+
+
+def test_a_rate_and_what_it_holds_up_are_told(view: View, slot: Slot):
+    assert value(view, "streamqd_rate_limit", **HERE, **ME) is None, "there is no limit"
+    slot.rate_micro = 1_500_000
+    slot.add("throttled_ns", 250_000_000)
+    assert value(view, "streamqd_rate_limit", **HERE, **ME) == 1.5
+    assert value(view, "streamqd_throttled_seconds_total", **HERE, **ME) == 0.25

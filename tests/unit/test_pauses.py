@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streamqd.supervisor.pauses import SPENT_SECONDS, Pauses
 
 
+@pytest.mark.fault("F16")
 def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
     pauses = Pauses(0.1, 0.35, lambda: 0.5)
     assert not pauses
@@ -19,6 +22,7 @@ def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
     assert round(pauses.begin("a", 20.0), 6) == 20.1
 
 
+@pytest.mark.fault("F16")
 def test_the_jitter_is_half_a_pause_each_way() -> None:
     assert Pauses(1.0, 1.0, lambda: 0.0).begin("a", 0.0) == 0.5
     assert Pauses(1.0, 1.0, lambda: 1.0).begin("a", 0.0) == 1.5
@@ -27,7 +31,8 @@ def test_the_jitter_is_half_a_pause_each_way() -> None:
 def test_nodes_that_nobody_asks_any_more_are_forgotten() -> None:
     pauses = Pauses(1.0, 1.0, lambda: 0.5)
     first, second = pauses.begin("a", 0.0), pauses.begin("b", 2.0)
-    assert pauses.first_end == first
+    assert pauses.end_of("a") == first
     pauses.forget(first + SPENT_SECONDS + 0.1)
-    assert pauses.first_end == second
+    assert pauses.end_of("a") == 0.0
+    assert pauses.end_of("b") == second
     assert pauses

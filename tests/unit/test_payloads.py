@@ -197,8 +197,9 @@ def test_settings_that_do_not_suit_a_handler_are_named():
     for on_error in ("block", "hold-key"):
         (problem,) = misfits([Consumer(**base, on_error=on_error)], {"h:go": "batch"})
         assert problem.startswith("consumers[0].on_error: h:go takes batches, whose messages fail")
-    assert misfits([Consumer(**base, on_error="hold-key")], {}) == []
-    assert len(misfits([Consumer(**base, batch=5)], {})) == 1
+    assert misfits([Consumer(**base, on_error="hold-key")], {"h:go": ""}) == []
+    assert len(misfits([Consumer(**base, batch=5)], {"h:go": ""})) == 1
+    assert misfits([Consumer(**base, batch=5)], {}) == [], "it could not be loaded"
     assert misfits([Consumer(**base, codec="msgpack")], {"h:go": "typed"}) == []
 
 

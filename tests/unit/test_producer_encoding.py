@@ -13,6 +13,8 @@ from streamqd.producer.encoding import Envelope, Outgoing, batches, envelope_of
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UNIX_MS = 1_893_492_000_000
+HALF = "a\ud800"  # what a careless decoder leaves of a character
+SAID = r"'\\ud800', half of a character, which UTF-8 cannot write: mend the text"
 
 
 def encode(item: Outgoing) -> Envelope:
@@ -73,6 +75,12 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
         (Outgoing(b"", expires=NOON.replace(tzinfo=None)), ValueError, "expires needs a time zone"),
         (Outgoing(b"", dedup_id=""), ValueError, "dedup_id must not be empty"),
         (Outgoing(b"", key=7), TypeError, "a key is str or bytes, not int"),  # type: ignore[arg-type]
+        (Outgoing(HALF), ValueError, rf"the payload holds {SAID}"),
+        (Outgoing({"a": HALF}), ValueError, rf"the payload holds {SAID}"),
+        (Outgoing(b"", key=HALF), ValueError, rf"the key holds {SAID}"),
+        (Outgoing(b"", headers={"a": HALF}), ValueError, rf"one of the headers holds {SAID}"),
+        (Outgoing(b"", headers={HALF: "a"}), ValueError, rf"one of the headers holds {SAID}"),
+        (Outgoing(b"", dedup_id=HALF), ValueError, rf"dedup_id holds {SAID}"),
         (
             Outgoing(b"x" * 1001),
             MessageTooLarge,
@@ -83,8 +91,9 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
 def test_what_cannot_be_sent_is_said_in_a_sentence(
     item: Outgoing, error: type[Exception], text: str
 ) -> None:
-    with pytest.raises(error, match=text):
+    with pytest.raises(error, match=text) as caught:
         encode(item)
+    assert type(caught.value) is error
 
 
 def cut(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import (
+    FORGET_BEATS,
+    FORGET_MAX,
     Liveness,
     Rebalancer,
     Seen,
@@ -107,6 +109,25 @@ def test_a_dead_member_lives_again_with_its_next_beat():
     for number in range(8):
         watch.beat(number * BEAT, {"you": 0.0})
     assert "you" in watch.beat(8 * BEAT, {"you": 8 * BEAT - 0.5})
+
+
+@pytest.mark.fault("F10")
+def test_only_who_was_silent_while_i_watched_may_be_forgotten():
+    """A clock that has jumped makes everybody look silent for long."""
+    watch, jump = Watch(), 3600.0
+    watch.beat(0.0, {"you": 0.0, "dead": 0.0})
+    assert watch.beat(BEAT, {"you": BEAT / 2, "dead": 0.0}, server=BEAT + jump) == {
+        *("me", "you", "dead")
+    }
+    for number in range(2, FORGET_BEATS + 1):
+        at = number * BEAT
+        assert watch.liveness.forgettable == []
+        watch.beat(at, {"you": at + jump, "dead": 0.0}, server=at + jump)
+    assert watch.liveness.forgettable == ["dead"]
+    dead = {f"dead-{number}": 0.0 for number in range(FORGET_MAX + 50)}
+    for number in range(FORGET_BEATS + 1):
+        watch.beat(number * BEAT + 2 * jump, dead)
+    assert len(watch.liveness.forgettable) == FORGET_MAX
 
 
 def test_i_am_alive_whatever_the_server_says_of_me():

@@ -7,8 +7,9 @@ from itertools import count
 
 import pytest
 
+from tests.support.causes import ACK_DELAY, SLACK, Strike
 from tests.support.ledger import Record
-from tests.support.verdict import ATTEMPTS_MAX, Report, Strike, judge
+from tests.support.verdict import ATTEMPTS_MAX, Report, judge
 
 G = "g"
 NO_LETTERS: dict[str, set[str]] = {G: set()}
@@ -199,8 +200,15 @@ def test_a_process_that_repeats_its_own_run_is_never_explained(story: Story):
     assert len(story.judged().unexplained) == 1
 
 
-@pytest.mark.parametrize("kind", ["kill supervisor", "stop supervisor", "stop host", "cut off"])
-@pytest.mark.parametrize(("ended_at", "explained"), [(2.9, True), (1.0, False)])
+INSTANCES = ["kill supervisor", "stop supervisor", "stop host", "cut off"]
+of_instances = pytest.mark.parametrize("kind", INSTANCES)
+
+
+@of_instances
+@pytest.mark.parametrize(
+    ("ended_at", "explained"),
+    [(2.99, True), (3.0 - ACK_DELAY - SLACK + 0.01, True), (3.0 - ACK_DELAY - SLACK - 0.01, False)],
+)
 def test_an_instance_repeats_what_it_had_not_acknowledged(
     story: Story, kind: str, ended_at: float, *, explained: bool
 ):
@@ -217,13 +225,140 @@ def test_an_instance_repeats_what_it_had_not_acknowledged(
     assert report.causes()[f"{kind}: running"] == 1
 
 
+@of_instances
+@pytest.mark.parametrize("end", ["end", "raise"])
+def test_a_process_that_had_ended_its_last_run_long_before_had_nothing_in_hand(
+    story: Story, kind: str, end: str
+):
+    """It settles when there is nothing to do: neither that run nor those before are explained."""
+    for number, at in ((1, 1.0), (2, 1.015)):
+        story.send(number)
+        story.run(number, at=at, end=end, took=0.001)
+    story.strike(kind, 100, at=1.016 + 2 * SLACK, lasting=2.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=4.0 + number)
+    assert [each.number for each in story.judged().unexplained] == ["1", "2"]
+
+
+@of_instances
+@pytest.mark.parametrize(
+    ("whom", "at", "lasting", "explained"),
+    [
+        ("redis", 1.005, 1.5, True),
+        ("a", 1.0, 1.5, True),
+        ("b", 1.0, 1.5, False),  # another instance
+        ("redis", 2.0, 0.5, False),  # the run had ended long before
+        ("redis", 0.1, 0.2, True),  # the next try comes late
+        ("redis", -9.0, 0.5, False),  # but not so late
+    ],
+)
+def test_nobody_settles_while_redis_is_away(
+    story: Story, kind: str, whom: str, at: float, lasting: float, *, explained: bool
+):
+    again(story, end="end")
+    story.records = [each._replace(at=3.5) if each.pid == 101 else each for each in story.records]
+    story.strike("stop redis" if whom == "redis" else "cut off", at=at, lasting=lasting)
+    story.strikes[-1] = story.strikes[-1]._replace(whom=whom)
+    story.strike(kind, 100, at=3.0, lasting=2.0)
+    assert len(story.judged().unexplained) == (not explained)
+
+
+@pytest.mark.parametrize("kind", ["kill worker", *INSTANCES])
+def test_who_went_on_after_the_strike_had_lost_nothing(story: Story, kind: str):
+    story.send(1)
+    story.send(2)
+    story.run(1, at=1.0, end="")
+    story.strike(kind, 100, at=1.005)
+    story.run(2, at=1.5)
+    story.run(1, pid=101, at=3.0)
+    assert len(story.judged().unexplained) == 1
+
+
+@pytest.mark.parametrize("kind", ["kill worker", "stop worker", *INSTANCES])
+def test_what_began_long_after_the_strike_was_not_hit_by_it(story: Story, kind: str):
+    story.send(1)
+    story.strike(kind, 100, at=1.0, lasting=1.0)
+    story.run(1, at=2.0 + 2 * SLACK, end="")
+    story.run(1, pid=101, at=3.0)
+    assert len(story.judged().unexplained) == 1
+
+
+@pytest.mark.parametrize("kind", ["kill worker", "stop worker"])
+def test_what_a_worker_alone_had_done_well_is_in_the_scoreboard(story: Story, kind: str):
+    for number, end in ((1, "end"), (2, "")):
+        story.send(number)
+        story.run(number, at=1.0 + number / 100, end=end, took=0.001)
+    story.strike(kind, 100, at=1.03, lasting=2.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=4.0 + number)
+    assert [each.number for each in story.judged().unexplained] == ["1"]
+
+
+def test_only_an_old_owner_is_about_to_begin_what_another_had(story: Story):
+    story.send(1)
+    story.run(1, pid=99, at=1.1)
+    story.run(1, pid=100, at=2.01)
+    story.strike("stop host", 100, at=0.5, lasting=1.5)
+    assert len(story.judged().unexplained) == 1
+
+
+@pytest.mark.parametrize("kind", ["kill worker", *INSTANCES])
+def test_only_a_later_owner_repeats_what_was_in_hand(story: Story, kind: str):
+    story.send(1)
+    story.run(1, at=1.0, end="")
+    story.strike(kind, 100, at=1.005)
+    story.run(1, pid=99, at=3.0)
+    assert len(story.judged().unexplained) == 1
+
+
+@pytest.mark.parametrize("kind", ["kill worker", "stop worker", *INSTANCES])
+@pytest.mark.parametrize(("took", "explained"), [(0.001, True), (0.003, False)])
+def test_a_failure_waits_only_for_a_quick_run(
+    story: Story, kind: str, took: float, *, explained: bool
+):
+    """A failure is set aside with the one behind it, unless it took long itself."""
+    for number, end in ((1, "raise"), (2, "")):
+        story.send(number, "fail 1")
+        story.run(number, at=1.0 + number / 100, end=end, took=took)
+    story.strike(kind, 100, at=1.03, lasting=2.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=4.0 + number, end="raise")
+    assert [each.number for each in story.judged().unexplained] == ([] if explained else ["1"])
+
+
+def test_the_time_in_which_it_stood_still_does_not_count(story: Story):
+    """Stopped between the end of one run and the next, which its successor has had."""
+    for number in (1, 2):
+        story.send(number)
+    story.run(1, at=1.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=2.0 + number)
+    story.run(2, at=5.01)
+    story.strike("stop host", 100, at=1.011, lasting=4.0)
+    assert story.judged().causes() == {
+        "stop host: about to begin": 1,
+        "stop host: not acknowledged": 1,
+    }
+
+
+def test_who_stood_still_in_the_middle_of_a_run_was_not_about_to_begin(story: Story):
+    for number in (1, 2):
+        story.send(number)
+    story.run(1, at=1.0, took=4.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=2.0 + number)
+    story.run(2, at=5.01)
+    story.strike("stop host", 100, at=1.5, lasting=3.5)
+    assert [each.number for each in story.judged().unexplained] == ["2"]
+
+
 @pytest.mark.parametrize(
     ("kind", "began_at", "explained"),
     [
-        ("stop host", 2.1, True),
-        ("stop worker", 2.1, True),
-        ("stop host", 3.0, False),  # long after it could go on
-        ("cut off", 2.1, False),  # it did not stand still, and sees that its lease is over
+        ("stop host", 2.01, True),
+        ("stop worker", 2.01, True),
+        ("stop host", 2.2, False),  # long after it could go on
+        ("cut off", 2.01, False),  # it did not stand still, and sees that its lease is over
     ],
 )
 def test_what_a_process_was_about_to_begin_when_it_stood_still_is_explained_once(
@@ -233,7 +368,7 @@ def test_what_a_process_was_about_to_begin_when_it_stood_still_is_explained_once
         story.send(number)
         story.run(number, pid=101, at=1.0 + number / 10)  # its successor
     story.run(1, pid=100, at=began_at)
-    story.run(2, pid=100, at=began_at + 0.1)
+    story.run(2, pid=100, at=began_at + 0.02)
     story.strike(kind, 100, at=0.5, lasting=1.5)
     report = story.judged()
     assert [each.number for each in report.unexplained] == (["2"] if explained else ["1", "2"])
@@ -311,8 +446,28 @@ def test_a_process_that_stood_still_may_run_once_more(story: Story):
         story.send(number)
     story.run(1)
     run_late(story)
-    story.strike("stop host", 100, at=1.5, lasting=1.4)
+    story.strike("stop host", 100, at=1.5, lasting=1.45)
     assert story.judged().disorderly == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "lasting"),
+    [
+        ("cut off", 1.5, 1.45),  # it did not stand still
+        ("stop host", 1.5, 1.0),  # it went on long before
+        ("stop host", 3.5, 1.0),  # it stood still later
+        ("kill worker", 2.9, 0.0),
+    ],
+)
+def test_a_strike_of_another_sort_or_time_excuses_no_late_run(
+    story: Story, kind: str, at: float, lasting: float
+):
+    for number in (1, 2, 3):
+        story.send(number)
+    story.run(1)
+    run_late(story)
+    story.strike(kind, 100, at=at, lasting=lasting)
+    assert len(story.judged().disorderly) == 1
 
 
 def test_the_longest_wait_for_a_first_run_is_the_stall(story: Story):

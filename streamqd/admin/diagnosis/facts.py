@@ -40,6 +40,7 @@ class Server:
     round_trip_ms: float | None = None  # the middle one of some
     skew_seconds: float | None = None  # the server's clock less this host's
     slow: Sequence[SlowCommand] = ()
+    certificates: Mapping[str, float] = field(default_factory=dict)  # whose -> end, unix seconds
 
     def number(self, name: str) -> int:
         """A figure of INFO; 0 when it is not told."""
@@ -173,6 +174,7 @@ class Host:
     descriptors_of: str = ""
     descriptors_of_system: int | None = None
     units: int = 0  # of the consumers of the configuration
+    oom_group: str = ""  # the control group that the kernel kills as a whole, '' for none
 
 
 @dataclass(frozen=True)

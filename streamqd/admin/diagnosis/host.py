@@ -103,6 +103,19 @@ def _descriptors(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _oom_group(facts: Facts) -> Iterator[Found]:
+    if facts.host is not None and facts.host.oom_group:
+        yield Found(
+            f"when memory is short the kernel kills all processes of {facts.host.oom_group} at"
+            " once (memory.oom.group): the supervisor dies with the one worker that took it, every"
+            " partition waits one daemon.lease_ttl, and nobody can tell which message it was",
+            "under systemd write `OOMPolicy=continue` into the unit file; under Kubernetes set"
+            " `singleProcessOOMKill: true` in the kubelet's configuration; elsewhere"
+            f" `echo 0 > {facts.host.oom_group}/memory.oom.group`",
+            evidence={"memory.oom.group": facts.host.oom_group},
+        )
+
+
 _NEEDS, _PROBLEM, _WARNING = (Need.HOST,), Severity.PROBLEM, Severity.WARNING
 CHECKS = (
     Check(
@@ -140,5 +153,12 @@ CHECKS = (
         "Fewer files may be open than the consumers' partitions need.",
         (Need.TOPICS, Need.HOST),
         _descriptors,
+    ),
+    Check(
+        "host.oom-group",
+        _WARNING,
+        "The kernel kills the whole service when one worker takes too much memory.",
+        _NEEDS,
+        _oom_group,
     ),
 )

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from streamqd import embedded
+from streamqd import cgroups, embedded
 from streamqd.admin.diagnosis.facts import Host
 from streamqd.config import Settings
 from streamqd.errors import Refused
@@ -58,6 +58,7 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
         descriptors_of=whose,
         descriptors_of_system=_number(Path("/proc/sys/fs/file-max")),
         units=units,
+        oom_group=_oom_group(settings),
     )
 
 
@@ -114,14 +115,27 @@ def _number(path: Path) -> int | None:
 
 def _descriptors(settings: Settings) -> tuple[int | None, str]:
     """The hard limit of open files of the daemon that runs here, else of this process."""
-    lock = settings.daemon.state_dir / f"{settings.daemon.instance}.lock"
-    pid = _number(lock)
+    pid = _daemon(settings)
     if pid is not None:
         limit = _limit_of(pid)
         if limit is not None:
             return limit, f"the daemon with the process id {pid}"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return None if hard == resource.RLIM_INFINITY else hard, "this process"
+
+
+def _daemon(settings: Settings) -> int | None:
+    """The process id of the daemon that runs here, or ran here last."""
+    return _number(settings.daemon.state_dir / f"{settings.daemon.instance}.lock")
+
+
+def _oom_group(settings: Settings) -> str:
+    """The control group of the daemon, or else of this process, that is killed as a whole."""
+    pid = _daemon(settings)
+    membership = Path(f"/proc/{pid or 'self'}/cgroup")
+    if not membership.exists():
+        membership = Path("/proc/self/cgroup")
+    return str(cgroups.killed_as_one(membership) or "")
 
 
 def _limit_of(pid: int) -> int | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from streamqd import embedded
 from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity, lasting, plural
 from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.flaws import fix_of
+from streamqd.store import certificates
 
 OLDEST = {"redis": (6, 2), "valkey": (7, 2)}  # the first version that has every command
 FULL, NEARLY_FULL = 0.95, 0.85  # of maxmemory
@@ -141,10 +143,41 @@ def _replica(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _version(facts: Facts) -> Iterator[Found]:
+def _product(facts: Facts) -> tuple[str, str]:
+    """What answers, and its version. Valkey tells old clients that it is Redis 7.2.4."""
     info = facts.server.info
     product = "valkey" if "valkey_version" in info else "redis"
-    told = info.get(f"{product}_version", "")
+    return product, info.get(f"{product}_version", "")
+
+
+def _flaws(facts: Facts) -> Iterator[Found]:
+    product, told = _product(facts)
+    fix = fix_of(product, told)
+    if fix:
+        yield Found(
+            f"the server is {product} {told}, whose known flaws let clients that may log in run"
+            " code on its host, unless whoever built it has mended them under the same number",
+            f"update it to {product} {fix} or later, see `redis-cli INFO server`; until then let"
+            " nobody log in but whom you trust (docs/how-to/secure.md)",
+            evidence={f"{product}_version": told, "mended": fix},
+        )
+
+
+def _certificates(facts: Facts) -> Iterator[Found]:
+    now = facts.now_unix_ms / 1000
+    for name, end in facts.server.certificates.items():
+        for what in certificates.warnings({name: end}, now):
+            yield Found(
+                what,
+                "renew it where it was issued, replace the file, and send SIGHUP to the daemon; the"
+                " server reads its own anew by `redis-cli CONFIG SET tls-cert-file FILE`",
+                evidence={"certificate": name, "ends_unix": end},
+                severity=Severity.PROBLEM if end < now else None,
+            )
+
+
+def _version(facts: Facts) -> Iterator[Found]:
+    product, told = _product(facts)
     numbers = tuple(int(part) for part in told.split(".")[:3] if part.isdigit())
     if numbers and numbers < OLDEST[product]:
         oldest = ".".join(map(str, OLDEST[product]))
@@ -246,6 +279,20 @@ CHECKS = (
     ),
     Check("server.replica", _PROBLEM, "The server is a replica.", _NEEDS, _replica),
     Check("server.version", _PROBLEM, "The server is too old.", _NEEDS, _version),
+    Check(
+        "server.flaws",
+        _WARNING,
+        "The server's version has flaws by which clients run code on its host.",
+        _NEEDS,
+        _flaws,
+    ),
+    Check(
+        "server.certificate",
+        _WARNING,
+        "A certificate on the way to the server ends within three weeks.",
+        _NEEDS,
+        _certificates,
+    ),
     Check(
         "server.idle-timeout",
         _WARNING,

@@ -10,6 +10,7 @@ from typing import Any
 from streamqd.admin.diagnosis.facts import Server, SlowCommand
 from streamqd.admin.diagnosis.reading import Reader, named
 from streamqd.store import scripts
+from streamqd.store.certificates import ends_of
 from streamqd.store.keys import Keys
 
 PINGS = 5  # of which the middle one is the distance of the server
@@ -30,6 +31,7 @@ def gather(reader: Reader, keys: Keys) -> Server:
         round_trip_ms=_round_trip_ms(reader),
         skew_seconds=_skew_seconds(reader),
         slow=_slow(slow or (), keys),
+        certificates=ends_of(reader.link),
     )
 
 

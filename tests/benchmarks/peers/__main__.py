@@ -61,6 +61,7 @@ def main() -> None:
     }
     text = json.dumps(results, indent=2) + "\n"
     if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text)
     print(text)
 

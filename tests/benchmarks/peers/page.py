@@ -1,4 +1,4 @@
-"""The page of the comparison and its plots, from its results: `make bench-page`."""
+"""The page of the comparison, its plots and excerpts, from its results: `make bench-page`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
+from tests.benchmarks.peers import excerpt
+from tests.benchmarks.peers.excerpt import LIMIT
 
 DOCS = Path(__file__).parents[3] / "docs" / "explanation"
 RESULTS = DOCS / "benchmarks" / "peers.json"
 PAGE = DOCS / "benchmarks.md"
-LIMIT = "the limit: a bare loop"
 
 COLUMNS = (
     ("handled/s", "handled/s", ",.0f"),
@@ -69,24 +68,31 @@ What the figures do not show is what is done for them. Jobs in hand when a worke
 """
 
 
-def main() -> None:
-    """Write the page and two plots."""
-    results = json.loads(RESULTS.read_text())
+def text(results: dict[str, Any]) -> str:
+    """The page."""
     systems: dict[str, Any] = results["systems"]
-    PAGE.write_text(
-        TEXT.format(
-            rounds=results["rounds"],
-            date=results["date"],
-            **results["machine"],
-            table=_table(systems),
-            survival=_survival(systems),
-        )
+    return TEXT.format(
+        rounds=results["rounds"],
+        date=results["date"],
+        **results["machine"],
+        table=_table(systems),
+        survival=_survival(systems),
     )
-    mpl.rcParams |= {"svg.hashsalt": "streamqd", "font.family": "sans-serif", "font.size": 9}
+
+
+def main() -> None:
+    """Write the page, two plots, and the excerpts of other pages."""
+    from tests.benchmarks.peers import plots  # matplotlib is not among what the tests need
+
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(text(results))
+    excerpt.write(results)
+    systems: dict[str, Any] = results["systems"]
     handled = {name: each["figures"]["handled/s"]["median"] for name, each in systems.items()}
-    _bars(handled, "jobs handled per second", "handled.svg", "{:,.0f}")
+    plots.bars(handled, "jobs handled per second", RESULTS.parent / "handled.svg", "{:,.0f}")
     late = {name: each["figures"]["latency p50 ms"]["median"] for name, each in systems.items()}
-    _bars(late, "median delay in ms at 200 jobs per second", "latency.svg", "{:,.2f}", rising=True)
+    title = "median delay in ms at 200 jobs per second"
+    plots.bars(late, title, RESULTS.parent / "latency.svg", "{:,.2f}", rising=True)
 
 
 def _table(systems: dict[str, Any]) -> str:
@@ -114,21 +120,6 @@ def _lines(head: list[str], rows: Iterable[list[str]]) -> Iterable[str]:
     yield f"| {' | '.join(['---', *['--:'] * (len(head) - 1)])} |"
     for row in rows:
         yield f"| {' | '.join(row)} |"
-
-
-def _bars(
-    values: dict[str, float], title: str, name: str, form: str, *, rising: bool = False
-) -> None:
-    ranked = sorted(values.items(), key=lambda each: each[1], reverse=rising)
-    figure, axes = plt.subplots(figsize=(8, 0.32 * len(ranked) + 0.9), layout="constrained")
-    colors = ["#c2410c" if each.startswith("streamqd") else "#94a3b8" for each, _ in ranked]
-    bars = axes.barh([each for each, _ in ranked], [value for _, value in ranked], color=colors)
-    axes.bar_label(bars, labels=[form.format(value) for _, value in ranked], padding=3)
-    axes.set(xscale="log", title=title)
-    axes.margins(x=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(PAGE.parent / "benchmarks" / name, metadata={"Date": None})
-    plt.close(figure)
 
 
 if __name__ == "__main__":

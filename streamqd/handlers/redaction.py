@@ -1,0 +1,48 @@
+"""Taking out of an exception's texts what must not be kept: a hook of the handler's module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from streamqd.errors import HandlerLoadError
+from streamqd.handlers.outcomes import TRACEBACK_BYTES_MAX
+from streamqd.handlers.signatures import is_async
+from streamqd.model import Failed
+
+HOOK = "redact_error"
+
+Redact = Callable[[str], str]
+
+
+def hook_of(module: Any) -> Redact | None:
+    """The hook of a module, None when it has none. Raises HandlerLoadError when it is no hook."""
+    found: Redact | None = getattr(module, HOOK, None)
+    if found is not None and (not callable(found) or is_async(found)):
+        name = getattr(module, "__name__", "the module")
+        raise HandlerLoadError(f"{HOOK} of {name} must be a function, and not an async one")
+    return found
+
+
+def redacted(failure: Failed, hook: Redact | None) -> Failed:
+    """The failure with its texts as the hook leaves them. Never raises.
+
+    A text that the hook does not bring back is not kept at all: it may hold what it was to hide.
+    """
+    if hook is None:
+        return failure
+    message, trace = (_passed(hook, text) for text in (failure.message, failure.traceback))
+    return replace(failure, message=message, traceback=trace)
+
+
+def _passed(hook: Redact, text: str) -> str:
+    if not text:
+        return text
+    try:
+        found: object = hook(text)
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything
+        return f"<{HOOK} failed: {type(error).__name__}>"
+    if not isinstance(found, str):
+        return f"<{HOOK} failed: it returned {type(found).__name__}>"
+    return found[:TRACEBACK_BYTES_MAX]

@@ -1,0 +1,282 @@
+"""How runs end: every message in hand becomes a verdict, whether its handler has run or not.
+
+What is done is acknowledged, what has failed is set aside for a retry or becomes a dead letter, as
+`policy.settlement` decides. `runs` has the other half: what leads to the end of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from random import random
+
+from streamqd import handlers, logs
+from streamqd.config import Consumer
+from streamqd.message import Delivery, Message
+from streamqd.model import (
+    Ack,
+    DeadAsked,
+    Failed,
+    KeepVerdict,
+    Leave,
+    Outcome,
+    RetryAsked,
+    RetryVerdict,
+)
+from streamqd.policy import settlement
+from streamqd.scoreboard import DONE, FAILED, SETTLED, Slot, now_ns
+from streamqd.store.client import Link
+from streamqd.worker import letters
+from streamqd.worker.gate import Gate
+from streamqd.worker.guards import Guards
+from streamqd.worker.inherited import Held
+from streamqd.worker.settler import Item, Settler, place_of
+
+CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
+TOO_LARGE = "too-large"  # the reason of a letter
+
+
+class Verdicts:
+    """What a runner says of its messages, and the counters of its unit that follow from that."""
+
+    def __init__(
+        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+    ) -> None:
+        self.consumer = consumer
+        self.delivery = delivery
+        self.slot = slot
+        self.gate = gate
+        self.settler = settler
+        self.policy = consumer.policy
+        self.guards: Guards | None = None
+        self.redact: Callable[[str], str] | None = None  # of texts that a letter keeps
+        self.mark: Callable[[bytes], None] | None = None  # writes down which entry runs next
+        self.bytes_max = sys.maxsize  # of a payload, and of key and headers
+        self.failed_runs = 0
+        self.released = 0  # entries that were given back since somebody looked
+        self._server_ahead_ns = 0  # the server's unix time less `now_ns`
+        self._clock_read_ns = 0  # 0 = not read yet
+        self._dead_lines = logs.Limit("message.dead", logging.WARNING)
+        self._given_up_lines = logs.Limit("letter.given_up", logging.WARNING)
+        self._retry_lines = logs.Limit("message.retry", logging.INFO)
+        self._expired_lines = logs.Limit("message.expired", logging.INFO)
+
+    # --- without a run ---
+
+    def pass_over(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+        """Acknowledge a message that has expired, without a run; False when it has not."""
+        expires_at = message.expires_at
+        if expires_at is None or self.server_time() < expires_at:
+            return False
+        self.slot.states[index] = DONE
+        self.slot.add("expired")
+        charged = crashes > 0 or message.failures_in_place > 0
+        self.settler.ack(
+            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
+        )
+        self._expired_lines.event(unit=self.delivery.unit, uid=message.uid, attempt=message.attempt)
+        return True
+
+    def settle_ghost(self, index: int, entry: Held) -> None:
+        """Acknowledge an entry that somebody has trimmed away."""
+        self.slot.add("ghosts")
+        place = entry.place.decode()
+        logs.event("message.ghost", logging.WARNING, unit=self.delivery.unit, place=place)
+        self.slot.states[index] = DONE
+        self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
+
+    def bury_crasher(self, index: int, message: Message, entry: Held) -> bool:
+        """Dead-letter a message that has killed its process too often, or is too large."""
+        if self.bury_giant(index, message, entry.retried, entry.crashes):
+            return True
+        crashes = message.crash_count + entry.crashes
+        verdict = settlement.before_run(crashes, self.policy) if entry.crashes else None
+        if verdict is None:
+            return False
+        what, context = letters.crash_fields(entry.context)
+        if self.delivery.unit.reads_letters:
+            self._give_up(index, message, entry.retried, True, verdict.reason, what)
+            self.settler.flush()
+            return True
+        text = f"the process that handled it ended by {what}"
+        self._bury(index, message, entry.retried, crashes, (verdict.reason, what, text), context)
+        return True
+
+    def bury_giant(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+        """Dead-letter a message that is larger than any producer may send; False when it is not."""
+        text = letters.too_large(message, self.bytes_max)
+        if not text or self.delivery.unit.reads_letters:
+            return False
+        crashes += message.crash_count
+        self._bury(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
+        return True
+
+    def _bury(
+        self,
+        index: int,
+        message: Message,
+        retried: bool,
+        crashes: int,
+        why: tuple[str, str, str],
+        context: dict[bytes, bytes],
+    ) -> None:
+        """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
+        handler = self.consumer.handler
+        fields = letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
+        self._set_aside(index, message, retried, None, context | fields)
+        self._say_end(self._dead_lines, message, why[0], why[1])
+        self.settler.flush()
+        if self.guards is not None and self.consumer.lanes == 1:
+            self.guards.heed()
+
+    # --- the server's clock ---
+
+    def read_clock(self, link: Link) -> None:
+        """Learn the server's time: it gave the messages their ids, and they may have an end."""
+        seconds, micros = link.execute("TIME")
+        self._clock_read_ns = now_ns()
+        unix_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000
+        self._server_ahead_ns = unix_ns - self._clock_read_ns
+
+    def clock_is_old(self, now: int) -> bool:
+        """Whether `read_clock` should be called again."""
+        return bool(self._clock_read_ns) and now - self._clock_read_ns > CLOCK_AGE_NS
+
+    def server_time(self) -> float:
+        """The server's unix time, as far as it is known here."""
+        return (now_ns() + self._server_ahead_ns) / 1e9
+
+    def _age(self, message: Message) -> float:
+        # Both times are the server's: hosts need not agree on theirs.
+        if self.policy.max_age is None:
+            return 0.0
+        # A letter begins anew when it is one: its message may be old.
+        since = message.timestamp if message.letter is None else message.letter.failed_at
+        return max(0.0, self.server_time() - since)
+
+    # --- after a run that has failed ---
+
+    def _failed(
+        self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
+    ) -> None:
+        self.failed_runs += 1
+        outcome = handlers.brief_of(error, self.consumer.dlq_error)
+        free = self.guards is not None and self.guards.blameless(outcome, message)
+        verdict = settlement.decide(
+            outcome,
+            attempt=message.attempt,
+            crashes=crashes,
+            age=self._age(message),
+            policy=self.policy,
+            jitter=random(),
+            keyed=message.key is not None,
+            blameless=free,
+        )
+        if isinstance(verdict, Leave):
+            self.slot.add("released")
+            self._leave(index, message, retried)
+            return
+        failure = _failure(outcome)
+        self.slot.add("failed")
+        self.slot.failures.note(failure.error_class, now_ns())
+        if failure.timed_out:
+            self.slot.add("timeouts")
+        fields = letters.carried(message, retries=message.attempt - free, crashes=crashes)
+        if isinstance(verdict, RetryVerdict | KeepVerdict):
+            self._retry_lines.event(
+                unit=self.delivery.unit,
+                uid=message.uid,
+                attempt=message.attempt,
+                delay=round(verdict.delay, 3),
+                error=failure.error_class,
+            )
+            if isinstance(verdict, KeepVerdict):
+                self._keep(index, message, retried, verdict.delay, 1 - free)
+            else:
+                self._set_aside(index, message, retried, verdict.delay, fields)
+            return
+        assert not isinstance(verdict, Ack)
+        if self.delivery.unit.reads_letters:
+            charged, name = crashes > message.crash_count, failure.error_class
+            self._give_up(index, message, retried, charged, verdict.reason, name)
+            return
+        fields |= letters.letter(
+            message,
+            self.delivery,
+            self.consumer.handler,
+            verdict.reason,
+            handlers.redacted(
+                _failure(handlers.outcome_of(error, self.consumer.dlq_error)), self.redact
+            ),
+            attempts=message.attempt,
+            crashes=crashes,
+            fingerprint=handlers.fingerprint(error, self.consumer.handler),
+        )
+        self._set_aside(index, message, retried, None, fields)
+        self._say_end(self._dead_lines, message, verdict.reason, failure.error_class)
+
+    def _leave(self, index: int, _message: Message, _retried: bool) -> None:
+        """Give an entry back: it stays pending, and the next listing brings it back."""
+        self.slot.states[index] = SETTLED
+        self.released += 1
+
+    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
+        """Keep an entry in hand for its next run, in `delay` seconds; `spent` attempts are gone."""
+        raise NotImplementedError(f"on_error of {self.consumer.name} keeps no message")
+
+    def places(self) -> Iterable[bytes]:
+        """The places of what stays in hand when the connection is lost."""
+        return ()
+
+    def _set_aside(
+        self,
+        index: int,
+        message: Message,
+        retried: bool,
+        delay: float | None,
+        fields: dict[bytes, bytes],
+    ) -> None:
+        self.slot.states[index] = FAILED
+        if delay is None:
+            fields |= letters.withheld(message, self.consumer.dlq_body)
+            if self.guards is not None:
+                self.guards.died()
+        body = [part for pair in message.fields.items() for part in pair]
+        place = place_of(message.id_bytes, retried=retried)
+        self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())
+
+    def _give_up(
+        self, index: int, message: Message, retried: bool, charged: bool, reason: str, error: str
+    ) -> None:
+        """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
+        self.slot.states[index] = DONE
+        self.slot.add("given_up")
+        self.settler.ack(
+            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
+        )
+        self._say_end(self._given_up_lines, message, reason, error)
+
+    def _catch_up(self) -> None:
+        """Say how many lines were left out, when it is time to."""
+        for lines in (
+            self._dead_lines,
+            self._given_up_lines,
+            self._retry_lines,
+            self._expired_lines,
+        ):
+            lines.catch_up(unit=self.delivery.unit)
+
+    def _say_end(self, lines: logs.Limit, message: Message, reason: str, error: str) -> None:
+        lines.event(
+            unit=self.delivery.unit,
+            uid=message.uid,
+            attempt=message.attempt,
+            reason=reason,
+            error=error,
+        )
+
+
+def _failure(outcome: Outcome) -> Failed:
+    assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
+    return outcome if isinstance(outcome, Failed) else outcome.failure

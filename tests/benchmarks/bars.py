@@ -1,0 +1,68 @@
+"""Bars: what a figure has to reach, in a line that says whether it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+
+class Bar(NamedTuple):
+    """A figure and its bar. Figures are ratios of one run, where they are not said to be others."""
+
+    what: str
+    value: float
+    bar: float
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure reaches its bar."""
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+    def line(self) -> str:
+        """The bar as a line of text."""
+        side = "at most" if self.at_most else "at least"
+        state = "met" if self.met else "NOT MET"
+        return f"{state:8} {self.what}: {self.value:,.6g} ({side} {self.bar:,.6g})"
+
+
+def show(bars: Iterable[Bar]) -> list[dict[str, Any]]:
+    """Print the bars; return them as JSON has them."""
+    bars = list(bars)
+    print("\n".join(bar.line() for bar in bars))
+    return [bar._asdict() | {"met": bar.met} for bar in bars]
+
+
+class Work(NamedTuple):
+    """What handling messages took: messages/s, and CPU in us for each message."""
+
+    rate: float
+    workers_us: float
+    server_us: float
+
+
+class Meter:
+    """Measures the CPU of processes from its making to `us`."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = list(pids)
+        self._before = self._used()
+        self.began = time.monotonic()
+
+    def us(self, messages: int) -> float:
+        """CPU since it was made, in us for each of so many messages."""
+        return (self._used() - self._before) / 1000 / messages
+
+    def _used(self) -> int:
+        tasks = [task for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+def workers_of(supervisor: int) -> list[int]:
+    """The processes of a daemon that handle messages."""
+    children = psutil.Process(supervisor).children()
+    return [child.pid for child in children if "worker" in " ".join(child.cmdline())]

@@ -1,0 +1,276 @@
+"""`make bench-blocking`: how long each script keeps the server busy, at small and at large bodies.
+
+A private server, and each script whose work grows with something, called with the most that its
+callers ask for. The time is that of the server's slow log. A machine that has other work stops the
+server in the middle of a script, so each is done several times: the least time is what a script
+takes, the worst what others made of it.
+Whatever copies bodies is bounded by bytes (tests/contract/test_bytes.py); this tells what that is
+worth on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from streamqd.housekeeper import dropper, promoter, trimmer
+from streamqd.store import (
+    adoption,
+    dead,
+    groups,
+    leases,
+    messages,
+    publishing,
+    retries,
+    scripts,
+    spark,
+)
+from streamqd.store import retention as trimming
+from streamqd.store import statistics as figures
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.messages import BYTES_MAX, ITEMS_MAX, PLACES_MAX, portions
+from streamqd.store.scripts import Call
+from streamqd.worker.settler import BATCH_MAX
+from streamqd.worker.worker import RECOVER_PAGE
+from tests.benchmarks.quick import machine
+from tests.contract.desk import OWNER, TTL, Desk
+from tests.contract.scenarios import drop_all, trim_all
+from tests.support import costs
+from tests.support.servers import ProcessServer, find_binary
+
+BAR_MS = 5.0
+BODIES = (100, 4 << 10, 32 << 10, 128 << 10, 1 << 20)
+FULL_BYTES = 96 << 20  # of bodies that lie there, at most
+LETTER = {b"reason": b"attempts", b"errorClass": b"ValueError", b"traceback": b"t" * 8192}
+PATH = ("access", 0)
+
+Case = Callable[[Desk, str], Iterator[Call]]
+
+
+def many(most: int, body: str) -> int:
+    """How many entries of a body there may be."""
+    return max(2, min(most, FULL_BYTES // len(body)))
+
+
+def in_hand(desk: Desk, body: str, most: int, consumer: str = "w") -> list[bytes]:
+    """Let so many entries be pending; return their places."""
+    desk.groups()
+    count = many(most, body)
+    costs.backlog(desk, count, body)
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "session", "s1")
+    return [b"m:" + entry for entry in desk.fetch(count, consumer)]
+
+
+def due(desk: Desk, body: str, most: int) -> list[str]:
+    """Let so many retries and scheduled sends be due; return the places of the retries."""
+    desk.groups()
+    costs.delayed(desk, many(most, body), body)
+    for key in (desk.delayed, desk.scheduled):
+        desk.do("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0.5)
+    return [each.decode() for each in desk.do("ZRANGE", desk.delayed, 0, -1)]
+
+
+def promote(desk: Desk, body: str) -> Iterator[Call]:
+    due(desk, body, promoter.PAGE)
+    yield messages.promote_retries(desk.keys, desk.unit, promoter.PAGE)
+    yield messages.promote_scheduled(desk.keys, *PATH, promoter.PAGE)
+
+
+def settle(desk: Desk, body: str) -> Iterator[Call]:
+    places = in_hand(desk, body, 2 * BATCH_MAX)
+    half = len(places) // 2
+    size = lambda _: len(body)  # noqa: E731
+    for part in portions(places[:half], size, BATCH_MAX):
+        yield messages.retry(desk.keys, desk.unit, "t1", [(each, 60.0, {}) for each in part])
+    for part in portions(places[half:], lambda _: len(body) + 8192, BATCH_MAX):
+        yield messages.dead(desk.keys, desk.unit, "t1", [(each, LETTER) for each in part])
+
+
+def settle_small(desk: Desk, body: str) -> Iterator[Call]:
+    places = in_hand(desk, body, 3 * PLACES_MAX)
+    third = min(PLACES_MAX, len(places) // 3)
+    yield messages.ack(desk.keys, desk.unit, "t1", places[:third])
+    notes = [(each, 1, 5.0) for each in places[third : 2 * third][:BATCH_MAX]]
+    yield messages.note(desk.keys, desk.unit, "t1", notes)
+    running, done = places[third], places[-third:]
+    yield leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, running, b"signal 9", done)
+
+
+def recover(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, RECOVER_PAGE)
+    yield messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", RECOVER_PAGE)
+
+
+def reclaim(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, RECOVER_PAGE, "foreign")
+    yield messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 0.0, RECOVER_PAGE)
+
+
+def read_when_full(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, 2)
+    count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
+    costs.backlog(desk, count, body)
+    yield messages.fetch(desk.keys, desk.unit, "t1", "s1", count)
+
+
+def adopt(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, 1000, "foreign")
+    desk.do("DEL", desk.fence, desk.lease)
+    yield adoption.adopt(desk.keys, desk.unit, "m")
+
+
+def letters(desk: Desk, body: str) -> Iterator[Call]:
+    desk.groups()
+    costs.letters(desk, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
+    ids = [entry[0].decode() for entry in desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", 1)]
+    yield dead.replay(desk.keys, *PATH, ids[0], desk.unit.group, {})
+    yield dead.purge_before(desk.keys, *PATH, "9999999999999-0", ITEMS_MAX)
+    named = desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", PLACES_MAX)
+    yield dead.purge(desk.keys, *PATH, [entry[0].decode() for entry in named])
+
+
+def delayed(desk: Desk, body: str) -> Iterator[Call]:
+    places = due(desk, body, BATCH_MAX)
+    yield retries.page(desk.keys, desk.unit, (0, ""), 200)
+    yield retries.hasten(desk.keys, desk.unit, places)
+    for part in portions(places, lambda _: len(body), BATCH_MAX):
+        items = [(each, {b"reason": b"cancelled"}) for each in part]
+        yield retries.cancel(desk.keys, desk.unit, items, drop=False)
+
+
+def measure(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, 1000)
+    costs.backlog(desk, many(100_000, body) // 2, body)
+    costs.beside(desk, many(10_000, body) // 8)
+    yield figures.measure_partition(desk.keys, *PATH)
+    yield figures.measure_unit(desk.keys, desk.unit)
+    yield trimming.measure(desk.keys, *PATH)
+    yield messages.snapshot(desk.keys, desk.unit, 1000)
+    yield spark.step(desk.stream, "0-0", "9999999999999-0", spark.STEP_MAX)
+    fields = [b"payload", body.encode()]
+    yield publishing.publish(desk.keys, *PATH, fields, "order-1", 60.0, max_backlog=10**6)
+    yield publishing.schedule(desk.keys, *PATH, 5.0, "send-1", fields, "order-2", 60.0)
+
+
+def trim(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, 1)
+    desk.do("XACK", desk.stream, desk.unit.group, desk.do("XRANGE", desk.stream, "-", "+")[0][0])
+    costs.backlog(desk, many(2 * trimmer.PAGE, body), body)
+    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "$")
+    yield trim_all(desk, max_length=1, max_bytes=1, limit=trimmer.PAGE)
+
+
+def drop(desk: Desk, body: str) -> Iterator[Call]:
+    desk.groups()
+    costs.backlog(desk, many(2 * dropper.PAGE, body), body)
+    yield drop_all(desk, drop_before="9999999999999-0", limit=dropper.PAGE)
+
+
+def leave(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, 10_000)
+    due(desk, body, 10_000)
+    yield groups.reset(desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="")
+    desk.fetch(10_000)
+    desk.own("t2", owner=OWNER, seen_epoch=int(desk.do("HGET", desk.fence, "epoch") or 0))
+    yield groups.delete(desk.keys, desk.unit, force=True)
+
+
+def ghosts(desk: Desk, body: str) -> Iterator[Call]:
+    in_hand(desk, body, dropper.GHOSTS)
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    yield trimming.settle_ghosts(desk.keys, desk.unit, dropper.GHOSTS)
+
+
+def append(desk: Desk, body: str) -> Iterator[Call]:
+    count = max(1, min(spark.ROWS_MAX, (1 << 20) // len(body)))
+    rows = [spark.SinkRow(f"{n:x}", [b"payload", body.encode()]) for n in range(count)]
+    yield spark.append(desk.keys, *PATH, "q:0", 1, 0, rows)
+
+
+CASES: tuple[Case, ...] = (
+    *(promote, settle, settle_small, recover, reclaim, read_when_full, adopt, letters, delayed),
+    *(measure, trim, drop, leave, ghosts, append),
+)
+
+
+def main() -> None:
+    """Run every case with every body, and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bodies", type=int, nargs="+", default=BODIES)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--server", default="valkey")
+    parser.add_argument("--only", default="", help="the name of one case")
+    parser.add_argument("--output", type=Path, default=Path("var/blocking"))
+    options = parser.parse_args()
+    server = ProcessServer("bench", find_binary(options.server))
+    try:
+        found = run(server, options)
+    finally:
+        server.close()
+    result = {"machine": machine(), "server": options.server, "ms": found}
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "blocking.json").write_text(json.dumps(result, indent=2) + "\n")
+    (options.output / "blocking.md").write_text(table(found))
+    print(table(found))
+
+
+def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
+    """Return script -> size of bodies -> milliseconds of the longest call of each round."""
+    link = Link(server.settings, timeout=60.0, name="bench:blocking")
+    found: dict[str, dict[int, list[float]]] = {}
+    for size in options.bodies:
+        for case in CASES:
+            if options.only not in ("", case.__name__):
+                continue
+            for _ in range(1 + options.rounds):  # the server learns the scripts in the first
+                taken = of_case(Desk(link, Keys()), case, "x" * size)
+                for name, longest in taken.items():
+                    found.setdefault(name, {}).setdefault(size, []).append(longest)
+    link.close()
+    return {
+        name: {size: times[1:] for size, times in sizes.items()}
+        for name, sizes in sorted(found.items())
+    }
+
+
+def of_case(desk: Desk, case: Case, body: str) -> dict[str, float]:
+    """Run a case on an empty server: script -> milliseconds of its longest call."""
+    desk.do("FLUSHALL", "SYNC")
+    found: dict[str, float] = {}
+    for call in case(desk, body):
+        desk.do("CONFIG", "SET", "slowlog-log-slower-than", 0)
+        desk.do("SLOWLOG", "RESET")
+        desk.link.run(call)
+        log: list[Any] = desk.do("SLOWLOG", "GET", 20)
+        desk.do("CONFIG", "SET", "slowlog-log-slower-than", -1)
+        spent = max(row[2] for row in log if row[3][0].upper() in (b"EVALSHA", b"EVAL")) / 1000
+        found[call.script.name] = max(found.get(call.script.name, 0.0), spent)
+    return found
+
+
+def table(found: dict[str, dict[int, list[float]]]) -> str:
+    """Return Markdown: of each script the least and the worst time at each size of bodies."""
+    sizes = sorted({size for times in found.values() for size in times})
+    rows = [["ms at bodies of", *(f"{size:,} bytes" for size in sizes)], ["---"] * (1 + len(sizes))]
+    for name, times in found.items():
+        rows.append([f"`{name}`", *(_cell(times.get(size, [])) for size in sizes)])
+    untried = sorted(scripts.load().keys() - found.keys())
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{text}\n\nOf one size whatever lies there: {', '.join(untried)}.\n"
+
+
+def _cell(times: list[float]) -> str:
+    if not times:
+        return ""
+    least, worst = min(times), max(times)
+    mark = " **over**" if least > BAR_MS else ""
+    return f"{least:.2f} / {worst:.2f}{mark}"
+
+
+if __name__ == "__main__":
+    main()

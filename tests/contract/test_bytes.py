@@ -1,0 +1,178 @@
+"""What one call copies is bounded in bytes: nobody else is served while a script runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.store import dead, messages, publishing, retries, spark
+from streamqd.store.messages import BYTES_MAX, Recovered, Snapshot, portions
+from streamqd.store.scripts import load
+from streamqd.worker.settler import Item, _batches
+from tests.contract.desk import UNIT, Desk
+from tests.contract.scenarios import drop_all, trim_all
+from tests.support import costs
+
+BODY = b"x" * (BYTES_MAX // 4)
+PER_CALL = 4  # bodies that take more than BYTES_MAX together with what is around them
+COUNT = 10
+
+
+@pytest.fixture
+def ids(desk: Desk) -> list[str]:
+    """Large entries of the partition, nobody's."""
+    desk.groups()
+    names = [f"{number}-0" for number in range(1, 1 + COUNT)]
+    for name in names:
+        desk.add(name, "payload", BODY)
+    return names
+
+
+def set_aside(desk: Desk, ids: list[str]) -> None:
+    """Let them be delayed retries that are due now."""
+    desk.fetch()
+    desk.own("t1")
+    items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
+    for each in items:
+        desk.expect("settle_retry", "OK", messages.retry(desk.keys, UNIT, "t1", [each]))
+
+
+def test_both_sides_know_the_same_bound() -> None:
+    assert f"local BYTES_MAX = {BYTES_MAX}\n".encode() in load()["message_promote"].source
+
+
+def test_promoting(desk: Desk, ids: list[str]) -> None:
+    set_aside(desk, ids)
+    call = messages.promote_retries(desk.keys, UNIT, 100)
+    moved = []
+    while True:
+        done = messages.Promoted.parse(desk.link.run(call))
+        moved.append(done.moved)
+        if not done.more:
+            break
+        assert done.next_due_unix_ms is not None
+    assert moved == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
+    assert desk.do("XLEN", desk.retry) == COUNT
+
+
+def test_promoting_one_that_is_larger(desk: Desk) -> None:
+    desk.groups()
+    for name in ("s1", "s2"):
+        fields = ["payload", 2 * BYTES_MAX * b"x"]
+        desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, name, fields))
+    call = messages.promote_scheduled(desk.keys, "access", 0, 100)
+    for left in (1, 0):
+        done = messages.Promoted.parse(desk.link.run(call))
+        assert (done.moved, done.more) == (1, bool(left))
+
+
+def test_listing_delayed_retries(desk: Desk, ids: list[str]) -> None:
+    set_aside(desk, ids)
+    places: list[str] = []
+    after, sizes, more = (0, ""), [], True
+    while more:
+        page, more = retries.rows(desk.link.run(retries.page(desk.keys, UNIT, after, 100)))
+        places += [row.place for row in page]
+        sizes.append(len(page))
+        after = (page[-1].due_unix_ms, page[-1].place)
+    assert sorted(places) == sorted(f"m:{each}" for each in ids)
+    assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
+
+
+def test_deleting_old_letters(desk: Desk) -> None:
+    for number in range(COUNT):
+        desk.add(f"{number + 1}-0", "payload", BODY, stream=desk.dlq)
+    call = dead.purge_before(desk.keys, "access", 0, "99-0", 100)
+    replies = [desk.expect("dead_purge", "OK", call) for _ in range(3)]
+    assert replies == [[PER_CALL, 1], [PER_CALL, 1], [COUNT - 2 * PER_CALL, 0]]
+    assert desk.do("XLEN", desk.dlq) == 0
+
+
+def test_recovering(desk: Desk, ids: list[str]) -> None:
+    desk.fetch()
+    desk.own("t1")
+    found: list[bytes] = []
+    sizes, more = [], True
+    while more:
+        after = found[-1] if found else b""
+        call = messages.recover(desk.keys, UNIT, "t1", "s1", not found, after, "", 100)
+        page = Recovered.parse(desk.link.run(call))
+        found += [entry.id for entry in page.main]
+        sizes.append(len(page.main))
+        more = page.more_main
+        assert not page.more_retry
+    assert [each.decode() for each in found] == ids
+    assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
+
+
+def test_recovering_as_many_as_were_asked_for(desk: Desk) -> None:
+    desk.pending("1-0", "2-0")
+    desk.own("t1")
+    for count, more in ((1, True), (2, True), (3, False)):
+        call = messages.recover(desk.keys, UNIT, "t1", "s1", True, "", "", count)
+        assert Recovered.parse(desk.link.run(call)).more_main is more
+
+
+def test_reclaiming(desk: Desk, ids: list[str]) -> None:
+    desk.fetch(consumer="foreign")
+    desk.own("t1")
+    desk.link.run(messages.recover(desk.keys, UNIT, "t1", "s1", True, "", "", 1))
+    call = messages.reclaim(desk.keys, UNIT, "t1", "s1", "m", 0.0, 100)
+    taken = [messages.Reclaimed.parse(desk.link.run(call)).entries for _ in range(4)]
+    assert [len(each) for each in taken] == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL, 0]
+    assert [entry.decode() for each in taken for entry, _ in each] == ids
+
+
+def test_counting(desk: Desk, ids: list[str]) -> None:
+    """Up to eight entries are read at once, one, two and four at first."""
+    call = spark.step(desk.stream, "0-0", "9-0", 100)
+    assert desk.expect("stream_step", "OK", call) == [7, b"7-0", 1]
+    call = spark.step(desk.stream, "7-0", "9-0", 100)
+    assert desk.expect("stream_step", "OK", call) == [2, b"9-0", 0]
+    snapshot = Snapshot.parse(desk.link.run(messages.snapshot(desk.keys, UNIT)))
+    assert snapshot is not None
+    assert (snapshot.length, snapshot.unread) == (COUNT, -1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ([], []),
+        ([1, 1, 1, 1, 1, 1], [[1, 1, 1, 1, 1], [1]]),
+        ([BYTES_MAX, 0, 1], [[BYTES_MAX, 0], [1]]),
+        ([1, BYTES_MAX * 3, 1], [[1], [BYTES_MAX * 3], [1]]),
+        ([BYTES_MAX // 2] * 3, [[BYTES_MAX // 2] * 2, [BYTES_MAX // 2]]),
+    ],
+)
+def test_what_is_settled_is_cut_into_portions(sizes: list[int], parts: list[list[int]]) -> None:
+    assert list(portions(sizes, int, 5)) == parts
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["trim", "drop"])
+def test_freeing(desk: Desk, drops: bool) -> None:
+    desk.groups()
+    costs.backlog(desk, 300, "x" * (256 << 10))
+    if not drops:
+        desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
+    call = trim_all(desk, limit=10_000)
+    if drops:
+        call = drop_all(desk, limit=10_000, drop_before="9999999999999-0")
+    removed = [desk.link.run(call).rest[0] for _ in range(4)]
+    assert removed == [100, 100, 100, 0], "64 would be 16 MiB, but a node may hold 100"
+    assert desk.do("XLEN", desk.stream) == 0
+
+
+def test_freeing_large_ones_that_are_not_very_large(desk: Desk) -> None:
+    desk.groups()
+    costs.backlog(desk, 1200, "x" * (32 << 10))
+    desk.do("XGROUP", "SETID", desk.stream, UNIT.group, "$")
+    removed = [desk.link.run(trim_all(desk, limit=10_000)).rest[0] for _ in range(3)]
+    assert removed == [511, 511, 178], "with its name a body is a little larger"
+
+
+def test_a_worker_settles_in_portions() -> None:
+    items = [
+        Item(b"m:%d-0" % number, number, None if number % 2 else 1.0, {}, [b"payload", BODY])
+        for number in range(COUNT)
+    ]
+    batches = [(dead, [item.at for item in part]) for dead, part in _batches(items)]
+    assert batches == [(False, [0, 2, 4]), (False, [6, 8]), (True, [1, 3, 5]), (True, [7, 9])]

@@ -1,0 +1,212 @@
+"""A server that lives, answers, and serves nobody for a while: LOADING, BUSY, MASTERDOWN."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from streamqd import config
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.producer import Producer
+from streamqd.store.client import Link
+from tests.faults.test_servers_that_fail import TTL, settle_after
+from tests.support.daemon import Daemon
+from tests.support.servers import ProcessServer, free_port
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., Daemon]
+ENDLESS = "while true do end"
+# A server that loads looks at its clients once in two mebibytes.
+FILLER = "for n = 1, 400 do redis.call('SETRANGE', 'filler:' .. n, 200000, 'x') end"
+MANY = 400  # refused calls of a whole instance in three ttls: more would be a loop
+
+
+class Refusal:
+    """A state of a server in which it answers nobody's call but says why."""
+
+    def __init__(self, server: ProcessServer) -> None:
+        self.server = server
+        self.link = Link(server.settings, timeout=20.0, name="test:refusal")
+
+    code = ""
+
+    def begin(self) -> None:
+        """Bring it about."""
+
+    def end(self) -> None:
+        """Let it serve again."""
+
+    def holds(self) -> bool:
+        """Whether the server refuses now."""
+        # No write, and one command alone: others are refused for more than one reason.
+        return answer(self.link, "EXISTS", "probe") == self.code
+
+
+class Loading(Refusal):
+    """It was killed and reads a large file at its start, as slowly as it is told to."""
+
+    code = "LOADING"
+    delay = 20_000  # microseconds for each of 400 keys, unless it is told to go on
+
+    def begin(self) -> None:
+        self.link.execute("CONFIG", "SET", "rdbcompression", "no")
+        self.link.execute("EVAL", FILLER, 0)
+        self.link.execute("BGREWRITEAOF")
+        wait_until(self._rewritten, timeout=20.0, what="the file is written anew")
+        self.server.restart(wait=False, key_load_delay=str(self.delay))
+
+    def _rewritten(self) -> bool:
+        told = self.link.execute("INFO", "persistence").decode()
+        return "aof_rewrite_in_progress:0" in told and "aof_rewrite_scheduled:0" in told
+
+    def end(self) -> None:
+        with suppress(RedisRefused):  # 6.2 cannot be told, and is ready in the end
+            self.link.execute("CONFIG", "SET", "key-load-delay", "0")
+
+
+class Busy(Refusal):
+    """Somebody's script does not end."""
+
+    code = "BUSY"
+
+    def begin(self) -> None:
+        self.link.execute("CONFIG", "SET", "lua-time-limit", "10")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        link = Link(self.server.settings, timeout=60.0, name="test:busy")
+        with pytest.raises(RedisRefused):  # it is killed
+            link.execute("EVAL", ENDLESS, 0)
+        link.close()
+
+    def end(self) -> None:
+        self.link.execute("SCRIPT", "KILL")
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+
+
+class MasterDown(Refusal):
+    """It was made a replica that may not serve old data, of a master that nobody can reach."""
+
+    code = "MASTERDOWN"
+
+    def begin(self) -> None:
+        self.link.execute("CONFIG", "SET", "replica-serve-stale-data", "no")
+        self.link.execute("REPLICAOF", "127.0.0.1", free_port())
+
+    def end(self) -> None:
+        self.link.execute("REPLICAOF", "NO", "ONE")
+
+
+every_refusal = pytest.mark.parametrize("kind", [Loading, Busy, MasterDown])
+
+
+@contextmanager
+def refusing(refusal: Refusal) -> Iterator[None]:
+    """Let the server refuse during the body, and end it whatever happens."""
+    refusal.begin()
+    try:
+        wait_until(refusal.holds, timeout=20.0, what=f"{refusal.code} is answered")
+        yield
+        assert refusal.holds(), f"{refusal.code} was over too soon"
+    finally:
+        refusal.end()
+    wait_until(
+        lambda: answer(refusal.link, "EXISTS", "probe") == 0, timeout=20.0, what="it serves again"
+    )
+
+
+def answer(link: Link, *command: str) -> Any:
+    """What a server replies, or the code of its refusal; '' without an answer."""
+    try:
+        return link.execute(*command)
+    except RedisRefused as error:
+        return error.code
+    except RedisUnavailable:
+        return ""
+
+
+def told(link: Link, section: str, name: str) -> int:
+    """What the server has counted under a name since it was started."""
+    for line in link.execute("INFO", section).decode().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.partition("=")[2].partition(",")[0])
+    return 0
+
+
+@pytest.mark.fault("F16")
+@every_refusal
+def test_while_a_server_refuses_everybody_waits_and_nothing_is_charged(
+    make: Make, fresh_server: ProcessServer, kind: type[Refusal]
+):
+    """For three ttls: nothing is read, run twice, blamed or taken over, and nobody spins."""
+    refusal = kind(fresh_server)
+    with make(partitions=2, daemon={"lease_ttl": f"{TTL}s"}) as daemon:
+        state = refusing(refusal)
+        counted: list[int] = []
+
+        def refuse() -> None:
+            state.__enter__()
+
+        def accept() -> None:
+            state.__exit__(None, None, None)
+            counted.append(told(refusal.link, "errorstats", f"errorstat_{refusal.code}"))
+
+        settle_after(daemon, refuse, accept)
+        print(f"refused with {refusal.code}: {counted[0]} calls in three ttls")
+        assert counted[0] > 10, "the daemon was not refused"
+        assert counted[0] < MANY, "it spins"
+        assert daemon.letters() == daemon.traces() == []
+        for word in ("redis.lost", "redis.back"):
+            assert daemon.events(word, role="supervisor"), "it says that it waits, and for what"
+    refusal.link.close()
+
+
+@pytest.mark.fault("F16")
+@every_refusal
+def test_a_producer_is_told_that_nothing_was_sent_or_waits_where_repeating_is_safe(
+    make: Make, fresh_server: ProcessServer, kind: type[Refusal]
+):
+    refusal = kind(fresh_server)
+    daemon = make()
+    settings = config.load(daemon.config_path)
+    with Producer(settings=settings) as producer:
+        producer.send("orders", "before", partition=0)
+        with refusing(refusal), pytest.raises((RedisRefused, RedisUnavailable)) as error:
+            producer.send("orders", "refused", partition=0)
+        assert not getattr(error.value, "sent", False), "it is known that it was not sent"
+        producer.send("orders", "after", partition=0)
+    found = daemon.link.execute("XRANGE", daemon.keys.stream("orders", 0), "-", "+")
+    assert [dict(zip(f[::2], f[1::2], strict=True))[b"payload"] for _, f in found] == [
+        b"before",
+        b"after",
+    ]
+    refusal.link.close()
+
+
+@pytest.mark.fault("F16")
+def test_a_daemon_that_starts_while_its_server_loads_waits_for_it(
+    make: Make, fresh_server: ProcessServer
+):
+    daemon = make()
+    (uid,) = daemon.send(["ok"])
+    refusal = Loading(fresh_server)
+    refusal.delay //= 2  # the daemon waits for five seconds
+    with refusing(refusal):
+        daemon.start()
+        # Nobody else asks for the time.
+        daemon.wait_for(
+            lambda: told(refusal.link, "commandstats", "cmdstat_time") > 2, what="it has asked"
+        )
+        assert daemon.running
+    daemon.wait_run(uid, "end", timeout=30.0)
+    daemon.wait_settled()
+    assert daemon.stop() == 0
+    refusal.link.close()

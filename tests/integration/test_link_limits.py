@@ -1,0 +1,223 @@
+"""One time limit for an exchange as a whole: names, sentinels, the map, connecting and the replies.
+
+The supervisor renews all leases by such exchanges; one that lasts longer delays all the others.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Consumer, Daemon, Settings
+from streamqd.errors import RedisUnavailable
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard
+from streamqd.store import members
+from streamqd.store.client import Link
+from streamqd.store.cluster import connect
+from streamqd.supervisor.exchange import Exchange
+from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.names import Names
+from tests.support.cluster import Cluster, Node
+from tests.support.sentinels import NAME, Sentinels
+from tests.support.servers import ProcessServer
+from tests.support.waiting import wait_until
+
+LIMIT = 0.4
+PATIENCE = 5.0  # of the links themselves: what they take without the limit
+
+
+@contextmanager
+def deaf() -> Iterator[int]:
+    """A port whose connections are accepted and never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def hanging() -> Iterator[tuple[str, int]]:
+    """An address to which nobody gets a connection: its queue is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()[:2]
+        for _ in range(8):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(address)
+        yield address
+
+
+def assert_in_time(link: Link) -> None:
+    """Nothing is answered, and that is found out within the limit."""
+    for _ in range(3):  # the first connects, asks whom to ask, or finds out that nobody is there
+        started = time.monotonic()
+        with link.within(LIMIT), pytest.raises(RedisUnavailable):
+            link.pipeline([("SET", f"k{number}", "1") for number in range(30)])
+        assert time.monotonic() - started < LIMIT + 0.3
+
+
+def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
+    server = new_server()
+    link = Link(server.settings, timeout=PATIENCE, name="test")
+    link.execute("PING")
+    server.pause()
+    assert_in_time(link)
+    server.resume()
+    with link.within(PATIENCE):
+        assert link.execute("PING") == b"PONG"
+    with link.within(0.0), pytest.raises(RedisUnavailable, match="no time was left") as caught:
+        link.execute("PING")
+    assert not caught.value.sent
+    assert link.execute("PING") == b"PONG", "a limit ends with its block"
+    link.close()
+
+
+@pytest.mark.fault("F36")
+def test_an_address_that_hangs_leaves_time_for_the_next(
+    new_server: Callable[..., ProcessServer],
+) -> None:
+    """A name that leads to several: each had the whole time to itself."""
+    port = new_server(tcp=True).port
+    with hanging() as first, hanging() as second:
+        found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]
+        settings = config.Redis(url="redis://several.test")
+        link = Link(settings, timeout=2.0, name="test", lookup=lambda *_: list(found))
+        assert link.execute("PING") == b"PONG"
+        link.close()
+        found.pop()
+        link = Link(settings, timeout=PATIENCE, name="test", lookup=lambda *_: list(found))
+        assert_in_time(link)
+
+
+def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
+    """Two sentinels say nothing, one names a master, which says nothing."""
+    with Sentinels(binary, replicas=0, sentinels=1) as made, deaf() as one, deaf() as two:
+        hosts = f"127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{made.sentinels[0].port}"
+        settings = replace(config.Redis(), url=f"redis+sentinel://{hosts}/{NAME}")
+        link = connect(settings, timeout=PATIENCE, name="test")
+        with link.within(PATIENCE):
+            assert link.execute("PING") == b"PONG"
+        link.close()
+        # Whoever says nothing leaves time for the next.
+        fresh = connect(replace(settings, connect_timeout=60.0), timeout=60.0, name="test")
+        with fresh.within(2.0):
+            assert fresh.execute("PING") == b"PONG"
+        fresh.close()
+        made.master.pause()
+        try:
+            assert_in_time(link)
+            link.close()
+            assert_in_time(connect(settings, timeout=PATIENCE, name="test"))
+        finally:
+            made.master.resume()
+
+
+@pytest.fixture(scope="module")
+def cluster(binary: Path) -> Iterator[Cluster]:
+    """Masters without replicas, so many that two may hang and the others go on."""
+    with Cluster(binary, masters=5, replicas=0, cluster_require_full_coverage="no") as made:
+        made.wait_ok()
+        yield made
+
+
+def test_a_cluster_that_hangs(cluster: Cluster) -> None:
+    settings = replace(config.Redis(), url=cluster.url)
+    known, new = (connect(settings, timeout=PATIENCE, name="test") for _ in range(2))
+    known.pipeline([("SET", f"k{number}", "1") for number in range(30)])
+    for node in cluster.nodes:
+        node.pause()
+    try:
+        assert_in_time(known)
+        assert_in_time(new)
+    finally:
+        for node in cluster.nodes:
+            node.resume()
+    known.close()
+    cluster.wait_ok()
+
+
+# --- the supervisor -------------------------------------------------------------------------------
+
+
+def settings_of(url: str) -> Settings:
+    """An instance whose beats are far apart."""
+    return Settings(
+        redis=replace(config.Redis(), url=url),
+        daemon=Daemon(instance="west-1", lease_ttl=60.0),
+        consumers=(Consumer(topic="access", group="hits", handler="work:go"),),
+    )
+
+
+def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
+    """Another node had failed, was not wanted any more, and its pause was over: no reason to ask
+    the node of the beat again and again without a pause of its own."""
+    ours = settings_of(cluster.url)
+    board = Scoreboard(2)
+    exchange = Exchange(ours, board, "lock")
+    beat = members.beat(exchange.keys, ours.daemon.fleet, "west-1", "n", {}, 60.0).key
+    home = cluster.master_of(beat)
+    lost, well, *_ = (node for node in cluster.masters if node is not home)
+
+    def holding_at(node: Node) -> Holding:
+        unit = next(
+            Unit("access", number, "hits")
+            for number in range(100)
+            if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
+        )
+        made = Holding(unit, ours.consumers[0], board.allot(unit))
+        made.take(0)
+        return made
+
+    def tick(*holdings: Holding) -> float:
+        units = {each.unit: each for each in holdings}
+        exchange.tick(time.monotonic(), units, list(units))
+        return exchange.next_at() - time.monotonic()
+
+    held, far = holding_at(well), holding_at(lost)
+    try:
+        wait_until(
+            lambda: tick(held) > 0 and held.phase is Phase.HELD and held.groups_ready,
+            what="nothing is left to say",
+        )
+        lost.pause()
+        held.renew_at = 0.0
+        tick(held, far)  # one is answered
+        assert not exchange.ok
+        wait_until(lambda: tick(held) > 0, what="the rest has nothing to say")
+        home.pause()
+        exchange.beat_at = 0.0
+        asked = board.counter("exchange_errors")
+        for _ in range(2):
+            held.renew_at = 0.0
+            tick(held)
+        assert board.counter("exchange_errors") - asked == 1, "it is left alone meanwhile"
+        assert held.renew_at > time.monotonic(), "the others are served"
+        assert exchange.next_at() > time.monotonic()
+    finally:
+        lost.resume()
+        home.resume()
+        exchange.close()
+
+
+def test_names_are_resolved_beside_the_supervisor() -> None:
+    names = Names()
+    assert names.lookup("127.0.0.1", 6379, 1.0) == [(socket.AF_INET, ("127.0.0.1", 6379))]
+    assert not names.pids, "an address needs nobody"
+    assert (socket.AF_INET, ("127.0.0.1", 6379)) in names.lookup("localhost", 6379, 10.0)
+    assert not names.pids
+    with pytest.raises(socket.gaierror, match=r"not known|resol"):
+        names.lookup("no-such-host.invalid", 6379, 10.0)
+    with pytest.raises(OSError, match="not resolved yet"):
+        names.lookup("localhost", 1, 0.0)
+    (child,) = names.pids
+    assert names.lookup("localhost", 1, 10.0), "the next try finds what was under way"
+    assert child not in names.pids
+    assert threading.active_count() == 1

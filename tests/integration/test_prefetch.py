@@ -1,0 +1,58 @@
+"""What a worker has in hand beside the message that runs, and who gets it when it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamqd.message import Message
+from streamqd.scoreboard import SETTLED, Slot
+from streamqd.store import leases
+from streamqd.store.client import Link
+from streamqd.worker import ExitCode, appetite
+from tests.contract.desk import Desk
+from tests.support.life import Life
+
+
+@pytest.fixture
+def desk(link: Link, keys: Any) -> Desk:
+    """A unit that t1 owns, with its group."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
+    desk: Desk, life: Life, slot: Slot, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever a run takes here is long: what lies in hand behind it nobody else could begin."""
+    monkeypatch.setattr(appetite, "WORK_IN_HAND_NS", 1)
+    for number in range(1, 13):
+        desk.add(f"{number}-0")
+    in_hand: list[int] = []
+    worker = life.worker("t1", max_messages=12)
+    assert life.run(worker, lambda _message: in_hand.append(slot.in_hand)) == ExitCode.RECYCLE
+    assert in_hand == [4] * 4 + [1] * 8, "the first read knows nothing of the handler yet"
+
+
+def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(desk: Desk, life: Life, slot: Slot):
+    """A slow message holds none of those that were read with it when the partition moves."""
+    for number in range(1, 5):
+        desk.add(f"{number}-0")
+    runs: list[tuple[str, str, int]] = []
+
+    def slow(message: Message) -> None:
+        assert slot.in_hand == 4
+        runs.append(("t1", message.id, message.attempt))
+        life.stop()  # the partition is wanted elsewhere while the first message runs
+
+    assert life.run(life.worker("t1"), slow) == ExitCode.STOPPED
+    assert slot.counter("released") == 3
+    assert slot.states[0] == SETTLED, "the one that ran is acknowledged, whoever comes next"
+    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.own("t2", seen_epoch=int(desk.do("HGET", desk.fence, "epoch")))
+    follower = life.worker("t2", max_messages=3)
+    life.run(follower, lambda message: runs.append(("t2", message.id, message.attempt)))
+    assert runs == [("t1", "1-0", 1), ("t2", "2-0", 1), ("t2", "3-0", 1), ("t2", "4-0", 1)]

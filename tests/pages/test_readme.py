@@ -1,0 +1,126 @@
+"""README.md and its Chinese version: the same parts in both, and the figures that were measured."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.peers import excerpt, page
+from tests.pages.reader import Fence, fences
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+CHINESE = ROOT / "docs" / "README.zh-CN.md"
+ORIGIN = "与四篇原始文档的关系"  # tells readers of the seed documents what is different
+HANDLER_LINES_MAX = 10
+
+RESULTS: dict[str, Any] = {
+    "machine": {"cpu": "a processor", "cores": 2, "python": "3.11", "server": "valkey 9"},
+    "date": "2026-01-02",
+    "rounds": 5,
+    "systems": {
+        name: {
+            "version": "1.2",
+            "survives": "stay pending",
+            "figures": {key: {"median": 1234.5 / rank} for key, _, _ in page.COLUMNS},
+        }
+        for rank, name in enumerate([*excerpt.SHOWN, "another"], 1)
+    },
+}
+
+
+def headings(path: Path) -> list[str]:
+    without_code = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    return re.findall(r"^#+ (.+)$", without_code, re.MULTILINE)
+
+
+def meaning(fence: Fence) -> object:
+    """What a block says to a machine: without comments, and in Python without texts."""
+    if fence.language == "python":
+        tree = ast.parse(fence.text)
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        for node in texts:
+            node.value = "" if isinstance(node.value, str) else node.value
+        return ast.dump(tree)
+    if fence.language:
+        return [line.split("  #")[0].rstrip() for line in fence.text.splitlines()]
+    return [line[:34].rstrip() for line in fence.text.splitlines()]
+
+
+def test_the_handler_has_ten_lines_and_the_introduction_three_sentences() -> None:
+    handler = next(fence for fence in fences(README) if fence.language == "python")
+    introduction = README.read_text().split("\n\n")[1]
+
+    assert len(handler.text.splitlines()) <= HANDLER_LINES_MAX
+    assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
+
+
+def test_both_have_the_same_parts() -> None:
+    chinese = headings(CHINESE)
+    assert ORIGIN in chinese
+    chinese.remove(ORIGIN)
+
+    assert len(chinese) == len(headings(README))
+
+
+def test_both_have_the_same_code_and_pictures() -> None:
+    english, chinese = list(fences(README)), list(fences(CHINESE))
+    assert [(e.language, e.words, e.options) for e in english] == [
+        (c.language, c.words, c.options) for c in chinese
+    ]
+    for one, other in zip(english, chinese, strict=True):
+        assert meaning(one) == meaning(other), f"line {other.line}"
+
+    pictures = [re.findall(r"images/([\w.-]+)\)", p.read_text()) for p in (README, CHINESE)]
+    assert pictures[0] == pictures[1] != []
+
+
+def test_both_have_the_same_tables() -> None:
+    rows = [
+        re.findall(r"^\|.*\|$", path.read_text().split(f"## {ORIGIN}")[0], re.MULTILINE)
+        for path in (README, CHINESE)
+    ]
+    assert len(rows[0]) == len(rows[1]) > 25
+
+    asked = [[re.findall(r"`(streamqd [^`]+)`", row) for row in each] for each in rows]
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("path", excerpt.PAGES, ids=str)
+def test_the_figures_are_the_measured_ones(path: Path) -> None:
+    """Mend it with `make bench-page`."""
+    results = json.loads(page.RESULTS.read_text()) if page.RESULTS.exists() else None
+    text = (ROOT / path).read_text()
+
+    assert excerpt.between(text) == excerpt.wanted(path, results)
+
+
+def test_the_page_of_the_comparison_is_current() -> None:
+    """Mend it with `make bench-page`."""
+    if not page.RESULTS.exists():
+        assert not page.PAGE.exists()
+        pytest.skip("make bench has not been run for this version")
+    assert page.PAGE.read_text() == page.text(json.loads(page.RESULTS.read_text()))
+
+
+def test_figures_go_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
+    for path in excerpt.PAGES:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text((ROOT / path).read_text())
+
+    excerpt.write(RESULTS, tmp_path)
+    excerpt.write(RESULTS, tmp_path)  # a second time changes nothing more
+
+    for path in excerpt.PAGES:
+        before, after = (ROOT / path).read_text(), (tmp_path / path).read_text()
+        assert excerpt.with_figures(before, "") == excerpt.with_figures(after, "")
+        assert excerpt.between(after) == excerpt.wanted(path, RESULTS)
+    table = excerpt.between((tmp_path / "README.md").read_text())
+    assert "| streamqd (1.2) | 412 | 411.5 ms | 411.5 ms | 412 µs | 412 MiB |" in table
+    assert "another" not in table
+    assert "| another (1.2) |" in page.text(RESULTS)

@@ -1,0 +1,108 @@
+"""What judges the hygiene of a daemon sees whatever is planted: real processes, and figures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.support.hygiene import WAVERS, Sample, grown, odd_ones
+from tests.support.waiting import wait_until
+
+# The leader of a session, which has a child of each sort and collects none.
+LEADER = """
+import ctypes, os, signal, sys
+sort = sys.argv[1]
+if sort == "orphan":
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+child = os.fork()
+if child == 0:
+    if sort == "zombie":
+        os._exit(0)
+    if sort == "worker":
+        os.execv(sys.executable, ["streamqd: worker", "-c", "import signal; signal.pause()"])
+    if os.fork() == 0:
+        signal.pause()
+    os._exit(0)
+if sort in ("orphan", "lost"):
+    os.waitpid(child, 0)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def lead() -> Iterator[Callable[[str], int]]:
+    """Start the leader of a session with one process of a sort; its pid."""
+    leaders: list[subprocess.Popen[bytes]] = []
+
+    def start(sort: str) -> int:
+        command = [sys.executable, "-c", LEADER, sort]
+        leaders.append(subprocess.Popen(command, start_new_session=True))
+        return leaders[-1].pid
+
+    yield start
+    for leader in leaders:
+        for pid in psutil.pids():
+            if pid != leader.pid and session_of(pid) == leader.pid:
+                os.kill(pid, signal.SIGKILL)
+        leader.kill()
+        leader.wait(10)
+
+
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+@pytest.mark.parametrize("sort", ["zombie", "orphan", "lost"])
+def test_a_process_that_should_not_be_there_is_found(lead: Callable[[str], int], sort: str):
+    leader = lead(sort)
+
+    def found() -> list[str]:
+        return [each for each in odd_ones(leader) if each.startswith(f"{sort} ")]
+
+    wait_until(found, timeout=20.0, what=f"the {sort} is found")
+
+
+def test_a_worker_is_not_odd(lead: Callable[[str], int]):
+    leader = lead("worker")
+
+    def titles() -> list[str]:
+        return [each.cmdline()[0] for each in psutil.Process(leader).children()]
+
+    wait_until(lambda: titles() == ["streamqd: worker"], timeout=20.0, what="there is a worker")
+    assert odd_ones(leader) == set()
+
+
+def samples(**slopes: int) -> list[Sample]:
+    """A hundred samples; figures rise by so much from the first to the last of them."""
+    base = {"supervisor_fds": 18, "housekeeper_fds": 6}
+    return [
+        Sample(number, *(base.get(name, 40 << 20) + slopes.get(name, 0) * number // 99
+                         for name in Sample._fields[1:]))
+        for number in range(100)
+    ]  # fmt: skip
+
+
+def test_figures_that_only_waver_are_flat():
+    assert grown(samples(**WAVERS)) == []
+
+
+@pytest.mark.parametrize("name", WAVERS)
+def test_a_figure_that_rises_has_grown(name: str):
+    (sentence,) = grown(samples(**{name: 2 * WAVERS[name]}))
+    assert sentence.startswith(name)
+
+
+@pytest.mark.parametrize("name", WAVERS)
+def test_a_peak_that_is_over_is_no_growth(name: str):
+    peaked = samples()
+    peaked[50] = peaked[50]._replace(**{name: 1 << 40})
+    assert grown(peaked) == []

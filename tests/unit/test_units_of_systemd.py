@@ -1,0 +1,42 @@
+"""What the units of systemd say of the faults that the service manager has a part in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from streamqd.config import Daemon
+
+ROOT = Path(__file__).parents[2]
+UNITS = sorted((ROOT / "systemd").glob("*.service"))
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """Name -> its values, in the order of the file."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in unit.read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found[name].append(value)
+    return found
+
+
+every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+
+
+@pytest.mark.fault("F5")
+@every_unit
+def test_the_service_goes_on_when_the_kernel_kills_a_worker(unit: Path) -> None:
+    """Without this, systemd ends the service with the first process that memory has cost."""
+    assert settings(unit)["OOMPolicy"] == ["continue"]
+
+
+@pytest.mark.fault("F31", "F37")
+@every_unit
+def test_only_the_supervisor_is_told_to_end_and_all_that_is_left_is_killed(unit: Path) -> None:
+    found = settings(unit)
+    assert (found["KillMode"], found["KillSignal"]) == (["mixed"], ["SIGTERM"])
+    assert float(found["TimeoutStopSec"][0]) > Daemon().drain_timeout
+    assert "SendSIGKILL" not in found

@@ -1,0 +1,264 @@
+"""Whole soaks that never happened, made by chance: the verdict finds whatever is planted in them.
+
+A soak is made as the protocol has it: each partition has one owner at a time; each owner ends by a
+strike, and its successor repeats what it had in hand. So there is nothing to find, until one thing
+is changed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from tests.support.causes import ACK_DELAY, QUICK, SLACK, Strike
+from tests.support.ledger import Record
+from tests.support.verdict import ATTEMPTS_MAX, Report, judge
+
+G = "g"
+PARTITIONS, OWNERS, MESSAGES = 4, 6, 12  # owners of a partition, messages of an owner
+LONG = 1.0  # seconds between two owners
+BLOWS = ("kill worker", "kill supervisor", "stop host", "stop supervisor", "cut off")
+
+
+class Soak:
+    """A ledger and a log of strikes, made from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(f"soak {seed}")
+        self.records: list[Record] = []
+        self.strikes: list[Strike] = []
+        self.letters: set[str] = set()
+        self._numbers = iter(range(1, 1_000_000))
+        self._pids = iter(range(100, 1_000_000))
+        for partition in range(PARTITIONS):
+            self._live(partition)
+
+    def judged(self) -> Report:
+        records = sorted(self.records, key=lambda record: record.at)
+        return judge(records, self.strikes, {G: self.letters})
+
+    def of(self, kind: str, *others: str) -> list[Record]:
+        """The records of some kinds."""
+        return [each for each in self.records if each.kind in (kind, *others)]
+
+    def pick(self, *kinds: str) -> Record:
+        """One of them."""
+        return self.chance.choice(self.of(*kinds))
+
+    def partition_of(self, record: Record) -> list[Record]:
+        """The starts in the same partition, in order."""
+        home = record.uid.split("/")[1]
+        starts = (each for each in self.of("start") if each.uid.split("/")[1] == home)
+        return sorted(starts, key=lambda each: each.at)
+
+    def _live(self, partition: int) -> None:
+        now, again = 1.0, []
+        for turn in range(OWNERS):
+            pid = next(self._pids)
+            works = again
+            works += [self._sent(partition, now) for _ in range(MESSAGES)]
+            ends_well = turn == OWNERS - 1
+            now, again = self._own(pid, works, now, ends_well=ends_well)
+
+    def _sent(self, partition: int, now: float) -> tuple[str, str, int]:
+        """Send a message: its uid, what it is to do, and the attempts that it will have."""
+        number = next(self._numbers)
+        word, attempts = self.chance.choice([("sleep 0.1", 1), ("fail 1", 2), ("dead", 1)])
+        uid = f"t/{partition}/{number}-0"
+        for kind in ("planned", "sent"):
+            self.records.append(Record(kind, uid, "", 0, 1, now - 0.5, f"{number} {word}"))
+        return uid, word, attempts
+
+    def _own(
+        self, pid: int, works: list[tuple[str, str, int]], now: float, *, ends_well: bool
+    ) -> tuple[float, list[tuple[str, str, int]]]:
+        """Let an owner do its work in turn, and be struck in the last one unless it ends well."""
+        for work in works[:-1]:
+            now = self._do(pid, work, now)
+            now += 2 * (ACK_DELAY + SLACK)  # all is acknowledged
+        if ends_well:
+            return self._do(pid, works[-1], now), []
+        uid, _, _ = works[-1]
+        self._start(pid, uid, 1, now)
+        kind = self.chance.choice(BLOWS)
+        lasting = 0.0 if "kill" in kind else LONG / 2
+        at = now + 0.01
+        self.strikes.append(Strike(len(self.strikes), kind, "a", (pid,), at, at + lasting))
+        return now + LONG, works[-1:]
+
+    def _do(self, pid: int, work: tuple[str, str, int], now: float) -> float:
+        uid, word, attempts = work
+        for attempt in range(1, attempts + 1):
+            self._start(pid, uid, attempt, now)
+            now += 2 * QUICK
+            good = attempt == attempts and word != "dead"
+            self._tell("end" if good else "raise", pid, uid, attempt, now)
+            now += 2 * (ACK_DELAY + SLACK)
+        if word == "dead":
+            self.letters.add(number_in(uid))
+        return now
+
+    def _start(self, pid: int, uid: str, attempt: int, at: float) -> None:
+        self._tell("start", pid, uid, attempt, at)
+
+    def _tell(self, kind: str, pid: int, uid: str, attempt: int, at: float) -> None:
+        self.records.append(Record(kind, uid, G, attempt, pid, at, f"{number_in(uid)} {pid}"))
+
+
+def number_in(uid: str) -> str:
+    return uid.split("/")[2].partition("-")[0]
+
+
+# --- what is planted ------------------------------------------------------------------------------
+
+
+def lose(soak: Soak) -> None:
+    """A message that was handled well was not."""
+    soak.records.remove(soak.pick("end"))
+
+
+def lose_a_letter(soak: Soak) -> None:
+    soak.letters.discard(soak.chance.choice(sorted(soak.letters)))
+
+
+def begin(soak: Soak, again: Record, *, pid: int, epoch: int, at: float) -> None:
+    """Let a run be repeated by a process."""
+    text = f"{again.text.partition(' ')[0]} {epoch}"
+    soak.records.append(again._replace(pid=pid, at=at, text=text))
+
+
+def repeat(soak: Soak) -> None:
+    """The next owner repeats what had long been settled when the one before was struck."""
+    again = soak.pick("end", "raise")._replace(kind="start")
+    starts = soak.partition_of(again)
+    begin(soak, again, pid=99_999, epoch=99_999, at=starts[-1].at + LONG)
+
+
+def repeat_two(soak: Soak) -> None:
+    """A strike explains the run that it hit, and not the one before that."""
+    strike = soak.chance.choice(soak.strikes)
+    own = [each for each in soak.of("start") if each.pid in strike.pids]
+    begin(soak, own[-2], pid=99_999, epoch=99_999, at=strike.ended + 100 * LONG)
+
+
+def repeat_itself(soak: Soak) -> None:
+    """A process repeats its own run."""
+    again = soak.pick("end")
+    begin(soak, again._replace(kind="start"), pid=again.pid, epoch=again.pid, at=again.at + 0.001)
+
+
+def forget_a_strike(soak: Soak) -> None:
+    """The nemesis did not do what a duplicate would be explained by."""
+    soak.strikes.remove(soak.chance.choice(soak.strikes))
+
+
+def miss(soak: Soak) -> None:
+    """The nemesis hit another process."""
+    at = soak.chance.randrange(len(soak.strikes))
+    soak.strikes[at] = soak.strikes[at]._replace(pids=(99_999,))
+
+
+def strike_late(soak: Soak) -> None:
+    """The nemesis struck when the message had been handled again already."""
+    at = soak.chance.randrange(len(soak.strikes))
+    strike = soak.strikes[at]
+    soak.strikes[at] = strike._replace(began=strike.began + LONG, ended=strike.ended + LONG)
+
+
+def go_on(soak: Soak) -> None:
+    """Who was struck handles something else later on: it had lost nothing."""
+    strike = soak.chance.choice(soak.strikes)
+    (pid,) = strike.pids
+    last = max((each for each in soak.of("start") if each.pid == pid), key=lambda each: each.at)
+    home = last.uid.split("/")[1]
+    number, at = f"{500_000}", strike.ended + 2 * SLACK
+    uid = f"t/{home}/{number}-0"
+    for kind in ("planned", "sent"):
+        soak.records.append(Record(kind, uid, "", 0, 1, 0.5, f"{number} sleep 0"))
+    for kind, when in (("start", at), ("end", at + QUICK)):
+        soak.records.append(Record(kind, uid, G, 1, pid, when, f"{number} {pid}"))
+
+
+def send_twice(soak: Soak) -> None:
+    start = soak.pick("start")
+    soak.records.append(start._replace(uid=f"{start.uid[:-2]}-1", at=start.at + 0.001, pid=99_999))
+
+
+def invent(soak: Soak) -> None:
+    start = soak.pick("start")
+    soak.records.append(start._replace(text="777777 1", pid=99_999, at=start.at + 0.001))
+
+
+def skip_an_attempt(soak: Soak) -> None:
+    at = soak.records.index(soak.pick("start"))
+    soak.records[at] = soak.records[at]._replace(attempt=ATTEMPTS_MAX + 1)
+
+
+def hand_over(soak: Soak, start: Record, *, pid: int, epoch: str) -> None:
+    """Let another process have had a run, under whichever epoch."""
+    text = f"{number_in(start.uid)} {epoch}"
+    own = (start.uid, start.attempt, start.pid)
+    soak.records = [
+        each._replace(pid=pid, text=text) if (each.uid, each.attempt, each.pid) == own else each
+        for each in soak.records
+    ]
+
+
+def share_an_epoch(soak: Soak) -> None:
+    start = soak.pick("start")
+    hand_over(soak, start, pid=99_999, epoch=start.text.split()[1])
+
+
+def run_under_an_old_epoch(soak: Soak) -> None:
+    """An owner that was struck long ago handles something that is new."""
+    home = soak.partition_of(soak.pick("start"))
+    hand_over(soak, home[-1], pid=home[0].pid, epoch=str(home[0].pid))
+
+
+def disorder(soak: Soak) -> None:
+    """An owner handles two messages the other way round."""
+    home = [each for each in soak.partition_of(soak.pick("start")) if each.attempt == 1]
+    one, other = next((a, b) for a, b in pairwise(home) if a.pid == b.pid and a.uid != b.uid)
+    for record, at in ((one, other.at), (other, one.at)):
+        soak.records[soak.records.index(record)] = record._replace(at=at)
+
+
+PLANTED: dict[Callable[[Soak], None], str] = {
+    lose: "lost",
+    lose_a_letter: "lost",
+    repeat: "duplicated without a cause",
+    repeat_two: "duplicated without a cause",
+    repeat_itself: "duplicated without a cause",
+    forget_a_strike: "duplicated without a cause",
+    miss: "duplicated without a cause",
+    strike_late: "duplicated without a cause",
+    go_on: "duplicated without a cause",
+    send_twice: "unexpected",
+    invent: "unexpected",
+    skip_an_attempt: "misattributed",
+    share_an_epoch: "disorderly",
+    run_under_an_old_epoch: "disorderly",
+    disorder: "disorderly",
+}
+SEEDS = range(10)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_anything_planted_nothing_is_found(seed: int):
+    report = Soak(seed).judged()
+    assert report.faults_of_ours() == {}
+    assert len(report.duplicated) == PARTITIONS * (OWNERS - 1)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_whatever_is_planted_is_found(plant: Callable[[Soak], None]):
+    missed = []
+    for seed in SEEDS:
+        soak = Soak(seed)
+        plant(soak)
+        if PLANTED[plant] not in soak.judged().faults_of_ours():
+            missed.append(seed)
+    assert missed == []
