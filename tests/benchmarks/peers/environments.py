@@ -25,7 +25,7 @@ def version(system: System, folder: Path) -> str:
     if system.node:
         text = (folder.parent / "bullmq" / "package.json").read_text()
         return text.partition('"version": "')[2].partition('"')[0]
-    name = system.environment or "redis"
+    name = system.environment or ("streamqd" if system.name.startswith("streamqd") else "redis")
     code = f"from importlib.metadata import version; print(version({name!r}))"
     done = subprocess.run([folder / "python", "-c", code], capture_output=True, text=True)
     return done.stdout.strip()
