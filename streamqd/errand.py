@@ -38,7 +38,8 @@ class Errand:
         self._reader, writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self.began = time.monotonic()
+        self._deadline = self.began + timeout
         self._chunks: list[bytes] = []
         self._killed = False
         self._read_all = False  # what has ended is always readable

@@ -29,6 +29,7 @@ handlers = ["weblog"]          # modules to import; weblog.py lies beside this f
 
 [topics.access]
 partitions = 4                 # as many workers for each consumer; it can grow, never shrink
+retention = { max_age = "24h" } # what is handled and older goes; without it, everything stays
 
 [[consumers]]                  # what is said here counts before what @handler says
 topic = "access"

@@ -24,7 +24,7 @@ STACKS_MAX = 64  # texts of stacks that are kept
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
 
-_stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
+_stacks: dict[tuple[tuple[CodeType, str, int], ...], str] = {}
 
 
 def outcome_of(error: BaseException, detail: str) -> Outcome:
@@ -158,7 +158,8 @@ def _stack(trace: TracebackType) -> str:
     places = []
     each: TracebackType | None = trace
     while each is not None:
-        places.append((each.tb_frame.f_code, each.tb_lasti))
+        code = each.tb_frame.f_code
+        places.append((code, code.co_filename, each.tb_lasti))  # equal code may be of two files
         each = each.tb_next
     key = tuple(places)
     text = _stacks.get(key)

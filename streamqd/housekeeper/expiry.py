@@ -7,11 +7,13 @@ import time
 
 from streamqd import logs
 from streamqd.config import Settings
+from streamqd.errors import RedisUnavailable
 from streamqd.metrics import View
 from streamqd.store import certificates
 from streamqd.store.cluster import connect
 
 LINK_TIMEOUT = 5.0
+AGAIN_SECONDS = 60.0  # until the next look where a node did not answer
 
 
 class Expiry:
@@ -27,21 +29,31 @@ class Expiry:
         """Whether there are any: the way to Redis is encrypted."""
         return self._settings.url.startswith("rediss")
 
-    def run(self) -> None:
+    def run(self) -> float | None:
         """Look at them by a connection of its own: those that are open keep what they began with.
 
-        Raises RedisUnavailable.
+        A node that does not answer is looked at sooner. That a new connection is refused says
+        nothing of those that are open.
         """
+        found: dict[str, float] = {}
+        silent = False
         link = connect(self._settings, timeout=LINK_TIMEOUT, name="streamqd:certificates")
         try:
-            found: dict[str, float] = {}
             for node in link.masters():
-                found |= certificates.ends_of(node)
+                try:
+                    found |= certificates.ends_of(node)
+                except RedisUnavailable:
+                    silent = True
+        except RedisUnavailable:
+            silent = True
         finally:
             link.close()
+        if silent:
+            found = {**self._view.certificates, **found}  # what was known of it
         self._view.certificates = found
         texts = certificates.warnings(found, time.time())
         for text in texts:
             if text not in self._told:
                 logs.event("tls.expiring", logging.WARNING, about=text)
         self._told = set(texts)
+        return AGAIN_SECONDS if silent else None

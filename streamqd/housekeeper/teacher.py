@@ -6,11 +6,13 @@ the two scripts. A restart of the server, and SCRIPT FLUSH, forget them.
 
 from __future__ import annotations
 
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
 from streamqd.store.client import Link
+from streamqd.store.nodes import NOT_NOW
 
 TAUGHT = ("message_publish", "message_schedule")
+LATER = NOT_NOW | {"BUSY"}  # refusals of a node that will answer in a while
 
 
 class Teacher:
@@ -21,13 +23,18 @@ class Teacher:
         self._scripts = [scripts.get(name) for name in TAUGHT]
 
     def run(self) -> None:
-        """Teach what is missing, on every node that answers. Raises RedisUnavailable: none does."""
+        """Teach what is missing, on every node that answers. Raises RedisUnavailable: none does.
+
+        Raises RedisRefused too; not when it is that some nodes will answer later.
+        """
         nodes = self._link.masters()
-        silent = []
+        silent: list[RedisRefused | RedisUnavailable] = []
         for node in nodes:
             try:
                 self._teach(node)
-            except RedisUnavailable as error:
+            except (RedisRefused, RedisUnavailable) as error:
+                if isinstance(error, RedisRefused) and error.code not in LATER:
+                    raise
                 silent.append(error)
         if silent and len(silent) == len(nodes):
             raise silent[0]

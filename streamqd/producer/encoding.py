@@ -6,6 +6,7 @@ that sends.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,23 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import MessageTooLarge
 
-_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+def _data(value: Any) -> Any:
+    """What is written as JSON for a value of a type that JSON does not know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if hasattr(type(value), "model_dump"):  # of pydantic
+        return value.model_dump(mode="json", by_alias=True)
+    if hasattr(type(value), "__struct_fields__"):  # of msgspec, which is there then
+        from msgspec import to_builtins
+
+        return to_builtins(value)
+    raise TypeError(f"the payload holds no data for JSON, {type(value).__name__}: send bytes")
+
+
+_to_json = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_data
+).encode
 
 HEADERS_MAX = 256
 CENTURY = 36_525 * 86_400.0  # seconds; what is further away is a mistake, or milliseconds

@@ -152,7 +152,9 @@ class ClusterLink(Link):
         self._check_process()
         if not self.connected:
             self._look()
-            self._link(self._any_master()).open()
+            link = self._link(self._any_master())
+            link.until(self._end)
+            link.open()
 
     def close(self) -> None:
         """Close all connections; the next use opens new ones."""

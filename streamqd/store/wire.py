@@ -226,8 +226,9 @@ class _Reach(Connection):
         end = time.monotonic() + min(wire.left(), float(self.socket_connect_timeout or 0))
         for follow, (family, address) in zip(range(len(found) - 1, -1, -1), found, strict=True):
             left = max(0.001, end - time.monotonic())
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = None
             try:
+                sock = socket.socket(family, socket.SOCK_STREAM)  # fails where IPv6 is disabled
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self.socket_keepalive:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -239,7 +240,8 @@ class _Reach(Connection):
                 sock.settimeout(wire.left())
             except OSError as error:
                 trouble = error
-                sock.close()
+                if sock is not None:
+                    sock.close()
                 continue
             return sock
         raise trouble

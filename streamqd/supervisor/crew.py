@@ -166,9 +166,9 @@ class Crew:
                 reason=one.reason or None,
             )
 
-    def retiring(self, now: float) -> bool:
-        """Whether a retired process is still there, other than one that cannot be killed."""
-        return any(
+    def retiring(self, now: float) -> int:
+        """How many retired processes are still there, other than those that cannot be killed."""
+        return sum(
             not one.killed_at or now - one.killed_at < UNDEAD_SECONDS for one in self.retired
         )
 

@@ -17,6 +17,7 @@ from streamqd.errand import Errand
 from streamqd.store.wire import resolve
 
 GIVE_UP_SECONDS = 60.0  # then it is asked anew
+KEPT_SECONDS = 60.0  # for which an answer is kept that nobody has waited for
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Names:
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
         """Return where a name leads, see `wire.Lookup`. Waits `seconds` at most."""
+        self._forget_old()
         try:
             found = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -60,6 +62,13 @@ class Names:
         if isinstance(outcome.result, str):
             raise socket.gaierror(socket.EAI_NONAME, outcome.result)
         return [(family, tuple(address)) for family, address in outcome.result]
+
+    def _forget_old(self) -> None:
+        """Collect what nobody asks for any more: the name may lead elsewhere by now."""
+        old = time.monotonic() - KEPT_SECONDS
+        for asked, errand in list(self._asked.items()):
+            if errand.began <= old and errand.poll() is not None:
+                del self._asked[asked]
 
 
 def _resolve(host: str, port: int) -> object:

@@ -89,7 +89,7 @@ class Succession:
             del self._resting[index]
         holding = self._now
         if holding is None:
-            self._begin()
+            self._begin(now)
             return
         if self._is_over(holding, now):
             self._drop()
@@ -113,11 +113,11 @@ class Succession:
                 holding.groups_ready = False  # why it has ended is not known: perhaps for that
             self._supervisor.retire(holding)
 
-    def _begin(self) -> None:
+    def _begin(self, now: float) -> None:
         supervisor = self._supervisor
         if supervisor.drain.begun:
             self._wanted.clear()
-        if not self._wanted or len(supervisor.crew.retired) >= RETIRED_MAX:
+        if not self._wanted or supervisor.crew.retiring(now) >= RETIRED_MAX:
             return
         # A reload asks for one at a time: it comes first, or waits for all that are used up, each
         # time anew.

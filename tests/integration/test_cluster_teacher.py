@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper.teacher import TAUGHT, Teacher
 from streamqd.store import scripts
 from streamqd.store.client import Link
@@ -38,6 +38,28 @@ def link(cluster: Cluster) -> Iterator[Link]:
 
 def knows(node: Node) -> bool:
     return bool(node.call("SCRIPT", "EXISTS", *SHAS) == [1] * len(SHAS))
+
+
+def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(cluster: Cluster, link: Link):
+    busy, *others = cluster.masters
+    busy.call("CONFIG", "SET", "lua-time-limit", 1)
+    spinning = Link(busy.settings, timeout=5.0, name="test:spinning")
+    spinning.post([("EVAL", "while true do end", 0)])
+
+    def is_busy() -> bool:
+        try:
+            knows(busy)
+        except RedisRefused as error:
+            return error.code == "BUSY"
+        return False
+
+    try:
+        wait_until(is_busy, what="it refuses everything")
+        Teacher(link).run()
+        assert all(map(knows, others))
+    finally:
+        busy.call("SCRIPT", "KILL")
+        spinning.close()
 
 
 def test_every_master_is_taught_also_one_that_was_a_replica(cluster: Cluster, link: Link) -> None:

@@ -265,6 +265,21 @@ def test_tcp(new_server: Callable[..., ProcessServer]) -> None:
     link.close()
 
 
+def test_an_address_of_a_family_that_the_kernel_does_not_know_is_passed_over(
+    new_server: Callable[..., ProcessServer],
+) -> None:
+    """As that of IPv6 where it is disabled, which `/etc/hosts` and DNS name all the same."""
+    server = new_server(tcp=True)
+    unknown = (255, ("::1", 1, 0, 0))
+    there = (socket.AF_INET, ("127.0.0.1", server.port))
+    for found in ([unknown, there], [there, unknown]):
+        link = Link(
+            config.Redis(url=server.tcp_url), timeout=5.0, name="test", lookup=lambda *_, f=found: f
+        )
+        assert link.execute("PING") == b"PONG"
+        link.close()
+
+
 def test_a_node_that_vanished_is_missed_also_while_nothing_is_asked(
     new_server: Callable[..., ProcessServer],
 ) -> None:

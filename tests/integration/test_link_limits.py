@@ -5,6 +5,7 @@ The supervisor renews all leases by such exchanges; one that lasts longer delays
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store import members
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
+from streamqd.supervisor import names as names_module
 from streamqd.supervisor.exchange import Exchange
 from streamqd.supervisor.holding import Holding, Phase
 from streamqd.supervisor.names import Names
@@ -221,3 +223,14 @@ def test_names_are_resolved_beside_the_supervisor() -> None:
     assert names.lookup("localhost", 1, 10.0), "the next try finds what was under way"
     assert child not in names.pids
     assert threading.active_count() == 1
+
+
+def test_an_answer_that_nobody_waits_for_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(names_module, "KEPT_SECONDS", 0.0)
+    names = Names()
+    with pytest.raises(OSError, match="not resolved yet"):
+        names.lookup("localhost", 1, 0.0)
+    (child,) = names.pids
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    names.lookup("127.0.0.1", 6379, 1.0)
+    assert not names.pids, "neither a zombie nor an address of long ago"

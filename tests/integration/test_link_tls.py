@@ -16,7 +16,7 @@ from streamqd import config, inspection
 from streamqd.admin.diagnosis import server_facts
 from streamqd.admin.diagnosis.reading import Reader
 from streamqd.errors import RedisUnavailable
-from streamqd.housekeeper.expiry import Expiry
+from streamqd.housekeeper.expiry import AGAIN_SECONDS, Expiry
 from streamqd.metrics import Exporter, View
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.certificates import WARN_SECONDS, end_of, ends_of, warnings
@@ -182,6 +182,18 @@ def test_the_end_of_a_certificate_is_told_before_it_comes(
     assert view.certificates == found
     assert b"streamqd_certificate_end_timestamp_seconds{" in Exporter(view).render()[0]
     assert not Expiry(config.Settings(), view).wanted
+
+
+def test_a_server_that_takes_no_connection_for_a_look_at_certificates_is_not_lost(
+    settings: config.Redis,
+) -> None:
+    view = View("one", Scoreboard(1))
+    assert Expiry(replace(config.Settings(), redis=settings), view).run() is None
+    known = view.certificates
+    assert len(known) == 3
+    refused = replace(settings, url="rediss://127.0.0.1:1")
+    assert Expiry(replace(config.Settings(), redis=refused), view).run() == AGAIN_SECONDS
+    assert view.certificates == known, "the housekeeper's own connection may be as good as before"
 
 
 def test_the_end_of_a_certificate_is_read_from_both_forms_of_time() -> None:

@@ -230,6 +230,21 @@ def test_the_python_of_the_pages_uses_what_there_is() -> None:
     report(f"{at}: {each}" for at, fence in found for each in uses(ast.parse(fence.text)))
 
 
+def test_every_example_is_used_by_a_page_and_a_test() -> None:
+    folder = ROOT / "streamqd" / "examples"
+    pages = "\n".join(page.read_text() for page in PAGES)
+    tests = "\n".join(file.read_text() for file in ROOT.glob("tests/**/test_*.py"))
+    examples = [each for each in sorted(folder.iterdir()) if not each.name.startswith("_")]
+    assert len(examples) > 10
+
+    for place, text, form in (("page", pages, r"examples[./]{}\b"), ("test", tests, r"\b{}\b")):
+        report(
+            f"no {place} uses {name(each)}"
+            for each in examples
+            if not re.search(form.format(each.stem), text)
+        )
+
+
 def test_every_metric_that_is_named_exists() -> None:
     known = {metric.name for metric in METRICS} | {*dir(pytest_plugin)}
     files = [*PAGES, ROOT / "etc" / "alerts.yml", ROOT / "etc" / "grafana.json"]

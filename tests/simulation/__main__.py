@@ -41,20 +41,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--members", type=int, default=LARGE.members)
     parser.add_argument("--partitions", type=int, default=LARGE.partitions, help="of each topic")
+    parser.add_argument("--only", nargs="+", metavar="SCENARIO", help=", ".join(IN_TURN | ALONE))
+    parser.add_argument("--append", action="store_true", help="keep the figures that are there")
     arguments = parser.parse_args()
     scope = Scope(arguments.members, LARGE.topics, arguments.partitions, LARGE.offered)
     results: dict[str, Figures] = {}
     decided, spent = 0, 0.0
     # Fleets know nothing of each other: each is simulated in a process of its own.
     with ProcessPoolExecutor() as pool:
-        runs = [tuple(IN_TURN), *((name,) for name in ALONE)]
+        chosen = [list(IN_TURN), *([name] for name in ALONE)]
+        if arguments.only:
+            chosen = [[name for name in names if name in arguments.only] for names in chosen]
+        runs = [names for names in chosen if names]
         for figures, decisions, seconds in pool.map(
             simulated, [scope] * len(runs), [arguments.seed] * len(runs), runs
         ):
             results |= figures
             decided += decisions
             spent += seconds
-    text = PAGE.read_text().partition(MARK)[0] + MARK
+    page = PAGE.read_text()
+    text = page if arguments.append else page.partition(MARK)[0] + MARK
     PAGE.write_text(text + report(scope, arguments.seed, results, decided, spent))
 
 

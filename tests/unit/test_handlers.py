@@ -8,6 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -328,6 +329,16 @@ def test_a_traceback_is_what_python_would_write(error: BaseException):
     for _ in range(2):  # the second time its stack is known
         written = handlers.failure_of(error, "traceback").traceback
         assert written == "".join(traceback.format_exception(type(error), error, trace))
+
+
+def test_a_traceback_names_the_file_although_the_code_of_another_is_the_same():
+    source = "def work():\n    raise RefusalError\n"
+    for name in ("/srv/one/client.py", "/srv/two/client.py"):
+        scope: dict[str, Any] = {"RefusalError": RefusalError}
+        exec(compile(source, name, "exec"), scope)
+        with pytest.raises(RefusalError) as caught:
+            scope["work"]()
+        assert name in handlers.failure_of(caught.value, "traceback").traceback
 
 
 def test_long_texts_are_cut():

@@ -3,22 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
+import pydantic
 import pytest
 
 from streamqd.errors import MessageTooLarge
+from streamqd.handlers.payloads import decoder
 from streamqd.producer.encoding import Envelope, Outgoing, batches, envelope_of
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_UNIX_MS = 1_893_492_000_000
 HALF = "a\ud800"  # what a careless decoder leaves of a character
 SAID = r"'\\ud800', half of a character, which UTF-8 cannot write: mend the text"
 
 
+@dataclass
+class Order:
+    customer: str
+    lines: list[Line]
+
+
+class Line(msgspec.Struct, rename={"count": "n"}):
+    article: str
+    count: int
+    at: datetime
+
+
+class Model(pydantic.BaseModel):
+    customer: str
+    at: datetime = pydantic.Field(alias="when")
+
+
 def encode(item: Outgoing) -> Envelope:
     return envelope_of(item, 1000)
+
+
+@pytest.mark.parametrize(
+    ("value", "payload"),
+    [
+        (
+            Order("Ann", [Line("tea", 2, NOON_UTC)]),
+            b'{"customer":"Ann","lines":[{"article":"tea","n":2,"at":"2030-01-01T12:00:00Z"}]}',
+        ),
+        ([Order("Bob", [])], b'[{"customer":"Bob","lines":[]}]'),
+        (Model(customer="Ann", when=NOON_UTC), b'{"customer":"Ann","when":"2030-01-01T12:00:00Z"}'),
+    ],
+)
+def test_a_typed_value_is_what_a_typed_handler_reads(value: Any, payload: bytes) -> None:
+    assert encode(Outgoing(value)).fields == [b"payload", payload]
+
+    handler = decoder(type(value), "json", "a handler") if not isinstance(value, list) else None
+    assert handler is None or handler(payload) == value
 
 
 @pytest.mark.parametrize(
@@ -81,6 +121,8 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
         (Outgoing(b"", headers={"a": HALF}), ValueError, rf"one of the headers holds {SAID}"),
         (Outgoing(b"", headers={HALF: "a"}), ValueError, rf"one of the headers holds {SAID}"),
         (Outgoing(b"", dedup_id=HALF), ValueError, rf"dedup_id holds {SAID}"),
+        (Outgoing({1, 2}), TypeError, "no data for JSON, set: send bytes"),
+        (Outgoing(Order), TypeError, "no data for JSON, type: send bytes"),
         (
             Outgoing(b"x" * 1001),
             MessageTooLarge,

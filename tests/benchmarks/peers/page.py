@@ -48,7 +48,8 @@ workers and server share: compare the ratios.
 
 {table}
 
-What the figures do not show is what is done for them. Jobs in hand when a worker process dies:
+What the figures do not show is what is done for them. Jobs in hand when a worker process dies, with
+the settings that were measured (Celery's `acks_late` is on; without it they are lost):
 
 {survival}
 
@@ -60,10 +61,12 @@ What the figures do not show is what is done for them. Jobs in hand when a worke
   last.
 - **CPU**: of the whole tree of processes, supervisors and housekeepers included, and of the server.
 - **latency**: 600 jobs at 200 per second to idle workers; from before the call that sends to the
-  first statement of the handler.
+  first statement of the handler. What handles fewer than 200 per second is behind, and its delay
+  that of a queue.
 - **sent/s**: one process, one connection; in bulk as the system's documentation does it for many,
   or one by one where it has no such call.
-- **PSS**: memory after the backlog, shared pages counted in parts.
+- **PSS**: memory after the backlog, shared pages counted in parts; 0 where a worker is a fork for
+  each job, which has ended by then.
 - **first job**: from the start of the processes to the first handled job.
 """
 

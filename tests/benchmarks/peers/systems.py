@@ -67,7 +67,7 @@ SYSTEMS = (
     _ours("streamqd, batch handler", "jobs", 1_000_000),
     System("Celery, prefork", "celery_app", "celery",
            ((*_CELERY, "--pool", "prefork", "--concurrency", "2", *_QUIET),),
-           5_000, 2_000, "run again after an hour (visibility timeout)"),
+           5_000, 2_000, "of a child: fails; of all: run again after an hour"),
     System("Celery, two solo workers", "celery_app", "celery",
            tuple((*_CELERY, "--pool", "solo", *_QUIET, "--hostname", name) for name in ("a", "b")),
            8_000, 2_000, "run again after an hour (visibility timeout)"),
