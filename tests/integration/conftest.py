@@ -54,6 +54,15 @@ def at(link: Link, keys: Keys) -> At:
 
 
 @pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    """A unit that t1 owns, with its group."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    return desk
+
+
+@pytest.fixture
 def slot() -> Slot:
     return Scoreboard(2).allot(UNIT)
 

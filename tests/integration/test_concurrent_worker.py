@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -21,15 +20,6 @@ from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 SEVERAL = {"concurrency": 4, "order": "none"}
-
-
-@pytest.fixture
-def desk(link: Link, keys: Any) -> Desk:
-    """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
 
 
 def settled(desk: Desk) -> bool:

@@ -35,15 +35,6 @@ WAITING = Backoff("fixed", WAIT, WAIT, "none")
 Runs = list[tuple[str, int]]
 
 
-@pytest.fixture
-def desk(link: Any, keys: Any) -> Desk:
-    """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
-
-
 def add(desk: Desk, keys: str) -> None:
     """One entry for each letter, which is its key; a dot is one without."""
     for number, key in enumerate(keys, 1):

@@ -173,13 +173,18 @@ def test_a_reset_of_some_partitions(run: Run, at: At) -> None:
     assert [at(number).fetch() for number in range(3)] == [[], [b"1-0"], [b"1-0"]]
 
 
-def test_what_a_growth_keeps_is_not_taken_by_force(
-    run: Run, at: At, link: Link, keys: Keys
-) -> None:
+def begin_growth(at: At, link: Link, keys: Keys) -> None:
+    """Let the topic grow; one message of each partition must be settled before it has."""
     for number in range(3):
         at(number).groups()
         at(number).add("1-0")
     assert not growth.grow(link, keys, "access", 6).done
+
+
+def test_what_a_growth_keeps_is_not_taken_by_force(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    begin_growth(at, link, keys)
     before = at(4).dump()
 
     refused = run("group", "reset", "access", "hits", "--to", "latest", "--force", "--yes", code=8)
@@ -247,10 +252,7 @@ def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
     run: Run, at: At, link: Link, keys: Keys
 ) -> None:
     """It may be the one that never settles anything: then the growth goes on without it."""
-    for number in range(3):
-        at(number).groups()
-        at(number).add("1-0")
-    assert not growth.grow(link, keys, "access", 6).done
+    begin_growth(at, link, keys)
 
     refused = run("group", "delete", "access", "hits", "--yes", code=8)
     assert "access grows, and waits until hits has settled 3 messages" in refused.stderr

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,11 +42,8 @@ KINDS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def desk(link: Link, keys: Any) -> Desk:
+def desk(desk: Desk) -> Desk:
     """A unit that t1 owns, with its group and twenty entries."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
     for number in range(1, 21):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
     return desk
@@ -56,6 +54,27 @@ def promote(desk: Desk, link: Link) -> int:
     return messages.Promoted.parse(
         link.run(messages.promote_retries(desk.keys, desk.unit, 100))
     ).moved
+
+
+@contextlib.contextmanager
+def promoting(
+    desk: Desk, link: Link, until: Callable[[], object], then: Callable[[], object]
+) -> Iterator[None]:
+    """Promote over and over, in a thread, until something holds; do what comes then."""
+    over = threading.Event()
+
+    def play() -> None:
+        while not until() and not over.wait(0.005):
+            promote(desk, link)
+        then()
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        over.set()
+        player.join()
 
 
 @pytest.fixture
@@ -275,21 +294,13 @@ def test_one_message_that_always_fails_so_is_dead_in_the_end(
         if message.original_id == "5-0":
             raise ConnectionError
 
-    def play() -> None:
-        while slot.counter("dead") == 0 and not over.wait(0.005):
-            promote(desk, other)
+    def stop() -> None:
         wait_until(lambda: slot.counter("acked") == 19, what="the others are done")
         life.stop()
 
-    over = threading.Event()
-    player = threading.Thread(target=play)
-    player.start()
-    try:
-        worker = life.worker("t1", **OPENS | {"max_attempts": 2})
+    worker = life.worker("t1", **OPENS | {"max_attempts": 2})
+    with promoting(desk, other, lambda: slot.counter("dead"), stop):
         assert life.run(worker, work) == ExitCode.STOPPED
-    finally:
-        over.set()
-        player.join()
     assert runs["5-0"] == 3, "the first failure is free"
     (letter,) = desk.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["attempts"]) == (b"5-0", b"2")
@@ -359,20 +370,9 @@ def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
     def work(_message: Message) -> None:
         raise ValueError
 
-    def play() -> None:
-        while waits.read().kind is not Wait.FLOODED and not over.wait(0.005):
-            promote(desk, other)
-        life.stop()
-
-    over = threading.Event()
-    player = threading.Thread(target=play)
-    player.start()
-    try:
-        guarded = GUARD | {"max_attempts": 5, "backoff": AT_ONCE}
-        assert life.run(life.worker("t1", **guarded), work) == ExitCode.STOPPED
-    finally:
-        over.set()
-        player.join()
+    worker = life.worker("t1", **GUARD | {"max_attempts": 5, "backoff": AT_ONCE})
+    with promoting(desk, other, lambda: waits.read().kind is Wait.FLOODED, life.stop):
+        assert life.run(worker, work) == ExitCode.STOPPED
     assert slot.counter("dead") == 5
 
 

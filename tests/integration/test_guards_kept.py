@@ -16,18 +16,18 @@ from streamqd.store.client import Link
 from streamqd.waits import CIRCUIT, Wait, Waits
 from streamqd.worker import ExitCode
 from tests.contract.desk import Desk
-from tests.integration.test_guards import AT_ONCE, BATCH, GUARD, ONE, OPENS, SEVERAL, promote
+from tests.integration.test_guards import (
+    AT_ONCE,
+    BATCH,
+    GUARD,
+    ONE,
+    OPENS,
+    SEVERAL,
+    promote,
+    promoting,
+)
 from tests.support.life import Life
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def desk(link: Link, keys: Any) -> Desk:
-    """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
 
 
 @pytest.fixture
@@ -221,20 +221,9 @@ def test_alone_a_message_halts_its_partition_until_it_is_too_old(
     def work(_message: Message) -> None:
         raise ConnectionError
 
-    def play() -> None:
-        while slot.counter("dead") == 0 and not over.wait(0.005):
-            promote(desk, other)
-        life.stop()
-
-    over = threading.Event()
-    player = threading.Thread(target=play)
-    player.start()
-    try:
-        worker = life.worker("t1", **OPENS | {"max_attempts": 9, "retry_max_age": 0.5})
+    worker = life.worker("t1", **OPENS | {"max_attempts": 9, "retry_max_age": 0.5})
+    with promoting(desk, other, lambda: slot.counter("dead"), life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
-    finally:
-        over.set()
-        player.join()
     (letter,) = desk.state()["dlq"].entries.values()
     assert letter["reason"] == b"too-old"
     assert Waits(slot.words).read().opened == 1

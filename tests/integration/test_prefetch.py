@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, Slot
 from streamqd.store import leases
-from streamqd.store.client import Link
 from streamqd.worker import ExitCode, appetite
 from tests.contract.desk import Desk
 from tests.support.life import Life
-
-
-@pytest.fixture
-def desk(link: Link, keys: Any) -> Desk:
-    """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
 
 
 def test_a_worker_with_a_slow_handler_keeps_little_in_hand(

@@ -9,21 +9,12 @@ from typing import Any
 import pytest
 
 from streamqd import Message, Outgoing, Producer
-from streamqd.store.client import Link
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.servers import Server
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime.now(UTC) + timedelta(hours=1)
-
-
-@pytest.fixture
-def desk(link: Link, keys: Any) -> Desk:
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
 
 
 def handled(life: Life, **consumer: Any) -> list[bytes]:

@@ -45,11 +45,8 @@ def many(messages: list[Message]) -> None:
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(desk: Desk) -> Desk:
     """A unit that t1 owns after the loss of its owner, who had fetched three messages."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
     for number in (1, 2, 3):
         desk.add(f"{number}-0", "payload", "x", "key", "k")
     desk.fetch(3)

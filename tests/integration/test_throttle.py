@@ -14,8 +14,6 @@ import pytest
 
 from streamqd import Message
 from streamqd.scoreboard import Command, Slot, now_ns
-from streamqd.store.client import Link
-from streamqd.store.keys import Keys
 from streamqd.waits import Wait, Waits
 from streamqd.worker import ExitCode
 from tests.contract.desk import UNIT, Desk
@@ -23,15 +21,6 @@ from tests.support.life import Life
 from tests.support.waiting import wait_until
 
 SECOND = 1_000_000_000
-
-
-@pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
-    """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
 
 
 def fill(desk: Desk, count: int) -> None:

@@ -21,7 +21,6 @@ from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
 from streamqd.scoreboard import Command, Slot, WorkerState
 from streamqd.store import messages
-from streamqd.store.client import Link
 from streamqd.worker import ExitCode
 from streamqd.worker.runs import Runner
 from streamqd.worker.settler import Item, Settler
@@ -32,15 +31,6 @@ from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 WIDE = 4500  # fields; with as many values more than a script can pass to one command
-
-
-@pytest.fixture
-def desk(link: Link, keys: Any) -> Desk:
-    """A unit that t1 owns, with its group."""
-    desk = Desk(link, keys)
-    desk.groups()
-    desk.own("t1")
-    return desk
 
 
 @pytest.fixture
