@@ -60,7 +60,8 @@ EVENTS: dict[str, str] = {
     "signal": "A signal arrived.",
     "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
     "start": "The daemon starts.",
-    "state": "One line per partition, asked for by SIGUSR1; the stacks follow.",
+    "state": "One line per partition, asked for by SIGUSR1; the stacks follow, as plain text in"
+    " pieces: the next record may stand behind such a piece on the same line.",
     "steer.drain": "An operator wants an instance to own nothing.",
     "steer.ignored": "An order in Redis cannot be read; perhaps it is of a later version.",
     "steer.move": "An operator wants a partition on another instance.",

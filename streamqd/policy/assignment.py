@@ -17,14 +17,16 @@ which are many, are dealt out at the end.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from streamqd.model import Unit
 from streamqd.policy import leveling
 from streamqd.policy.leveling import Part
+
+Pair = tuple[str, str]  # (topic, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,81 +40,85 @@ class Member:
     id: str
     weight: int
     cap: int
-    offers: frozenset[tuple[str, str]]
+    offers: frozenset[Pair]
     elsewhere: int = 0
 
 
 def assign(
-    members: Sequence[Member], units: Sequence[Unit], owners: Mapping[Unit, str]
+    members: Sequence[Member], units: Iterable[Unit], owners: Mapping[Unit, str]
 ) -> dict[Unit, str]:
     """The wanted owner of every unit that somebody offers and has room for.
 
     `owners` are the present ones; owners that are no members count as none.
     """
-    by_id = {member.id: member for member in members}
-    kept: dict[tuple[str, tuple[str, str]], list[Unit]] = defaultdict(list)
-    free: dict[tuple[str, str], list[Unit]] = defaultdict(list)
-    for unit in sorted(set(units)):
-        pair = (unit.topic, unit.group)
-        owner = by_id.get(owners.get(unit, ""))
-        if owner is not None and pair in owner.offers:
-            kept[owner.id, pair].append(unit)
-        else:
-            free[pair].append(unit)
-    pairs = {pair for _, pair in kept} | set(free)
+    by_pair: dict[Pair, list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_pair[unit.topic, unit.group].append(unit)
     wanted: dict[Unit, str] = {}
-    for some_members, some_pairs in _parts(by_id, pairs):
-        part = Part(
-            weights=[max(1, member.weight) for member in some_members],
-            caps=[member.cap if member.cap > 0 else None for member in some_members],
-            offers=[
-                [index for index, pair in enumerate(some_pairs) if pair in member.offers]
-                for member in some_members
-            ],
-            held=[
-                [len(kept.get((member.id, pair), ())) for pair in some_pairs]
-                for member in some_members
-            ],
-            free=[len(free.get(pair, ())) for pair in some_pairs],
-            fixed=[member.elsewhere for member in some_members],
-        )
-        counts = leveling.level(part)
-        for column, pair in enumerate(some_pairs):
-            held = [kept.get((member.id, pair), []) for member in some_members]
-            want = [row[column] for row in counts]
-            dealt = _deal(held, want, free.get(pair, []))
-            for member, dealt_units in zip(some_members, dealt, strict=True):
-                for unit in dealt_units:
-                    wanted[unit] = member.id
+    for some, pairs in _parts(members, by_pair.keys()):
+        wanted |= _assign_part(some, {pair: sorted(by_pair[pair]) for pair in pairs}, owners)
+    return wanted
+
+
+def _assign_part(
+    members: Sequence[Member], by_pair: Mapping[Pair, list[Unit]], owners: Mapping[Unit, str]
+) -> dict[Unit, str]:
+    """`assign` for members, in the order of their names, that offers connect with each other."""
+    rows = {member.id: row for row, member in enumerate(members)}
+    columns = {
+        offers: [column for column, pair in enumerate(by_pair) if pair in offers]
+        for offers in {member.offers for member in members}
+    }
+    kept: list[list[list[Unit]]] = []  # by column and row
+    free: list[list[Unit]] = []  # by column
+    for pair, units in by_pair.items():
+        offering = {member.id for member in members if pair in member.offers}
+        by_row: list[list[Unit]] = [[] for _ in members]
+        loose: list[Unit] = []
+        for unit, owner in zip(units, map(owners.get, units), strict=True):
+            (by_row[rows[owner]] if owner in offering else loose).append(unit)
+        kept.append(by_row)
+        free.append(loose)
+    part = Part(
+        weights=[max(1, member.weight) for member in members],
+        caps=[member.cap if member.cap > 0 else None for member in members],
+        offers=[columns[member.offers] for member in members],
+        held=[list(map(len, row)) for row in zip(*kept, strict=True)],
+        free=list(map(len, free)),
+        fixed=[member.elsewhere for member in members],
+    )
+    counts = zip(*leveling.level(part), strict=True)  # by column, too
+    wanted: dict[Unit, str] = {}
+    for held, want, loose in zip(kept, counts, free, strict=True):
+        for member, dealt in zip(members, _deal(held, want, loose), strict=True):
+            if dealt:
+                wanted |= dict.fromkeys(dealt, member.id)
     return wanted
 
 
 def _parts(
-    by_id: Mapping[str, Member], pairs: set[tuple[str, str]]
-) -> Iterator[tuple[list[Member], list[tuple[str, str]]]]:
+    members: Sequence[Member], pairs: Collection[Pair]
+) -> Iterator[tuple[list[Member], list[Pair]]]:
     """The members and (topic, group)s that are connected by offers, each part for itself."""
-    offers = {member_id: by_id[member_id].offers & pairs for member_id in by_id}
-    offerers: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for member_id, offered in offers.items():
-        for pair in offered:
-            offerers[pair].append(member_id)
-    seen: set[str] = set()
-    for first in offers:
-        if first in seen or not offers[first]:
+    by_offers: dict[frozenset[Pair], list[Member]] = defaultdict(list)
+    for member in members:
+        by_offers[member.offers].append(member)
+    parts: list[tuple[frozenset[Pair], list[Member]]] = []
+    for offers, some in by_offers.items():
+        offered = offers.intersection(pairs)
+        if not offered:
             continue
-        seen.add(first)
-        reached, found, todo = [first], set[tuple[str, str]](), [first]
-        while todo:
-            for pair in offers[todo.pop()] - found:
-                found.add(pair)
-                fresh = [each for each in offerers[pair] if each not in seen]
-                seen.update(fresh)
-                reached += fresh
-                todo += fresh
-        yield [by_id[each] for each in sorted(reached)], sorted(found)
+        touched = [part for part in parts if not offered.isdisjoint(part[0])]
+        parts = [part for part in parts if offered.isdisjoint(part[0])]
+        joined = offered.union(*(found for found, _ in touched))
+        parts.append((joined, list(chain(some, *(reached for _, reached in touched)))))
+    for found, reached in parts:
+        yield sorted(reached, key=lambda member: member.id), sorted(found)
 
 
-def _deal(held: list[list[Unit]], want: list[int], free: list[Unit]) -> list[list[Unit]]:
+def _deal(
+    held: Sequence[list[Unit]], want: Sequence[int], free: Sequence[Unit]
+) -> Iterator[list[Unit]]:
     """Units of one (topic, group) per member: as many as wanted, its own first.
 
     Members give up their highest partitions; the lowest loose one goes to the first that wants.
@@ -121,7 +127,5 @@ def _deal(held: list[list[Unit]], want: list[int], free: list[Unit]) -> list[lis
     for units, count in zip(held, want, strict=True):
         loose += units[count:]
     next_loose = iter(sorted(loose))
-    return [
-        units[:count] + list(itertools.islice(next_loose, max(0, count - len(units))))
-        for units, count in zip(held, want, strict=True)
-    ]
+    for units, count in zip(held, want, strict=True):
+        yield units[:count] + list(islice(next_loose, max(0, count - len(units))))

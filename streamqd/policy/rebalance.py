@@ -7,9 +7,11 @@ only a few at a time. Fairness lives here; safety lives in the fence.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,8 +35,8 @@ class Seen(NamedTuple):
     """A member as the server reported it: its last beat, whether it is leaving, what fails there.
 
     `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
-    time of the last order to reload that it has done with, None when it does not tell. `owned` is
-    how many units it owned then, None when it does not tell.
+    time of the last order to reload that it has done with, `owned` how many units it owned then, and
+    `ttl` for how many seconds it takes its leases; None when it does not tell.
     """
 
     member: Member
@@ -43,6 +45,7 @@ class Seen(NamedTuple):
     broken: frozenset[Unit] = frozenset()
     reloaded: int | None = None
     owned: int | None = None
+    ttl: float | None = None
 
 
 class View(NamedTuple):
@@ -51,6 +54,7 @@ class View(NamedTuple):
     epoch: int
     owner: str  # '' when nobody holds the fence
     leased: bool
+    left: float = 0.0  # seconds that the lease has still to live
 
 
 class Wishes(NamedTuple):
@@ -74,6 +78,14 @@ class Decision(NamedTuple):
     more: bool = False
 
 
+class _Silence(NamedTuple):
+    """A beat, over how many of our own it has not moved, and since when (our clock, seconds)."""
+
+    beat_unix_ms: int
+    count: int
+    since: float
+
+
 @dataclass
 class Liveness:
     """Tells the living from the dead by the beats they leave in Redis."""
@@ -82,30 +94,36 @@ class Liveness:
     ttl: float
     beat_interval: float
     _last_counted: float = float("-inf")
-    _silent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _silent: dict[str, _Silence] = field(default_factory=dict)
 
     def observe(self, now: float, server_unix_ms: int, seen: Sequence[Seen]) -> list[Seen]:
         """Return the live members. `now` is any monotonic clock, in seconds.
 
-        A member is dead when its beat is older than the ttl and has not moved while this instance
-        beat at least `SILENT_BEATS` times.
+        A member is dead when its beat has not moved while this instance beat at least
+        `SILENT_BEATS` times, and is older than the ttl: by the server's clock, or by ours, for a
+        clock that was set back would have it live for as long.
         """
         # A wake-up beat right after another proves nothing about the silence of others.
         counts = now - self._last_counted >= self.beat_interval / 2
         # What was counted before this instance itself heard nothing for a while proves nothing.
         if now - self._last_counted > SILENT_BEATS * self.beat_interval:
-            self._silent = {name: (beat, 0) for name, (beat, _) in self._silent.items()}
+            self._silent = {name: _Silence(it[0], 0, now) for name, it in self._silent.items()}
         if counts:
             self._last_counted = now
         live = []
-        silent: dict[str, tuple[int, int]] = {}
+        silent: dict[str, _Silence] = {}
         for one in seen:
             name = one.member.id
-            beat, count = self._silent.get(name, (-1, 0))
-            count = count + counts if beat == one.beat_unix_ms else 0
-            silent[name] = (one.beat_unix_ms, count)
-            old = server_unix_ms - one.beat_unix_ms > self.ttl * 1000
-            if name == self.me or not (old and count >= SILENT_BEATS):
+            known = self._silent.get(name)
+            if known is None or known.beat_unix_ms != one.beat_unix_ms:
+                known = _Silence(one.beat_unix_ms, 0, now)
+            else:
+                known = known._replace(count=known.count + counts)
+            silent[name] = known
+            old = (
+                server_unix_ms - one.beat_unix_ms > self.ttl * 1000 or now - known.since > self.ttl
+            )
+            if name == self.me or not (old and known.count >= SILENT_BEATS):
                 live.append(one)
         self._silent = silent
         return live
@@ -113,8 +131,23 @@ class Liveness:
     @property
     def forgettable(self) -> list[str]:
         """Members that were silent for long while this instance watched, some of them."""
-        found = (name for name, (_, count) in self._silent.items() if count >= FORGET_BEATS)
+        found = (name for name, it in self._silent.items() if it.count >= FORGET_BEATS)
         return [name for name in found if name != self.me][:FORGET_MAX]
+
+
+def stranded(
+    views: Mapping[Unit, View], seen: Sequence[Seen], live: Sequence[Seen]
+) -> frozenset[Unit]:
+    """Units of dead members whose leases have longer to live than they were taken for.
+
+    Leases end by the server's clock: it was set back, and nobody has renewed them since. They count
+    as expired; else nobody would have the unit until the clock is where it was.
+    """
+    alive = {one.member.id for one in live}
+    ttls = {one.member.id: one.ttl for one in seen if one.ttl and one.member.id not in alive}
+    return frozenset(
+        unit for unit, view in views.items() if view.left > ttls.get(view.owner, math.inf)
+    )
 
 
 @dataclass
@@ -212,9 +245,8 @@ class Rebalancer:
         others = {one.member.id: one.member.offers for one in live if one.member.id != self.me}
         free_since: dict[Unit, tuple[int, float]] = {}
         take = []
-        for unit, view in sorted(views.items()):
-            if view.leased:
-                continue
+        for unit in sorted(unit for unit, view in views.items() if not view.leased):
+            view = views[unit]
             epoch, since = self._free_since.get(unit, (view.epoch, now))
             if epoch != view.epoch:
                 since = now
@@ -262,7 +294,7 @@ def with_elsewhere(
 
     Whoever looks at its own units alone would take a member for idle that works for others.
     """
-    pairs = frozenset((unit.topic, unit.group) for unit in units)
+    pairs = frozenset(map(attrgetter("topic", "group"), units))
     counts = Counter(owners.values())
     return [
         one
@@ -304,11 +336,11 @@ def place(
     for one in left:
         for unit in one.broken:
             broken_at.setdefault(unit, set()).add(one.member.id)
-    fit_for: dict[frozenset[str], list[Unit]] = {}
-    for unit in sorted(units):
+    fit_for: dict[frozenset[str], list[Unit]] = defaultdict(list)
+    for unit in units:
         if unit not in wanted:
             where = frozenset(broken_at[unit]) if unit in broken_at else _NOWHERE
-            fit_for.setdefault(where, []).append(unit)
+            fit_for[where].append(unit)
     for where, some in fit_for.items():
         fit = [one.member for one in left if one.member.id not in where]
         wanted |= assign(fit, some, owners)

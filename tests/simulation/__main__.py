@@ -10,18 +10,22 @@ import json
 import platform
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from streamqd.policy.rebalance import Seen, place
-from tests.simulation.scenarios import ALONE, IN_TURN, LARGE, Figures, Scope, new
+from tests.simulation.fleet import Fleet
+from tests.simulation.scenarios import ALONE, BEFALLS, IN_TURN, LARGE, Figures, Scope, new
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 MARK = "<!-- figures -->\n"
+
+Result = tuple[str, Figures | None, int, float]  # None: what must hold did not
 
 COLUMNS = {
     "owned_seconds": "all owned, s",
@@ -45,35 +49,53 @@ def main() -> None:
     parser.add_argument("--append", action="store_true", help="keep the figures that are there")
     arguments = parser.parse_args()
     scope = Scope(arguments.members, LARGE.topics, arguments.partitions, LARGE.offered)
-    results: dict[str, Figures] = {}
-    decided, spent = 0, 0.0
+    wanted = set(arguments.only or IN_TURN | ALONE)
+    context = get_context("fork")
+    results: SimpleQueue[Result] = context.SimpleQueue()
     # Fleets know nothing of each other: each is simulated in a process of its own.
-    with ProcessPoolExecutor() as pool:
-        chosen = [list(IN_TURN), *([name] for name in ALONE)]
-        if arguments.only:
-            chosen = [[name for name in names if name in arguments.only] for names in chosen]
-        runs = [names for names in chosen if names]
-        for figures, decisions, seconds in pool.map(
-            simulated, [scope] * len(runs), [arguments.seed] * len(runs), runs
-        ):
-            results |= figures
-            decided += decisions
-            spent += seconds
+    for name in ["cold start", *ALONE]:
+        if wanted & ({name} if name in ALONE else IN_TURN.keys()):
+            context.Process(
+                target=begin, args=(scope, arguments.seed, name, wanted, results)
+            ).start()
+    found: dict[str, Figures] = {}
+    decided, spent = 0, 0.0
+    while wanted - found.keys():
+        name, figures, decisions, seconds = results.get()
+        if figures is None:
+            raise SystemExit(f"{name}: it does not hold")
+        print(name, json.dumps(figures), flush=True)
+        found[name] = figures
+        decided += decisions
+        spent += seconds
+    found = {name: found[name] for name in IN_TURN | ALONE if name in wanted}
     page = PAGE.read_text()
     text = page if arguments.append else page.partition(MARK)[0] + MARK
-    PAGE.write_text(text + report(scope, arguments.seed, results, decided, spent))
+    PAGE.write_text(text + report(scope, arguments.seed, found, decided, spent))
 
 
-def simulated(
-    scope: Scope, seed: int, names: Sequence[str]
-) -> tuple[dict[str, Figures], int, float]:
-    """Let scenarios happen to one fleet: their figures, the decisions, seconds of the processor."""
-    started, fleet = time.process_time(), new(scope, seed)
-    results: dict[str, Figures] = {}
+def begin(
+    scope: Scope, seed: int, name: str, wanted: set[str], results: SimpleQueue[Result]
+) -> None:
+    """Let a new fleet start; what befalls one that has started befalls a copy of it each time."""
+    fleet = new(scope, seed)
+    happen(fleet, [name], results)
+    if name not in ALONE:
+        for names in BEFALLS:
+            if wanted.intersection(names):
+                get_context("fork").Process(target=happen, args=(fleet, names, results)).start()
+
+
+def happen(fleet: Fleet, names: Sequence[str], results: SimpleQueue[Result]) -> None:
+    """Let scenarios happen to one fleet. Tells figures, decisions and seconds of the processor."""
     for name in names:
-        results[name] = (IN_TURN | ALONE)[name](fleet)
-        print(name, json.dumps(results[name]), flush=True)
-    return results, fleet.decided, time.process_time() - started
+        started, decided = time.process_time(), fleet.decided
+        try:
+            figures = (IN_TURN | ALONE)[name](fleet)
+        except AssertionError:
+            results.put((name, None, 0, 0.0))
+            raise
+        results.put((name, figures, fleet.decided - decided, time.process_time() - started))
 
 
 def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, spent: float) -> str:

@@ -142,8 +142,11 @@ class Instance:
             seen = Seen(self.member, 0, self.leaving, broken, owned=len(self.held))
             return server.beat(now, seen)
         if kind == "look":
-            views = server.look(now, len(self.units) - len(self.held))
-            return {unit: views[unit] for unit in self.units if unit not in self.held}
+            known = server.look(now, len(self.units) - len(self.held))
+            views = dict(zip(self.units, map(known.__getitem__, self.units), strict=True))
+            for mine in self.held:
+                views.pop(mine, None)
+            return views
         assert unit is not None
         assert held is not None
         if kind == "acquiring":
@@ -209,12 +212,14 @@ class Instance:
         live = self.liveness.observe(now, self.server_unix_ms, self.seen)
         mine = {unit: held.since for unit, held in self.held.items()}
         tokens: dict[Unit, str] = {}
-        for unit, view in list(views.items()):
-            if view.owner == self.member.id:  # a predecessor's, whose lock we hold
-                tokens[unit] = self.fleet.server.fences[unit].token
-                views[unit] = View(view.epoch, "", leased=False)
-            if now < self.broken_until.get(unit, 0.0):
-                del views[unit]
+        me = self.member.id
+        for unit in [unit for unit, view in views.items() if view.owner == me]:
+            # A predecessor's, whose lock we hold.
+            tokens[unit] = self.fleet.server.fences[unit].token
+            views[unit] = View(views[unit].epoch, "", leased=False)
+        for unit, until in self.broken_until.items():
+            if now < until:
+                views.pop(unit, None)
         moving = sum(held.phase == "stopping" for held in self.held.values())
         cap = self.member.cap or len(self.units)
         decision = self.rebalancer.decide(

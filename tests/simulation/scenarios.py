@@ -295,5 +295,13 @@ IN_TURN: dict[str, Scenario] = {
     "growth again": growth,
     "rolling restart": rolling_restart,
 }
+# What may befall a fleet that has started, each time from there.
+BEFALLS = [
+    ["server pause", "network outage"],
+    ["loss of a third", "growth"],
+    ["mass restart"],
+    ["divergent views", "growth again"],
+    ["rolling restart"],
+]
 # These begin with a fleet of which nothing runs yet.
 ALONE: dict[str, Scenario] = {"crash loop": crash_loop, "unequal instances": unequal}

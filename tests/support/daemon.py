@@ -319,11 +319,13 @@ class Daemon:
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            event = json.loads(line) if line.startswith("{") else {}
-            if "event" in event:
+            # Other processes write their stacks by pieces: a record may stand behind one of them.
+            stack, mark, record = line.partition('{"event":')
+            if mark:
+                event = json.loads(mark + record)
                 self._events.append({**event, "number": len(self._events)})
-            else:
-                self.plain.append(line)
+            if stack:
+                self.plain.append(stack)
 
     # --- messages ---
 
