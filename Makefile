@@ -79,7 +79,7 @@ transcripts: $(DEV_STAMP) ## Make docs/explanation/transcripts from live runs (r
 	$(BIN)/python -m tests.support.top_transcript
 	$(BIN)/python -m tests.support.systemd_transcript
 
-bench: $(DEV_STAMP) ## Measure streamqd beside its peers (BENCH_ARGS="--only celery --rounds 1")
+bench: $(DEV_STAMP) ## Measure streamqd beside its peers, 8 minutes a round (BENCH_ARGS="--only celery --rounds 1")
 	$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
 bench-page: $(DEV_STAMP) ## Write docs/explanation/benchmarks.md and its plots from the results

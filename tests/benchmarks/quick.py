@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -29,6 +28,7 @@ import hiredis
 import redis
 
 from tests.benchmarks.bars import Bar, show
+from tests.support.machine import machine
 
 PARTITIONS = 2
 PAYLOAD = b"x" * 100
@@ -88,16 +88,6 @@ def main() -> None:
     results["bars"] = show(bars)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """Describe what the figures belong to."""
-    model = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 # --- takeover and hand-over -----------------------------------------------------------------------

@@ -10,11 +10,9 @@ outcomes of the last run.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,7 @@ from tests.faults import page, recorder, results
 from tests.faults.marked import rows_of_tests
 from tests.faults.results import SERVERS
 from tests.support import servers
+from tests.support.machine import machine
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "explanation" / "faults.json"
@@ -98,7 +97,7 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
     return {
         "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
         "seconds": seconds,
-        "machine": _machine(),
+        "machine": machine(),
         "servers": about,
         "outcomes": outcomes,
         "on_server": sorted(on_server),
@@ -130,15 +129,6 @@ def _about(word: str) -> str:
         return f"{server.product} {server.facts.version}"
     finally:
         server.close()
-
-
-def _machine() -> dict[str, Any]:
-    model = "unknown"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ RESULTS: dict[str, Any] = {
         name: {
             "version": "1.2",
             "survives": "stay pending",
-            "figures": {key: {"median": 1234.5 / rank} for key, _, _ in page.COLUMNS},
+            "figures": {
+                key: {"median": 1234.5 / rank, "min": 1.0 / rank, "max": 4321.0 / rank}
+                for key, _, _ in page.COLUMNS
+            },
         }
         for rank, name in enumerate([*excerpt.SHOWN, "another"], 1)
     },
@@ -121,6 +124,6 @@ def test_figures_go_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
         assert excerpt.with_figures(before, "") == excerpt.with_figures(after, "")
         assert excerpt.between(after) == excerpt.wanted(path, RESULTS)
     table = excerpt.between((tmp_path / "README.md").read_text())
-    assert "| streamqd (1.2) | 412 | 411.5 ms | 411.5 ms | 412 µs | 412 MiB |" in table
+    assert "| streamqd (1.2) | 617 | 617.2 ms | 617.2 ms | 617 µs | 617 MiB |" in table
     assert "another" not in table
     assert "| another (1.2) |" in page.text(RESULTS)

@@ -20,6 +20,7 @@ import psutil
 from streamqd.policy.rebalance import Seen, place
 from tests.simulation.fleet import Fleet
 from tests.simulation.scenarios import ALONE, BEFALLS, IN_TURN, LARGE, Figures, Scope, new
+from tests.support.machine import processor
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "simulation.md"
@@ -133,14 +134,6 @@ def seconds_of_one(scope: Scope) -> float:
         place(members, units, owners)
         times.append(time.process_time() - started)
     return min(times)
-
-
-def processor() -> str:
-    """The model of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

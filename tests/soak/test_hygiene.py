@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.quick import machine
 from tests.support import hygiene
 from tests.support.daemon import Daemon
+from tests.support.machine import machine
 from tests.support.servers import ProcessServer
 
 pytestmark = [

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from streamqd.store.client import Link
-from tests.benchmarks.quick import machine
 from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.machine import machine
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.quick import machine
+from tests.support.machine import machine
 from tests.support.nemesis import FAULTS, PEACE, plan
 from tests.support.servers import ProcessServer
 from tests.support.trial import GROUPS, Outcome, Trial

@@ -16,14 +16,19 @@ END = "<!-- end of the figures -->"
 LIMIT = "the limit: a bare loop"  # of redis-py
 SHOWN = (
     LIMIT,
-    "streamqd, batch handler",
     "streamqd",
-    "Celery, prefork",
+    "streamqd, batch handler",
+    "FastStream, batch handler",
+    "BullMQ",
     "Dramatiq, tuned",
-    "RQ, simple workers",
-    "arq",
+    "FastStream",
     "taskiq, stream",
+    "huey",
+    "Celery, two solo workers",
     "streaq",
+    "arq",
+    "Celery, prefork",
+    "RQ, simple workers",
 )
 COLUMNS = (
     ("handled/s", ",.0f"),

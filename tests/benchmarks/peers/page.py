@@ -40,16 +40,19 @@ Two worker processes each, jobs of 100 bytes, a handler that counts itself and d
 *The limit* is a loop of the same shape in bare redis-py, which fences nothing, blames nobody,
 retries nothing and measures nothing.
 
-{rounds} rounds on {date}: {cpu}, {cores} cores, Python {python}, {server}. Medians; the spread is
-in [the results](benchmarks/peers.json). These are figures of one machine, whose cores producer,
-workers and server share: compare the ratios.
+{rounds} rounds on {date}: {cpu}, {cores} cores, Python {python}, {server}. Medians, and for what is
+handled the least and the most of a round; the spread of the other figures is in
+[the results](benchmarks/peers.json). These are figures of one machine, whose cores producer,
+workers and server share: compare the ratios, and take two whose spreads overlap for equal.
 
-![Jobs handled per second, logarithmic](benchmarks/handled.svg)
+![Jobs handled per second, logarithmic, with the spread](benchmarks/handled.svg)
 
 {table}
 
-What the figures do not show is what is done for them. Jobs in hand when a worker process dies, with
-the settings that were measured (Celery's `acks_late` is on; without it they are lost):
+What the figures do not show is what is done for them. By their documentation and not by a
+measurement: what becomes of jobs in hand when a worker process dies, with the settings that were
+measured (Celery's `acks_late` is on; without it they are lost). What streamqd says of itself
+[is measured](promises.md).
 
 {survival}
 
@@ -78,7 +81,7 @@ def text(results: dict[str, Any]) -> str:
         rounds=results["rounds"],
         date=results["date"],
         **results["machine"],
-        table=_table(systems),
+        table=table(systems),
         survival=_survival(systems),
     )
 
@@ -91,21 +94,23 @@ def main() -> None:
     PAGE.write_text(text(results))
     excerpt.write(results)
     systems: dict[str, Any] = results["systems"]
-    handled = {name: each["figures"]["handled/s"]["median"] for name, each in systems.items()}
+    handled = {name: each["figures"]["handled/s"] for name, each in systems.items()}
     plots.bars(handled, "jobs handled per second", RESULTS.parent / "handled.svg", "{:,.0f}")
-    late = {name: each["figures"]["latency p50 ms"]["median"] for name, each in systems.items()}
+    late = {name: each["figures"]["latency p50 ms"] for name, each in systems.items()}
     title = "median delay in ms at 200 jobs per second"
     plots.bars(late, title, RESULTS.parent / "latency.svg", "{:,.2f}", rising=True)
 
 
-def _table(systems: dict[str, Any]) -> str:
+def table(systems: dict[str, Any]) -> str:
+    """The systems, a row each."""
     limit = systems[LIMIT]["figures"]["handled/s"]["median"]
     head = ["system", "of the limit", *(title for _, title, _ in COLUMNS)]
     rows = []
     for name, each in systems.items():
         cells = [format(each["figures"][key]["median"], form) for key, _, form in COLUMNS]
-        share = each["figures"]["handled/s"]["median"] / limit
-        rows.append([f"{name} {_version(name, each)}", f"{share:.1%}", *cells])
+        handled = each["figures"]["handled/s"]
+        cells[0] += f" ({handled['min']:,.0f} to {handled['max']:,.0f})"
+        rows.append([f"{name} {_version(name, each)}", f"{handled['median'] / limit:.1%}", *cells])
     return "\n".join(_lines(head, rows))
 
 

@@ -9,15 +9,30 @@ import matplotlib.pyplot as plt
 
 
 def bars(
-    values: dict[str, float], title: str, path: Path, form: str, *, rising: bool = False
+    figures: dict[str, dict[str, float]],
+    title: str,
+    path: Path,
+    form: str,
+    *,
+    rising: bool = False,
 ) -> None:
-    """Draw one bar for each system, the best on top, on a logarithmic scale."""
+    """Draw one bar for each system, the best on top, on a logarithmic scale.
+
+    A figure has a median, a min and a max, of which the last two are the ends of the whisker.
+    """
     mpl.rcParams |= {"svg.hashsalt": "streamqd", "font.family": "sans-serif", "font.size": 9}
-    ranked = sorted(values.items(), key=lambda each: each[1], reverse=rising)
+    ranked = sorted(figures.items(), key=lambda each: each[1]["median"], reverse=rising)
+    values = [each["median"] for _, each in ranked]
+    spread = [
+        [each["median"] - each["min"] for _, each in ranked],
+        [each["max"] - each["median"] for _, each in ranked],
+    ]
     figure, axes = plt.subplots(figsize=(8, 0.32 * len(ranked) + 0.9), layout="constrained")
     colors = ["#c2410c" if each.startswith("streamqd") else "#94a3b8" for each, _ in ranked]
-    bars = axes.barh([each for each, _ in ranked], [value for _, value in ranked], color=colors)
-    axes.bar_label(bars, labels=[form.format(value) for _, value in ranked], padding=3)
+    whiskers = {"ecolor": "#475569", "elinewidth": 0.8, "capsize": 2}
+    names = [name for name, _ in ranked]
+    bars = axes.barh(names, values, color=colors, xerr=spread, error_kw=whiskers)
+    axes.bar_label(bars, labels=[form.format(value) for value in values], padding=3)
     axes.set(xscale="log", title=title)
     axes.margins(x=0.15)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,16 +1,13 @@
-"""The private server of the comparison, and the machine that its figures belong to."""
+"""The private server of the comparison."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -49,13 +46,3 @@ def _version(port: int) -> str:
 
 def _number(info: dict[str, Any]) -> str:
     return str(info.get("valkey_version", info["redis_version"]))
-
-
-def machine() -> dict[str, Any]:
-    """Describe what the figures belong to."""
-    model = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
