@@ -69,30 +69,32 @@ def _assign_part(
         offers: [column for column, pair in enumerate(by_pair) if pair in offers]
         for offers in {member.offers for member in members}
     }
-    kept: list[list[list[Unit]]] = []  # by column and row
+    kept: list[dict[int, list[Unit]]] = []  # by column, then by row
     free: list[list[Unit]] = []  # by column
-    for pair, units in by_pair.items():
+    counts = [[0] * len(by_pair) for _ in members]
+    for column, (pair, units) in enumerate(by_pair.items()):
         offering = {member.id for member in members if pair in member.offers}
-        by_row: list[list[Unit]] = [[] for _ in members]
+        by_row: dict[int, list[Unit]] = defaultdict(list)
         loose: list[Unit] = []
         for unit, owner in zip(units, map(owners.get, units), strict=True):
             (by_row[rows[owner]] if owner in offering else loose).append(unit)
+        for row, held in by_row.items():
+            counts[row][column] = len(held)
         kept.append(by_row)
         free.append(loose)
     part = Part(
         weights=[max(1, member.weight) for member in members],
         caps=[member.cap if member.cap > 0 else None for member in members],
         offers=[columns[member.offers] for member in members],
-        held=[list(map(len, row)) for row in zip(*kept, strict=True)],
+        held=counts,
         free=list(map(len, free)),
         fixed=[member.elsewhere for member in members],
     )
-    counts = zip(*leveling.level(part), strict=True)  # by column, too
+    wants = zip(*leveling.level(part), strict=True)  # by column, too
     wanted: dict[Unit, str] = {}
-    for held, want, loose in zip(kept, counts, free, strict=True):
-        for member, dealt in zip(members, _deal(held, want, loose), strict=True):
-            if dealt:
-                wanted |= dict.fromkeys(dealt, member.id)
+    for by_row, want, loose in zip(kept, wants, free, strict=True):
+        for row, dealt in _deal(by_row, want, loose):
+            wanted |= dict.fromkeys(dealt, members[row].id)
     return wanted
 
 
@@ -117,15 +119,17 @@ def _parts(
 
 
 def _deal(
-    held: Sequence[list[Unit]], want: Sequence[int], free: Sequence[Unit]
-) -> Iterator[list[Unit]]:
-    """Units of one (topic, group) per member: as many as wanted, its own first.
+    held: Mapping[int, list[Unit]], want: Sequence[int], free: Sequence[Unit]
+) -> Iterator[tuple[int, list[Unit]]]:
+    """Units of one (topic, group) for each row that wants some: as many as wanted, its own first.
 
     Members give up their highest partitions; the lowest loose one goes to the first that wants.
     """
     loose = list(free)
-    for units, count in zip(held, want, strict=True):
-        loose += units[count:]
+    for row, units in held.items():
+        loose += units[want[row] :]
     next_loose = iter(sorted(loose))
-    for units, count in zip(held, want, strict=True):
-        yield units[:count] + list(islice(next_loose, max(0, count - len(units))))
+    for row, count in enumerate(want):
+        if count:
+            own = held.get(row, [])[:count]
+            yield row, own + list(islice(next_loose, count - len(own)))

@@ -12,8 +12,8 @@
  * loss of the owner while begun); (5) charges <= true crashes, but for marks of the replaced owner;
  * (6) first starts of the owner are in order; (7) a run without further faults settles everything.
  *
- * Not modelled: two groups, trimming, time itself (the trust deadline), concurrency in a worker.
- * A mutation is switched on by -DNAME; tests/protocol/mutations.py lists them.
+ * What is not modelled is said in page.py. A mutation is switched on by -DNAME; variants.py lists
+ * them.
  */
 
 #ifndef N
