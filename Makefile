@@ -23,7 +23,7 @@ PARALLEL := -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,14 @@ test-acl: $(DEV_STAMP) ## Run what needs a server as the restricted users of etc
 
 audit: $(DEV_STAMP) ## Ask for known flaws of the dependencies; writes var/audit/sbom.json
 	$(BIN)/python tests/support/audit.py var/audit
+
+lock: $(DEV_STAMP) ## Write etc/requirements.lock anew: the newest allowed dependencies, by hash
+	$(BIN)/python -m pip install --quiet pip-tools
+	printf '# %s\n' 'What the daemon needs, by hash: pip install --require-hashes -r etc/requirements.lock' \
+		'Written by make lock.' > etc/requirements.lock
+	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --no-header --no-annotate --strip-extras \
+		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file - pyproject.toml \
+		>> etc/requirements.lock
 
 lint: $(DEV_STAMP) ## Check style, types and import layers
 	$(BIN)/ruff check

@@ -6,7 +6,7 @@ The dead letters of a topic are the union of its partitions'.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from streamqd.admin.dead_choice import EVERY_LETTER, Choice
 from streamqd.admin.letters_reading import (
@@ -23,6 +23,8 @@ from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+
+MASK = "***"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,19 @@ def show(link: Link, keys: Keys, topic: str, letter_id: str) -> Letter:
             for name, value in entry.fields.items()
             if name not in KNOWN
         },
+    )
+
+
+def masked(letter: Letter) -> Letter:
+    """The letter without what users wrote: `***` for each key, header and text."""
+    return replace(
+        letter,
+        key=letter.key and MASK.encode(),
+        error_message=letter.error_message and MASK,
+        traceback=letter.traceback and MASK,
+        headers=letter.headers and dict.fromkeys(letter.headers, MASK),
+        payload=letter.payload and MASK.encode(),
+        other=dict.fromkeys(letter.other, MASK),
     )
 
 

@@ -127,13 +127,18 @@ def stats(
 @dlq.command()
 @click.argument("topic")
 @click.argument("letter_id", metavar="PARTITION:MS-SEQ")
+@click.option(
+    "--mask", is_flag=True, help="Hide what users wrote: payload, key, headers, texts of errors."
+)
 @json_option
 @pass_session
-def show(session: Session, topic: str, letter_id: str, as_json: bool) -> None:
+def show(session: Session, topic: str, letter_id: str, mask: bool, as_json: bool) -> None:
     """Show everything that is known of one letter."""
     with session.link() as link:
         letter = letters.show(link, session.keys, topic, letter_id)
         now = server_unix_ms(link)
+    if mask:
+        letter = letters.masked(letter)
     if as_json:
         emit(letter)
     else:

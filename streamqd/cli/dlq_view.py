@@ -8,7 +8,7 @@ import click
 
 from streamqd.admin.audit import Deed
 from streamqd.admin.dead import Cause
-from streamqd.admin.letters import Letter, LetterRow
+from streamqd.admin.letters import MASK, Letter, LetterRow
 from streamqd.cli.output import age, printable, table
 
 _TEXT_CHARS = 70  # of an error message in a list of causes
@@ -89,8 +89,11 @@ def print_letter(letter: Letter, now_unix_ms: int) -> None:
         click.echo()
         click.echo(printable(letter.traceback, lines=True).rstrip())
     click.echo()
-    click.echo(f"payload, {len(letter.payload):,} bytes:")
-    click.echo(printable(letter.payload, lines=True))
+    if letter.payload == MASK.encode():
+        click.echo(f"payload: {MASK}")
+    else:
+        click.echo(f"payload, {len(letter.payload):,} bytes:")
+        click.echo(printable(letter.payload, lines=True))
 
 
 def print_deeds(deeds: Sequence[Deed], now_unix_ms: int) -> None:

@@ -464,6 +464,24 @@ def test_dead_letters_from_list_to_replay(run: Run, at: At) -> None:
     assert [at(n).do("XLEN", at(n).retry) for n in range(3)] == [1, 1, 1]
 
 
+def test_a_masked_letter_has_nothing_that_users_wrote(run: Run, at: At) -> None:
+    name = bury(at(1), "1700000000000-0")
+    bare = run("dlq", "show", "access", name)
+    masked = [run("dlq", "show", "access", name, "--mask", *more) for more in ((), ("--json",))]
+
+    for secret in ("no \\x1b[31mcolour", "body of 1700000000000-0", "somewhere"):
+        assert secret in bare.stdout
+        for shown in masked:
+            assert secret not in shown.stdout
+    assert "payload: ***" in masked[0].stdout
+    letter = document(masked[1])
+    assert letter["payload"] == letter["traceback"] == letter["error_message"] == "***"
+    assert (
+        letter["error_class"]
+        == document(run("dlq", "show", "access", name, "--json"))["error_class"]
+    )
+
+
 def test_a_letter_in_json_is_flat(run: Run, at: At) -> None:
     name = bury(at(1), "1700000000000-0")
 

@@ -1,0 +1,30 @@
+"""The lock names every dependency of the daemon, in a version that is allowed, by hash."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+HASHES = r"(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+"
+PINNED = re.compile(rf"^([a-z0-9-]+)==(\S+) \\\n({HASHES})", re.MULTILINE)
+
+
+def test_every_dependency_is_locked_in_an_allowed_version() -> None:
+    text = (ROOT / "etc" / "requirements.lock").read_text()
+    locked = {name: version for name, version, _ in PINNED.findall(text)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    for each in map(Requirement, project["dependencies"]):
+        assert each.specifier.contains(locked[canonicalize_name(each.name)]), each.name
+    assert "hiredis" in locked
+
+
+def test_the_lock_holds_nothing_else() -> None:
+    text = (ROOT / "etc" / "requirements.lock").read_text()
+    rest = [line for line in PINNED.sub("", text).splitlines() if line and not line.startswith("#")]
+    assert rest == []
