@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,12 +40,15 @@ KILL_SECONDS = 10.0
 
 Event = dict[str, Any]
 
+# A record of the daemon, and not what a message would like to be taken for one.
+RECORD = re.compile(r'\{"event":"[a-z._]+","ts":"[^"]+","level":.*')
+
 
 class Daemon:
     """One configured daemon; `start` may be called again after it has ended.
 
-    Settings of `[daemon]`, of the topic and of its consumer are given as in TOML. The handler
-    module `work` is a copy of tests/support/obedient.py unless `code` says otherwise.
+    Settings of `[redis]`, `[daemon]`, of the topic and of its consumer are given as in TOML. The
+    handler module `work` is a copy of tests/support/obedient.py unless `code` says otherwise.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Daemon:
         redis_url: str,
         *,
         partitions: int = 1,
+        redis: Mapping[str, Any] | None = None,
         daemon: Mapping[str, Any] | None = None,
         consumer: Mapping[str, Any] | None = None,
         groups: Iterable[str] = (GROUP,),
@@ -74,7 +79,11 @@ class Daemon:
         self.within: list[str] = []  # the command that runs it
         one = {"topic": TOPIC, "handler": "work:obey", **(consumer or {})}
         self.tables: dict[str, Any] = {
-            "redis": {"url": redis_url, **({} if embedded else users.section("admin"))},
+            "redis": {
+                "url": redis_url,
+                **({} if embedded else users.section("admin")),
+                **(redis or {}),
+            },
             "daemon": {"instance": name, "lease_ttl": "60s", **(daemon or {})},
             "http": {"bind": http},
             "log": {"format": "json"},
@@ -83,8 +92,8 @@ class Daemon:
         }
         self.write_config()
         self.write_code(code or OBEDIENT.read_text())
-        redis = config.resolved(config.load(self.config_path)).redis
-        self.link = connect(replace(redis, username=None), timeout=10.0, name="test:daemon")
+        found = config.resolved(config.load(self.config_path)).redis
+        self.link = connect(replace(found, username=None), timeout=10.0, name="test:daemon")
         self._producer: Producer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: list[int] = []
@@ -320,16 +329,17 @@ class Daemon:
         self._read_to += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             # Other processes write their stacks by pieces: a record may stand behind one of them.
-            stack, mark, record = line.partition('{"event":')
-            if mark:
-                event = json.loads(mark + record)
-                self._events.append({**event, "number": len(self._events)})
-            if stack:
+            found = RECORD.search(line)
+            if found:
+                self._events.append({**json.loads(found[0]), "number": len(self._events)})
+            if stack := line[: found.start()] if found else line:
                 self.plain.append(stack)
 
     # --- messages ---
 
-    def send(self, payloads: Iterable[str], partition: int | None = None) -> list[str]:
+    def send(
+        self, payloads: Iterable[str], partition: int | None = None, expires: float | None = None
+    ) -> list[str]:
         """Send messages, round robin or to one partition; note each; return the uids in order."""
         if self._producer is None:
             settings = config.load(self.config_path)
@@ -345,7 +355,7 @@ class Daemon:
         ids = self._producer.send_many(
             TOPIC,
             [
-                Outgoing(payload, partition=place)
+                Outgoing(payload, partition=place, expires=expires)
                 for payload, place in zip(payloads, places, strict=True)
             ],
         )
