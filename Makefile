@@ -23,7 +23,7 @@ PARALLEL := -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-produce bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,11 +109,14 @@ bench-scale: $(DEV_STAMP) ## Measure hundreds of units on one host (BENCH_ARGS="
 bench-blocking: $(DEV_STAMP) ## Measure how long each script keeps the server busy (BENCH_ARGS="--rounds 3")
 	$(BIN)/python -m tests.benchmarks.blocking $(BENCH_ARGS)
 
+bench-produce: $(DEV_STAMP) ## Measure the producers beside bare XADDs (BENCH_ARGS="--messages 200000")
+	$(BIN)/python -m tests.benchmarks.produce $(BENCH_ARGS)
+
 bench-policies: $(DEV_STAMP) ## Measure what keeping the order of keys costs when messages fail
 	$(BIN)/python -m tests.benchmarks.policies $(BENCH_ARGS)
 
 costs: $(DEV_STAMP) ## Count commands and round trips; writes docs/explanation/costs.md
-	COSTS=1 $(BIN)/pytest tests/integration/test_costs.py tests/integration/test_costs_idle.py
+	COSTS=1 $(BIN)/pytest $(wildcard tests/integration/test_costs*.py)
 
 simulate: $(DEV_STAMP) ## Simulate 500 instances and 10,000 partitions; writes the page (two hours)
 	$(BIN)/python -m tests.simulation $(SIMULATE_ARGS)

@@ -3,7 +3,7 @@
 local function slice(list, first, last)
   local part = {}
   for at = first, last do
-    part[#part + 1] = list[at]
+    part[at - first + 1] = list[at]
   end
   return part
 end

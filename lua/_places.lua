@@ -53,3 +53,27 @@ end
 local function forget_attempts(attempts, place)
   redis.call('HDEL', attempts, place .. ':c', place .. ':f', place .. ':due', place .. ':last')
 end
+
+-- The same of many. A small hash is a list, and each look for a field walks through all of it: it
+-- is read once instead, and what it does not have is not looked for.
+local SMALL = 512
+
+local function forget_all_attempts(attempts, places)
+  local known, fields = nil, {}
+  if redis.call('HLEN', attempts) <= SMALL then
+    known = {}
+    for _, field in ipairs(redis.call('HKEYS', attempts)) do
+      known[field] = true
+    end
+  end
+  for _, place in ipairs(places) do
+    for _, kind in ipairs({':c', ':f', ':due', ':last'}) do
+      if not known or known[place .. kind] then
+        table.insert(fields, place .. kind)
+      end
+    end
+  end
+  for at = 1, #fields, SLICE do
+    redis.call('HDEL', attempts, unpack(fields, at, math.min(at + SLICE - 1, #fields)))
+  end
+end

@@ -14,28 +14,37 @@
 --
 -- ARGV[1]  group     str     consumer group
 -- ARGV[2]  force     flag    1 = also when it is owned or has something that is not settled
+-- ARGV[3]  token     token   of whoever deletes, and keeps it from others until all is done
+-- ARGV[4]  ttl_ms    int     for how long, from this call
+-- ARGV[5]  at_once   int     how many pending entries may go with the group
+-- ARGV[6]  part      int     how many one call forgets while there are more
 --
 -- Returns  OK         removed, or there was nothing to remove
+-- Returns  MORE       some pending entries were forgotten: call again
 -- Returns  OWNED      a lease lives                        [2] owner [3] epoch
 -- Returns  UNSETTLED  [2] pending [3] delayed [4] 1 = the retry stream holds unread entries
 --
--- Cost     O(n), n = pending entries
--- Repeat   safe; a late copy removes a group that was made anew. Works when memory is full
+-- Cost     O(n), n = pending entries, at most `at_once`
+-- Repeat   safe; a late copy removes a group that was made anew. Left after MORE the group stays,
+--          without what was forgotten. Works when memory is full
+-- @include _clock
 -- @include _groups
+-- @include _places
+-- @include _forgetting
 
 local stream, retry, delayed, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local attempts, fence, lease, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local group, force = ARGV[1], ARGV[2]
+local group, force, token = ARGV[1], ARGV[2], ARGV[3]
+local ttl_ms, at_once, part = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local held = redis.call('HMGET', fence, 'owner', 'epoch')
 if redis.call('GET', lease) and force ~= '1' then
   return {'OWNED', held[1] or '', held[2] or '0'}
 end
 local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
-local pending = on_stream and on_stream['pending'] or 0
+local pending = in_hand(on_stream) + in_hand(on_retry)
 local unread = 0
 if on_retry then
-  pending = pending + on_retry['pending']
   unread = #redis.call('XRANGE', retry, '(' .. on_retry['last-delivered-id'], '+', 'COUNT', 1)
 end
 local waiting = redis.call('ZCARD', delayed)
@@ -47,6 +56,11 @@ if force ~= '1' and pending + waiting + unread > 0 then
 end
 
 -- Guards end here
+if pending > at_once then
+  keep(fence, lease, token, ttl_ms, 'group-delete')
+  forget_oldest({{stream, on_stream}, {retry, on_retry}}, part)
+  return {'MORE'}
+end
 -- HDEL first: accepted when memory is full, and so is every write behind it.
 redis.call('HDEL', trim, 'floor:' .. group)
 if on_stream then

@@ -18,23 +18,35 @@
 -- ARGV[3]  drop      flag    1 = its retries go too: the delayed ones and those in the retry stream
 -- ARGV[4]  force     flag    1 = also when it is owned
 -- ARGV[5]  keeper    str     an owner that keeps it even then
+-- ARGV[6]  token     token   of whoever resets, and keeps it from others until all is done
+-- ARGV[7]  ttl_ms    int     for how long, from this call
+-- ARGV[8]  at_once   int     how many pending entries may go together
+-- ARGV[9]  part      int     how many one call forgets while there are more
 --
 -- Returns  OK       [2] position before [3] position now [4] pending entries forgotten [5] delayed
 --                   retries dropped [6] entries of the retry stream dropped, at most
+-- Returns  MORE     the position is set, some pending entries were forgotten: call again
+--                   [2] position before [3] position now [4] how many
 -- Returns  OWNED    a lease lives                        [2] owner [3] epoch
 -- Returns  NOGROUP  the group does not exist on the partition
 --
--- Cost     O(n), n = pending entries and dropped retries
--- Repeat   safe; a late copy sets the position again. Works when memory is full
+-- Cost     O(n), n = pending entries, at most `at_once`
+-- Repeat   safe; a late copy sets the position again. Left after MORE the group goes on from its new
+--          position, once more with what was not forgotten. Works when memory is full
+-- @include _clock
 -- @include _groups
 -- @include _ids
+-- @include _places
+-- @include _forgetting
 
 local fence, lease, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local delayed, items, attempts, trim = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local group, after, drop, force, keeper = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local token, ttl_ms, at_once, part = ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
 
-local held = redis.call('HMGET', fence, 'owner', 'epoch')
-if redis.call('GET', lease) and (force ~= '1' or held[1] == keeper) then
+local held = redis.call('HMGET', fence, 'owner', 'epoch', 'token')
+local free = held[3] == token or not redis.call('GET', lease)
+if not free and (force ~= '1' or held[1] == keeper) then
   return {'OWNED', held[1] or '', held[2] or '0'}
 end
 local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
@@ -55,6 +67,14 @@ if on_retry then
 end
 
 -- Guards end here
+local dropping = drop == '1' and on_retry
+if in_hand(on_stream) + in_hand(dropping) > at_once then
+  keep(fence, lease, token, ttl_ms, 'group-reset')
+  redis.call('XGROUP', 'SETID', stream, group, after)
+  redis.call('HSET', trim, 'floor:' .. group, successor(after))
+  local forgotten = forget_oldest({{stream, on_stream}, {retry, dropping}}, part)
+  return {'MORE', on_stream['last-delivered-id'], after, forgotten}
+end
 -- HDEL first: accepted when memory is full, and so is every write behind it.
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'solo', 'owner')
 redis.call('DEL', lease)

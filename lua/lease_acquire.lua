@@ -16,8 +16,9 @@
 -- ARGV[3]  ttl_ms      int     life of the lease
 -- ARGV[4]  owner       str     instance id
 -- ARGV[5]  group       str     consumer group
--- ARGV[6]  dead_token  str     token whose processes are all proven dead: its lease counts as free;
---                              '' = none
+-- ARGV[6]  dead_token  str     token whose processes are all proven dead, or whose owner has been
+--                              silent for longer than a lease lives: its lease counts as free; '' =
+--                              none
 --
 -- Returns  OK      taken                         [2] epoch [3] 1 = not released by the last owner
 --                                                [4] place that was charged, or ''

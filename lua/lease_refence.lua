@@ -69,7 +69,7 @@ redis.call('HSET', fence, 'token', new, 'epoch', text(epoch), 'since', text(now)
 redis.call('SET', lease, new, 'PX', ttl_ms)
 acknowledge(stream, group, main_ids)
 acknowledge(retry, group, retry_ids)
-for _, place in ipairs(counted and done or {}) do
-  forget_attempts(attempts, place)
+if counted then
+  forget_all_attempts(attempts, done)
 end
 return {'OK', text(epoch), crashes}

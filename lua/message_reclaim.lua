@@ -2,9 +2,11 @@
 --
 -- Take over what a client that is not streamqd read from the group and left pending. Only names
 -- other than the owner's are looked at: its own slow entries are idle too, and running. An idle
--- entry without a body is acknowledged and counted. A missing group is the server's own error
--- NOGROUP, as for a read. The session is compared as well: a late copy from a connection given up
--- would take over entries after the list of pending ones was read, and nobody would handle them.
+-- entry without a body is acknowledged and counted. Looks at a page of what those clients hold, busy
+-- or not, and says where the next page begins: to ask the server for idle entries alone would let it
+-- go through all that are not. A missing group is the server's own error NOGROUP, as for a read. The
+-- session is compared as well: a late copy from a connection given up would take over entries after
+-- the list of pending ones was read, and nobody would handle them.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or its :retry:G
@@ -13,14 +15,17 @@
 -- ARGV[2]  session  token   the one that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     pending for so long without being touched
--- ARGV[5]  count    int     at most so many; fewer come when they are large
+-- ARGV[5]  count    int     take at most so many; fewer come when they are large
+-- ARGV[6]  at_name  bytes   the consumer at which the page begins
+-- ARGV[7]  after    bytes   behind this entry of it; '' = begin with the first entry of the first
 --
--- Returns  OK       [2] entries, each id, fields [3] ghosts acknowledged
+-- Returns  OK       [2] entries, each id, fields [3] ghosts acknowledged [4] where the next page
+--                   begins, name and id; empty at the end
 -- Returns  SESSION  a newer connection has opened a session
 -- Returns  FENCED   another owner, or none      [2] epoch [3] owner
 --
--- Cost     O(c + count x log n) + 512 KiB of bodies at most and one more, n = pending entries, c =
---          foreign consumers (512 are looked at)
+-- Cost     O(c + (count + 512) x log n) + 512 KiB of bodies at most and one more, n = pending
+--          entries, c = consumers
 -- Repeat   safe; after a lost reply message_recover lists what was taken
 -- @include _bytes
 -- @include _fence
@@ -28,7 +33,10 @@
 
 local fence, source = KEYS[1], KEYS[2]
 local token, session, group = ARGV[1], ARGV[2], ARGV[3]
-local idle_ms, count = ARGV[4], tonumber(ARGV[5])
+local idle_ms, count = tonumber(ARGV[4]), tonumber(ARGV[5])
+local at_name, after = ARGV[6], ARGV[7]
+
+local LOOKED_MAX = 512
 
 local refusal = superseded(fence, token)
 if refusal then
@@ -42,26 +50,55 @@ if not group_on(source, group) then
 end
 local entries, ids, ghosts = {}, {}, {}
 local looked, size = 0, 0
+
+-- Look at one more entry: whether it may be left behind. It stays when there is no room for it.
+local function pass(row)
+  if row[3] >= idle_ms then
+    if #ids + #ghosts >= count or size >= BYTES_MAX then
+      return false
+    end
+    local found = redis.call('XRANGE', source, row[1], row[1])[1]
+    if found then
+      size = size + size_of(found[2])
+      entries[#entries + 1] = found
+      ids[#ids + 1] = row[1]
+    else
+      ghosts[#ghosts + 1] = row[1]
+    end
+  end
+  looked = looked + 1
+  return true
+end
+
+-- Look at what a consumer holds behind an entry. Answers where the page ends, nothing at the end.
+local function walk(name, behind)
+  local rows, asked
+  repeat
+    asked = math.min(128, LOOKED_MAX - looked)
+    if asked <= 0 then
+      return {name, behind}
+    end
+    rows = redis.call('XPENDING', source, group, '(' .. behind, '+', asked, name)
+    for _, row in ipairs(rows) do
+      if not pass(row) then
+        return {name, behind}
+      end
+      behind = row[1]
+    end
+  until #rows < asked
+  return nil
+end
+
+local here, stop = after == '', nil
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
   local consumer = named(flat)
-  local room = count - #ids - #ghosts
-  if room > 0 and looked < 512 and consumer['name'] ~= 'w' and consumer['pending'] > 0 then
+  local name = consumer['name']
+  local behind = name == at_name and after ~= '' and after or '0-0'
+  here = here or name == at_name
+  if here and not stop and name ~= 'w' and consumer['pending'] > 0 then
+    -- Every one counts, so that many with little to see do not make a long page.
+    stop = walk(name, behind)
     looked = looked + 1
-    local name = consumer['name']
-    local rows = redis.call('XPENDING', source, group, 'IDLE', idle_ms, '-', '+', room, name)
-    for _, row in ipairs(rows) do
-      if size >= BYTES_MAX then
-        break
-      end
-      local found = redis.call('XRANGE', source, row[1], row[1])
-      if found[1] then
-        size = size + size_of(found[1][2])
-        entries[#entries + 1] = found[1]
-        ids[#ids + 1] = row[1]
-      else
-        ghosts[#ghosts + 1] = row[1]
-      end
-    end
   end
 end
 
@@ -72,4 +109,4 @@ end
 for _, id in ipairs(ghosts) do
   redis.call('XACK', source, group, id)
 end
-return {'OK', entries, #ghosts}
+return {'OK', entries, #ghosts, stop or {}}

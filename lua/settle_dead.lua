@@ -11,9 +11,11 @@
 --
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
--- ARGV[3..] entries  list    for each entry: place, field_count, so many names and values that
---                            change. With a `payload` among them, they are the whole body of an
---                            entry that has lost its own
+-- ARGV[3]  adjacent  flag    no other entry lies between those of a stream: they are read at once
+-- ARGV[4..] entries  list    what changes alike in all: field_count, so many names and values; then
+--                            for each entry: place, field_count, so many names and values that
+--                            change in it. With a `payload` among them, they are the whole body of
+--                            an entry that has lost its own
 --
 -- Returns  OK      [2] a word for each entry [3] the letter's id for each entry, or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
@@ -31,21 +33,23 @@
 -- @include _places
 -- @include _fields
 -- @include _items
+-- @include _judge
 
 local fence, stream, retry, dlq, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local token, group = ARGV[1], ARGV[2]
+local token, group, adjacent = ARGV[1], ARGV[2], ARGV[3]
+local ADDED = {failedAt = true}
 
 local refusal = superseded(fence, token)
 if refusal then
   return refusal
 end
-local entries = read_items(3, false)
-local bad = judge_items(entries, stream, retry, group)
+local entries, shared = read_items(4, false)
+local bad = judge_items(entries, shared, adjacent == '1', stream, retry, group)
 if bad then
   return redis.error_reply('ERR not a place: ' .. bad)
 end
 redis.call('XLEN', dlq)
-redis.call('HLEN', attempts)
+local counted = redis.call('HLEN', attempts) > 0
 
 -- Guards end here
 -- Entry by entry, its insertion first and its source last: a write that is refused leaves every
@@ -55,9 +59,11 @@ local words, letters = {}, {}
 for at, entry in ipairs(entries) do
   words[at], letters[at] = entry.word, ''
   if entry.word == 'MOVED' then
-    local fields = merged(entry.body, entry.changed, {failedAt = true})
+    local fields = renewed(entry, shared, ADDED)
     letters[at] = redis.call('XADD', dlq, '*', 'failedAt', failed_at, unpack(fields))
-    forget_attempts(attempts, entry.place)
+    if counted then
+      forget_attempts(attempts, entry.place)
+    end
     redis.call('XACK', entry.source, group, entry.id)
   end
 end

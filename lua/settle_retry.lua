@@ -13,9 +13,11 @@
 --
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
--- ARGV[3..] entries  list    for each entry: place, delay_ms, field_count, so many names and values
---                            that change. With a `payload` among them, they are the whole body of
---                            an entry that has lost its own
+-- ARGV[3]  adjacent  flag    no other entry lies between those of a stream: they are read at once
+-- ARGV[4..] entries  list    what changes alike in all: field_count, so many names and values; then
+--                            for each entry: place, delay_ms, field_count, so many names and values
+--                            that change in it. With a `payload` among them, they are the whole
+--                            body of an entry that has lost its own
 --
 -- Returns  OK      [2] a word for each entry [3] earliest due time of all delayed, unix ms, or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
@@ -33,38 +35,49 @@
 -- @include _places
 -- @include _fields
 -- @include _items
+-- @include _judge
 
 local fence, stream, retry, delayed, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local attempts = KEYS[6]
-local token, group = ARGV[1], ARGV[2]
+local token, group, adjacent = ARGV[1], ARGV[2], ARGV[3]
 
 local refusal = superseded(fence, token)
 if refusal then
   return refusal
 end
-local entries = read_items(3, true)
-local bad = judge_items(entries, stream, retry, group)
+local entries, shared = read_items(4, true)
+local bad = judge_items(entries, shared, adjacent == '1', stream, retry, group)
 if bad then
   return redis.error_reply('ERR not a place: ' .. bad)
 end
 redis.call('ZCARD', delayed)
 redis.call('HLEN', items)
-redis.call('HLEN', attempts)
+local counted = redis.call('HLEN', attempts) > 0
 
 -- Guards end here
--- Entry by entry, its insertion first and its source last: a write that is refused leaves every
--- entry in exactly one place.
+-- Insertions first and sources last. Each write is for all of them, and is refused as a whole, so
+-- every entry is in exactly one place.
 local now = now_unix_ms()
-local words = {}
+local words, packed, dues = {}, {}, {}
+local ids = {[stream] = {}, [retry] = {}}
 for at, entry in ipairs(entries) do
   words[at] = entry.word
   if entry.word == 'MOVED' then
-    local fields = merged(entry.body, entry.changed, {})
-    redis.call('HSET', items, entry.place, cmsgpack.pack(fields))
-    redis.call('ZADD', delayed, text(now + entry.delay_ms), entry.place)
-    forget_attempts(attempts, entry.place)
-    redis.call('XACK', entry.source, group, entry.id)
+    packed[#packed + 1] = entry.place
+    packed[#packed + 1] = cmsgpack.pack(renewed(entry, shared, {}))
+    dues[#dues + 1] = text(now + entry.delay_ms)
+    dues[#dues + 1] = entry.place
+    table.insert(ids[entry.source], entry.id)
   end
+end
+if #packed > 0 then
+  redis.call('HSET', items, unpack(packed))
+  redis.call('ZADD', delayed, unpack(dues))
+  for at = 2, counted and #dues or 0, 2 do
+    forget_attempts(attempts, dues[at])
+  end
+  acknowledge(stream, group, ids[stream])
+  acknowledge(retry, group, ids[retry])
 end
 local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
 return {'OK', words, first[2] and text(tonumber(first[2])) or ''}

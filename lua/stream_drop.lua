@@ -11,7 +11,8 @@
 -- ARGV[1]  drop_before  id      entries before this id go; 0-0 = none goes for its age
 -- ARGV[2]  max_len      int     more entries than this go; -1 = no such bound
 -- ARGV[3]  archive      flag    1 = what is not archived stays
--- ARGV[4]  limit        int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about
+-- ARGV[4]  limit        int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about;
+--                               one node at least
 -- ARGV[5..] expected    list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] of each group: name, how many of them it had not read
@@ -22,15 +23,18 @@
 --          nothing is beyond the limits
 -- Repeat   safe: removes the next ones beyond the limits. Works when memory is full
 -- @include _bytes
+-- @include _count
 -- @include _groups
 -- @include _ids
+-- @include _nodes
 -- @include _lists
 -- @include _floors
 -- @include _record
 
 local stream, trim = KEYS[1], KEYS[2]
 local drop_before, max_len, archive = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local limit, expected = freed_at_once(stream, tonumber(ARGV[4])), slice(ARGV, 5, #ARGV)
+local limit, first = freed_at_once(stream, tonumber(ARGV[4]))
+local expected = slice(ARGV, 5, #ARGV)
 
 local groups = groups_of(stream)
 if #groups == 0 then
@@ -60,12 +64,14 @@ local removed = 0
 local function cut(before)
   local age = older(by_age, before) and by_age or before
   if removed < limit then
-    removed = removed + redis.call('XTRIM', stream, 'MINID', '~', age, 'LIMIT', limit - removed)
+    local most = removed == 0 and length or 0
+    removed = removed + remove_nodes(stream, first, age, limit - removed, most)
   end
-  local room = math.min(max_len >= 0 and length - removed - max_len or 0, limit - removed)
+  local excess = max_len >= 0 and length - removed - max_len or 0
+  local room = math.min(excess, limit - removed)
   if room > 0 then
     local upto = older(ceiling, before) and ceiling or before
-    removed = removed + redis.call('XTRIM', stream, 'MINID', '~', upto, 'LIMIT', room)
+    removed = removed + remove_nodes(stream, first, upto, room, removed == 0 and excess or 0)
   end
 end
 
@@ -78,7 +84,7 @@ for at, group in ipairs(groups) do
   local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
   local goes_on = first and (older(first[1], by_age) or max_len >= 0 and length - removed > max_len)
   if goes_on and removed < limit then
-    unread[at][2] = #redis.call('XRANGE', stream, '-', group['last-delivered-id'], 'COUNT', 1000)
+    unread[at][2] = count_after(stream, '0-0', group['last-delivered-id'], length)
   end
 end
 cut(ceiling)

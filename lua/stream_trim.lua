@@ -16,7 +16,8 @@
 --                             no such bound. Needs the record
 -- ARGV[5]  archive    flag    1 = what is not archived stays
 -- ARGV[6]  groupless  flag    1 = trim also what no group reads
--- ARGV[7]  limit      int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about
+-- ARGV[7]  limit      int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about; one
+--                             node at least
 -- ARGV[8..] expected  list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' when
@@ -32,6 +33,7 @@
 -- @include _bytes
 -- @include _groups
 -- @include _ids
+-- @include _nodes
 -- @include _lists
 -- @include _floors
 -- @include _record
@@ -39,7 +41,8 @@
 local stream, trim = KEYS[1], KEYS[2]
 local keep_from, max_len, max_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local shrink_ms, archive, groupless = tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local limit, expected = freed_at_once(stream, tonumber(ARGV[7])), slice(ARGV, 8, #ARGV)
+local limit, first = freed_at_once(stream, tonumber(ARGV[7]))
+local expected = slice(ARGV, 8, #ARGV)
 
 local recorded = trim ~= stream
 local groups = groups_of(stream)
@@ -52,7 +55,8 @@ if missing then
   return {'MISSING_GROUP', missing}
 end
 
-local last = named(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+local info = named(redis.call('XINFO', 'STREAM', stream))
+local last = info['last-generated-id']
 local record = {}
 local floor, holder = lowest_floor(stream, groups, record)
 local archived = recorded and redis.call('HGET', trim, 'archived')
@@ -86,18 +90,19 @@ end
 -- XTRIM first: accepted when memory is full, and so is every write behind it. `~` removes whole
 -- nodes, the last and partly filled one too once all of it may go; part of one would free nothing.
 local below = older(keep, floor) and keep or floor
-local removed = redis.call('XTRIM', stream, 'MINID', '~', below, 'LIMIT', limit)
+local removed = remove_nodes(stream, first, below, limit, length)
 -- A LIMIT of 0 is none.
 local excess = max_len >= 0 and length - removed - max_len or 0
 if math.min(excess, limit - removed) > 0 then
   local room = math.min(excess, limit - removed)
-  local more = redis.call('XTRIM', stream, 'MINID', '~', floor, 'LIMIT', room)
+  local more = remove_nodes(stream, first, floor, room, removed == 0 and excess or 0)
   removed, excess = removed + more, excess - more
 end
 if recorded then
   note_trim(stream, trim, removed, record)
 end
 -- Fewer than a node beyond the bound is not the floor's doing.
-local beyond = older(floor, keep) or excess > 100
+local node = math.max(NODE, length / math.max(1, info['radix-tree-keys']))
+local beyond = older(floor, keep) or excess > node
 local held = removed < limit and beyond and redis.call('XRANGE', stream, floor, '+', 'COUNT', 1)[1]
 return {'OK', removed, floor, holder, held and held[1] or ''}

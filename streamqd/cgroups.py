@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import NamedTuple
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+class Fate(NamedTuple):
+    """What it means for a daemon that its group is killed as a whole, and what to do about it."""
+
+    what: str
+    mend: str
 
 
 def memory_file(
@@ -39,6 +48,24 @@ def killed_as_one(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
     around = [each for each in own.parents if each == root or root in each.parents]
     found = [each for each in around if _says_one(each / "memory.oom.group")]
     return found[-1] if found else None
+
+
+def fate_of(group: Path | str) -> Fate:
+    """Say what it means that the kernel kills a group as a whole."""
+    return Fate(
+        f"when memory is short the kernel kills all processes of {group} at once"
+        " (memory.oom.group): the supervisor dies with the one worker that took it, every partition"
+        " waits one daemon.lease_ttl, and nobody can tell which message it was",
+        "under systemd write `OOMPolicy=continue` into the unit file; under Kubernetes set"
+        " `singleProcessOOMKill: true` in the kubelet's configuration; elsewhere"
+        f" `echo 0 > {group}/memory.oom.group`",
+    )
+
+
+def warnings() -> list[str]:
+    """What is unwise about the groups around this process, in sentences that say what to do."""
+    group = killed_as_one(_OWN)
+    return [] if group is None else ["; ".join(fate_of(group))]
 
 
 def _says_one(path: Path) -> bool:

@@ -8,6 +8,7 @@ is written by the worker when a handler fails, and by the supervisor when no wor
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 ROWS = 12
@@ -53,6 +54,7 @@ class Failures:
         return sorted(found, key=lambda each: -each.last_ns)
 
 
+@lru_cache(maxsize=ROWS)
 def _cut(name: str) -> bytes:
     raw = name.encode("utf-8", "replace")[:80]
     # A character that was cut in two goes whole.

@@ -168,11 +168,14 @@ class Message:
     @property
     def origin(self) -> tuple[str, int]:
         """Topic and partition of the first write: others only for a dead letter moved here."""
-        names = (ORIGINAL_ID, ORIGINAL_TOPIC, ORIGINAL_PARTITION)
-        written, topic, number = (self.fields.get(name, b"") for name in names)
+        get, unit = self.fields.get, self._delivery.unit
+        topic = get(ORIGINAL_TOPIC)
+        if topic is None:
+            return unit.topic, unit.partition
+        written, number = get(ORIGINAL_ID, b""), get(ORIGINAL_PARTITION, b"")
         if _ENTRY_ID.fullmatch(written) and _TOPIC.fullmatch(topic) and _NUMBER.fullmatch(number):
             return topic.decode(), int(number)
-        return self._delivery.unit.topic, self._delivery.unit.partition
+        return unit.topic, unit.partition
 
     @property
     def uid(self) -> str:

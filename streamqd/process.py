@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import os
 import select
 import signal
@@ -20,22 +19,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import setproctitle
 
-from streamqd import config
+from streamqd import inheritance
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SUPERVISOR_ONLY_ENV = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-)
 
 SIGNALS = (
     signal.SIGTERM,
@@ -150,6 +141,7 @@ def spawn(
     parent_pid = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    inheritance.before_fork()
     # A signal between fork and the child's own dispositions would run the parent's handler there.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -198,12 +190,9 @@ def _child(
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
         os.close(devnull)
-        for name in _SUPERVISOR_ONLY_ENV:
-            os.environ.pop(name, None)
-        config.scrub(os.environ)
+        inheritance.limit_environment()
         with contextlib.suppress(OSError):
-            # The kernel should choose a worker before the supervisor when memory runs out.
-            Path("/proc/self/oom_score_adj").write_text("500")
+            inheritance.volunteer()
         set_title(title)
         faulthandler.enable()
         _show_stacks_at(signal.SIGUSR2)
@@ -328,12 +317,6 @@ def _close_all_but(kept: set[int]) -> None:
 def set_title(title: str) -> None:
     """Show `title` in ps and top."""
     setproctitle.setproctitle(title)
-
-
-def freeze() -> None:
-    """Move all objects out of the collector's sight before forking, so pages stay shared."""
-    gc.collect()
-    gc.freeze()
 
 
 class SignalQueue:

@@ -15,6 +15,7 @@ from streamqd.scoreboard import SLOT_COUNT
 from streamqd.store import messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
 
 
 def ensure_topics(link: Link, settings: Settings, *, emptied: bool = False) -> dict[str, int]:
@@ -85,6 +86,12 @@ def _unknown(link: Link, keys: Keys, settings: Settings, topic: str) -> bool:
     return topics.partition_count(link, keys, topic) is None
 
 
+def tell_restored(unit: Unit, reply: Reply) -> None:
+    """Log that a group had to be made where it was expected; `reply` is that of group_ensure."""
+    if reply.word == "CREATED":
+        logs.event("group.restored", logging.WARNING, unit=unit, after=reply.rest[0].decode())
+
+
 def _ensure_group(link: Link, keys: Keys, consumer: Consumer, count: int, *, emptied: bool) -> None:
     meta, field = keys.meta(consumer.topic), f"group:{consumer.unit_group}"
     seen_before = link.execute("HGET", meta, field) is not None
@@ -93,9 +100,12 @@ def _ensure_group(link: Link, keys: Keys, consumer: Consumer, count: int, *, emp
     units = [Unit(consumer.topic, number, consumer.unit_group) for number in range(count)]
     for first in range(0, count, 256):
         batch = units[first : first + 256]
-        for reply in link.run_many([messages.ensure_group(keys, unit, start) for unit in batch]):
+        replies = link.run_many([messages.ensure_group(keys, unit, start) for unit in batch])
+        for unit, reply in zip(batch, replies, strict=True):
             if isinstance(reply, RedisRefused):
                 raise reply
+            if not new:
+                tell_restored(unit, reply)
     if not seen_before:
         # Only after every partition has the group: a crash in between repeats the same start.
         link.execute("HSETNX", meta, field, count)

@@ -229,11 +229,11 @@ class Slot:
         self.words[18] = len(self._places)
         self.words[13] = ENTRIES_MAX
 
-    def put(self, index: int, place: bytes) -> None:
-        """Write an entry into the table, at an index that is SETTLED. Its state becomes WAITING."""
-        start = index * PLACE_BYTES_MAX
-        self._places[start : start + PLACE_BYTES_MAX] = place.ljust(PLACE_BYTES_MAX)
-        self.states[index] = WAITING
+    def put(self, index: int, *places: bytes) -> None:
+        """Write entries into the table, from a SETTLED index on. Their states become WAITING."""
+        start, raw = index * PLACE_BYTES_MAX, b"".join([p.ljust(PLACE_BYTES_MAX) for p in places])
+        self._places[start : start + len(raw)] = raw
+        self.states[index : index + len(places)] = bytes(len(places))
 
     def batch(self) -> Batch:
         """Read the batch of a worker that is dead.

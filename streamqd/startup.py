@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from streamqd import config, embedded, handlers, logs
+from streamqd import cgroups, config, embedded, handlers, logs
 from streamqd.config import Settings
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import (
@@ -206,7 +206,8 @@ def begin(
         servers = ask_servers(link, 0.0 if problems else patience, interrupted)
         refused, warnings = check_servers(servers, settings)
         problems += refused
-        for warning in [*config.warnings(settings), *config.as_root(), *warnings]:
+        ours = [*config.warnings(settings), *config.as_root(), *cgroups.warnings()]
+        for warning in [*ours, *warnings]:
             logs.event("config.warning", logging.WARNING, about=warning)
         if not problems:
             return settings, ensure_topics(link, settings)

@@ -16,8 +16,9 @@ _KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(40, 46)
 CIRCUIT, FLOOD, SETTLED = range(46, 48), range(50, 53), range(53, 54)
 
 # What the workers of a group share of its circuit: the run that is this worker's probe, and in the
-# slot of the group's first partition when the circuit was last open, and whose turn it was, plus 1.
-PROBE, OUTAGE_NS, OUTAGE_TURN = 48, 54, 55
+# slot of the group's first partition when the circuit was last open, whose turn it was, plus 1, and
+# how often it has opened.
+PROBE, OUTAGE_NS, OUTAGE_TURN, OUTAGE_OPENINGS = 48, 54, 55, 56
 
 
 class Wait(enum.IntEnum):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import groups_lag, topics
 from streamqd.admin.pages import ask, server_unix_ms
 from streamqd.errors import Refused
-from streamqd.model import Unit
+from streamqd.model import KEEPERS, Unit
 from streamqd.store import groups as store
 from streamqd.store import leases
 from streamqd.store import topics as registry
@@ -156,7 +157,9 @@ def delete(link: Link, keys: Keys, topic: str, group: str, *, force: bool) -> Gr
     if not force:
         _refuse_busy(link, keys, units)
     for unit in units:
-        reply = link.run(store.delete(keys, unit, force=force))
+        call = store.delete(keys, unit, force=force, token=secrets.token_hex(16))
+        while (reply := link.run(call)).word == "MORE":
+            pass
         if reply.word == "OWNED":
             raise Refused(owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "UNSETTLED":
@@ -167,7 +170,12 @@ def delete(link: Link, keys: Keys, topic: str, group: str, *, force: bool) -> Gr
 
 
 def owned_sentence(unit: Unit, owner: str) -> str:
-    """Why something is refused while an instance holds the unit."""
+    """Why something is refused while an instance, or another verb, holds the unit."""
+    if owner in KEEPERS:
+        return (
+            f"a {owner.replace('-', ' ')} works at {unit}, or was interrupted there: say this again"
+            " once it is done, or in 15 s"
+        )
     return (
         f"{unit} is owned by {owner}: stop its consumer first, or say --force to take the partition"
         " away from it"

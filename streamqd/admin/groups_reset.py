@@ -8,6 +8,7 @@ the partition in the same step, and what its worker still does is refused.
 from __future__ import annotations
 
 import datetime as dt
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,17 +131,41 @@ def reset(
         if dry_run:
             rows.append(_foreseen(link, keys, unit, after, drop_retries))
             continue
+        done = _reset(link, keys, unit, after, drop_retries=drop_retries, force=force)
+        if done is not None:
+            rows.append(_row(link, keys, unit, done))
+    return GroupReset(topic, group, to, dry_run, "drop" if drop_retries else "keep", rows)
+
+
+def _reset(
+    link: Link, keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool
+) -> store.Reset | None:
+    """Reset one partition, in as many calls as what is in hand there takes.
+
+    None: the group is not on the partition, and begins where it is configured. Raises Refused.
+    """
+    token = secrets.token_hex(16)
+    part: store.Reset | None = None
+    while True:
         reply = link.run(
             store.reset(
-                keys, unit, after, drop_retries=drop_retries, force=force, keeper=growth.OWNER
+                keys,
+                unit,
+                part.after if part else after,
+                drop_retries=drop_retries,
+                force=force,
+                keeper=growth.OWNER,
+                token=token,
             )
         )
         if reply.word == "OWNED":
             raise Refused(_owned_sentence(unit, reply.rest[0].decode()))
-        if reply.word == "OK":  # a group that is not on the partition begins where it is configured
-            done = store.Reset.parse(reply)
-            rows.append(_row(link, keys, unit, done))
-    return GroupReset(topic, group, to, dry_run, "drop" if drop_retries else "keep", rows)
+        if reply.word == "NOGROUP":
+            return None
+        found = store.Reset.parse(reply)
+        part = found.following(part) if part else found
+        if reply.word == "OK":
+            return part
 
 
 def _refuse_owned(link: Link, keys: Keys, units: Sequence[Unit], *, force: bool) -> None:

@@ -121,12 +121,16 @@ class LiveOrder:
 
 @dataclass(frozen=True, slots=True)
 class LiveTotals:
-    """Sums over the fleet. Rates per second; `arriving` counts each partition once."""
+    """Sums over the fleet. Rates per second; `arriving` counts each partition once.
+
+    `lag_exact` is false when the lag of a unit is not known: there is more than `lag`.
+    """
 
     arriving: float
     acked: float
     failed: float
     lag: int
+    lag_exact: bool
     pending: int
     delayed: int
     dead_letters: int
@@ -320,6 +324,7 @@ def _totals(units: list[LiveUnit]) -> LiveTotals:
         acked=round(total(lambda u: u.acked), 2),
         failed=round(total(lambda u: u.failed), 2),
         lag=int(total(lambda u: u.lag)),
+        lag_exact=all(unit.lag is not None for unit in units),
         pending=int(total(lambda u: u.pending)),
         delayed=int(total(lambda u: u.delayed)),
         dead_letters=int(total(lambda u: u.dead_letters, by_place.values())),

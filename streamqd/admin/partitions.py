@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from streamqd.admin import topics
 from streamqd.admin.pages import ask, measure, server_unix_ms
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import leases, messages, statistics
+from streamqd.store import leases, spark, statistics
 from streamqd.store import topics as registry
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -94,23 +95,38 @@ def rows(link: Link, keys: Keys, units: list[Unit]) -> list[UnitRow]:
     views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
     measured = measure(link, [statistics.measure_unit(keys, unit) for unit in units])
     figures = [statistics.unit_figures(reply) for reply in measured]
-    unknown = [u for u, each in zip(units, figures, strict=True) if each and each.lag is None]
-    counted = _counted(link, keys, unknown)
+    told = zip(units, figures, strict=True)
+    counted = _counted(link, keys, {unit: each for unit, each in told if each and each.lag is None})
     return [
         _row(unit, lease, each, counted.get(unit))
         for unit, lease, each in zip(units, views, figures, strict=True)
     ]
 
 
-def _counted(link: Link, keys: Keys, units: list[Unit]) -> dict[Unit, int]:
-    """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`."""
-    found = {}
-    replies = measure(link, [messages.snapshot(keys, unit, COUNT_MAX) for unit in units])
-    for unit, reply in zip(units, replies, strict=True):
-        told = messages.Snapshot.parse(reply)
-        if told is not None and told.unread >= 0 and told.retry_unread >= 0:
-            found[unit] = told.unread + told.retry_unread
-    return found
+def _counted(
+    link: Link, keys: Keys, figures: dict[Unit, statistics.UnitFigures]
+) -> dict[Unit, int]:
+    """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`.
+
+    One call counts no more than its bytes allow, so all units are counted on in turns.
+    """
+    found: Counter[Unit] = Counter()
+    left: list[tuple[Unit, str, str]] = []  # where there may be more: behind which id
+    for unit, each in figures.items():
+        streams = {keys.source(*unit): each.main, keys.retry_stream(*unit): each.retry}
+        for stream, backlog in streams.items():
+            found[unit] += 1 if backlog.unread is None else backlog.unread
+            if backlog.unread is None:
+                left.append((unit, stream, backlog.oldest_unread_id))
+    while left:
+        steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
+        before, left = left, []
+        for (unit, stream, _), reply in zip(before, measure(link, steps), strict=True):
+            gone, last, more = reply.rest
+            found[unit] += int(gone)
+            if more and found[unit] <= COUNT_MAX:
+                left.append((unit, stream, last.decode()))
+    return {unit: lag for unit, lag in found.items() if lag <= COUNT_MAX}
 
 
 def _row(

@@ -16,8 +16,8 @@ from streamqd.errors import Malformed, Refused
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as store
 from streamqd.store.client import Link
+from streamqd.store.items import portions
 from streamqd.store.keys import Keys
-from streamqd.store.messages import portions
 
 PAGE = 200
 BATCH = 128  # retries that are changed by one call

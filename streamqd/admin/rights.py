@@ -21,7 +21,7 @@ _LEASE = "GET @, SET @ v, DEL @, STRLEN @, PTTL @, PEXPIRE @ 1"
 _FENCE = (
     "EVAL return-1 1 @, EVALSHA sha 1 @, HGET @ f, HMGET @ f, HEXISTS @ f, HSET @ f v, HDEL @ f"
 )
-_ATTEMPTS = "HMGET @ f, HGET @ f, HSET @ f v, HINCRBY @ f 1, HDEL @ f"
+_ATTEMPTS = "HMGET @ f, HGET @ f, HKEYS @, HSET @ f v, HINCRBY @ f 1, HDEL @ f"
 _ORDERED = "ZADD @ 1 m, ZREM @ m, ZCARD @, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
 _MAPPED = "HGET @ f, HSET @ f v, HDEL @ f, HLEN @"
 _STREAM = (

@@ -19,7 +19,7 @@ from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
 from streamqd.config.topics import Retention
 from streamqd.config.values import format_duration
-from streamqd.model import BLOCK, HOLD_KEY, Backoff
+from streamqd.model import BLOCK, HOLD_KEY, KEEPERS, Backoff
 
 _OF_SENTINELS = ("sentinel_username", "sentinel_password_file")
 
@@ -113,6 +113,8 @@ def _check_daemon(daemon: Daemon, problems: Problems) -> None:
         problems.add(
             path, f"the host name {shown(daemon.instance)} cannot be used: name this instance here"
         )
+    if daemon.instance in KEEPERS:
+        problems.add(path, f"{daemon.instance} is what a verb calls itself: choose another name")
     _check_backoff(daemon.crash_backoff, ("daemon", "crash_backoff"), problems)
     path = ("daemon", "state_dir")
     if problems.ok(path) and daemon.state_dir.exists() and not daemon.state_dir.is_dir():

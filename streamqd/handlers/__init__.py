@@ -23,7 +23,7 @@ from streamqd.handlers.outcomes import (
     text_of,
 )
 from streamqd.handlers.probing import Probe, examine, misfits, probe
-from streamqd.handlers.redaction import redacted
+from streamqd.handlers.redaction import passed, redacted
 from streamqd.handlers.signatures import Form, is_async
 from streamqd.handlers.verdicts import (
     AFTER_MAX,
@@ -64,6 +64,7 @@ __all__ = [
     "load",
     "misfits",
     "outcome_of",
+    "passed",
     "plain_options",
     "prepared",
     "probe",

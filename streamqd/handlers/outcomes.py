@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamqd.config import masked
 from streamqd.handlers.verdicts import AFTER_MAX, Dead, Release, Retry, SoftTimeout, Undecodable
@@ -18,13 +17,34 @@ from streamqd.policy.fingerprint import innermost
 
 TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
-STACKS_MAX = 64  # texts of stacks that are kept
+STACKS_MAX = 64  # places of failures whose texts are kept
 
 # Between the call of a handler and its first line may lie frames of these folders.
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
 
-_stacks: dict[tuple[tuple[CodeType, str, int], ...], str] = {}
+_SAID = (Retry, Dead, Undecodable, Release)
+
+# Of these Python says more than their class and text.
+_SAY_MORE = (SyntaxError, ImportError, NameError, AttributeError)
+
+# The frames of a failure: the identity of each one's code, and where in it.
+_Places = tuple[int, ...]
+
+
+class _Seen(NamedTuple):
+    """What is known of a place where something has failed.
+
+    `codes` are kept so that no other code gets the identity of one of them.
+    """
+
+    codes: list[CodeType]
+    frame: str  # as a fingerprint has it
+    prints: dict[tuple[Any, str], str]  # fingerprints by class and handler
+    stack: list[str]  # the text, once somebody asks for it
+
+
+_seen: dict[_Places, _Seen] = {}
 
 
 def outcome_of(error: BaseException, detail: str) -> Outcome:
@@ -50,7 +70,19 @@ def outcome_of(error: BaseException, detail: str) -> Outcome:
 
 def brief_of(error: BaseException, detail: str) -> Outcome:
     """The outcome with all that decides: without text and traceback, which only letters carry."""
-    return outcome_of(error, detail if detail == "none" else "class")
+    detail = detail if detail == "none" else "class"
+    kind: Any = type(error)  # hashable, which mypy doubts
+    try:
+        plain = None if isinstance(error, _SAID) else _brief(kind, detail)
+    except Exception:  # noqa: BLE001 - the class's attributes are user code
+        plain = None
+    return plain or outcome_of(error, detail)
+
+
+@lru_cache(maxsize=256)
+def _brief(kind: Any, detail: str) -> Failed:
+    name = "" if detail == "none" else _class_name(kind)
+    return Failed(name, "", "", lineage_of(kind), issubclass(kind, SoftTimeout))
 
 
 def _wait_asked(error: Retry) -> float | None:
@@ -109,12 +141,16 @@ def fingerprint(error: BaseException, reference: str) -> str:
 
     Never raises.
     """
-    frame, kind = "", type(error).__name__
-    with contextlib.suppress(Exception):  # the class's attributes are user code
-        kind = _class_name(type(error))
-        codes = [frame.f_code for frame, _ in traceback.walk_tb(_of_user(error))]
-        frame = innermost((code.co_filename, code.co_name) for code in codes)
-    return fingerprint_of(kind, frame, reference)
+    seen, kind = _seen_at(_of_user(error)), type(error)
+    try:
+        found = seen.prints.get((kind, reference))
+        if found is None:
+            found = fingerprint_of(_class_name(kind), seen.frame, reference)
+            if len(seen.prints) < STACKS_MAX:
+                seen.prints[kind, reference] = found
+    except Exception:  # noqa: BLE001 - the class's attributes are user code
+        found = fingerprint_of(kind.__name__, "", reference)
+    return found
 
 
 def _of_user(error: BaseException) -> TracebackType | None:
@@ -139,8 +175,7 @@ def _traceback(error: BaseException) -> str:
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
     if alone and trace is not None:
-        end = "".join(traceback.format_exception_only(type(error), error))
-        text = f"Traceback (most recent call last):\n{_stack(trace)}{end}"
+        text = f"Traceback (most recent call last):\n{_stack(trace)}{_end(error)}"
     else:
         text = "".join(traceback.format_exception(type(error), error, trace))
     if len(text) > TRACEBACK_BYTES_MAX:
@@ -149,22 +184,54 @@ def _traceback(error: BaseException) -> str:
     return masked(text)
 
 
+def _end(error: BaseException) -> str:
+    """Return the end of a traceback, as `traceback` writes it at several times the cost."""
+    kind: Any = type(error)
+    name = _heading(kind)
+    if not name or getattr(error, "__notes__", None) is not None:
+        return "".join(traceback.format_exception_only(kind, error))
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - user code may raise anything
+        text = "<exception str() failed>"
+    return f"{name}: {text}\n" if text else f"{name}\n"
+
+
+@lru_cache(maxsize=256)
+def _heading(kind: Any) -> str:
+    """How the last line of a traceback names a class; '' where Python has more to say."""
+    module = kind.__module__
+    if not isinstance(module, str) or issubclass(kind, _SAY_MORE):
+        return ""
+    bare = module in ("__main__", "builtins")
+    return str(kind.__qualname__) if bare else f"{module}.{kind.__qualname__}"
+
+
 def _stack(trace: TracebackType) -> str:
     """Return the frames of a traceback as text.
 
-    Failures come in crowds that have failed at one place. Finding its lines in the source, and what
-    of them to underline, takes longer than all the rest of a dead letter.
+    Finding their lines in the source, and what of them to underline, takes longer than all the rest
+    of a dead letter.
     """
-    places = []
-    each: TracebackType | None = trace
+    stack = _seen_at(trace).stack
+    if not stack:
+        stack.append("".join(traceback.format_tb(trace)))
+    return stack[0]
+
+
+def _seen_at(trace: TracebackType | None) -> _Seen:
+    """What is known of the place of a failure. They come in crowds that have failed at one."""
+    places: list[int] = []
+    each = trace
     while each is not None:
-        code = each.tb_frame.f_code
-        places.append((code, code.co_filename, each.tb_lasti))  # equal code may be of two files
+        places += (id(each.tb_frame.f_code), each.tb_lasti)
         each = each.tb_next
     key = tuple(places)
-    text = _stacks.get(key)
-    if text is None:
-        if len(_stacks) >= STACKS_MAX:
-            _stacks.clear()
-        text = _stacks[key] = "".join(traceback.format_tb(trace))
-    return text
+    seen = _seen.get(key)
+    if seen is None:
+        if len(_seen) >= STACKS_MAX:
+            _seen.clear()
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(trace)]
+        frame = innermost((code.co_filename, code.co_name) for code in codes)
+        seen = _seen[key] = _Seen(codes, frame, {}, [])
+    return seen

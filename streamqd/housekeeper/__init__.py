@@ -23,9 +23,10 @@ from streamqd.config import Settings
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
+from streamqd.housekeeper.batch import Turns
 from streamqd.housekeeper.expiry import Expiry
-from streamqd.housekeeper.figures import ask_time, measure
-from streamqd.housekeeper.promoter import retry_promoter, send_promoter
+from streamqd.housekeeper.figures import ask_time, measuring
+from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.summary import Summary, supervisor_pid
 from streamqd.housekeeper.teacher import Teacher
@@ -77,9 +78,11 @@ class Housekeeper:
         )
         self.summary = Summary(self.view, settings, supervisor_pid())
         self._away = logs.Episode("redis.lost", "redis.back")
+        self._figures = Turns(lambda: measuring(self._link, self.view, self._keys))
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
+        self._look_at = 0.0  # when the slots are looked at again
 
     def _table(self) -> list[Task]:
         link, view, keys = self._link, self.view, self._keys
@@ -89,18 +92,21 @@ class Housekeeper:
         trimmer = Trimmer(link, view, keys, self._settings)
 
         def promote_retries() -> float:
-            return retries.run({unit: slot.next_due_unix_ms for slot, unit in view.owned()})
+            return retries.turn(
+                lambda: {unit: slot.next_due_unix_ms for slot, unit in view.owned()}
+            )
 
         def promote_scheduled() -> float:
-            return sends.run({(unit.topic, unit.partition): 0 for _, unit in view.owned()})
+            return sends.turn(lambda: {(unit.topic, unit.partition): 0 for _, unit in view.owned()})
 
         expiry = Expiry(self._settings, view)
         encrypted = [Task("certificates", 3_600.0, expiry.run)] if expiry.wanted else []
         return [
             # First, because what is due is compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
-            Task("promote_retries", 0.2, promote_retries),
-            Task("promote_scheduled", 1.0, promote_scheduled),
+            # These say themselves when they come back, which is sooner.
+            Task("promote_retries", 1.0, promote_retries),
+            Task("promote_scheduled", 2.0, promote_scheduled),
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
@@ -129,9 +135,11 @@ class Housekeeper:
         logs.event("housekeeper.stopped")
         return 0
 
-    def _round(self) -> None:
-        owned = [unit for _, unit in self.view.owned()]
-        idle = [slot.state in NOT_AT_WORK for slot, _ in self.view.owned()]
+    def _look(self) -> None:
+        """Notice what this instance owns now, and which workers are at work."""
+        slots = self.view.owned()
+        owned = [unit for _, unit in slots]
+        idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
         if (owned, idle) != (self._owned, self._idle) and not self._away.open:
             # What has just been acquired is shown at once, not with the next turn of the table, and
             # so is a worker that begins or has ended.
@@ -140,9 +148,16 @@ class Housekeeper:
             for task in self._tasks:
                 if task.name in shown:
                     task.due = 0.0
+
+    def _round(self) -> None:
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._look()
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue
+            # A task gives way after a moment, so a housekeeper that gets on is never silent.
+            self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
             except RedisUnavailable as error:
@@ -166,12 +181,13 @@ class Housekeeper:
         self._away.recovered(address=self._link.address)
         self.view.redis_up = True
 
-    def _measure(self) -> None:
+    def _measure(self) -> float | None:
         """Read the figures, which also say what is due where nobody asks for it."""
-        measure(self._link, self.view, self._keys)
+        sooner = self._figures.run()
         for task in self._tasks:
             if task.name.startswith("promote_"):
                 task.due = 0.0
+        return sooner
 
     def _lost(self, error: Exception) -> None:
         """Let everything wait: the next task tries again, later and later."""

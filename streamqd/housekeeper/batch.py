@@ -1,31 +1,71 @@
-"""Many scripts in few writes, and one bad key that does not stop the others."""
+"""Many scripts in bounded writes, and tasks that give way to each other.
+
+The server answers everything that came in one write before it serves anybody else. So few scripts
+that move or remove go in a write, and a task with much to do ends its turn after a moment: it goes
+on in its next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Link
 from streamqd.store.scripts import Call, Reply
 
-CALLS_MAX = 128  # scripts or commands in one write
+WORKS_MAX = 4  # scripts that move or remove in one write: each may take 1 or 2 ms
+LOOKS_MAX = 16  # scripts or commands that only read in one write: each takes about 0.1 ms
+TURN_SECONDS = 0.3  # how long a task works before the others have their turn
+
+Target = TypeVar("Target")
+Steps = Generator[None, None, float | None]  # a write at each; returns when to come back sooner
 
 
-def run_calls(link: Link, calls: Sequence[Call]) -> list[Reply | RedisRefused]:
-    """Run scripts in pipelines of bounded length."""
+def read_all(
+    link: Link, calls: Sequence[Call]
+) -> Generator[None, None, list[Reply | RedisRefused]]:
+    """Run scripts that only read, a write at a step. Returns the answers."""
     replies: list[Reply | RedisRefused] = []
-    for start in range(0, len(calls), CALLS_MAX):
-        replies += map(_refusal, link.run_each(calls[start : start + CALLS_MAX]))
+    for start in range(0, len(calls), LOOKS_MAX):
+        replies += map(_refusal, link.run_each(calls[start : start + LOOKS_MAX]))
+        yield
     return replies
 
 
 def run_commands(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
-    """Run commands in pipelines of bounded length."""
+    """Run commands that only read, in writes of bounded length."""
     replies: list[Any] = []
-    for start in range(0, len(commands), CALLS_MAX):
-        replies += map(_refusal, link.pipeline_each(commands[start : start + CALLS_MAX]))
+    for start in range(0, len(commands), LOOKS_MAX):
+        replies += map(_refusal, link.pipeline_each(commands[start : start + LOOKS_MAX]))
     return replies
+
+
+def work_off(
+    link: Link,
+    targets: Sequence[Target],
+    call: Callable[[Target], Call],
+    book: Callable[[Target, Reply | RedisRefused], bool],
+    rounds: int,
+) -> Generator[None, None, list[Target]]:
+    """Run a script for each target, then again for those with more, and so on; a write at a step.
+
+    `book` takes an answer and says whether there is more. Returns those that have more after so
+    many `rounds`.
+    """
+    waiting = list(targets)
+    for _ in range(rounds):
+        more: list[Target] = []
+        for start in range(0, len(waiting), WORKS_MAX):
+            part = waiting[start : start + WORKS_MAX]
+            replies = map(_refusal, link.run_each([call(target) for target in part]))
+            more += [
+                target for target, reply in zip(part, replies, strict=True) if book(target, reply)
+            ]
+            yield
+        waiting = more
+    return waiting
 
 
 def _refusal(reply: Any) -> Any:
@@ -33,6 +73,31 @@ def _refusal(reply: Any) -> Any:
     if isinstance(reply, RedisUnavailable):
         return RedisRefused("UNANSWERED", str(reply))
     return reply
+
+
+class Turns:
+    """A task in steps, which takes as many turns as it needs."""
+
+    def __init__(self, begin: Callable[[], Steps]) -> None:
+        self._begin = begin
+        self._steps: Steps | None = None
+
+    def run(self) -> float | None:
+        """Take a turn: begin, or go on. Return 0 when it has not come to its end.
+
+        At the end return what the steps return. What they raise ends them too.
+        """
+        until = time.monotonic() + TURN_SECONDS
+        steps, self._steps = self._steps or self._begin(), None
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                wanted: float | None = end.value
+                return wanted
+            if time.monotonic() >= until:
+                self._steps = steps
+                return 0.0
 
 
 class Refusals:
@@ -49,6 +114,7 @@ class Refusals:
         return True
 
     def tell(self) -> None:
-        """Raise the first refusal."""
-        if self._first is not None:
-            raise self._first
+        """Raise the first refusal, and forget it."""
+        first, self._first = self._first, None
+        if first is not None:
+            raise first

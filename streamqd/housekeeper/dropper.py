@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 from streamqd import logs
 from streamqd.config import Topic
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.housekeeper.batch import Refusals, work_off
 from streamqd.metrics.view import View
 from streamqd.model import Unit
 from streamqd.store import retention
@@ -23,7 +23,7 @@ from streamqd.store.scripts import Call, Reply
 
 PAGE = 2_000  # entries removed by one script, at most
 GHOSTS = 500  # pending entries settled by one script, at most
-ROUNDS_MAX = 20  # scripts for one partition in one run
+ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed anew
 
 Place = tuple[str, int]  # topic, partition
 Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
@@ -39,11 +39,16 @@ class Dropper:
         self._groups = groups
         self._seen: set[Place] = set()
 
-    def run(self, places: Mapping[Place, Topic], refusals: Refusals) -> bool:
-        """Drop a bounded number of entries; return whether there is more to drop at once."""
+    def steps(
+        self, places: Mapping[Place, Topic], refusals: Refusals
+    ) -> Generator[None, None, bool]:
+        """Drop a bounded number of entries, a write at a step.
+
+        Returns whether there is more to drop at once.
+        """
         losses: Counter[Loss] = Counter()
         try:
-            return self._drop(places, refusals, losses)
+            return (yield from self._drop(places, refusals, losses))
         except RedisUnavailable:
             # A drop may have been executed whose answer was lost, or not been settled: look again.
             self._seen.clear()
@@ -53,19 +58,18 @@ class Dropper:
 
     def _drop(
         self, places: Mapping[Place, Topic], refusals: Refusals, losses: Counter[Loss]
-    ) -> bool:
-        waiting = {place: topic for place, topic in places.items() if topic.retention.drops}
+    ) -> Generator[None, None, bool]:
+        waiting = [place for place, topic in places.items() if topic.retention.drops]
         ghosts: set[Unit] = set()
-        for _ in range(ROUNDS_MAX):
-            if not waiting:
-                break
-            replies = run_calls(self._link, [self._call(*each) for each in waiting.items()])
-            waiting = {
-                place: topic
-                for (place, topic), reply in zip(waiting.items(), replies, strict=True)
-                if self._book(place, reply, refusals, losses, ghosts)
-            }
-        return bool(self._settle(ghosts, refusals, losses) or waiting)
+        left = yield from work_off(
+            self._link,
+            waiting,
+            lambda place: self._call(place, places[place]),
+            lambda place, reply: self._book(place, reply, refusals, losses, ghosts),
+            ROUNDS_MAX,
+        )
+        unsettled = yield from self._settle(ghosts, refusals, losses)
+        return bool(left or unsettled)
 
     def _call(self, place: Place, topic: Topic) -> Call:
         bounds = topic.retention
@@ -108,23 +112,28 @@ class Dropper:
             losses[*place, group, "unread"] += lost
         return dropped.removed >= retention.MORE_FROM
 
-    def _settle(self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]) -> set[Unit]:
+    def _settle(
+        self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]
+    ) -> Generator[None, None, list[Unit]]:
         """Settle what was in hand; return the units that may have more of it."""
-        for _ in range(ROUNDS_MAX):
-            if not ghosts:
-                break
-            units = sorted(ghosts)
-            calls = [retention.settle_ghosts(self._keys, unit, GHOSTS) for unit in units]
-            for unit, reply in zip(units, run_calls(self._link, calls), strict=True):
-                settled = 0
-                if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
-                    settled = int(reply.rest[0])
-                losses[*unit, "pending"] += settled
-                if settled < GHOSTS:
-                    ghosts.discard(unit)
-        for unit in ghosts:
+
+        def book(unit: Unit, reply: Reply | RedisRefused) -> bool:
+            settled = 0
+            if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
+                settled = int(reply.rest[0])
+            losses[*unit, "pending"] += settled
+            return settled == GHOSTS
+
+        left = yield from work_off(
+            self._link,
+            sorted(ghosts),
+            lambda unit: retention.settle_ghosts(self._keys, unit, GHOSTS),
+            book,
+            ROUNDS_MAX,
+        )
+        for unit in left:
             self._seen.discard((unit.topic, unit.partition))
-        return ghosts
+        return left
 
     def _tell(self, losses: Counter[Loss]) -> None:
         for (topic, partition, group, state), lost in sorted(losses.items()):

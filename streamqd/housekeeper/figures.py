@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.housekeeper.batch import Refusals, Steps, read_all
 from streamqd.metrics.view import View
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
@@ -27,21 +27,32 @@ def ask_time(link: Link, view: View, key: str) -> None:
 
 def measure(link: Link, view: View, keys: Keys) -> None:
     """Read the figures of everything that this instance owns into the view."""
+    for _ in measuring(link, view, keys):
+        pass
+
+
+def measuring(link: Link, view: View, keys: Keys) -> Steps:
+    """`measure`, a write at a step. What is measured is as old as its beginning."""
+    began = now_ns()
     units = [unit for _, unit in view.owned()]
     places = sorted({(unit.topic, unit.partition) for unit in units})
     refusals = Refusals()
-    replies = run_calls(link, [statistics.measure_partition(keys, *place) for place in places])
-    view.partitions = {
+    calls = [statistics.measure_partition(keys, *place) for place in places]
+    replies = yield from read_all(link, calls)
+    partitions = {
         place: statistics.partition_figures(reply)
         for place, reply in zip(places, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
-    replies = run_calls(link, [statistics.measure_unit(keys, unit) for unit in units])
+    calls = [statistics.measure_unit(keys, unit) for unit in units]
+    replies = yield from read_all(link, calls)
     figures = {
         unit: statistics.unit_figures(reply)
         for unit, reply in zip(units, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
+    view.partitions = partitions
     view.units = {unit: each for unit, each in figures.items() if each is not None}
-    view.measured_ns = now_ns()
+    view.measured_ns = began
     refusals.tell()
+    return None

@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 
 from streamqd import logs
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.housekeeper import batch
+from streamqd.housekeeper.batch import Refusals, work_off
 from streamqd.metrics.view import View
 from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
@@ -23,10 +24,10 @@ from streamqd.store.messages import Promoted
 from streamqd.store.scripts import Call, Reply
 
 PAGE = 128  # entries moved by one script
-ROUNDS_MAX = 16  # scripts for one target in one run
+ROUNDS_MAX = 16  # scripts for one target in one turn
 POLL_SECONDS = 1.0  # how old the next due time may be where something is delayed, or was lately
 LIVELY_SECONDS = 60.0  # how long ago is lately
-LOOK_SECONDS = 0.2  # how often the hints of the workers are read
+LOOK_SECONDS = 0.2  # how often the hints of the workers are read, and all targets gone through
 
 Target = TypeVar("Target", bound=Hashable)
 
@@ -39,6 +40,9 @@ class Promoter(Generic[Target]):
     due. What others bring in (a send with a delay, a retry that a person hastens, a worker whose
     answer was lost) is found within a second where anything is delayed, or was a minute ago. At
     a target that is quiet nobody asks: the figures, measured every three seconds, tell of it.
+
+    All targets are gone through at a look alone. Between two looks only those count at which
+    something is due before the next one, so a busy target costs nothing at the others.
     """
 
     def __init__(
@@ -50,45 +54,74 @@ class Promoter(Generic[Target]):
         moved: Callable[[Target, int], None],
         look: float = LOOK_SECONDS,
     ) -> None:
-        """`measured`: the next due time by the view's figures. `look`: seconds between two runs."""
+        """`measured`: the next due time by the view's figures. `look`: seconds between looks."""
         self._link = link
         self._view = view
         self._call = call
         self._measured = measured
         self._moved = moved
         self._look = look
+        self._look_at = 0.0  # when to look again
+        self._looked_ns = 0  # how old the figures were at the last look
+        self._wanted: set[Target] = set()  # whom to ask at once
+        self._near: dict[Target, int] = {}  # what is due before the next look
         self._asked: dict[Target, float] = {}  # when a script has asked last
         self._lively: dict[Target, float] = {}  # when something was delayed last
         self._due: dict[Target, int | None] = {}
         self._learnt_ns: dict[Target, int] = {}  # how old `_due` is
         self._hinted: dict[Target, int] = {}  # the hint that was followed last
+        self._refusals = Refusals()
+
+    def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
+        """Look at `targets()` if it is time, and promote; return when the next turn is."""
+        if time.monotonic() >= self._look_at or self._view.measured_ns > self._looked_ns:
+            self.look(targets())
+        return self.promote()
 
     def run(self, targets: Mapping[Target, int]) -> float:
-        """Promote for `targets` (target -> hint, unix ms or 0); return when to look again."""
+        """Look at `targets` and promote; return when the next turn is."""
+        self.look(targets)
+        return self.promote()
+
+    def look(self, targets: Mapping[Target, int]) -> None:
+        """Find out where to ask, of `targets` (target -> hint, unix ms or 0)."""
+        clock, now = time.monotonic(), self._view.now_unix_ms()
+        self._look_at, self._looked_ns = clock + self._look, self._view.measured_ns
         for known in self._asked.keys() - targets.keys():
             self._forget(known)
-        waiting = [target for target, hint in targets.items() if self._wanted(target, hint)]
-        refusals = Refusals()
-        for _ in range(ROUNDS_MAX):
-            if not waiting:
-                break
-            replies = run_calls(self._link, [self._call(target) for target in waiting])
-            waiting = [
-                target
-                for target, reply in zip(waiting, replies, strict=True)
-                if self._book(target, reply, refusals)
-            ]
-        refusals.tell()
-        return 0.0 if waiting else self._next_look()
+        wants = self._wants
+        self._wanted = {
+            target for target, hint in targets.items() if wants(target, hint, clock, now)
+        }
+        horizon = self._horizon_unix_ms()
+        self._near = {
+            target: due
+            for target, due in self._due.items()
+            if due is not None and due <= horizon and target not in self._wanted
+        }
 
-    def _wanted(self, target: Target, hint: int) -> bool:
-        """Whether something is due, or may be."""
+    def promote(self) -> float:
+        """Promote what is due, for a moment; return when the next turn is."""
+        now = self._view.now_unix_ms()
+        self._wanted |= {target for target, due in self._near.items() if due <= now}
+        until = time.monotonic() + batch.TURN_SECONDS
+        # Who has waited longest comes first: nobody keeps the others from it.
+        waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
+        for _ in work_off(self._link, waiting, self._call, self._book, ROUNDS_MAX):
+            if time.monotonic() >= until:
+                break
+        if self._wanted:
+            return 0.0
+        self._refusals.tell()
+        return self._next_turn()
+
+    def _wants(self, target: Target, hint: int, clock: float, now: int) -> bool:
+        """Whether something is due `now`, or may be."""
         asked = self._asked.get(target)
         if asked is None:
             return True
         if self._view.measured_ns > self._learnt_ns[target]:
             self._learn(target, self._measured(target), self._view.measured_ns)
-        clock, now = time.monotonic(), self._view.now_unix_ms()
         if hint and hint != self._hinted.get(target):
             self._lively[target] = clock
             if hint <= now:
@@ -103,17 +136,23 @@ class Promoter(Generic[Target]):
         if due is not None:
             self._lively[target] = time.monotonic()
 
-    def _book(self, target: Target, reply: Reply | RedisRefused, refusals: Refusals) -> bool:
+    def _book(self, target: Target, reply: Reply | RedisRefused) -> bool:
         """Note one answer; return whether there is more to move at once."""
         self._asked[target] = time.monotonic()
+        self._wanted.discard(target)
+        self._near.pop(target, None)
         if isinstance(reply, RedisRefused):
             # What could not be moved is still due; try it with the next poll, not before.
             self._learn(target, None, now_ns())
             self._lively[target] = time.monotonic()
-            refusals.took(reply)
-            return False
+            return self._refusals.took(reply)
         done = Promoted.parse(reply)
-        self._learn(target, done.next_due_unix_ms, now_ns())
+        due = done.next_due_unix_ms
+        self._learn(target, due, now_ns())
+        if done.more:
+            self._wanted.add(target)
+        elif due is not None and due <= self._horizon_unix_ms():
+            self._near[target] = due
         if done.moved:
             self._lively[target] = time.monotonic()
             self._moved(target, done.moved)
@@ -125,10 +164,14 @@ class Promoter(Generic[Target]):
             )
         return done.more
 
-    def _next_look(self) -> float:
+    def _horizon_unix_ms(self) -> float:
+        """The server's clock at the next look."""
+        return self._view.now_unix_ms() + (self._look_at - time.monotonic()) * 1000
+
+    def _next_turn(self) -> float:
         now = self._view.now_unix_ms()
-        dues = [(due - now) / 1000 for due in self._due.values() if due is not None]
-        return max(0.01, min([self._look, *dues]))
+        dues = [(due - now) / 1000 for due in self._near.values()]
+        return max(0.01, min([self._look_at - time.monotonic(), *dues]))
 
     def _forget(self, target: Target) -> None:
         for known in (self._asked, self._lively, self._due, self._learnt_ns, self._hinted):

@@ -6,8 +6,9 @@ fenced script. So nothing ever comes into an owner's hands behind its back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from streamqd import logs
 from streamqd.config import Consumer
@@ -18,60 +19,100 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
 OUR_CONSUMER = b"w"  # the one consumer name of all owners: the fence says who owns
+# Asked for idle entries alone, the server goes through all that are not, in one command.
+PAGE = 500  # pending entries of one consumer in one answer
+PAGES_MAX = 32  # pages in one look
+GO_ON_SECONDS = 1.0  # until the next look while lists are not read to their end
+BEGIN = b"0-0"
+
+
+class Walk(NamedTuple):
+    """A way through what a foreign consumer holds: its first page alone, or what is behind that."""
+
+    unit: Unit
+    key: str
+    name: bytes
+    behind: bool
 
 
 class Reclaimer:
-    """Raises the flag in the slots of workers that have something to claim."""
+    """Raises the flag in the slots of workers that have something to claim.
+
+    A long list is read on page by page. Whenever the consumers are listed its beginning is read
+    again, for the oldest entries are there, and they are idle first.
+    """
 
     def __init__(self, link: Link, keys: Keys, consumers: Iterable[Consumer]) -> None:
         self._link = link
         self._keys = keys
         self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
+        self._walks: dict[Walk, bytes] = {}  # how far each is; whose turn it is comes first
+        self._list_at = 0.0  # when the consumers are listed again, if that takes so long
 
     @property
     def every(self) -> float:
         """Seconds between two looks: a quarter of the shortest idle time."""
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
-    def run(self, owned: Iterable[tuple[Slot, Unit]]) -> None:
-        """Look at every owned unit once."""
-        slots = [(slot, unit) for slot, unit in owned if (unit.topic, unit.group) in self._idle]
+    def run(self, owned: Iterable[tuple[Slot, Unit]]) -> float | None:
+        """Read some pages of what foreign consumers hold; return when to read on."""
+        slots = {unit: slot for slot, unit in owned if (unit.topic, unit.group) in self._idle}
+        if not self._walks or time.monotonic() >= self._list_at:
+            self._list_at = time.monotonic() + self.every
+            self._list(slots)
+        # A flag that is up already says it all; the worker takes it down when nothing is left.
+        self._walks = {
+            walk: at
+            for walk, at in self._walks.items()
+            if walk.unit in slots and not _is_flagged(slots[walk.unit])
+        }
+        walks = list(self._walks)[:PAGES_MAX]
+        pages = run_commands(self._link, [self._command(walk) for walk in walks])
+        for walk, rows in zip(walks, pages, strict=True):
+            self._book(walk, rows if isinstance(rows, list) else [], slots[walk.unit])
+        return GO_ON_SECONDS if self._walks else None
+
+    def _list(self, units: Iterable[Unit]) -> None:
+        """Begin with every consumer that holds anything; what is under way keeps its turn."""
         places = [
-            (slot, unit, key)
-            for slot, unit in slots
-            for key in (
-                self._keys.source(*unit),
-                self._keys.retry_stream(*unit),
-            )
+            (unit, key)
+            for unit in units
+            for key in (self._keys.source(*unit), self._keys.retry_stream(*unit))
         ]
-        listed = self._ask([("XINFO", "CONSUMERS", key, unit.group) for _, unit, key in places])
-        foreign = [
-            (slot, unit, key, name)
-            for (slot, unit, key), consumers in zip(places, listed, strict=True)
+        commands = [("XINFO", "CONSUMERS", key, unit.group) for unit, key in places]
+        listed = run_commands(self._link, commands)
+        found = [
+            Walk(unit, key, name, behind=False)
+            for (unit, key), consumers in zip(places, listed, strict=True)
             if isinstance(consumers, list)
             for name in _foreign(consumers)
         ]
-        idle = self._ask(
-            [
-                ("XPENDING", key, unit.group, "IDLE", self._idle_ms(unit), "-", "+", 1, name)
-                for _, unit, key, name in foreign
-            ]
-        )
-        for (slot, unit, _, name), entries in zip(foreign, idle, strict=True):
-            # A flag that is up already says it all; the worker takes it down when nothing is left.
-            if (
-                isinstance(entries, list)
-                and entries
-                and (slot.reclaim_requested == slot.reclaim_done)
-            ):
+        there = set(found)
+        kept = {
+            walk: at for walk, at in self._walks.items() if walk._replace(behind=False) in there
+        }
+        self._walks = {**kept, **{walk: BEGIN for walk in found if walk not in kept}}
+
+    def _command(self, walk: Walk) -> tuple[Any, ...]:
+        after = b"(" + self._walks[walk]
+        return ("XPENDING", walk.key, walk.unit.group, after, "+", PAGE, walk.name)
+
+    def _book(self, walk: Walk, rows: list[Any], slot: Slot) -> None:
+        """Note a page: raise the flag, or go on behind it later."""
+        del self._walks[walk]
+        idle_ms = round(self._idle[walk.unit.topic, walk.unit.group] * 1000)
+        if any(row[2] >= idle_ms for row in rows):
+            if not _is_flagged(slot):
                 slot.reclaim_requested = slot.reclaim_done + 1
-                logs.event("reclaim.requested", unit=unit, consumer_name=name)
+                logs.event("reclaim.requested", unit=walk.unit, consumer_name=walk.name)
+        elif len(rows) == PAGE:
+            rest = walk._replace(behind=True)
+            if walk.behind or rest not in self._walks:
+                self._walks[rest] = rows[-1][0]
 
-    def _idle_ms(self, unit: Unit) -> int:
-        return round(self._idle[unit.topic, unit.group] * 1000)
 
-    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return run_commands(self._link, commands)
+def _is_flagged(slot: Slot) -> bool:
+    return slot.reclaim_requested != slot.reclaim_done
 
 
 def _foreign(consumers: list[Any]) -> list[bytes]:

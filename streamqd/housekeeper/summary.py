@@ -14,7 +14,6 @@ import psutil
 
 from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
-from streamqd.metrics.table import longest_run
 from streamqd.metrics.view import View
 from streamqd.model import Unit
 from streamqd.scoreboard import (
@@ -31,6 +30,7 @@ from streamqd.waits import WORDS, Waits
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
 FAILURES_MAX = 4  # kinds of failure that are told of each unit
 RATED = ("fetched", "acked", "retried", "dead", "failed")
+_RATED = [COUNTERS.index(name) for name in RATED]
 
 
 class Rates:
@@ -44,7 +44,8 @@ class Rates:
         """Take the counters as they are now."""
         now = now_ns()
         for slot, _ in view.named():
-            values = [slot.counter(name) for name in RATED]
+            counters = slot.counters.tolist()
+            values = [counters[index] for index in _RATED]
             if slot.index not in self._seen:
                 self._rates[slot.index] = [0.0] * len(RATED)
             else:
@@ -125,7 +126,7 @@ class Summary:
             "epoch": slot.epoch,
             "since_unix_ms": slot.since_unix_ms,
             "in_hand": slot.unfinished,
-            "longest_run_seconds": round(longest_run(slot), 3),
+            "longest_run_seconds": round(_seconds_since(longest.started_ns), 3) if longest else 0.0,
             "rss": slot.rss or None,
             "lag": figures.lag if figures else None,
             "pending": figures.pending if figures else None,
@@ -145,7 +146,7 @@ class Summary:
             "failures": self._failures(slot),
             **self.pace.document(slot.index, unit),
             "rates": self.rates.of(slot),
-            "counters": {name: slot.counter(name) for name in COUNTERS},
+            "counters": dict(zip(COUNTERS, slot.counters.tolist(), strict=False)),
         }
 
     def _failures(self, slot: Slot) -> list[dict[str, Any]]:
@@ -173,7 +174,11 @@ def worker_state(slot: Slot) -> str:
 
 def _progress(slot: Slot, since_ns: int) -> float | None:
     """Seconds since a handler has said that it gets on, None when none did since then."""
-    return round((now_ns() - slot.beat_ns) / 1e9, 1) if slot.beat_ns > since_ns else None
+    return round(_seconds_since(slot.beat_ns), 1) if slot.beat_ns > since_ns else None
+
+
+def _seconds_since(at_ns: int) -> float:
+    return max(0.0, (now_ns() - at_ns) / 1e9)
 
 
 def _waits(slot: Slot) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from streamqd import config
 from streamqd.config import Topic
 from streamqd.errors import StreamqdError
-from streamqd.housekeeper.batch import CALLS_MAX
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
 REFRESH_SECONDS = 30.0
+TOPICS_MAX = 128  # read at a time
 
 
 class Topics:
@@ -34,7 +34,7 @@ class Topics:
             (self._read.get(name, 0.0), name)
             for name in {*names}
             if now - self._read.get(name, -REFRESH_SECONDS) >= REFRESH_SECONDS
-        )[:CALLS_MAX]
+        )[:TOPICS_MAX]
         if not due:
             return
         self.trouble = None

@@ -11,7 +11,7 @@ import logging
 from streamqd import logs
 from streamqd.config import Settings, Topic
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.housekeeper.batch import Refusals, Steps, Turns, work_off
 from streamqd.housekeeper.dropper import Dropper
 from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import View
@@ -24,7 +24,7 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import unix_ms
 
 PAGE = 10_000  # entries removed by one script, at most
-ROUNDS_MAX = 20  # scripts for one stream in one run
+ROUNDS_MAX = 20  # scripts for one stream before the streams are listed anew
 SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at once
 
 Place = tuple[str, int]  # topic, partition
@@ -45,9 +45,13 @@ class Trimmer:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = Dropper(link, view, keys, self._groups)
         self._refused: set[Place] = set()
+        self._turns = Turns(self._steps)
 
     def run(self) -> float | None:
-        """Trim a bounded number of entries; return 0 when there is more to trim at once."""
+        """Trim for a moment; return 0 when there is more to trim at once."""
+        return self._turns.run()
+
+    def _steps(self) -> Steps:
         owned = [unit for _, unit in self._view.owned()]
         self._topics.refresh({*self._configured, *(unit.topic for unit in owned)})
         places = self._places(owned)
@@ -56,20 +60,18 @@ class Trimmer:
         }
         waiting = self._streams(owned, places)
         refusals = Refusals()
-        for _ in range(ROUNDS_MAX):
-            if not waiting:
-                break
-            replies = run_calls(self._link, [self._call(stream, places) for stream in waiting])
-            waiting = [
-                stream
-                for stream, reply in zip(waiting, replies, strict=True)
-                if self._book(stream, reply, refusals)
-            ]
-        more = self._dropper.run(places, refusals)
+        left = yield from work_off(
+            self._link,
+            waiting,
+            lambda stream: self._call(stream, places),
+            lambda stream, reply: self._book(stream, reply, refusals),
+            ROUNDS_MAX,
+        )
+        more = yield from self._dropper.steps(places, refusals)
         refusals.tell()
         if self._topics.trouble is not None:
             raise self._topics.trouble
-        if waiting or more:
+        if left or more:
             return 0.0
         at_once = any(topic.retention.ack_policy == "delete" for topic in places.values())
         return SOON if at_once else None

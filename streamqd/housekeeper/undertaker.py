@@ -11,16 +11,16 @@ from collections import Counter
 from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, run_calls
+from streamqd.housekeeper.batch import Refusals, Steps, Turns, work_off
 from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import View
 from streamqd.store import dead
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from streamqd.store.messages import ITEMS_MAX
-from streamqd.store.scripts import Call
+from streamqd.store.scripts import Call, Reply
 
-ROUNDS_MAX = 20  # scripts for one partition in one run
+PAGE = 64  # letters deleted by one script, at most: in less than 1 ms
+ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed anew
 
 Place = tuple[str, int]  # topic, partition
 
@@ -33,36 +33,37 @@ class Undertaker:
         self._view = view
         self._keys = keys
         self._topics = Topics(link, keys, settings.topics)
+        self._turns = Turns(self._steps)
 
     def run(self) -> float | None:
-        """Delete a bounded number of letters; return 0 when there are more to delete at once."""
+        """Delete letters for a moment; return 0 when there are more to delete at once."""
+        return self._turns.run()
+
+    def _steps(self) -> Steps:
         places = {(unit.topic, unit.partition) for _, unit in self._view.owned()}
         self._topics.refresh({topic for topic, _ in places})
         waiting = sorted(place for place in places if self._kept(place[0]) is not None)
         refusals = Refusals()
         expired: Counter[str] = Counter()
-        for _ in range(ROUNDS_MAX):
-            if not waiting:
-                break
-            more = []
-            replies = run_calls(self._link, [self._call(place) for place in waiting])
-            for place, reply in zip(waiting, replies, strict=True):
-                if isinstance(reply, RedisRefused):
-                    refusals.took(reply)
-                    continue
-                removed = int(reply.rest[0])
-                if removed:
-                    self._view.count("expired", (place[0], str(place[1])), removed)
-                    expired[place[0]] += removed
-                if reply.rest[1]:
-                    more.append(place)
-            waiting = more
-        for topic, count in expired.items():
-            logs.event("letters.expired", topic=topic, count=count)
+
+        def book(place: Place, reply: Reply | RedisRefused) -> bool:
+            if isinstance(reply, RedisRefused):
+                return refusals.took(reply)
+            removed = int(reply.rest[0])
+            if removed:
+                self._view.count("expired", (place[0], str(place[1])), removed)
+                expired[place[0]] += removed
+            return bool(reply.rest[1])
+
+        try:
+            left = yield from work_off(self._link, waiting, self._call, book, ROUNDS_MAX)
+        finally:
+            for topic, count in expired.items():
+                logs.event("letters.expired", topic=topic, count=count)
         refusals.tell()
         if self._topics.trouble is not None:
             raise self._topics.trouble
-        return 0.0 if waiting else None
+        return 0.0 if left else None
 
     def _kept(self, topic: str) -> float | None:
         found = self._topics.get(topic)
@@ -72,4 +73,4 @@ class Undertaker:
         kept = self._kept(place[0])
         assert kept is not None
         before = f"{max(0, self._view.now_unix_ms() - round(kept * 1000))}-0"
-        return dead.purge_before(self._keys, *place, before, ITEMS_MAX)
+        return dead.purge_before(self._keys, *place, before, PAGE)

@@ -112,16 +112,24 @@ class Limit:
         self._since = -math.inf
         self._suppressed = 0
 
-    def event(self, **fields: object) -> None:
-        """Log one event, or count it as suppressed."""
+    def held(self) -> bool:
+        """Whether no line may be written now; counts one as suppressed then.
+
+        For who would rather not put together what a line says when nobody reads it.
+        """
         if not _LOGGER.isEnabledFor(self._level):
-            return
+            return True
         now = time.monotonic()
         if now - self._since >= 1.0:
             self._since = now
             self._left = self._per_second
         if not self._left:
             self._suppressed += 1
+        return not self._left
+
+    def event(self, **fields: object) -> None:
+        """Log one event, or count it as suppressed."""
+        if self.held():
             return
         self._left -= 1
         held, self._suppressed = self._suppressed, 0

@@ -20,6 +20,8 @@ EVENTS: dict[str, str] = {
     "fork.back": "Processes can be forked again.",
     "fork.failed": "The system refuses another process; it is tried every second.",
     "frozen": "This instance stood still for a while; no run is blamed for it.",
+    "group.restored": "A group was missing where it is expected (destroyed, or the server was"
+    " emptied); it was made again, so that nothing unread is skipped.",
     "housekeeper.exited": "The housekeeper ended unexpectedly; it is started again.",
     "housekeeper.failed": "One housekeeping task failed; the others go on.",
     "housekeeper.recovered": "A housekeeping task that had failed works again.",

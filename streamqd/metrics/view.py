@@ -30,9 +30,10 @@ class View:
     measured_ns: int = 0  # our clock when the figures were measured last; 0 before
     redis_up: bool = False
 
-    def owned(self) -> Iterator[tuple[Slot, Unit]]:
-        """Yield the slots whose units this instance owns."""
-        return ((slot, unit) for slot, unit in self.named() if slot.owned)
+    def owned(self) -> list[tuple[Slot, Unit]]:
+        """Return the slots whose units this instance owns."""
+        slots = [slot for slot in self.board.slots() if slot.owned]
+        return [(slot, unit) for slot in slots if (unit := slot.unit) is not None]
 
     def named(self) -> Iterator[tuple[Slot, Unit]]:
         """Yield the slots of all units that this instance owns or has owned."""

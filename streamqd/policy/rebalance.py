@@ -7,7 +7,6 @@ only a few at a time. Fairness lives here; safety lives in the fence.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,8 +34,8 @@ class Seen(NamedTuple):
     """A member as the server reported it: its last beat, whether it is leaving, what fails there.
 
     `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
-    time of the last order to reload that it has done with, `owned` how many units it owned then, and
-    `ttl` for how many seconds it takes its leases; None when it does not tell.
+    time of the last order to reload that it has done with, `owned` how many units it owned then,
+    and `ttl` for how many seconds it takes its leases; None when it does not tell.
     """
 
     member: Member
@@ -82,7 +81,7 @@ class _Silence(NamedTuple):
     """A beat, over how many of our own it has not moved, and since when (our clock, seconds)."""
 
     beat_unix_ms: int
-    count: int
+    beats: int
     since: float
 
 
@@ -118,12 +117,11 @@ class Liveness:
             if known is None or known.beat_unix_ms != one.beat_unix_ms:
                 known = _Silence(one.beat_unix_ms, 0, now)
             else:
-                known = known._replace(count=known.count + counts)
+                known = _Silence(known.beat_unix_ms, known.beats + counts, known.since)
             silent[name] = known
-            old = (
-                server_unix_ms - one.beat_unix_ms > self.ttl * 1000 or now - known.since > self.ttl
-            )
-            if name == self.me or not (old and known.count >= SILENT_BEATS):
+            old = server_unix_ms - one.beat_unix_ms > self.ttl * 1000
+            old = old or now - known.since > self.ttl
+            if name == self.me or not (old and known.beats >= SILENT_BEATS):
                 live.append(one)
         self._silent = silent
         return live
@@ -131,23 +129,8 @@ class Liveness:
     @property
     def forgettable(self) -> list[str]:
         """Members that were silent for long while this instance watched, some of them."""
-        found = (name for name, it in self._silent.items() if it.count >= FORGET_BEATS)
+        found = (name for name, it in self._silent.items() if it.beats >= FORGET_BEATS)
         return [name for name in found if name != self.me][:FORGET_MAX]
-
-
-def stranded(
-    views: Mapping[Unit, View], seen: Sequence[Seen], live: Sequence[Seen]
-) -> frozenset[Unit]:
-    """Units of dead members whose leases have longer to live than they were taken for.
-
-    Leases end by the server's clock: it was set back, and nobody has renewed them since. They count
-    as expired; else nobody would have the unit until the clock is where it was.
-    """
-    alive = {one.member.id for one in live}
-    ttls = {one.member.id: one.ttl for one in seen if one.ttl and one.member.id not in alive}
-    return frozenset(
-        unit for unit, view in views.items() if view.left > ttls.get(view.owner, math.inf)
-    )
 
 
 @dataclass

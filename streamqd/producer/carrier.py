@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope
-from streamqd.producer.guard import Command, Guard
+from streamqd.producer.guard import Command, Guard, Outcome
 from streamqd.producer.routes import Routes
 from streamqd.store import publishing, scripts
 from streamqd.store.client import Link
@@ -93,6 +93,22 @@ class Carrier:
         if first.send_id or first.dedup_id is not None or self._max_backlog is not None:
             return self._call(link, chunk)
         return self._append(link, chunk)
+
+    def write_one(self, link: Link, topic: str, envelope: Envelope) -> Outcome | None:
+        """Try to write a message that is nothing special; None when it must go into a chunk.
+
+        Raises as `write` does, and what concerns the message as `Routes` does.
+        """
+        if not link.connected:
+            return None  # nobody waits once more for a server that does not answer
+        count = self._routes.known(topic)
+        special = envelope.send_id or envelope.dedup_id is not None or self._max_backlog is not None
+        if count is None or special:
+            return None
+        self._routes.begin_batch(topic)
+        partition = self._routes.chooser(topic, count)(envelope)
+        command = ("XADD", self._keys.stream(topic, partition), "*", *envelope.fields)
+        return self._guard.run(link, topic, count, (command,))
 
     def _append(self, link: Link, chunk: Chunk) -> Answers:
         def commands() -> list[Command]:

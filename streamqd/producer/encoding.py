@@ -69,11 +69,14 @@ class Envelope(NamedTuple):
     at_unix_ms: int | None = None
 
 
-def envelope_of(item: Outgoing, max_bytes: int) -> Envelope:
-    """Encode a message. Raises MessageTooLarge, TypeError, ValueError."""
-    value = item.value
-    if type(value) is bytes and len(value) <= max_bytes and item[1:] == _ALONE:
+def envelope_of(item: Any, max_bytes: int) -> Envelope:
+    """Encode a message, an `Outgoing` or a value. Raises MessageTooLarge, TypeError, ValueError."""
+    alone = not isinstance(item, Outgoing)
+    value = item if alone else item.value
+    if type(value) is bytes and len(value) <= max_bytes and (alone or item[1:] == _ALONE):
         return Envelope([b"payload", value], len(b"payload") + len(value))  # nothing to look into
+    if alone:
+        item = Outgoing(value)
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
         raise TypeError(f"dedup_id is a text, not {item.dedup_id!r}")
     if item.dedup_id == "":
@@ -131,7 +134,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
 
 
 def batches(
-    items: Iterable[Any], encode: Callable[[Outgoing], Envelope], *, count: int, size: int
+    items: Iterable[Any], encode: Callable[[Any], Envelope], *, count: int, size: int
 ) -> Iterator[list[Envelope]]:
     """Encode items and cut them into what one transaction carries: messages of one kind.
 
@@ -145,8 +148,7 @@ def batches(
     source = iter(items)
     while failure is None:
         try:
-            value = next(source)
-            envelope = encode(value if isinstance(value, Outgoing) else Outgoing(value))
+            envelope = encode(next(source))
         except StopIteration:
             break
         except Exception as error:  # noqa: BLE001 - raised below, behind the items before it

@@ -56,6 +56,10 @@ class Guard:
         self._arm(link, topic)
         return self._counts[topic]
 
+    def known(self, topic: str) -> int | None:
+        """The partition count as of the last WATCH; None when it is to be looked up."""
+        return self._counts.get(topic)
+
     def run(self, link: Link, topic: str, expected: int, commands: Sequence[Command]) -> Outcome:
         """Run commands on the topic at once, if its count is the expected one.
 

@@ -71,6 +71,10 @@ class Routes:
         count = self.count(link, topic)
         return was if free and was < count else self.chooser(topic, count)(envelope)
 
+    def known(self, topic: str) -> int | None:
+        """The topic's partition count, when that needs no look at all."""
+        return self._guard.known(topic) if topic in self._greeted else None
+
     def count(self, link: Link, topic: str) -> int:
         """The topic's partition count. Reads it, or creates the topic, when it is not known yet.
 

@@ -43,7 +43,8 @@ class Round(NamedTuple):
 
     `executed` is False when EXEC refused (the fence changed in between) or when the read could not
     be done; then nothing was acknowledged either. `mine` tells whether the fence carries our token
-    now. `error` is the code of an error reply of the read, as NOGROUP.
+    now. `error` is the code of an error reply of the read, as NOGROUP. `received` are the bytes
+    that came, with those of the doorbell, and never fewer than the entries have.
     """
 
     executed: bool
@@ -52,6 +53,7 @@ class Round(NamedTuple):
     retried: list[Entry]
     main: list[Entry]
     error: str
+    received: int = 0
 
 
 class Fetcher:
@@ -71,15 +73,14 @@ class Fetcher:
         self._reader = hiredis.Reader(notEnoughData=Ellipsis)
         self._socket: socket.socket | None = None
         self._pending_acks = 0
-        self.received = 0  # bytes that came for the round sent last
+        self._received = 0  # bytes that came for the round sent last
 
     def watch(self) -> bool:
         """Put the fence under WATCH on the present connection. False: it is not ours any more."""
         self._reader = hiredis.Reader(notEnoughData=Ellipsis)
         self._socket = self._link.socket()
         self._send(self._watch)
-        self._receive()
-        return self._mine(self._receive())
+        return self._mine(self._receive(2)[1])
 
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, doorbell: bytes = b""
@@ -87,7 +88,7 @@ class Fetcher:
         """Send one round; the acknowledged ids must be pending entries of ours."""
         parts = [doorbell, _MULTI]
         self._pending_acks = 0
-        self.received = 0
+        self._received = 0
         if main_acks:
             parts.append(_pack("XACK", self._stream, self._group, *main_acks))
             self._pending_acks += 1
@@ -106,19 +107,13 @@ class Fetcher:
 
     def receive_round(self, *, rang: bool) -> Round:
         """Read the answers of the round sent last; `rang` when it began with the doorbell."""
-        if rang:
-            self._receive()
-        refusal = ""
-        for _ in range(2 + self._pending_acks):  # MULTI, QUEUED of each command
-            queued = self._receive()
-            if isinstance(queued, Exception) and not refusal:
-                refusal = str(queued).partition(" ")[0]
-        executed = self._receive()
-        self._receive()  # WATCH
-        mine = self._mine(self._receive())
+        # The bell; MULTI, and QUEUED of each command; EXEC; WATCH, HGET.
+        replies = self._receive(rang + 2 + self._pending_acks + 3)
+        executed, mine = replies[-3], self._mine(replies[-1])
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
-            error = "" if executed is None else refusal or str(executed).partition(" ")[0]
+            refusals = [each for each in replies[rang:-2] if isinstance(each, Exception)]
+            error = "" if executed is None else str(refusals[0]).partition(" ")[0]
             return Round(False, mine, 0, [], [], error)
         reply = executed[-1]
         acked = sum(n for n in executed[:-1] if isinstance(n, int))
@@ -131,7 +126,7 @@ class Fetcher:
                 retried = entries
             else:
                 main = entries
-        return Round(True, mine, acked, retried, main, "")
+        return Round(True, mine, acked, retried, main, "", self._received)
 
     def _mine(self, fence: Any) -> bool:
         """Whether the fence carries our token. A refusal to say so is no answer to that."""
@@ -164,17 +159,24 @@ class Fetcher:
             self._link.close()
             raise RedisUnavailable(f"sending to Redis failed: {error}", sent=True) from error
 
-    def _receive(self) -> Any:
+    def _receive(self, count: int) -> list[Any]:
+        """Read so many replies, in one loop: a handler waits for the last of them."""
         reader, sock, buffer = self._reader, self._socket, self._buffer
         assert sock is not None
+        gets = reader.gets
+        replies: list[Any] = []
         try:
-            while (reply := reader.gets(False)) is Ellipsis:
+            while len(replies) < count:
+                reply = gets(False)
+                if reply is not Ellipsis:
+                    replies.append(reply)
+                    continue
                 received = sock.recv_into(buffer)
                 if not received:
                     raise ConnectionResetError("the server closed the connection")
-                self.received += received
+                self._received += received
                 reader.feed(buffer, 0, received)  # type: ignore[arg-type]
         except (OSError, hiredis.ProtocolError) as error:
             self._link.close()
             raise RedisUnavailable(f"reading from Redis failed: {error}", sent=True) from error
-        return reply
+        return replies

@@ -29,7 +29,8 @@ def acquire(
     """Take the unit if it is free and nobody has owned it since `seen_epoch` was read.
 
     `token` is new; the same call may be repeated with it until it is answered. `dead_token` is that
-    of a predecessor whose processes are all proven dead.
+    of a predecessor whose processes are all proven dead, or of an owner that has been silent for
+    longer than a lease lives, which by a clock that was set back has not ended.
     """
     return scripts.get("lease_acquire").call(
         _keys(keys, unit, "fence", "lease", "attempts", "stream", "retry"),
@@ -167,6 +168,11 @@ def view(keys: Keys, unit: Unit) -> list[tuple[Any, ...]]:
         ("HMGET", keys.fence(*unit), "token", "epoch", "owner", "since", "solo"),
         ("PTTL", keys.lease(*unit)),
     ]
+
+
+def glance(keys: Keys, unit: Unit) -> tuple[Any, ...]:
+    """Build the command whose reply is the token of the lease, None when there is no lease."""
+    return ("GET", keys.lease(*unit))
 
 
 def _keys(keys: Keys, unit: Unit, *names: str) -> dict[str, str]:

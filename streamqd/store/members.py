@@ -84,7 +84,8 @@ def seen_of(beat: Beat) -> Seen:
         )
         reloaded = int(raw["reloaded"]) if "reloaded" in raw else None
         owned = int(raw["owned"]) if "owned" in raw else None
-        return Seen(member, beat_unix_ms, bool(raw.get("leaving")), broken, reloaded, owned)
+        ttl = float(raw["ttl"]) if "ttl" in raw else None
+        return Seen(member, beat_unix_ms, bool(raw.get("leaving")), broken, reloaded, owned, ttl)
     except (ValueError, TypeError, AttributeError, ArithmeticError):
         return Seen(Member(name, 1, 0, frozenset()), beat_unix_ms, leaving=True)
 

@@ -1,29 +1,26 @@
 """The messages of a unit: reading what is pending, settling, promoting.
 
 Called by the worker (reading and settling, fenced by its token) and by the housekeeper (promoting,
-right whoever does it). Each function builds a call; the fetch itself is in `streamqd.store.fetch`,
-trimming in `streamqd.store.retention`.
+right whoever does it). The fetch itself is in `store.fetch`, trimming in `store.retention`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
 from streamqd.store import scripts
+from streamqd.store.items import Fields, listed
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 PLACES_MAX = 512  # places in one call at most
 ITEMS_MAX = 256  # entries moved by one call at most
-# Bodies that one call copies within the server, so that nobody else waits long. One body alone may
-# be larger. lua/_bytes.lua has the same number.
-BYTES_MAX = 512 << 10
 
-Fields = Mapping[bytes, bytes]
-T = TypeVar("T")
+Cursor = tuple[bytes, bytes]  # a foreign consumer, and an entry that it holds
+BEGIN: Cursor = (b"", b"")
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -114,11 +111,19 @@ def fetch(keys: Keys, unit: Unit, token: str, session: str, count: int) -> Call:
 
 
 def reclaim(
-    keys: Keys, unit: Unit, token: str, session: str, source: str, idle: float, count: int
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    session: str,
+    source: str,
+    idle: float,
+    count: int,
+    page: Cursor = BEGIN,
 ) -> Call:
-    """Take over entries that a foreign consumer left pending for `idle` seconds.
+    """Take over entries that foreign consumers left pending for `idle` seconds.
 
-    `source` is m for the partition stream, r for the retry stream.
+    `source` is m for the partition stream, r for the retry stream. Looks at a `page` of what they
+    hold; the answer says where the next one begins.
     """
     streams = _streams(keys, unit)
     return scripts.get("message_reclaim").call(
@@ -128,19 +133,30 @@ def reclaim(
         group=unit.group,
         idle_ms=_ms(idle),
         count=_page(count),
+        at_name=page[0],
+        after=page[1],
     )
 
 
 class Reclaimed(NamedTuple):
-    """Entries taken over, each (id, flat fields), and how many had no body and were settled."""
+    """Entries taken over, each (id, flat fields), and how many had no body and were settled.
+
+    `next` is the next page, None when this was the last one.
+    """
 
     entries: list[tuple[bytes, list[bytes]]]
     ghosts: int
+    next: Cursor | None
 
     @classmethod
     def parse(cls, reply: Reply) -> Reclaimed:
         """Read OK."""
-        return cls([(entry[0], entry[1]) for entry in reply.rest[0]], reply.rest[1])
+        entries, ghosts, after = reply.rest
+        return cls(
+            [(entry[0], entry[1]) for entry in entries],
+            ghosts,
+            (after[0], after[1]) if after else None,
+        )
 
 
 # --- settling --------------------------------------------------------------------------------
@@ -168,15 +184,20 @@ def ack(
     )
 
 
-def retry(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, float, Fields]]) -> Call:
+def retry(
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    items: Sequence[tuple[bytes, float, Fields]],
+    *,
+    adjacent: bool = False,
+) -> Call:
     """Set entries aside: (place, delay in seconds, changed fields) each.
 
-    For an entry that answered GHOST the fields must be all of it, `payload` among them.
+    For an entry that answered GHOST the fields must be all of it, `payload` among them. `adjacent`:
+    between those of a stream lies no other entry, so that they are found together.
     """
     _bounded("settle_retry", len(items))
-    flat: list[object] = []
-    for place, delay, fields in items:
-        flat += (place, _ms(delay), *_counted(fields))
     return scripts.get("settle_retry").call(
         {
             **_fenced(keys, unit),
@@ -186,21 +207,26 @@ def retry(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, float
         },
         token=token,
         group=unit.group,
-        entries=flat,
+        adjacent=adjacent,
+        entries=listed([((place, _ms(delay)), fields) for place, delay, fields in items]),
     )
 
 
-def dead(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, Fields]]) -> Call:
-    """Give entries up: (place, changed fields) each; the fields as for `retry`.
+def dead(
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    items: Sequence[tuple[bytes, Fields]],
+    *,
+    adjacent: bool = False,
+) -> Call:
+    """Give entries up: (place, changed fields) each; the fields, and `adjacent`, as for `retry`.
 
     Not for a group that reads dead letters: it would read its own again, for ever.
     """
     _bounded("settle_dead", len(items))
     if unit.reads_letters:
         raise ContractError(f"settle_dead: {unit} reads dead letters")
-    flat: list[object] = []
-    for place, fields in items:
-        flat += (place, *_counted(fields))
     return scripts.get("settle_dead").call(
         {
             **_fenced(keys, unit),
@@ -209,7 +235,8 @@ def dead(keys: Keys, unit: Unit, token: str, items: Sequence[tuple[bytes, Fields
         },
         token=token,
         group=unit.group,
-        entries=flat,
+        adjacent=adjacent,
+        entries=listed([((place,), fields) for place, fields in items]),
     )
 
 
@@ -344,24 +371,6 @@ class Snapshot(NamedTuple):
         return cls(*reply.rest) if reply.word == "OK" else None
 
 
-# --- bounds ----------------------------------------------------------------------------------
-
-
-def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Cut items into lists of at most `most`, whose bodies take BYTES_MAX or are but one."""
-    part: list[T] = []
-    taken = 0
-    for item in items:
-        more = size(item)
-        if part and (len(part) == most or taken + more > BYTES_MAX):
-            yield part
-            part, taken = [], 0
-        part.append(item)
-        taken += more
-    if part:
-        yield part
-
-
 # --- arguments -------------------------------------------------------------------------------
 
 
@@ -388,10 +397,3 @@ def _page(count: int, of: int = ITEMS_MAX) -> int:
 def _bounded(name: str, count: int) -> None:
     if count > ITEMS_MAX:
         raise ContractError(f"{name}: {count} items, at most {ITEMS_MAX} are allowed")
-
-
-def _counted(fields: Fields) -> list[object]:
-    flat: list[object] = [2 * len(fields)]
-    for name, value in fields.items():
-        flat += (name, value)
-    return flat

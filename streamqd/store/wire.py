@@ -6,6 +6,7 @@ must know. Used by `streamqd.store.client` only.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -303,10 +304,16 @@ def password_path(
     return Path(stated) if stated else None
 
 
+@functools.cache
+def _options(url: str) -> Mapping[str, Any]:
+    """What a URL says. Read before the fork, it costs a worker nothing."""
+    return dict(parse_url(url))  # type: ignore[no-untyped-call]
+
+
 def wire_for(settings: config.Redis, timeout: float) -> Wire:
     """Prepare the connection to the one node that the URL names. Raises ConfigError."""
     try:
-        options: dict[str, Any] = dict(parse_url(settings.url))  # type: ignore[no-untyped-call]
+        options = dict(_options(settings.url))
     except ValueError as error:
         raise ConfigError([f"redis.url: {error}"]) from error
     username = settings.username or options.pop("username", "")
@@ -363,7 +370,7 @@ def _wire(
         ):
             if path:
                 options[option] = str(path)
-    return kind(
+    wire = kind(
         **options,
         credential_provider=login,
         protocol=2,
@@ -371,9 +378,10 @@ def _wire(
         parser_class=_Parser,
         socket_timeout=timeout,
         socket_connect_timeout=min(timeout, settings.connect_timeout),
-        retry=Retry(NoBackoff(), 0),
         retry_on_timeout=False,
         health_check_interval=0,
         driver_info=None,
         maint_notifications_config=None,
     )
+    wire.retry = Retry(NoBackoff(), 0)  # one that is given would be copied in depth
+    return wire

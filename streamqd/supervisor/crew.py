@@ -53,8 +53,19 @@ class Crew:
 
     # --- starting ---
 
-    def start_worker(self, holding: Holding, *, paused: bool) -> None:
-        """Fork the process that handles a held unit."""
+    def start_workers(self, paused_of: Iterable[tuple[Holding, bool]]) -> None:
+        """Fork the processes that handle held units; of each it is said whether it is paused.
+
+        They are logged afterwards: what the supervisor does between two forks costs each child a
+        copy of the pages on which that is done.
+        """
+        started = [each for each, paused in paused_of if self.start_worker(each, paused=paused)]
+        for one in started:
+            pid = one.child.pid if one.child else None
+            logs.event("worker.started", unit=one.unit, child=pid, epoch=one.epoch)
+
+    def start_worker(self, holding: Holding, *, paused: bool) -> bool:
+        """Fork the process that handles a held unit. False: the system refuses it."""
         orders = self._orders(holding)
         self._clear_for_next(holding, paused=paused)
         holding.spread = random()
@@ -63,10 +74,10 @@ class Crew:
             # No process or descriptor is left: what runs goes on, this one is tried again.
             holding.slot.state = WorkerState.GONE
             holding.start_at = time.monotonic() + FORK_RETRY_SECONDS
-            return
+            return False
         holding.started_as(child, time.monotonic())
         holding.slot.add("restarts")
-        logs.event("worker.started", unit=holding.unit, child=child.pid, epoch=holding.epoch)
+        return True
 
     def _orders(self, holding: Holding) -> Orders:
         return Orders(

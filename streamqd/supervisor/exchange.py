@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import random
+from typing import Any
 
-from streamqd import logs, startup
+from streamqd import logs, registration, startup
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, RedisUnavailable, StreamqdError
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.policy import beats
 from streamqd.policy.rebalance import View
@@ -29,6 +30,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.fleetview import FleetView
 from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.looks import Looks
 from streamqd.supervisor.names import Names
 from streamqd.supervisor.pauses import Pauses
 from streamqd.supervisor.wakes import Wakes
@@ -39,6 +41,7 @@ from streamqd.version import __version__
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 BACKOFF_SECONDS = (0.1, 2.0)
+TOGETHER = 0.2  # of an interval: how much earlier than it must a lease may be renewed
 
 _ALL = "*"  # for the nodes of which none answered
 
@@ -66,6 +69,7 @@ class Exchange:
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = Wakes(redis(name="streamqd:wake", key=channel), channel)
         self.view = FleetView()
+        self._looks = Looks(self.keys)
         self.leaving = False
         self.suspects_empty = False  # a fence was gone: the topics may be gone too
         self.beat_at = 0.0
@@ -76,6 +80,7 @@ class Exchange:
         longest = min(BACKOFF_SECONDS[1], self.interval / 4)
         self._silent = Pauses(BACKOFF_SECONDS[0], longest, random)
         self._retry_at = 0.0
+        self._jitter = 0.0  # drawn for each exchange, so that what is said together stays together
         self._notices: list[tuple[str, ...]] = []
         self._dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
         self._started = time.time()
@@ -104,8 +109,10 @@ class Exchange:
     def _say(self, now: float, holdings: Mapping[Unit, Holding], offers: Sequence[Unit]) -> None:
         calls: list[tuple[Call, Answer]] = []
         sent_ns = now_ns()
+        self._jitter = random()
+        due = self._due(now, holdings)
         for holding in holdings.values():
-            self._wishes(holding, now, sent_ns, calls)
+            self._wishes(holding, due, sent_ns, calls)
         calls = [each for each in calls if not self._rests(each[0].key, now)]
         if now >= self.beat_at:
             beat = self._beat_call(now, holdings, offers)
@@ -127,6 +134,15 @@ class Exchange:
                 self.wakes.listen(now, self.patience)
         except RedisUnavailable as error:
             self._failed(error)
+
+    def _due(self, now: float, holdings: Mapping[Unit, Holding]) -> float:
+        """Until when renewals are due: those that would come soon come along with the first.
+
+        They also come along with a beat. Else each lease would have an exchange of its own.
+        """
+        renewals = (each.renew_at for each in holdings.values() if each.phase is Phase.HELD)
+        first = min(renewals, default=self.beat_at)
+        return now + self.interval * TOGETHER if min(first, self.beat_at) <= now else now
 
     def _ask(self, calls: list[tuple[Call, Answer]]) -> None:
         """Run the calls in one exchange and hand out the answers.
@@ -167,7 +183,7 @@ class Exchange:
         return bool(self._silent) and self._silent.rests(self.link.node_of(key), now)
 
     def _wishes(
-        self, holding: Holding, now: float, sent_ns: int, calls: list[tuple[Call, Answer]]
+        self, holding: Holding, due: float, sent_ns: int, calls: list[tuple[Call, Answer]]
     ) -> None:
         call = holding.intent(self.keys, self.ttl, self.me)
         if call is not None:
@@ -178,7 +194,7 @@ class Exchange:
         if not holding.groups_ready:
             call = messages.ensure_group(self.keys, holding.unit, "0")
             calls.append((call, partial(self._on_group, holding)))
-        if now >= holding.renew_at:
+        if due >= holding.renew_at:
             call = leases.renew(self.keys, holding.unit, holding.token, self.ttl)
             calls.append((call, partial(self._on_renew, holding, sent_ns)))
 
@@ -229,6 +245,7 @@ class Exchange:
         if isinstance(reply, RedisRefused):
             self._refused(holding, "group", reply)
             return
+        registration.tell_restored(holding.unit, reply)
         holding.groups_ready = True
 
     def _on_renew(self, holding: Holding, sent_ns: int, reply: Reply | RedisRefused) -> None:
@@ -256,7 +273,7 @@ class Exchange:
     def _trust(self, holding: Holding, sent_ns: int, now: float) -> None:
         # The lease runs from the moment the server got the call, which is after we sent it.
         holding.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
-        holding.renew_at = beats.next_beat(now, self.interval, random())
+        holding.renew_at = beats.next_beat(now, self.interval, self._jitter)
 
     # --- the fleet ---
 
@@ -284,6 +301,7 @@ class Exchange:
             "broken": sorted(unit for unit in offers if holdings[unit].broken_until > now),
             "owned": sum(each.phase is not Phase.FREE for each in holdings.values()),
             "leaving": self.leaving,
+            "ttl": self.ttl,
             "version": __version__,
             "started": round(self._started, 3),
             **self.obeyed,
@@ -293,7 +311,7 @@ class Exchange:
 
     def _on_beat(self, reply: Reply | RedisRefused) -> None:
         now = self._beaten_at = time.monotonic()
-        self.beat_at = beats.next_beat(now, self.interval, random())
+        self.beat_at = beats.next_beat(now, self.interval, self._jitter)
         if isinstance(reply, RedisRefused):
             logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
             return
@@ -324,35 +342,33 @@ class Exchange:
         """Look at every unit that is not ours: who has it, with which epoch."""
         free = [unit for unit in offers if holdings[unit].phase is Phase.FREE]
         units = [unit for unit in free if not self._rests(self.keys.fence(*unit), now)]
-        commands = [command for unit in units for command in leases.view(self.keys, unit)]
+        views: dict[Unit, View] = {}
+        tokens: dict[Unit, str] = {}
+        for unit, found in self._looks.take(units, self.view.live, self._ask_of).items():
+            # We hold the lock that every process of a predecessor on this host would hold too.
+            ghost = bool(found.token) and found.owner == self.me
+            tokens[unit] = found.token if found.owner else ""
+            views[unit] = View(
+                found.epoch,
+                found.owner if found.token and not ghost else "",
+                found.ttl is not None and not ghost,
+                found.ttl or 0.0,
+            )
+        self.view.views, self.view.tokens = views, tokens
+        self.view.fresh = True
+        self.views_due = False
+
+    def _ask_of(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
+        """Run equally many commands for each unit; nodes that do not answer rest from now on."""
         try:
-            replies = self.link.pipeline_each(commands)
+            return self.link.pipeline_each(commands)
         except RedisUnavailable as error:
             nodes = {self.link.node_of(self.keys.fence(*unit)) for unit in units}
             if "" in nodes:
                 raise
             for node in nodes:
                 self._leave_alone(node, error)
-            replies = [error] * len(commands)
-        views: dict[Unit, View] = {}
-        tokens: dict[Unit, str] = {}
-        for number, unit in enumerate(units):
-            hashed, pttl = replies[2 * number : 2 * number + 2]
-            if isinstance(hashed, StreamqdError) or isinstance(pttl, StreamqdError):
-                continue
-            found = leases.LeaseView.parse(hashed, pttl)
-            # We hold the lock that every process of a predecessor on this host would hold too.
-            ghost = bool(found.token) and found.owner == self.me
-            if ghost:
-                tokens[unit] = found.token
-            views[unit] = View(
-                found.epoch,
-                found.owner if found.token and not ghost else "",
-                found.ttl is not None and not ghost,
-            )
-        self.view.views, self.view.tokens = views, tokens
-        self.view.fresh = True
-        self.views_due = False
+            return [error] * len(commands)
 
     # --- wake-ups ---
 

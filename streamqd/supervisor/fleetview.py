@@ -17,7 +17,8 @@ class FleetView:
     server_unix_ms: int = 0
     twin: bool = False
     views: dict[Unit, View] = field(default_factory=dict)
-    tokens: dict[Unit, str] = field(default_factory=dict)
+    tokens: dict[Unit, str] = field(default_factory=dict)  # of the fences, '' for none
     fresh: bool = False  # the views belong to the last beat and have not been acted on
+    live: frozenset[str] = frozenset()  # ids of members that are certain to live
     silent: list[str] = field(default_factory=list)  # members that may be forgotten
     control: Control | None = None  # what operators want; a new one when it has changed

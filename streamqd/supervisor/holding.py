@@ -72,6 +72,7 @@ class Holding:
     since: float = 0.0  # monotonic, when this instance got it
     renew_at: float = 0.0
     child: Child | None = None
+    works_by: Consumer | None = None  # what the child was started with: a reload leaves it that
     standby: Child | None = None  # boots, or has booted, to follow on the child
     stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
     kill: Kill | None = None
@@ -298,7 +299,7 @@ class Holding:
     def started_as(self, child: Child, now: float) -> None:
         """Take note of the process that was forked for the unit."""
         self.pace = self.pace_of(now)
-        self.child = child
+        self.child, self.works_by = child, self.consumer
         self.started = now
         self.ready_at = self.quiet_at = 0.0
         self.stop_reason = ""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import signal
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from streamqd import logs
 from streamqd.process import Child
@@ -143,7 +143,8 @@ class Limits:
     def _time(
         self, holding: Holding, child: Child, running: list[RunningEntry], now: float
     ) -> float:
-        soft, hard = holding.consumer.timeout, holding.consumer.hard_timeout
+        consumer = holding.works_by or holding.consumer
+        soft, hard = consumer.timeout, consumer.hard_timeout
         if not soft and not hard:
             return now + MEASURE_SECONDS
         if not running:
@@ -193,6 +194,10 @@ class Limits:
 def _rss(pid: int) -> int:
     try:
         # psutil looks first whether it is still the same process, at ten times the cost; ours is.
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * mmap.PAGESIZE
+        descriptor = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return int(os.read(descriptor, 256).split()[1]) * mmap.PAGESIZE
+        finally:
+            os.close(descriptor)
     except (OSError, IndexError):
         return 0

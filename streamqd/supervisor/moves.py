@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from streamqd import logs
 from streamqd.config.schema import Daemon
 from streamqd.policy.rebalance import MORE_SECONDS, Liveness, Rebalancer, Seen
+from streamqd.policy.stranded import Stranded
 from streamqd.supervisor.holding import Holding, Phase
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Moves:
         self._supervisor = supervisor
         daemon, interval = supervisor.settings.daemon, supervisor.exchange.interval
         self._liveness = Liveness(daemon.instance, daemon.lease_ttl, interval)
+        self._stranded = Stranded(interval)
         self.rebalancer = Rebalancer(
             daemon.instance,
             daemon.rebalance_delay,
@@ -50,10 +52,12 @@ class Moves:
         self.looked = True
         self.live = self._liveness.observe(now, view.server_unix_ms, view.seen)
         view.silent = self._liveness.forgettable
+        view.live = frozenset(one.member.id for one in self.live)
         mine = {u: h.since for u, h in holdings.items() if h.phase is not Phase.FREE}
         moving = sum(1 for unit in mine if holdings[unit].stop_reason == "shed")
+        expired = self._stranded.observe(now, view.views, view.seen, self.live)
         views = {
-            unit: seen
+            unit: seen._replace(leased=False) if unit in expired else seen
             for unit, seen in view.views.items()
             if holdings[unit].phase is Phase.FREE
             and holdings[unit].child is None
@@ -75,7 +79,9 @@ class Moves:
         if decision.more:
             supervisor.exchange.beat_at = min(supervisor.exchange.beat_at, now + MORE_SECONDS)
         for unit in decision.acquire:
-            holdings[unit].take(views[unit].epoch, view.tokens.get(unit, ""))
+            # Whose owner is not seen is ours, or was: its processes are proven dead.
+            dead = unit in expired or not views[unit].owner
+            holdings[unit].take(views[unit].epoch, view.tokens.get(unit, "") if dead else "")
         for unit in [*decision.shed, *(supervisor.unwanted & mine.keys())]:
             self._shed(holdings[unit])
 

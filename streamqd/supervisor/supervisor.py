@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from random import random
 
-from streamqd import logs, process, startup
+from streamqd import inheritance, logs, process, startup
 from streamqd.config import Consumer, Settings
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StreamqdError
@@ -33,7 +33,7 @@ from streamqd.supervisor.steering import Steering
 from streamqd.supervisor.succession import Succession
 from streamqd.supervisor.watcher import Watched, Watcher
 
-TICK_SECONDS = 0.25
+TICK_SECONDS = 0.5
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
@@ -92,7 +92,7 @@ class Supervisor:
         """Loop until there is an exit code, then leave the fleet."""
         try:
             process.become_subreaper()
-            process.freeze()
+            inheritance.freeze()
             logs.event(
                 "start",
                 instance=self.settings.daemon.instance,
@@ -309,6 +309,7 @@ class Supervisor:
                 self.crew.stop(holding, "lost")
         if self.drain.begun:
             return
+        fresh: list[tuple[Holding, bool]] = []
         for unit, holding in self.holdings.items():
             if holding.startable and now >= holding.start_at and unit not in self.unwanted:
                 if holding.broken_until:
@@ -316,9 +317,10 @@ class Supervisor:
                     logs.event("worker.tried_again", unit=unit)
                 paused = self._is_paused(holding)
                 if holding.standby is None:
-                    self.crew.start_worker(holding, paused=paused)
+                    fresh.append((holding, paused))
                 elif holding.standby_is_warm:
                     self.crew.hand_over(holding, paused=paused)
+        self.crew.start_workers(fresh)
 
     def _known_pids(self) -> set[int]:
         known = {holding.child.pid for holding in self.holdings.values() if holding.child}

@@ -21,7 +21,7 @@ from streamqd.scoreboard import (
     now_ns,
 )
 from streamqd.worker.gate import ExitCode, Gate, Stop
-from streamqd.worker.runs import ACK_DELAY_NS, Runner
+from streamqd.worker.runs import Runner
 from streamqd.worker.settler import Settler
 from streamqd.worker.throttle import Throttle
 
@@ -75,10 +75,8 @@ class BatchRunner(Runner):
         if not batch:
             return
         now = now_ns()
-        since = self.settler.since_ns
-        if self.settler.items or (since and now - since > ACK_DELAY_NS):
-            self.settler.flush()
-            now = now_ns()
+        if self.settler.items or self.settler.since_ns:
+            now = self._settle_first(now)
         if now > self.slot.words[WORD_TRUSTED_UNTIL]:
             # Looked at last: what comes before may take as long as Redis lets it.
             now = self.gate.await_trust()
@@ -87,7 +85,7 @@ class BatchRunner(Runner):
         errors = self._run(batch, now)
         self._note(batch, errors)
         if self.guards is not None:
-            self.guards.heed()
+            self.guards.heed(more=self.slot.unfinished > 0)
         limit = self.consumer.max_messages
         if limit and self.handled >= limit:
             raise Stop(ExitCode.RECYCLE)

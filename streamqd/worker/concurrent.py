@@ -63,7 +63,8 @@ class ConcurrentWorker(Worker):
         lanes: Lanes
         if form.asynchronous:
             assert hooks.loop is not None
-            lanes = TaskLanes(self.slot, function, hooks.loop)
+            limited = self.consumer.timeout is not None
+            lanes = TaskLanes(self.slot, function, hooks.loop, limited=limited)
         else:
             lanes = ThreadLanes(self.slot, function, self.consumer.lanes)
         runner.lanes = lanes
@@ -107,6 +108,7 @@ class ConcurrentWorker(Worker):
                 self.runner.settle_ghost(index, entry)
                 continue
             message = entry.message(self.delivery)
+            self.runner.may_expire |= message.expires_at is not None
             if self.runner.bury_crasher(index, message, entry):
                 continue
             alone = session or entry.crashes or entry.place in self.suspects
@@ -135,15 +137,15 @@ class ConcurrentWorker(Worker):
                 self._begin_anew()
                 continue
             fetched = None
-            if self.slot.reclaim_requested != self.slot.reclaim_done:
+            if self.takeover.wanted and self.takeover.has_turn(reading=self._hungry()):
                 if self._bell_ns:
                     raise Anew  # the bell keeps the connection for seconds
                 self._reclaim()
             elif self._bell_ns:
                 fetched = self._answer()
-            elif not self._hungry():
+            elif not (self._hungry() or self._overdue_may_ride()):
                 self._wait()
-            elif empty:
+            elif empty and not (self._overdue() or self.takeover.wanted):
                 self._ring()
             else:
                 fetched = self._round(doorbell=False)
@@ -160,13 +162,14 @@ class ConcurrentWorker(Worker):
         guards = self.runner.guards
         if guards is not None and guards.flooded:
             self._finish_running(whatever=True)
-            guards.heed()
+            guards.heed(more=False)
         self.runner.start_ready()
-        now, since = now_ns(), self.settler.since_ns
-        if since and now - since > ACK_DELAY_NS:
-            self.settler.flush()
-        elif self.settler.items and not since:
+        if self._overdue():
+            if not self._overdue_may_ride():
+                self.settler.flush()
+        elif self.settler.items and not self.settler.since_ns:
             self.settler.flush_verdicts()
+        now = now_ns()
         if now - self._published_ns > PUBLISH_NS:
             self._published_ns = now
             self.runner.publish()
@@ -226,12 +229,24 @@ class ConcurrentWorker(Worker):
     # --- reading ---
 
     def _hungry(self) -> bool:
-        """Whether more entries should come into hand: lanes will be free, and there is room."""
-        runner, consumer = self.runner, self.consumer
+        """Whether more entries should come into hand: lanes will want them, and there is room."""
+        return self.runner.wants(self.consumer.lanes) and not self._is_full()
+
+    def _overdue(self) -> bool:
+        """Whether something has waited for its settlement for long enough."""
+        since = self.settler.since_ns
+        return since > 0 and now_ns() - since > ACK_DELAY_NS
+
+    def _overdue_may_ride(self) -> bool:
+        """Whether all that is overdue are acknowledgements, and a read may take them along now.
+
+        What it brings nobody has asked for: it must not add to more than one read should bring.
+        """
         return (
-            runner.free_lanes > 0
-            and runner.ordering.ready <= consumer.lanes // 2
-            and not self._is_full()
+            self._overdue()
+            and self.settler.only_plain_acks
+            and not (self._bell_ns or self.runner.alone or self._is_full())
+            and self.runner.wants(max(self.appetite.count, self.consumer.lanes))
         )
 
     def _is_full(self) -> bool:
@@ -271,27 +286,40 @@ class ConcurrentWorker(Worker):
             self._idle()
             return
         self._idle_since = 0
-        runner, bytes_max = self.runner, self.runner.bytes_max
-        size = 0
-        for was_retried, entries in ((True, retried), (False, main)):
-            messages, _ = of_read(self.delivery, entries, was_retried)
-            prefix = b"r:" if was_retried else b"m:"
-            for message, (entry_id, fields) in zip(messages, entries, strict=True):
-                place = prefix + entry_id
-                index = runner.admit(place)
-                length = sum(map(len, fields))
-                size += length
-                if length <= bytes_max or not runner.bury_giant(index, message, was_retried, 0):
-                    runner.add(Entry(index, place, message, was_retried, 0, length))
+        size = self._add_read(retried, True) + self._add_read(main, False)
         self.last_retry = retried[-1][0] if retried else self.last_retry
         self.last_main = main[-1][0] if main else self.last_main
         total = len(retried) + len(main)
         self.slot.add("fetched", total)
         self.slot.add("bytes", size)
         spent = int(self.runner.run_ns * total / self.consumer.lanes)
-        self.appetite.fed(total, size, spent, self.fetcher.received)
+        self.appetite.fed(total, size, spent, fetched.received)
         if self.runner.clock_is_old(now_ns()):
             self.runner.read_clock(self.link)
+
+    def _add_read(self, entries: list[Any], retried: bool) -> int:
+        """Take the entries that were read of one stream into hand. Returns their size in bytes."""
+        if not entries:
+            return 0
+        runner, bytes_max, prefix = self.runner, self.runner.bytes_max, b"r:" if retried else b"m:"
+        messages, may_expire = of_read(self.delivery, entries, retried)
+        runner.may_expire |= may_expire
+        sizes = [sum(map(len, fields)) for _, fields in entries]
+        found = list(zip(messages, sizes, strict=True))
+        # A giant is buried at once, which may fail: what is behind it must not be in hand then.
+        step = 1 if max(sizes) > bytes_max else len(found)
+        for start in range(0, len(found), step):
+            part = found[start : start + step]
+            places = [prefix + message.id_bytes for message, _ in part]
+            indexes = runner.admit_all(places)
+            runner.add_all(
+                [
+                    Entry(index, place, message, retried, 0, size)
+                    for index, place, (message, size) in zip(indexes, places, part, strict=True)
+                    if size <= bytes_max or not runner.bury_giant(index, message, retried, 0)
+                ]
+            )
+        return sum(sizes)
 
     def _idle(self) -> None:
         now = now_ns()

@@ -96,13 +96,14 @@ class Gate:
 
         Raises RedisUnavailable when neither happens in time.
         """
+        control = self.control.fileno()
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
-        poller.register(self.control.fileno(), select.POLLIN)
+        poller.register(control, select.POLLIN)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            ready = {found for found, _ in poller.poll(left * 1000)}
-            if self.control.fileno() in ready:
+            ready = [found for found, _ in poller.poll(left * 1000)]
+            if control in ready:
                 self._read()
                 reclaim = self.slot.reclaim_requested != self.slot.reclaim_done
                 if self.slot.words[WORD_COMMAND] or reclaim:

@@ -57,6 +57,7 @@ class Guards:
         (self._settled_before,) = self._waits.kept(SETTLED)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe began
+        self._probe_of = 0  # openings of the circuit by then
         self.flooded = False
         self._hear()
         self._unsaid = self.probing
@@ -145,6 +146,8 @@ class Guards:
         circuit, outage = self._circuit, self._outage
         before = circuit.state
         succeeded = before is State.HALF_OPEN and self._successes > self._probe_from
+        # Else others have closed it for this probe, and it has opened again meanwhile.
+        succeeded = succeeded and outage.openings == self._probe_of
         if (succeeded or outage.proved) and outage.close():
             logs.event("circuit.closed", unit=self._unit)
         circuit.heard(is_open=outage.is_open, opened=outage.opened)
@@ -200,13 +203,19 @@ class Guards:
         self._probe()
         return 1
 
-    def heed(self) -> None:
-        """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced."""
+    def heed(self, *, more: bool = True) -> None:
+        """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced.
+
+        Without `more` in hand nothing could, and a turn would be for nothing: others may want it.
+        """
         if self.flooded:
             self._stand_still()
         if not (self.probing or self._told):
             return
         self.hear()
+        if not more:
+            self._left()
+            return
         while left := self._left():
             self._settler.flush()
             self._gate.sleep(left, self._runner.slot.unfinished)
@@ -224,7 +233,7 @@ class Guards:
         """Let the next run be a probe."""
         self._outage.probe(again=self._circuit.state is State.HALF_OPEN)
         self._circuit.probe()
-        self._probe_from = self._successes
+        self._probe_from, self._probe_of = self._successes, self._outage.openings
         self._waits.begin(Wait.PROBING)
 
     def _stand_still(self) -> None:

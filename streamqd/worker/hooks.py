@@ -57,17 +57,24 @@ class Hooks:
         if error is None:
             return
         raise HandlerLoadError(
-            f"on_start of {self._reference} failed: {type(error).__name__}: "
-            f"{handlers.text_of(error)}"
+            f"on_start of {self._reference} failed: {self._told(error)}"
         ) from error
 
     def stop(self) -> None:
         """Run `on_stop`, and end the event loop. Never raises."""
         error = self._run(self.loaded.on_stop)
-        if error is not None:
+        if error is not None and self.loaded.redact is None:
             logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, exc=error)
+        elif error is not None:
+            # A traceback names what else was going on, all of it in texts that nobody has passed.
+            told = self._told(error)
+            logs.event("worker.hook_failed", logging.ERROR, unit=self._unit, error=told)
         if self.loop is not None:
             self.loop.close()
+
+    def _told(self, error: BaseException) -> str:
+        text = handlers.passed(handlers.text_of(error), self.loaded.redact)
+        return f"{type(error).__name__}: {text}"
 
     def _run(self, hook: Callable[..., object] | None, *given: Any) -> BaseException | None:
         if hook is None:

@@ -10,16 +10,18 @@ import contextlib
 import ctypes
 import os
 import threading
+from asyncio import CancelledError, Task
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
+from time import CLOCK_BOOTTIME, clock_gettime_ns
+from typing import Any
 
 from streamqd import handlers, logs
 from streamqd.message import Message
-from streamqd.scoreboard import DONE, Slot, now_ns
-from streamqd.worker.eventloop import EventLoop, Run
+from streamqd.scoreboard import DONE, Slot
+from streamqd.worker.eventloop import EventLoop, Run, maker_of_tasks
 from streamqd.worker.runs import state_after
 
 CLOSE_SECONDS = 1.0
@@ -27,12 +29,21 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 
 
 class Entry:
-    """One message in hand, from its fetch to the end of its run."""
+    """One message in hand, from its fetch to the end of its run.
+
+    `lane`, `sequence` and `started_ns` are there once it runs; `end`, what the handler has returned
+    or raised, and `ended_ns` once it has run.
+    """
 
     __slots__ = (
-        *("charged", "crashes", "index", "interrupted", "key", "lane", "message", "place"),
-        *("retried", "run", "sequence", "size", "started_ns"),
+        *("charged", "crashes", "end", "ended_ns", "index", "interrupted", "key", "lane"),
+        *("message", "place", "retried", "run", "sequence", "size", "started_ns"),
     )
+    lane: int
+    sequence: int
+    started_ns: int
+    end: object
+    ended_ns: int
 
     def __init__(
         self, index: int, place: bytes, message: Message, retried: bool, crashes: int, size: int
@@ -45,19 +56,8 @@ class Entry:
         self.charged = crashes > 0 or message.failures_in_place > 0  # it has counters in Redis
         self.size = size
         self.key = message.key
-        self.lane = 0
-        self.sequence = 0
-        self.started_ns = 0
         self.interrupted = False
-        self.run: Run | None = None  # where it runs as a coroutine
-
-
-class Ended(NamedTuple):
-    """A run that is over: what the handler returned or raised."""
-
-    entry: Entry
-    end: object
-    at_ns: int
+        self.run: Run | Task[None] | None = None  # what it runs in, as a coroutine
 
 
 class Lanes:
@@ -65,7 +65,7 @@ class Lanes:
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._ended: deque[Ended] = deque()
+        self._ended: deque[Entry] = deque()
         self._rung = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -77,8 +77,8 @@ class Lanes:
         """Raise an exception in a handler that runs. Called by a signal handler."""
         raise NotImplementedError
 
-    def ended(self) -> list[Ended]:
-        """Return the runs that have ended since the last call."""
+    def ended(self) -> list[Entry]:
+        """Return the entries whose runs have ended since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
         self._rung = False  # before the look, so that what comes after it rings again
@@ -93,8 +93,10 @@ class Lanes:
 
     def _over(self, entry: Entry, end: object) -> None:
         self._slot.states[entry.index] = DONE if end is None else state_after(end)
+        entry.end = end
+        entry.ended_ns = clock_gettime_ns(CLOCK_BOOTTIME)
         entry.run = None  # it knows the entry: a circle, which only the collector would break
-        self._ended.append(Ended(entry, end, now_ns()))
+        self._ended.append(entry)
         if not self._rung:
             # Whoever has rung before is not answered yet: this run is found together with that one.
             self._rung = True
@@ -105,27 +107,63 @@ class Lanes:
 
 
 class TaskLanes(Lanes):
-    """Coroutines on the worker's event loop."""
+    """Coroutines on the worker's event loop, each in a task of its own."""
 
-    def __init__(self, slot: Slot, function: Callable[..., object], loop: EventLoop) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        function: Callable[..., Any],
+        loop: EventLoop,
+        *,
+        limited: bool,
+    ) -> None:
+        """`limited`: a run may be interrupted."""
         super().__init__(slot)
         self._function = function
         self._loop = loop
+        self._limited = limited
+        self._name = getattr(function, "__name__", "handler")  # of its tasks
 
     def start(self, entries: list[Entry]) -> None:
         """Begin to handle entries."""
-        function, over = self._function, self._over
+        if not self._limited:
+            self._loop.call(self._begin, entries)
+            return
         runs = []
         for entry in entries:
-            message = entry.message
-            run = entry.run = Run(partial(function, message), message, partial(over, entry))
+            work, over = partial(self._function, entry.message), partial(self._over, entry)
+            run = entry.run = Run(work, entry.message, over)
             runs.append(run)
         self._loop.begin(runs)
+
+    def _begin(self, entries: list[Entry]) -> None:
+        make = maker_of_tasks(self._name)
+        for entry in entries:
+            task = make(self._handle(entry))
+            if not task.done():
+                entry.run = task  # the loop itself does not keep it
+        self._loop.soon(partial(self._see_to_cancelled, entries))
+
+    def _see_to_cancelled(self, entries: list[Entry]) -> None:
+        """After the first steps: a task that somebody cancelled before has not run at all."""
+        for entry in entries:
+            if isinstance(entry.run, Task) and entry.run.done():
+                self._over(entry, CancelledError("cancelled before it began"))
+
+    async def _handle(self, entry: Entry) -> None:
+        message = entry.message
+        logs.running.set(message)
+        try:
+            end = await self._function(message)
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+            self._over(entry, raised)
+        else:
+            self._over(entry, end)
 
     def interrupt(self, entry: Entry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a coroutine, where it waits."""
         run = entry.run
-        if run is not None:
+        if isinstance(run, Run):
             self._loop.interrupt(run, limit)
 
     def _ring(self) -> None:

@@ -23,9 +23,14 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
     if REPLAY_COUNT in message.fields:
         # At its next place it would be believed, whoever wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
-    if FORGIVEN_AT in message.fields or message.forgiven_at:
+    if _forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
     return fields
+
+
+def _forgiven(message: Message) -> bool:
+    """Whether the message has been told when it was forgiven, now or on its way here."""
+    return FORGIVEN_AT in message.fields or bool(vars(message).get("forgiven_at"))
 
 
 def letter(
@@ -41,23 +46,22 @@ def letter(
 ) -> dict[bytes, bytes]:
     """Return the context of a dead letter. `failedAt` is added by the script, by its clock."""
     topic, partition = message.origin
-    texts = {
-        "originalTopic": topic,
-        "originalPartition": str(partition),
-        "timestamp": str(int(message.timestamp * 1000)),
-        "group": delivery.unit.group,
-        "instance": delivery.instance,
-        "handler": handler,
-        "attempts": str(attempts),
-        "crashes": str(crashes),
-        "reason": reason,
-        "errorClass": failure.error_class,
-        "errorMessage": failure.message,
-        "traceback": failure.traceback,
-        "fingerprint": fingerprint,
+    fields = {
+        b"originalTopic": topic.encode(),
+        b"originalPartition": str(partition).encode(),
+        b"timestamp": str(int(message.timestamp * 1000)).encode(),
+        b"group": delivery.unit.group.encode(),
+        b"instance": delivery.instance.encode("utf-8", "replace"),
+        b"handler": handler.encode("utf-8", "replace"),
+        b"attempts": str(attempts).encode(),
+        b"crashes": str(crashes).encode(),
+        b"reason": reason.encode("utf-8", "replace"),
+        b"errorClass": failure.error_class.encode("utf-8", "replace"),
+        b"errorMessage": failure.message.encode("utf-8", "replace"),
+        b"traceback": failure.traceback.encode("utf-8", "replace"),
+        b"fingerprint": fingerprint.encode(),
     }
-    fields = {name.encode(): text.encode("utf-8", "replace") for name, text in texts.items()}
-    if FORGIVEN_AT in message.fields or message.forgiven_at:
+    if _forgiven(message):
         fields[FORGIVEN_AT] = b"0"  # a replay begins anew
     return fields
 

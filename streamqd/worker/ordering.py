@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -26,20 +27,32 @@ class Ordering(Generic[Entry]):
     def __init__(self, *, by_key: bool) -> None:
         self._by_key = by_key
         self._ready: deque[Entry] = deque()
-        self._behind: dict[bytes, deque[Entry]] = {}  # of each key that is ready or given out
+        # What waits behind each key that is ready or given out. Mostly nothing does.
+        self._behind: dict[bytes, deque[Entry] | None] = {}
         self.waiting = 0
 
     def add(self, entry: Entry) -> None:
         """Put an entry behind those that are there."""
-        self.waiting += 1
-        key = entry.key if self._by_key else None
-        if key is None:
-            self._ready.append(entry)
-        elif key in self._behind:
-            self._behind[key].append(entry)
-        else:
-            self._behind[key] = deque()
-            self._ready.append(entry)
+        self.add_all([entry])
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Put entries behind those that are there, in their order."""
+        ready, behind = self._ready, self._behind
+        before, later = len(ready), 0
+        for entry in entries:
+            key = entry.key if self._by_key else None
+            if key is None:
+                ready.append(entry)
+            elif key not in behind:
+                behind[key] = None
+                ready.append(entry)
+            else:
+                later += 1
+                if (line := behind[key]) is None:
+                    behind[key] = deque([entry])
+                else:
+                    line.append(entry)
+        self.waiting += len(ready) - before + later
 
     def knows(self, key: bytes) -> bool:
         """Whether an entry of a key waits, or was given out and has not ended."""
@@ -57,24 +70,35 @@ class Ordering(Generic[Entry]):
         self.waiting -= 1
         return self._ready.popleft()
 
+    def take(self, count: int) -> list[Entry]:
+        """Give out the oldest entries that may begin, at most so many."""
+        ready = self._ready
+        taken = [ready.popleft() for _ in range(min(count, len(ready)))]
+        self.waiting -= len(taken)
+        return taken
+
     def ended(self, entry: Entry) -> None:
         """The run of an entry that was given out is over, however it ended."""
-        key = entry.key if self._by_key else None
-        if key is None:
+        self.all_ended([entry])
+
+    def all_ended(self, entries: Iterable[Entry]) -> None:
+        """The runs of entries that were given out are over, however they ended."""
+        if not self._by_key:
             return
-        behind = self._behind[key]
-        if behind:
-            self._ready.append(behind.popleft())
-        else:
-            del self._behind[key]
+        ready, behind = self._ready, self._behind
+        for entry in entries:
+            key = entry.key
+            if key is not None and (line := behind.pop(key)):
+                ready.append(line.popleft())
+                behind[key] = line or None
 
     def surrender(self, entry: Entry) -> list[Entry]:
         """Forget and return those that wait behind an entry that was given out."""
         key = entry.key if self._by_key else None
         if key is None:
             return []
-        behind = list(self._behind[key])
-        self._behind[key].clear()
+        behind = list(self._behind[key] or ())
+        self._behind[key] = None
         self.waiting -= len(behind)
         return behind
 
@@ -84,10 +108,10 @@ class Ordering(Generic[Entry]):
         for entry in self._ready:
             key = entry.key if self._by_key else None
             if key is not None:
-                dropped += self._behind.pop(key)
-        for behind in self._behind.values():
-            dropped += behind
-            behind.clear()
+                dropped += self._behind.pop(key) or ()
+        for key, behind in self._behind.items():
+            dropped += behind or ()
+            self._behind[key] = None
         self._ready.clear()
         self.waiting = 0
         return dropped

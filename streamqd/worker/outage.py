@@ -1,16 +1,17 @@
 """What the workers of one group in this instance know together: that a dependency is down.
 
 Each partition has a worker of its own, but they all need the same database. So the circuit is the
-group's, in two words of the slot of its first partition here: when it was last open, and whose turn
-to try it was last, which is nobody's while it is closed. Every worker of the group may write them,
-without a lock: the loser of a race costs one message more that is tried. A worker that ends leaves
-nothing behind that another would have to wait for, because turns pass by time alone.
+group's, in words of the slot of its first partition here: when it was last open, how often it has
+opened, and whose turn to try it was last, which is nobody's while it is closed. Every worker of the
+group may write them, without a lock: the loser of a race costs one message more that is tried. A
+worker that ends leaves nothing behind that another would have to wait for, because turns pass by
+time alone.
 """
 
 from __future__ import annotations
 
 from streamqd.scoreboard import WORD_RUN_SEQ, Slot, now_ns
-from streamqd.waits import CIRCUIT, OUTAGE_NS, OUTAGE_TURN, PROBE, Waits
+from streamqd.waits import CIRCUIT, OUTAGE_NS, OUTAGE_OPENINGS, OUTAGE_TURN, PROBE, Waits
 
 TURN_SECONDS = 0.05  # between two turns, if there is time enough for all of them
 
@@ -41,6 +42,11 @@ class Outage:
         """When the circuit was last known to be open, 0 for never."""
         return self._words[OUTAGE_NS] / 1e9
 
+    @property
+    def openings(self) -> int:
+        """How often the circuit has opened: a probe tells nothing of an outage after its own."""
+        return self._words[OUTAGE_OPENINGS]
+
     def failures(self, now: float, window: float) -> int:
         """How many failures of the other workers count: within the window, since it was open.
 
@@ -60,6 +66,7 @@ class Outage:
         self._words[OUTAGE_NS] = now_ns()
         if self.is_open:
             return False
+        self._words[OUTAGE_OPENINGS] += 1
         self._words[OUTAGE_TURN] = self._slot.index + 1
         return True
 

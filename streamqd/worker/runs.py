@@ -29,9 +29,10 @@ from streamqd.worker.settler import Settler
 from streamqd.worker.throttle import Throttle
 from streamqd.worker.verdicts import Verdicts
 
-ACK_DELAY_NS = 20_000_000  # longest that a finished entry waits while others run
+ACK_DELAY_NS = 20_000_000  # no run begins while the end of another is older and not settled
+ACK_SHARE = 20  # an end waits for nothing when settling takes less than such a part of its run
 RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
-QUICK_RUN_NS = 2_000_000  # after a run shorter than this a failure may wait for the next one
+QUICK_RUN_NS = 2_000_000  # after a run shorter than this its end may wait for the next one
 
 
 class Runner(Verdicts):
@@ -48,6 +49,7 @@ class Runner(Verdicts):
         self.handled = 0
         self._in_handler = False
         self._last_run_ns = 0
+        self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last
         self._times = [0] * 64  # runs since `publish`, by the bits of their microseconds
         self._times_ns = 0  # and all of them together
 
@@ -67,6 +69,7 @@ class Runner(Verdicts):
 
         They are at `first` of the batch and after it. Obeys the supervisor before each.
         """
+        self.settler.read = self.slot.generation
         messages, may_expire = of_read(self.delivery, entries, retried)
         words, giants = self.slot.words, received > self.bytes_max  # giants: there may be some
         if type(self).handle is Runner.handle and not giants and not may_expire:
@@ -93,12 +96,14 @@ class Runner(Verdicts):
         slot, settler, function, current = self.slot, self.settler, self.function, logs.current
         words, states, lanes, times = slot.words, slot.states, slot.lanes, self._times
         limit, throttled = self.consumer.max_messages, self.throttle is not None
-        sequence = words[WORD_RUN_SEQ]
+        sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
         for index, message in enumerate(messages, first):
             if words[WORD_COMMAND] and index > first:
                 self.gate.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
-            if settler.since_ns and (now - settler.since_ns > ACK_DELAY_NS or settler.items):
+            if settler.since_ns and (
+                elapsed > QUICK_RUN_NS or now - settler.since_ns > ACK_DELAY_NS
+            ):
                 now = self._settle_first(now)
             if throttled or now > words[WORD_TRUSTED_UNTIL]:
                 now = self._await_turn(now)
@@ -127,16 +132,18 @@ class Runner(Verdicts):
             else:
                 self._failed(index, message, retried, crashes + message.crash_count, error)
                 if self.guards is not None:
-                    self.guards.heed()
+                    self.guards.heed(more=slot.unfinished > 0)
             if self.handled == limit:
                 raise Stop(ExitCode.RECYCLE)
 
     def _settle_first(self, now: int) -> int:
-        """Settle what has waited for long enough, or longer than another run may take."""
-        overdue = now - self.settler.since_ns > ACK_DELAY_NS
-        if overdue or self._last_run_ns > QUICK_RUN_NS:
+        """Settle what has failed, and what is due, before the next run: that may take hours."""
+        waited = now - self.settler.since_ns
+        if self.settler.items or is_due(self._last_run_ns, waited, self._settling_ns):
             self.settler.flush()
-            return now_ns()
+            settled = now_ns()
+            self._settling_ns = settled - now
+            return settled
         return now
 
     def _await_turn(self, now: int) -> int:
@@ -192,6 +199,16 @@ class Runner(Verdicts):
         return handlers.SoftTimeout(
             f"the handler ran longer than its time limit of {self.consumer.timeout:g} s"
         )
+
+
+def is_due(ran: int, waited: int, settling: int) -> bool:
+    """Whether to settle before the next run, all in nanoseconds.
+
+    `ran` is how long the last run took, `waited` for how long the oldest end has, `settling` how
+    long it took to settle the last time: where Redis is far away, more runs are quick beside it.
+    """
+    worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
+    return ran > worth or waited > ACK_DELAY_NS
 
 
 def state_after(end: object) -> int:

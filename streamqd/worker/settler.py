@@ -19,6 +19,7 @@ from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, Slot, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Link
 from streamqd.store.fetch import CONSUMER
+from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
@@ -52,6 +53,7 @@ class Item(NamedTuple):
 
     `fields` are the changed fields, `body` all fields of the entry as they were read: needed only
     when the server cannot give them, because the entry has been trimmed away or is too wide.
+    `read` names the read that has brought it, 0 where it was listed, or taken one by one.
     """
 
     place: bytes
@@ -59,6 +61,7 @@ class Item(NamedTuple):
     delay: float | None  # seconds; None = dead
     fields: dict[bytes, bytes]
     body: list[bytes]
+    read: int = 0
 
     def size(self) -> int:
         """Return how many bytes go into its next place, about."""
@@ -90,6 +93,7 @@ class Settler:
         # they never ride on the next read.
         self._charged: list[tuple[bytes, int]] = []
         self.items: list[Item] = []
+        self.read = 0  # the read of what is in hand, as an `Item` has it
         self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
         # Failures in place of entries that stay in hand, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
@@ -132,13 +136,21 @@ class Settler:
         return bool(self._ack_indexes or self._charged)
 
     @property
+    def only_plain_acks(self) -> bool:
+        """Whether all that is owed may ride on the next read."""
+        return not (self._charged or self.items or self._notes)
+
+    @property
     def parked_places(self) -> list[bytes]:
         """Places of entries that stay in hand over a batch, because Redis refused to take them."""
         return [item.place for item in self.items]
 
     def renumber_parked(self, first: int) -> None:
         """The slot has a new batch, with the parked entries at its end, from index `first`."""
-        self.items = [item._replace(at=first + offset) for offset, item in enumerate(self.items)]
+        self.read = 0
+        self.items = [
+            item._replace(at=first + offset, read=0) for offset, item in enumerate(self.items)
+        ]
         for item in self.items:
             self.slot.states[item.at] = FAILED
 
@@ -152,7 +164,8 @@ class Settler:
         self.slot.add("acked", count)
         self._observe_ack(now, count)
         self._acks_settled()
-        self._restart_clock()
+        if not self._notes:
+            self._restart_clock()
 
     def flush(self) -> None:
         """Settle everything by scripts, acknowledgements first: they may be what frees memory.
@@ -251,13 +264,18 @@ class Settler:
     def _call(self, dead: bool, items: list[Item]) -> Call:
         if dead:
             return messages.dead(
-                self.keys, self.unit, self.token, [(item.place, item.fields) for item in items]
+                self.keys,
+                self.unit,
+                self.token,
+                [(item.place, item.fields) for item in items],
+                adjacent=_adjacent(items),
             )
         return messages.retry(
             self.keys,
             self.unit,
             self.token,
             [(item.place, item.delay or 0.0, item.fields) for item in items],
+            adjacent=_adjacent(items),
         )
 
     def _moved(self, reply: Reply, items: list[Item], *, dead: bool) -> list[Item]:
@@ -353,8 +371,16 @@ def _batches(items: list[Item]) -> list[_Batch]:
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
-        batches += [(dead, part) for part in messages.portions(alike, Item.size, BATCH_MAX)]
+        batches += [(dead, part) for part in portions(alike, Item.size, BATCH_MAX)]
     return batches
+
+
+def _adjacent(items: list[Item]) -> bool:
+    """Whether the items lie side by side in their streams: then they did in the read."""
+    first = items[0]
+    return first.read > 0 and all(
+        item.read == first.read and item.at == at for at, item in enumerate(items, first.at)
+    )
 
 
 def place_of(entry_id: bytes, *, retried: bool) -> bytes:

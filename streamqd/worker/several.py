@@ -15,6 +15,7 @@ from streamqd.scoreboard import (
     Slot,
     now_ns,
 )
+from streamqd.worker.appetite import WORK_IN_HAND_NS
 from streamqd.worker.gate import Gate
 from streamqd.worker.lanes import Entry, Lanes
 from streamqd.worker.ordering import Ordering
@@ -39,6 +40,7 @@ class SeveralRunner(Runner):
         self.bytes_in_hand = 0
         self.run_ns = 0.0  # moving mean
         self.alone = False  # nothing comes into hand beside what is there
+        self.may_expire = False  # whether a message that has come might have an end
         self._free = list(range(consumer.lanes))
         self._indexes: list[int] = []  # some that are free
         slot.open_table()
@@ -60,6 +62,15 @@ class SeveralRunner(Runner):
         """How many more entries of each stream may come into hand."""
         return self.consumer.prefetch_max - self.ordering.waiting
 
+    def wants(self, count: int) -> bool:
+        """Whether fewer than so many are ready to begin, and what is ready does not last for long.
+
+        Quick handlers find the next ones there when their lanes are free. What is slow lies in the
+        stream until a lane is free, where another worker may get it.
+        """
+        quick = self.run_ns < WORK_IN_HAND_NS
+        return (quick or self.free_lanes > 0) and self.ordering.ready < count
+
     def is_full(self) -> bool:
         """Whether nothing more may come into hand."""
         return self.ordering.waiting >= self.consumer.prefetch_max
@@ -71,17 +82,30 @@ class SeveralRunner(Runner):
 
     def admit(self, place: bytes) -> int:
         """Write an entry into the slot; return its index."""
-        if not self._indexes:
+        return self.admit_all([place])[0]
+
+    def admit_all(self, places: list[bytes]) -> list[int]:
+        """Write entries into the slot; return their indexes. There must be room for them."""
+        count = len(places)
+        if count > len(self._indexes):
             states = enumerate(bytes(self.slot.states))
             self._indexes = [index for index, state in states if state == SETTLED]
-        index = self._indexes.pop()
-        self.slot.put(index, place)
-        return index
+        indexes, self._indexes = self._indexes[:count], self._indexes[count:]
+        if places and indexes[-1] - indexes[0] < count:  # side by side: the usual case
+            self.slot.put(indexes[0], *places)
+        else:
+            for index, place in zip(indexes, places, strict=True):
+                self.slot.put(index, place)
+        return indexes
 
     def add(self, entry: Entry) -> None:
         """Let an entry wait for its turn."""
-        self.bytes_in_hand += entry.size
-        self.ordering.add(entry)
+        self.add_all([entry])
+
+    def add_all(self, entries: list[Entry]) -> None:
+        """Let entries wait for their turn."""
+        self.bytes_in_hand += sum([entry.size for entry in entries])
+        self.ordering.add_all(entries)
 
     def forget_waiting(self) -> None:
         """Drop what has not begun. It stays pending."""
@@ -93,32 +117,46 @@ class SeveralRunner(Runner):
 
     def start_ready(self) -> None:
         """Begin with as many entries as there are lanes for."""
-        if self.ordering.ready and now_ns() > self.slot.words[WORD_TRUSTED_UNTIL]:
+        ordering = self.ordering
+        if ordering.ready and now_ns() > self.slot.words[WORD_TRUSTED_UNTIL]:
             self.gate.await_trust()
+        if self.may_expire or self.guards is not None or self.throttle is not None:
+            begun = self._begin_each()
+        else:
+            begun = ordering.take(self._startable)
+            self._mark_running(begun)
+        if begun:
+            self.lanes.start(begun)
+
+    def _begin_each(self) -> list[Entry]:
         begun = []
         while self._may_begin() and (entry := self.ordering.next()) is not None:
             message = entry.message
             if message.expires_at is not None and self.pass_over(
                 entry.index, message, entry.retried, entry.crashes
             ):
-                self._over(entry)
+                self._all_over([entry])
             else:
-                self._mark_running(entry)
+                self._mark_running([entry])
                 if self.throttle is not None:
                     self.throttle.begun(entry.started_ns)
                 begun.append(entry)
-        if begun:
-            self.lanes.start(begun)
+        return begun
+
+    @property
+    def _startable(self) -> int:
+        """How many may begin at most, as far as lanes and the life of the process go."""
+        free, limit = len(self._free), self.consumer.max_messages
+        # The process ends when those that run have ended.
+        return min(free, max(0, limit - self.handled - len(self.running))) if limit else free
 
     def _may_begin(self) -> bool:
-        guards, running, limit = self.guards, len(self.running), self.consumer.max_messages
-        if not self._free or not self.ordering.ready:
+        guards = self.guards
+        if not self.ordering.ready or not self._startable:
             return False
-        if limit and self.handled + running >= limit:
-            return False  # the process ends when these have ended
         if guards is None and self.throttle is None:
             return True
-        return not self.throttled and (guards is None or guards.room(running) != 0)
+        return not self.throttled and (guards is None or guards.room(len(self.running)) != 0)
 
     @property
     def throttled(self) -> float:
@@ -137,42 +175,61 @@ class SeveralRunner(Runner):
             return min(seconds, throttled)
         return 0.0 if self._may_begin() else seconds  # what held it a moment ago may be over
 
-    def _mark_running(self, entry: Entry) -> None:
-        slot, words = self.slot, self.slot.words
-        lane = entry.lane = self._free.pop()
-        now = entry.started_ns = now_ns()
-        sequence = entry.sequence = words[WORD_RUN_SEQ] + 1
-        slot.lanes[2 * lane] = entry.index
-        slot.lanes[2 * lane + 1] = now
-        slot.sequences[lane] = sequence
-        words[WORD_RUN_SEQ] = sequence
-        slot.states[entry.index] = RUNNING
-        self.running[sequence] = entry
+    def _mark_running(self, entries: list[Entry]) -> None:
+        """Give entries their lanes, and write down that they run: what is in doubt is to blame."""
+        slot, free, running = self.slot, self._free, self.running
+        words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
+        sequence, now = words[WORD_RUN_SEQ], now_ns()
+        words[WORD_RUN_SEQ] = sequence + len(entries)
+        for entry in entries:
+            sequence += 1
+            lane = entry.lane = free.pop()
+            index = lanes[2 * lane] = entry.index
+            lanes[2 * lane + 1] = entry.started_ns = now
+            sequences[lane] = entry.sequence = sequence
+            states[index] = RUNNING
+            running[sequence] = entry
 
     def collect(self) -> None:
         """Note the verdicts on the runs that have ended."""
-        for entry, end, at_ns in self.lanes.ended():
-            self.slot.lanes[2 * entry.lane + 1] = 0
-            self.slot.sequences[entry.lane] = 0
-            self._free.append(entry.lane)
-            del self.running[entry.sequence]
-            self._note(entry, end, at_ns)
-            self._over(entry)
+        if ended := self.lanes.ended():
+            self._collect(ended)
         if self.guards is not None:
             self.guards.hear()
 
-    def _over(self, entry: Entry) -> None:
-        """An entry that was given out is in hand no more, run or not: its key goes on."""
-        self.bytes_in_hand -= entry.size
-        self.ordering.ended(entry)
+    def _collect(self, ended: list[Entry]) -> None:
+        slot, free, running = self.slot, self._free, self.running
+        lanes, sequences, times, ack = slot.lanes, slot.sequences, self._times, self.settler.ack
+        mean, total = self.run_ns, 0
+        for entry in ended:
+            lane, at_ns = entry.lane, entry.ended_ns
+            lanes[2 * lane + 1] = sequences[lane] = 0
+            free.append(lane)
+            del running[entry.sequence]
+            elapsed = at_ns - entry.started_ns
+            times[(elapsed >> 10).bit_length()] += 1
+            mean += (elapsed - mean) / 8
+            total += elapsed
+            self.handled += 1
+            if entry.end is None:
+                ack(entry.message.id_bytes, entry.index, at_ns, entry.retried, entry.charged)
+            else:
+                self._note_end(entry)
+        self.run_ns = mean
+        self._times_ns += total
+        self._all_over(ended)
 
-    def _note(self, entry: Entry, end: object, at_ns: int) -> None:
-        elapsed = at_ns - entry.started_ns
-        self._note_time(elapsed)
-        self.run_ns += (elapsed - self.run_ns) / 8
-        self.handled += 1
-        message, error = entry.message, None if end is None else handlers.error_of(end)
+    def _all_over(self, entries: list[Entry]) -> None:
+        """Entries that were given out are in hand no more, run or not: their keys go on."""
+        self.bytes_in_hand -= sum([entry.size for entry in entries])
+        self.ordering.all_ended(entries)
+
+    def _note_end(self, entry: Entry) -> None:
+        """Note the verdict on a run that has returned something, or raised."""
+        message, error = entry.message, handlers.error_of(entry.end)
+        entry.end = None  # a traceback knows the entry: a circle
         if error is None:
+            at_ns = entry.ended_ns
             self.settler.ack(message.id_bytes, entry.index, at_ns, entry.retried, entry.charged)
         else:
             crashes = entry.crashes + message.crash_count

@@ -30,15 +30,19 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
 
     # --- what is in hand ---
 
-    def add(self, entry: Entry) -> None:
-        """Let an entry wait for its turn, or for its key."""
+    def add_all(self, entries: list[Entry]) -> None:
+        """Let entries wait for their turn, or for their key."""
+        for entry in entries:
+            self._add(entry)
+
+    def _add(self, entry: Entry) -> None:
         key, due = entry.key, entry.message.due_in_place_ns
         if key is not None and key in self.holds:
             self.holds.behind(key, entry)
         elif key is not None and due > now_ns() and not self.ordering.knows(key):
             self.holds.hold(key, entry, due)
         else:
-            super().add(entry)
+            super().add_all([entry])
             return
         self.slot.states[entry.index] = SETTLED
         tell_held(self)
@@ -63,6 +67,10 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
     def _may_be_held(self) -> int:
         # All that waits could be behind the next message that fails.
         return self.holds.entries + self.ordering.waiting
+
+    def wants(self, _count: int) -> bool:
+        """The same, but there are lanes for what is due when fewer are ready than lanes free."""
+        return self.free_lanes > 0 and self.ordering.ready <= self.consumer.lanes // 2
 
     def is_full(self) -> bool:
         """Whether nothing more may come into hand."""
@@ -89,24 +97,30 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
             (entry,) = self.holds.line(key, 1)
             entry.index = self.admit(entry.place)
             entry.interrupted = False
-            super().add(entry)
+            super().add_all([entry])
         super().start_ready()
 
     @property
     def _wants_due(self) -> bool:
         return self.holds.keys > 0 and self.ordering.ready < self.free_lanes
 
-    def _note(self, entry: Entry, end: object, at_ns: int) -> None:
+    def _note_end(self, entry: Entry) -> None:
         self._noting = entry
-        super()._note(entry, end, at_ns)
+        super()._note_end(entry)
 
-    def _over(self, entry: Entry) -> None:
-        super()._over(entry)
-        key = entry.key
-        if key is not None and key in self.holds and not self.holds.waits(key):
-            self.holds.done(key)
-            self.holds.go_on(key, now_ns())
-            tell_held(self)
+    def _all_over(self, entries: list[Entry]) -> None:
+        super()._all_over(entries)
+        for entry in entries:
+            key = entry.key
+            if key is None or key not in self.holds:
+                continue
+            if self.holds.waits(key):
+                if self.mark:
+                    self.mark(NOBODY)  # not before: it may fail, and the run is over all the same
+            else:
+                self.holds.done(key)
+                self.holds.go_on(key, now_ns())
+                tell_held(self)
 
     def _keep(self, index: int, message: Message, _retried: bool, delay: float, spent: int) -> None:
         entry = self._noting
@@ -125,5 +139,3 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
             entry.charged = True
             self.settler.note(entry.place, message.failures_in_place, due, now)
         tell_held(self)
-        if self.mark:
-            self.mark(NOBODY)

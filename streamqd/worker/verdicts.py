@@ -128,7 +128,7 @@ class Verdicts:
         self._say_end(self._dead_lines, message, why[0], why[1])
         self.settler.flush()
         if self.guards is not None and self.consumer.lanes == 1:
-            self.guards.heed()
+            self.guards.heed(more=self.slot.unfinished > 0)
 
     # --- the server's clock ---
 
@@ -162,10 +162,11 @@ class Verdicts:
     ) -> None:
         self.failed_runs += 1
         outcome = handlers.brief_of(error, self.consumer.dlq_error)
+        attempt = message.attempt
         free = self.guards is not None and self.guards.blameless(outcome, message)
         verdict = settlement.decide(
             outcome,
-            attempt=message.attempt,
+            attempt=attempt,
             crashes=crashes,
             age=self._age(message),
             policy=self.policy,
@@ -182,15 +183,16 @@ class Verdicts:
         self.slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self.slot.add("timeouts")
-        fields = letters.carried(message, retries=message.attempt - free, crashes=crashes)
+        fields = letters.carried(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict | KeepVerdict):
-            self._retry_lines.event(
-                unit=self.delivery.unit,
-                uid=message.uid,
-                attempt=message.attempt,
-                delay=round(verdict.delay, 3),
-                error=failure.error_class,
-            )
+            if not self._retry_lines.held():
+                self._retry_lines.event(
+                    unit=self.delivery.unit,
+                    uid=message.uid,
+                    attempt=attempt,
+                    delay=round(verdict.delay, 3),
+                    error=failure.error_class,
+                )
             if isinstance(verdict, KeepVerdict):
                 self._keep(index, message, retried, verdict.delay, 1 - free)
             else:
@@ -209,7 +211,7 @@ class Verdicts:
             handlers.redacted(
                 _failure(handlers.outcome_of(error, self.consumer.dlq_error)), self.redact
             ),
-            attempts=message.attempt,
+            attempts=attempt,
             crashes=crashes,
             fingerprint=handlers.fingerprint(error, self.consumer.handler),
         )
@@ -242,9 +244,9 @@ class Verdicts:
             fields |= letters.withheld(message, self.consumer.dlq_body)
             if self.guards is not None:
                 self.guards.died()
-        body = [part for pair in message.fields.items() for part in pair]
         place = place_of(message.id_bytes, retried=retried)
-        self.settler.set_aside(Item(place, index, delay, fields, body), now_ns())
+        item = Item(place, index, delay, fields, message._fields, self.settler.read)
+        self.settler.set_aside(item, now_ns())
 
     def _give_up(
         self, index: int, message: Message, retried: bool, charged: bool, reason: str, error: str
@@ -268,13 +270,14 @@ class Verdicts:
             lines.catch_up(unit=self.delivery.unit)
 
     def _say_end(self, lines: logs.Limit, message: Message, reason: str, error: str) -> None:
-        lines.event(
-            unit=self.delivery.unit,
-            uid=message.uid,
-            attempt=message.attempt,
-            reason=reason,
-            error=error,
-        )
+        if not lines.held():
+            lines.event(
+                unit=self.delivery.unit,
+                uid=message.uid,
+                attempt=message.attempt,
+                reason=reason,
+                error=error,
+            )
 
 
 def _failure(outcome: Outcome) -> Failed:

@@ -13,7 +13,7 @@ from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable
 from streamqd.message import Delivery
 from streamqd.model import Unit
 from streamqd.scoreboard import Slot, WorkerState, now_ns
-from streamqd.store import messages
+from streamqd.store import items, messages
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
 from streamqd.store.fetch import Fetcher, Round
@@ -30,6 +30,7 @@ from streamqd.worker.orders import Anew, Orders
 from streamqd.worker.runs import RELEASE_SECONDS, Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
 from streamqd.worker.solo import Solo
+from streamqd.worker.takeover import Takeover
 
 BLOCK_SECONDS = 15.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
@@ -74,6 +75,7 @@ class Worker:
         self.runner = Runner(consumer, self.delivery, slot, self.gate, self.settler)
         self.session = ""  # of the present connection
         self.solo = Solo(self, self._run_script)
+        self.takeover = Takeover(self, self._run_script)
         batch_max = 1 if orders.cautious else consumer.prefetch_max
         self.appetite = Appetite(
             consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
@@ -237,11 +239,12 @@ class Worker:
             if self.runner.released:
                 self._begin_anew()
                 continue
-            if self.settler.items:
+            if not self.settler.only_plain_acks:
                 # Verdicts first: only plain acknowledgements ride on a read.
                 self.settler.flush_verdicts()
-            if self.slot.reclaim_requested != self.slot.reclaim_done:
+            if self.takeover.has_turn():
                 self._reclaim()
+                idle_since = 0
                 continue
             fetched = self._round(doorbell=bool(idle_since) and not self.settler.acks_owed)
             if fetched.retried or fetched.main:
@@ -285,6 +288,7 @@ class Worker:
             bell = self.fetcher.doorbell(self.last_retry, self.last_main, self._bell_seconds())
         count = min(self.appetite.count, room)
         self.fetcher.send_round(settler.main_acks, settler.retry_acks, count, bell)
+        self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
         if doorbell and not self.gate.await_reply(
             self.fetcher.fileno(), BLOCK_SECONDS + REPLY_SECONDS
         ):
@@ -294,8 +298,7 @@ class Worker:
             self.gate.check()
             raise Anew
         fetched = self.fetcher.receive_round(rang=doorbell)
-        self.slot.add("round_trips")
-        if fetched.executed:
+        if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())
         return self._accepted(fetched, count)
 
@@ -311,21 +314,23 @@ class Worker:
             fetched = self._read_when_full(count)
         elif fetched.error:
             raise RedisRefused(fetched.error, f"reading {self.unit} was refused: {fetched.error}")
-        self.reconnect_wait = 0.0
-        self.trouble.recovered(unit=self.unit)
+        if self.reconnect_wait:
+            self.reconnect_wait = 0.0
+            self.trouble.recovered(unit=self.unit)
         return fetched
 
     def _read_when_full(self, count: int) -> Round:
         """Settle and read by scripts: most servers queue nothing while their memory is full."""
         self.settler.flush()
-        share = max(1, count * messages.BYTES_MAX // self.consumer.prefetch_bytes)
+        share = max(1, count * items.BYTES_MAX // self.consumer.prefetch_bytes)
         call = messages.fetch(self.keys, self.unit, self.token, self.session, min(count, share))
         retried, main = self._run_script(call).rest
-        return Round(True, True, 0, retried, main, "")
+        received = sum(sum(map(len, fields)) for _, fields in retried + main)
+        return Round(True, True, 0, retried, main, "", received)
 
     def _run_fetched(self, fetched: Round) -> None:
         """Handle one fetched batch: the retry stream's entries, then the partition's."""
-        retried, main = fetched.retried, fetched.main
+        retried, main, received = fetched.retried, fetched.main, fetched.received
         if retried:
             self.last_retry = retried[-1][0]
         if main:
@@ -338,10 +343,10 @@ class Worker:
         size = bytes_of(retried or main, total)
         self.slot.add("bytes", size)
         began = now_ns()
-        received = self.fetcher.received
         for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
-            self.gate.check(total - first)
-            self.runner.handle_read(entries, first, was_retried, received)
+            if entries:
+                self.gate.check(total - first)
+                self.runner.handle_read(entries, first, was_retried, received)
         self.runner.finish()
         now = now_ns()
         self.appetite.fed(total, size, now - began, received)
@@ -358,32 +363,14 @@ class Worker:
     # --- what others left behind ---
 
     def _reclaim(self) -> None:
-        """Take over entries pending under foreign consumer names, when the housekeeper saw some."""
-        wanted = self.slot.reclaim_requested
+        """Take over from foreign consumers, as far as a page goes."""
         self.settler.flush()
-        found = 0
-        for retried in (False, True):
+        for retried in self.takeover.turn():
             count = min(RECOVER_PAGE, self.appetite.count, self._await_room())
-            call = messages.reclaim(
-                self.keys,
-                self.unit,
-                self.token,
-                self.session,
-                source="r" if retried else "m",
-                idle=self.consumer.reclaim_idle,
-                count=count,
-            )
-            entries, ghosts = messages.Reclaimed.parse(self._run_script(call))
-            held = [Held(retried, entry_id, fields, 0, b"") for entry_id, fields in entries]
-            found += len(held) + ghosts
-            self.slot.add("ghosts", ghosts)
-            self.slot.add("reclaimed", len(held))
+            held = self.takeover.take(retried, count)
             if held:
-                logs.event("reclaim", unit=self.unit, entries=len(held), ghosts=ghosts)
                 self._run_held(held, "")
                 self.settler.flush()
-        if not found:
-            self.slot.reclaim_done = wanted
 
     def _run_script(self, call: Call) -> Reply:
         reply = self.link.run(call)

@@ -262,6 +262,10 @@ def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
         cluster.wait_ok()
         daemon.wait_settled(40.0)
 
+        for code in ("ASK", "TRYAGAIN"):
+            count = source.refusals(code) + target.refusals(code)
+            print(f"{code} was answered {count} times")
+            assert count > 0
         assert daemon.epochs() == epochs
         for name in ("lease.lost", "worker.crashed", "fenced"):
             assert daemon.events(name, mark) == []

@@ -45,6 +45,15 @@ def lose_again_and_again(daemon: Daemon) -> int:
     raise AssertionError(f"lost for ever\n{daemon.tail()}")
 
 
+def charges(daemon: Daemon) -> Counter[str]:
+    """How often each message was suspected of the loss of its host."""
+    return Counter(
+        f"{TOPIC}/{each['partition']}/{each['suspected'].removeprefix('m:')}"
+        for each in daemon.events("lease.acquired")
+        if each.get("suspected")
+    )
+
+
 def runs(daemon: Daemon) -> Counter[str]:
     return Counter(each.uid for each in daemon.ledger.records("start"))
 
@@ -84,6 +93,10 @@ def test_a_message_that_kills_hosts_is_not_taken_for_another_that_runs_beside_it
     losses = lose_again_and_again(daemon)
 
     assert {each["uid"] for each in daemon.letters()} == {killer}
+    charged = charges(daemon)
+    assert charged.pop(killer) == MAX_CRASHES
+    assert charged.keys() <= {*others}
+    assert max(charged.values(), default=0) <= 1, "by the first marks, and then it runs alone"
     assert daemon.ledger.ended(GROUP) >= {*others}
     assert losses == 1 + MAX_CRASHES
     assert daemon.ledger.of(killer, "start")[-1].attempt == 1

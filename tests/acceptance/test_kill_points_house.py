@@ -26,18 +26,18 @@ from tests.support.kill_houses import PATIENCE, POINTS, House
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
-NewHouses = Callable[[int], list[House]]
+NewHouses = Callable[[list[str]], list[House]]
 NewDesks = Callable[[str], "list[Desk]"]
 
 
 @pytest.fixture
 def new_houses(server: Server, link: Link, tmp_path: Path) -> Iterator[NewHouses]:
-    """Make houses, on an empty server."""
+    """Make a house for each of some points, on an empty server."""
     with ExitStack() as stack:
 
-        def make(count: int) -> list[House]:
+        def make(points: list[str]) -> list[House]:
             link.execute("FLUSHALL")
-            made = [House(tmp_path / str(n), f"{server.url}?db={n}") for n in range(count)]
+            made = [House(tmp_path, f"{server.url}?db={n}", each) for n, each in enumerate(points)]
             for house in made:
                 stack.callback(house.close)
             return made
@@ -47,16 +47,14 @@ def new_houses(server: Server, link: Link, tmp_path: Path) -> Iterator[NewHouses
 
 @pytest.mark.fault("F1")
 def test_a_housekeeper_that_is_killed_at_any_point(new_houses: NewHouses):
-    points = [point for point in POINTS if not point.endswith("-calls")]
-    kill_houses.run_killed(new_houses(len(points)), points)
+    kill_houses.run_killed(new_houses([each for each in POINTS if not each.endswith("-calls")]))
 
 
 @pytest.mark.fault("F8")
 def test_an_instance_whose_housekeeper_stands_still_at_any_point_and_comes_back(
     new_houses: NewHouses,
 ):
-    points = [point for point in POINTS if point.endswith("-calls")]
-    kill_houses.run_paused(new_houses(len(points)), points)
+    kill_houses.run_paused(new_houses([each for each in POINTS if each.endswith("-calls")]))
 
 
 def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[], bool]]:
@@ -82,7 +80,7 @@ def teach(link: Link) -> None:
 @pytest.mark.fault("F12")
 def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_path: Path):
     with FaultProxy(fresh_server.socket_path) as proxy:
-        house = House(tmp_path / "house", proxy.url)
+        house = House(tmp_path, proxy.url)
         try:
             teach(house.one.link)
             hits = lose_replies(proxy, SCRIPTS["housekeeper"])
@@ -108,9 +106,7 @@ def new_desks(server: Server, link: Link, tmp_path: Path) -> Iterator[NewDesks]:
         def make(side: str) -> list[Desk]:
             link.execute("FLUSHALL")
             points = [point for point in COMMANDS if point.endswith(side)]
-            made = [
-                Desk(tmp_path / each, f"{server.url}?db={n}", each) for n, each in enumerate(points)
-            ]
+            made = [Desk(tmp_path, f"{server.url}?db={n}", each) for n, each in enumerate(points)]
             for desk in made:
                 stack.callback(desk.close)
             return made
@@ -130,7 +126,7 @@ def test_a_command_that_stands_still_before_it_asks_while_it_is_given_again(new_
 @pytest.mark.parametrize("name", SCRIPTS["command"])
 def test_a_reply_to_a_command_is_lost(fresh_server: ProcessServer, tmp_path: Path, name: str):
     with FaultProxy(fresh_server.socket_path) as proxy:
-        desk = Desk(tmp_path / "desk", proxy.url, f"{name}-called")
+        desk = Desk(tmp_path, proxy.url, f"{name}-called")
         teach(desk.daemon.link)
         (hit,) = lose_replies(proxy, (name,))
         codes = [desk.start().wait(PATIENCE)]

@@ -31,7 +31,7 @@ def new_trials(server: Server, link: Link, tmp_path: Path) -> Iterator[NewTrials
 
         def make(rows: list[Row]) -> list[Trial]:
             link.execute("FLUSHALL")
-            made = [Trial(row, tmp_path, f"{server.url}?db={n}") for n, row in enumerate(rows)]
+            made = [Trial(tmp_path, f"{server.url}?db={n}", row) for n, row in enumerate(rows)]
             for trial in made:
                 stack.callback(trial.close)
             return made
@@ -70,7 +70,7 @@ def test_any_reply_to_a_supervisor_is_lost(fresh_server: ProcessServer, tmp_path
 
     with FaultProxy(fresh_server.socket_path) as proxy:
         row = Row("lease_refence-called", "crash")
-        trial = Trial(row, tmp_path, proxy.url)
+        trial = Trial(tmp_path, proxy.url, row)
         for script in by_sha.values():
             trial.one.link.execute("SCRIPT", "LOAD", script.source)
         triggers = {

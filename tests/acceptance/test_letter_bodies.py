@@ -126,3 +126,29 @@ def test_the_text_of_an_error_is_kept_as_the_module_says(
         assert daemon.events("worker.crashed") == []
         assert "told to fail" not in daemon.log_path.read_text()
         assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("hook", ["on_start(context)", "on_stop()"])
+def test_the_text_of_a_hooks_error_is_logged_as_the_module_says(
+    new_daemon: NewDaemon, hook: str
+) -> None:
+    daemon = new_daemon()
+    code = f"""
+
+def {hook}:
+    raise ValueError("no mail to ann@x.org")
+
+def redact_error(text):
+    return text.replace("ann@x.org", "***")
+"""
+    daemon.write_code(daemon.module_path.read_text() + code)
+    event, said = "worker.hook_failed", "ValueError: no mail to ***"
+    daemon.start()
+    if hook.startswith("on_start"):
+        event, said = "worker.boot_failed", f"on_start of work:obey failed: {said}"
+        daemon.wait_event(event)
+    else:
+        daemon.wait_event("ready")
+    daemon.stop()
+    assert {each["error"] for each in daemon.events(event)} == {said}
+    assert "ann@x.org" not in daemon.log_path.read_text()

@@ -195,6 +195,7 @@ def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
 @pytest.mark.fault("F15")
 def test_an_emptied_server_is_furnished_again(make: Make):
     with make(partitions=4) as daemon:
+        assert daemon.events("group.restored") == [], "new ones are no news"
         for _ in range(3):
             epochs, mark = daemon.epochs(), daemon.mark()
             daemon.send("sleep 0.003" for _ in range(600))
@@ -208,6 +209,8 @@ def test_an_emptied_server_is_furnished_again(make: Make):
             daemon.wait_settled()
 
             assert all(daemon.epochs()[number] > epochs[number] for number in range(4))
+            told = daemon.events("group.restored", mark, level="warning")
+            assert {each["partition"] for each in told} == {0, 1, 2, 3}, "it is told loudly"
             assert daemon.events("worker.crashed") == []
             assert len(daemon.events("worker.started", mark)) <= 8, "a crash loop"
         assert all(len(daemon.ledger.of(uid, "start")) == 1 for uid in fresh)
@@ -232,7 +235,45 @@ def test_a_group_that_was_destroyed_is_made_again(make: Make):
             daemon.wait_settled()
             assert len(daemon.events("worker.started", mark)) <= 3, "a crash loop"
         assert daemon.events("worker.crashed") == []
+        (told,) = daemon.events("group.restored")
+        assert (told["partition"], told["after"]) == (0, "0-0")
         assert len(daemon.ledger.of(old[0], "start")) == 2
+
+
+@pytest.mark.fault("F26")
+@pytest.mark.parametrize("which", [("main",), ("retry",), ("main", "retry")], ids="-".join)
+def test_a_group_that_is_destroyed_under_load_again_and_again_loses_nothing(
+    make: Make, which: tuple[str, ...]
+):
+    """The worker reads, settles and retries when its group goes; what is left is found again."""
+    backoff = {"kind": "fixed", "base": "10ms"}
+    with make(consumer={"max_attempts": 2, "backoff": backoff}) as daemon:
+        streams = {
+            "main": daemon.keys.stream(TOPIC, 0),
+            "retry": daemon.keys.retry_stream(TOPIC, 0, GROUP),
+        }
+        payloads = ["fail" if number % 20 == 7 else "sleep 0.002" for number in range(400)]
+        uids = daemon.send(payloads)
+        for _ in range(2):
+            wait_progress(daemon, 50)
+            for name in which:
+                assert daemon.link.execute("XGROUP", "DESTROY", streams[name], GROUP) == 1
+            daemon.wait_for(
+                lambda: all(
+                    daemon.link.execute("XINFO", "GROUPS", key) for key in streams.values()
+                ),
+                what="both groups are there again",
+            )
+        (last,) = daemon.send(["ok"])
+        daemon.wait_run(last, "end")
+        daemon.wait_settled(40.0)
+
+        failing = {uid for uid, payload in zip(uids, payloads, strict=True) if payload == "fail"}
+        assert set(daemon.ledger.audit(GROUP).lost) == failing
+        assert {letter["uid"] for letter in daemon.letters()} == failing
+        assert daemon.events("worker.crashed") == []
+        assert len(daemon.events("worker.started")) <= 1 + 2 * 3, "a crash loop"
+        assert daemon.stop() == 0
 
 
 # --- it cuts connections --------------------------------------------------------------------------

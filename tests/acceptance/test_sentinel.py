@@ -158,6 +158,7 @@ def test_a_failover_that_loses_the_last_writes_gives_greater_epochs(
         audit = daemon.ledger.audit(GROUP)
         assert audit.unexpected == []
         assert set(audit.lost) <= set(sent)
+        assert audit.repeated, "nothing was lost: the test shows nothing"
         assert set(audit.repeated) <= set(kept), "acknowledged in the part that was lost"
         assert not set(audit.repeated) & set(before)
         assert daemon.stop() == 0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from streamqd.housekeeper import dropper, promoter, trimmer
+from streamqd.housekeeper import dropper, promoter, trimmer, undertaker
 from streamqd.store import (
     adoption,
     dead,
@@ -31,8 +31,9 @@ from streamqd.store import (
 from streamqd.store import retention as trimming
 from streamqd.store import statistics as figures
 from streamqd.store.client import Link
+from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.keys import Keys
-from streamqd.store.messages import BYTES_MAX, ITEMS_MAX, PLACES_MAX, portions
+from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call
 from streamqd.worker.settler import BATCH_MAX
 from streamqd.worker.worker import RECOVER_PAGE
@@ -111,6 +112,12 @@ def reclaim(desk: Desk, body: str) -> Iterator[Call]:
     yield messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 0.0, RECOVER_PAGE)
 
 
+def reclaim_among_fresh(desk: Desk, body: str) -> Iterator[Call]:
+    """What is not idle is passed over, a page at a time."""
+    in_hand(desk, body, 100_000, "foreign")
+    yield messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 600.0, RECOVER_PAGE)
+
+
 def read_when_full(desk: Desk, body: str) -> Iterator[Call]:
     in_hand(desk, body, 2)
     count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
@@ -129,7 +136,7 @@ def letters(desk: Desk, body: str) -> Iterator[Call]:
     costs.letters(desk, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
     ids = [entry[0].decode() for entry in desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", 1)]
     yield dead.replay(desk.keys, *PATH, ids[0], desk.unit.group, {})
-    yield dead.purge_before(desk.keys, *PATH, "9999999999999-0", ITEMS_MAX)
+    yield dead.purge_before(desk.keys, *PATH, "9999999999999-0", undertaker.PAGE)
     named = desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", PLACES_MAX)
     yield dead.purge(desk.keys, *PATH, [entry[0].decode() for entry in named])
 
@@ -174,10 +181,14 @@ def drop(desk: Desk, body: str) -> Iterator[Call]:
 def leave(desk: Desk, body: str) -> Iterator[Call]:
     in_hand(desk, body, 10_000)
     due(desk, body, 10_000)
-    yield groups.reset(desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="")
+    for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
+        yield groups.reset(
+            desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="", token="t3"
+        )
     desk.fetch(10_000)
     desk.own("t2", owner=OWNER, seen_epoch=int(desk.do("HGET", desk.fence, "epoch") or 0))
-    yield groups.delete(desk.keys, desk.unit, force=True)
+    for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
+        yield groups.delete(desk.keys, desk.unit, force=True, token="t4")
 
 
 def ghosts(desk: Desk, body: str) -> Iterator[Call]:
@@ -193,8 +204,8 @@ def append(desk: Desk, body: str) -> Iterator[Call]:
 
 
 CASES: tuple[Case, ...] = (
-    *(promote, settle, settle_small, recover, reclaim, read_when_full, adopt, letters, delayed),
-    *(measure, trim, drop, leave, ghosts, append),
+    *(promote, settle, settle_small, recover, reclaim, reclaim_among_fresh, read_when_full, adopt),
+    *(letters, delayed, measure, trim, drop, leave, ghosts, append),
 )
 
 

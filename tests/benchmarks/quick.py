@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ def main() -> None:
             bars.append(Bar(f"handled/s of the bare loop, {name}", found["ratio"], 0.8))
             what = f"CPU of Redis of the bare loop's, {name}"
             bars.append(Bar(what, found["ratio of Redis CPU"], 1.15, at_most=True))
+            some = options.messages // 4  # each takes longer
+            found = throughput.throughput(path, some, options.rounds, throughput.log_lines())
+            results[f"real log lines in two groups, {name}"] = found
+            what = f"log lines parsed/s in two groups, of the bare loop, {name}"
+            bars.append(Bar(what, found["ratio"], 0.8))
     with server(aof=False) as path:
         results["paths"], more = paths.measured(path, options.messages, options.rounds)
         bars += more
@@ -151,10 +156,11 @@ def handover(path: str, rounds: int) -> dict[str, float]:
     return _summary(times)
 
 
-def _owners(client: Any, partitions: int) -> dict[str, int]:
+def _owners(client: Any, partitions: int, group: str = "g") -> dict[str, int]:
     owners: dict[str, int] = {}
     for number in range(partitions):
-        token, owner = client.hmget(f"streaming:mq:fence:{{bench:p:{number}}}:g", "token", "owner")
+        fence = f"streaming:mq:fence:{{bench:p:{number}}}:{group}"
+        token, owner = client.hmget(fence, "token", "owner")
         if token:
             owners[owner.decode()] = owners.get(owner.decode(), 0) + 1
     return owners
@@ -221,7 +227,8 @@ def daemon(
     extra: str = "",
     env: dict[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The real daemon as a process."""
+    """The real daemon as a process. `handler` is one of those above, or any `module:function`."""
+    reference = handler if ":" in handler else f"bench_handler:{handler}"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "bench_handler.py").write_text(HANDLER)
         config = Path(folder, "streamq.toml")
@@ -229,7 +236,7 @@ def daemon(
             f'[redis]\nurl = "unix://{path}"\n'
             f'[daemon]\ninstance = "{instance}"\nrebalance_delay = "0s"\nrebalance_hold = "0s"\n'
             f'[http]\nbind = ""\n[topics.bench]\npartitions = {partitions}\n'
-            f'[[consumers]]\ntopic = "bench"\ngroup = "g"\nhandler = "bench_handler:{handler}"\n'
+            f'[[consumers]]\ntopic = "bench"\ngroup = "g"\nhandler = "{reference}"\n'
             f"max_crashes = 0\n{extra}"
         )
         process = subprocess.Popen(
@@ -244,10 +251,11 @@ def daemon(
             process.wait()
 
 
-def wait_ready(path: str, partitions: int = PARTITIONS) -> None:
-    """Wait until every partition has a worker that runs."""
+def wait_ready(path: str, partitions: int = PARTITIONS, groups: Sequence[str] = ("g",)) -> None:
+    """Wait until every partition has a worker that runs, in each group."""
     client = redis.Redis(unix_socket_path=path)
-    wait(lambda: sum(_owners(client, partitions).values()) == partitions)
+    for group in groups:
+        wait(lambda g=group: sum(_owners(client, partitions, g).values()) == partitions)  # type: ignore[misc]
     wait(lambda: states(path) == {"READY"})
 
 
@@ -258,20 +266,30 @@ def states(path: str) -> set[str]:
     return {str(unit["state"]).upper() for unit in summary.get("units", ())}
 
 
-def fill(path: str, streams: list[str], count: int, *, keys: int = 0) -> None:
-    """Write `count` entries over the streams, packed, one connection. They may have keys."""
+def fill(
+    path: str,
+    streams: list[str],
+    count: int,
+    *,
+    keys: int = 0,
+    bodies: Sequence[bytes] = (PAYLOAD,),
+) -> None:
+    """Write `count` entries over the streams, packed, one connection. They may have keys.
+
+    The bodies are taken in turns.
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     for start in range(0, count, 500):
         name = streams[start // 500 % len(streams)]
         size = min(500, count - start)
-        add = ("XADD", name, "*", "payload", PAYLOAD)
-        if keys:
-            numbers = range(start, start + size)
-            packed = [hiredis.pack_command((*add, "key", f"k{n % keys}")) for n in numbers]
-            connection.sendall(b"".join(packed))
-        else:
-            connection.sendall(hiredis.pack_command(add) * size)
+        numbers = range(start, start + size)
+        packed = []
+        for number in numbers if keys or len(bodies) > 1 else numbers[:1]:
+            key = ("key", f"k{number % keys}") if keys else ()
+            body = bodies[number % len(bodies)]
+            packed.append(hiredis.pack_command(("XADD", name, "*", "payload", body, *key)))
+        connection.sendall(b"".join(packed) * (size // len(packed)))
         reader, replies = hiredis.Reader(), 0
         while replies < size:
             reader.feed(connection.recv(65536))

@@ -1,16 +1,21 @@
 """`make bench-scale`: what an instance with hundreds of units costs, and how long scripts take.
 
 A private server and real daemons. A shape is TOPICSxPARTITIONS, or TOPICSxPARTITIONSxGROUPS. Each
-is looked at empty, paused before a full backlog, at work, with messages that fail twice and die,
-and idle beside everything that stays; what the daemon costs may not differ between the first and
-the last. The server's slow log and latency monitor tell of everything that took longer than 5 ms.
-Figures of one machine: on a busy one the slow log blames a script for the time in which the server
-did not run.
+is looked at empty; paused before a full backlog, while the housekeeper promotes what is due and
+deletes letters that are too old, and afterwards; after the death of a worker that had much in hand;
+at work, which takes over what a dead consumer had, and trims; with messages that fail twice and
+die; and idle beside everything that stays. What the daemon costs may not differ between the first
+and the last. Everything that is claimed to have been done is counted.
+
+The server's slow log and latency monitor tell of everything that took longer than 5 ms, over the
+whole run; another client sends PING all the time and says how long it waited. These are not among
+the commands that are counted, but they are in the server's CPU. Figures of one machine: on a busy
+one all three blame the server for the time in which it did not run.
 
 Writes scale.json and scale.md into a folder. The defaults are a trial; the real thing is
 `BENCH_ARGS="--shapes 1x1 256x1 16x16 --backlog 10000000 --delayed 1000000 --dead 1000000
---takeover 64 --seconds 20"`. It takes about a quarter of an hour, 3 GiB for the server and 10 MiB
-for each of 256 workers.
+--pending 1000000 --keep 1000000 --takeover 64 --seconds 20"`. It takes more than a quarter of an
+hour, 4 GiB for the server and 10 MiB for each of 256 workers.
 """
 
 from __future__ import annotations
@@ -21,67 +26,26 @@ import json
 import os
 import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
 from streamqd.model import Unit
-from streamqd.store import scripts
-from streamqd.store.client import Link
-from streamqd.store.keys import Keys
 from tests.benchmarks.quick import machine
+from tests.benchmarks.scale_host import AT_ONCE, FAILING, PATIENCE, Host, Shape, until, within
 from tests.benchmarks.scale_page import table
 from tests.contract.desk import Desk
-from tests.support.costs import Meter, backlog, delayed, letters
+from tests.support.costs import backlog, delayed, letters, pending
 from tests.support.daemon import Daemon
-from tests.support.servers import ProcessServer, find_binary
-from tests.support.waiting import wait_until
 
-SLOW_MS = 5
-PATIENCE = 3600.0
-SIZES = ("backlog", "delayed", "dead", "failing", "bytes", "seconds")
-SEED_MAX = 20_000  # messages that one command writes
-FAILING = "f"  # what the body of a message begins with that fails
-CODE = f"""
-def obey(message):
-    if message.payload.startswith(b"{FAILING}"):
-        raise ValueError("no")
-"""
-POLICY = {"kind": "fixed", "base": "1s", "max": "1s", "jitter": "none"}
-AT_ONCE = {"rebalance_delay": "0s", "rebalance_hold": "0s", "lease_ttl": "15s"}
-
-
-class Shape(NamedTuple):
-    """How many units there are, and of what."""
-
-    topics: int
-    partitions: int
-    groups: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """Read `16x16` or `1x16x16`."""
-        numbers = [int(part) for part in text.split("x")]
-        if len(numbers) not in (2, 3) or min(numbers) < 1:
-            raise argparse.ArgumentTypeError(f"{text}: a shape is 256x1, 16x16 or 1x16x16")
-        return cls(*numbers)
-
-    @property
-    def name(self) -> str:
-        return "x".join(str(number) for number in self)
-
-    @property
-    def places(self) -> list[tuple[str, int]]:
-        """Topic and number of every partition."""
-        return [(f"t{t}", p) for t in range(self.topics) for p in range(self.partitions)]
-
-    @property
-    def units(self) -> list[Unit]:
-        return [Unit(*place, f"g{g}") for g in range(self.groups) for place in self.places]
+SIZES = ("backlog", "delayed", "dead", "pending", "failing", "keep", "bytes", "seconds")
+LETTERS_STAY = 3600.0  # seconds; half of those that are written are older
+NODE = 100  # entries that go from a stream together, so as many more may stay
+GHOST = "gone"  # a consumer that nobody is
 
 
 def main() -> None:
@@ -91,6 +55,8 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=10_000, help="messages, over all partitions")
     parser.add_argument("--delayed", type=int, default=1_000, help="retries, and scheduled sends")
     parser.add_argument("--dead", type=int, default=1_000)
+    parser.add_argument("--pending", type=int, default=1_000, help="half of a dead consumer")
+    parser.add_argument("--keep", type=int, default=1_000, help="messages that retention keeps")
     parser.add_argument("--failing", type=int, default=1_000, help="messages that fail and die")
     parser.add_argument("--bytes", type=int, default=100, help="of each body")
     parser.add_argument("--takeover", type=int, default=4, help="partitions that are taken over")
@@ -123,193 +89,140 @@ def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-# --- a server, and daemons on it ------------------------------------------------------------------
-
-
-class Host:
-    """A server, a folder, and the daemons there."""
-
-    def __init__(self, server: ProcessServer, folder: Path) -> None:
-        self.server = server
-        self.folder = folder
-        self.link = Link(server.settings, timeout=60.0, name="bench:scale")
-        self.meter = Meter(self.link)
-        self.keys = Keys()
-        self.daemons: list[Daemon] = []
-        self.asked = 0  # commands with which `handled` has disturbed
-        self.link.execute("CONFIG", "SET", "latency-monitor-threshold", SLOW_MS)
-        self.link.execute("CONFIG", "SET", "slowlog-log-slower-than", SLOW_MS * 1000)
-        self.link.execute("CONFIG", "SET", "slowlog-max-len", 1024)
-
-    def daemon(self, shape: Shape, name: str = "one") -> Daemon:
-        """A daemon that offers the units of a shape. It has not begun."""
-        made = Daemon(
-            self.folder,
-            self.server.url,
-            partitions=len(shape.places),
-            groups=[f"g{number}" for number in range(shape.groups)],
-            daemon=AT_ONCE,
-            code=CODE,
-            name=name,
-        )
-        names = sorted({topic for topic, _ in shape.places})
-        made.write_config(
-            topics={topic: {"partitions": shape.partitions} for topic in names},
-            consumers=[
-                {
-                    "topic": topic,
-                    "group": group,
-                    "handler": "work:obey",
-                    "max_attempts": 2,
-                    "backoff": POLICY,
-                }
-                for topic in names
-                for group in made.groups
-            ],
-        )
-        self.daemons.append(made)
-        return made
-
-    def owners(self, shape: Shape) -> list[str]:
-        """Who owns each unit, '' for nobody."""
-        fences = [self.keys.fence(*unit) for unit in shape.units]
-        rows = self.link.pipeline([("HMGET", key, "token", "owner") for key in fences])
-        return [owner.decode() if token else "" for token, owner in rows]
-
-    def handled(self, shape: Shape) -> int:
-        """How many messages were read and are settled, over all units."""
-        places = shape.places
-        self.asked += len(places)
-        count = 0
-        streams = [("XINFO", "GROUPS", self.keys.stream(*place)) for place in places]
-        for groups in self.link.pipeline(streams):
-            for flat in groups if isinstance(groups, list) else ():
-                group = dict(zip(flat[::2], flat[1::2], strict=True))
-                count += int(group[b"entries-read"] or 0) - int(group[b"pending"])
-        return count
-
-    def dead(self, shape: Shape) -> int:
-        """How many letters there are."""
-        self.asked += len(shape.places)
-        return sum(self.link.pipeline([("XLEN", self.keys.dlq(*each)) for each in shape.places]))
-
-    def forget_slow(self) -> None:
-        """Begin anew to look for slow commands."""
-        self.link.execute("SLOWLOG", "RESET")
-        self.link.execute("LATENCY", "RESET")
-
-    def slow(self) -> dict[str, Any]:
-        """What took longer than SLOW_MS since: the longest of each kind, in ms."""
-        names = {script.sha: name for name, script in scripts.load().items()}
-        commands: dict[str, float] = {}
-        for _, _, micros, arguments, *_ in self.link.execute("SLOWLOG", "GET", 1024):
-            name, text = (each.decode("latin-1").lower() for each in (*arguments, b"")[:2])
-            if name in ("eval", "evalsha"):  # the first line of a source is its name
-                name = names.get(text) or text.strip("- ").partition(":")[0]
-            commands[name] = max(commands.get(name, 0.0), micros / 1000)
-        events = {
-            event.decode(): worst
-            for event, _, _, worst, *_ in self.link.execute("LATENCY", "LATEST")
-        }
-        return {"commands": commands, "events": events}
-
-    def used_mib(self) -> float:
-        """Memory that the server has in use."""
-        info = self.link.execute("INFO", "memory").decode()
-        used = next(line for line in info.splitlines() if line.startswith("used_memory:"))
-        return round(int(used.partition(":")[2]) / (1 << 20), 1)
-
-    def close(self) -> None:
-        """End everything."""
-        for each in self.daemons:
-            each.close()
-        self.link.close()
-        self.server.close()
-
-
-def within(word: str, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
-    """Do something on a host that is there for this alone."""
-    with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
-        host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
-        try:
-            return work(host)
-        finally:
-            host.close()
-
-
-def until(condition: Callable[[], object], what: str) -> float:
-    """Wait for a condition; return how many seconds that took."""
-    began = time.monotonic()
-    wait_until(condition, timeout=PATIENCE, what=what)
-    return round(time.monotonic() - began, 2)
-
-
 # --- one shape ------------------------------------------------------------------------------------
 
 
 def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """Everything of one shape, on a server of its own."""
-    return within(options.server, lambda host: _measure(host, shape, options))
+    return within(options.server, lambda host: Trial(host, shape, options).run())
 
 
-def _measure(host: Host, shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
-    seconds = options.seconds
-    found: dict[str, Any] = {"units": len(shape.units)}
-    daemon = host.daemon(shape)
-    daemon.start()
-    found["start to all owned, s"] = until(lambda: all(host.owners(shape)), "all is owned")
-    daemon.wait_event("ready", timeout=PATIENCE)
-    found["slow at the start"] = host.slow()
-    looks = found["looks"] = {}
-    time.sleep(seconds)  # what is done once after a start is not idle cost
-    looks["idle, empty"] = look(host, daemon, shape, seconds)
+class Trial:
+    """One shape on one host."""
 
-    daemon.pause()
-    fill(host, shape, options)
-    looks["paused, full"] = look(host, daemon, shape, seconds)
+    def __init__(self, host: Host, shape: Shape, options: argparse.Namespace) -> None:
+        self.host, self.shape, self.options = host, shape, options
+        self.keep = max(1, options.keep // len(shape.places))
+        self.daemon = host.daemon(
+            shape,
+            topic={"retention": {"max_length": self.keep}, "dlq_retention": f"{LETTERS_STAY:g}s"},
+            consumer={"reclaim_idle": f"{max(1.0, options.seconds):g}s"},
+        )
+        self.found: dict[str, Any] = {"units": len(shape.units), "looks": {}, "done": {}}
 
-    began = time.monotonic()
-    total = host.handled(shape) + options.backlog // len(shape.places) * len(shape.units)
-    daemon.signal(signal.SIGCONT)
-    looks["at work"] = look(host, daemon, shape, seconds, lambda: host.handled(shape) >= total)
-    until(lambda: host.handled(shape) >= total, "the backlog is handled")
-    found["backlog handled within, s"] = round(time.monotonic() - began, 2)
+    def run(self) -> dict[str, Any]:
+        """Look at everything, one after the other."""
+        host, shape, daemon, found = self.host, self.shape, self.daemon, self.found
+        seconds = self.options.seconds
+        daemon.start()
+        found["start to all owned, s"] = until(lambda: all(host.owners(shape)), "all is owned")
+        daemon.wait_event("ready", timeout=PATIENCE)
+        found["slow at the start"] = host.slow()
+        time.sleep(seconds)  # what is done once after a start is not idle cost
+        self.look("idle, empty")
+        daemon.pause()
+        self.fill()
+        self.look("promoting, expiring", lambda: not (host.due(shape) or self.expiring()))
+        until(lambda: not (host.due(shape) or self.expiring()), "what is due is done")
+        self.look("paused, full")
+        self.lose_a_worker()
+        self.work()
+        self.fail()
+        until(self.trimmed, "what is not retained is trimmed")
+        self.count()
+        time.sleep(seconds)
+        self.look("idle, full")
+        found["PSS, MiB"] = memory(daemon)
+        host.slow()
+        assert daemon.stop(timeout=PATIENCE) == 0, daemon.tail()
+        found["slow at the end"] = host.slow()
+        return found
 
-    began = time.monotonic()
-    each = options.failing // len(shape.places)
-    dead = host.dead(shape) + each * len(shape.units)
-    write(host, shape, backlog, each, FAILING * options.bytes)
-    looks["failing"] = look(host, daemon, shape, seconds, lambda: host.dead(shape) >= dead)
-    until(lambda: host.dead(shape) >= dead, "what fails is dead")
-    found["failing dead within, s"] = round(time.monotonic() - began, 2)
+    def fill(self) -> None:
+        """Write pending messages, the backlog, the delayed and the dead, equally many everywhere.
 
-    time.sleep(seconds)
-    looks["idle, full"] = look(host, daemon, shape, seconds)
-    found["PSS, MiB"] = memory(daemon)
-    host.forget_slow()
-    assert daemon.stop(timeout=PATIENCE) == 0, daemon.tail()
-    found["slow at the end"] = host.slow()
-    return found
+        Half of the delayed is due at once, half of the dead too old. Of the pending, half is in the
+        hands of a dead consumer, and half in those of the worker of the first partition.
+        """
+        sizes, body, first = self.options, "x" * self.options.bytes, self.shape.places[0]
+        write, everywhere = partial(self.host.write, self.shape), len(self.shape.places)
 
+        def in_hand(desk: Desk, count: int, _body: str, consumer: str) -> None:
+            if count and (consumer == GHOST or desk.unit[:2] == first):
+                pending(desk, count, consumer)
 
-def fill(host: Host, shape: Shape, options: argparse.Namespace) -> None:
-    """Write the backlog, the delayed and the dead; equally many for each partition."""
-    for seed, total in (
-        (backlog, options.backlog),
-        (delayed, options.delayed),
-        (letters, options.dead),
-    ):
-        write(host, shape, seed, total // len(shape.places), "x" * options.bytes)
+        ours = sizes.pending // 2
+        write(partial(in_hand, consumer="w"), ours, body)
+        write(partial(in_hand, consumer=GHOST), ours // everywhere, body)
+        write(backlog, sizes.backlog // everywhere, body)
+        each = sizes.delayed // 2 // everywhere
+        write(delayed, each, body)
+        due = partial(delayed, ahead=-float(each) / 1000 - 1)
+        write(due, each, body)
+        self.found["done"]["promoted"] = 2 * each * everywhere
+        write(partial(letters, age=2 * LETTERS_STAY), sizes.dead // 2 // everywhere, body)
+        write(letters, sizes.dead // 2 // everywhere, body)
+        self.kept = sizes.dead // 2 // everywhere * everywhere
 
+    def expiring(self) -> bool:
+        """Whether letters are there that are too old. Whole nodes go."""
+        return self.host.dead(self.shape)[1] > self.kept + NODE * len(self.shape.places)
 
-def write(
-    host: Host, shape: Shape, seed: Callable[[Desk, int, str], None], count: int, body: str
-) -> None:
-    """Let so many be there in each partition."""
-    for place in shape.places:
-        desk = Desk(host.link, host.keys, Unit(*place, "g0"))
-        for begin in range(0, count, SEED_MAX):
-            seed(desk, min(SEED_MAX, count - begin), body)
+    def trimmed(self) -> bool:
+        """Whether as few messages are there as retention keeps."""
+        there = self.host.messages(self.shape)[1]
+        return there <= (self.keep + 2 * NODE) * len(self.shape.places)
+
+    def lose_a_worker(self) -> None:
+        """Let all work, and kill the worker that has most in hand; another one recovers that."""
+        host, first = self.host, self.shape.units[0]
+        title = f"streamqd: worker {first.topic}/{first.partition} {first.group}"
+        stream = host.keys.stream(first.topic, first.partition)
+
+        def own() -> int:
+            rows = host.link.execute("XINFO", "CONSUMERS", stream, first.group)
+            flat = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
+            return sum(int(row[b"pending"]) for row in flat if row[b"name"] == b"w")
+
+        victim = self.daemon.titles()[title]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: self.daemon.titles().get(title) not in (None, victim), "there is another")
+        self.found["done"]["recovered"] = own()
+        self.began = time.monotonic()
+        self.daemon.signal(signal.SIGCONT)
+        self.look("after the death of a worker", lambda: not own())
+
+    def work(self) -> None:
+        """Handle everything."""
+        self.look("at work", lambda: not self.host.left(self.shape))
+        until(lambda: not self.host.left(self.shape), "the backlog is handled")
+        self.found["backlog handled within, s"] = round(time.monotonic() - self.began, 2)
+
+    def fail(self) -> None:
+        """Handle messages that fail twice and die."""
+        host, shape = self.host, self.shape
+        began = time.monotonic()
+        each = self.options.failing // len(shape.places)
+        dead = host.dead(shape)[0] + each * len(shape.units)
+        host.write(shape, backlog, each, FAILING * self.options.bytes)
+        self.look("failing", lambda: host.dead(shape)[0] >= dead)
+        until(lambda: host.dead(shape)[0] >= dead, "what fails is dead")
+        self.found["failing dead within, s"] = round(time.monotonic() - began, 2)
+
+    def count(self) -> None:
+        """Note what was taken over from the dead consumer, and what the housekeeper has removed."""
+        taken = self.daemon.events("reclaim")
+        self.found["done"]["reclaimed"] = sum(each["entries"] for each in taken)
+        for name, (ever, there) in (
+            ("trimmed", self.host.messages(self.shape)),
+            ("expired", self.host.dead(self.shape)),
+        ):
+            self.found["done"][name] = ever - there
+
+    def look(self, name: str, done: Callable[[], bool] | None = None) -> None:
+        """Note what everybody uses for some seconds, or until something is done."""
+        seconds = self.options.seconds
+        self.found["looks"][name] = look(self.host, self.daemon, self.shape, seconds, done)
 
 
 def look(
@@ -327,7 +240,8 @@ def look(
     names = {"supervisor": [daemon.pid], "redis": [host.server.pid]}
     names["housekeeper"] = [pid for title, pid in titles.items() if "housekeeper" in title]
     names["workers"] = [pid for title, pid in titles.items() if "worker" in title]
-    host.forget_slow()
+    host.slow()
+    host.pinger.delays()
     handled, used = host.handled(shape), {name: cpu(pids) for name, pids in names.items()}
     began, asked = time.monotonic(), host.asked
     with host.meter.measuring() as cost:
@@ -341,9 +255,10 @@ def look(
             name: round((cpu(pids) - used[name]) / took * 1000, 2) for name, pids in names.items()
         },
         "messages/s": round((host.handled(shape) - handled) / took),
-        "commands/s": round((cost.total - asked) / took, 1),
+        "commands/s": round((cost.total - cost.commands["ping"] - asked) / took, 1),
         "scripts/s": round(cost.scripts / took, 1),
         "redis, MiB": host.used_mib(),
+        "another client, ms": host.pinger.delays()._asdict(),
         "slow": host.slow(),
     }
 
@@ -384,7 +299,7 @@ def first_message(host: Host) -> dict[str, Any]:
     took: dict[str, list[float]] = {"first": [], "all": []}
     for _ in range(5):
         before = host.handled(shape)
-        write(host, shape, backlog, 1, "x")
+        host.write(shape, backlog, 1, "x")
         began = time.monotonic()
         daemon.start()
         for name, count in (("first", 1), ("all", len(shape.units))):

@@ -8,6 +8,8 @@ from typing import Any
 KINDS = ("supervisor", "housekeeper", "workers", "redis")
 RATES = ("messages/s", "commands/s", "scripts/s")
 IDLE = ("idle, empty", "paused, full", "idle, full")
+DONE = ("promoted", "expired", "trimmed", "recovered", "reclaimed")
+START = ("partitions", "first handled after, s", "all handled after, s")
 
 
 def table(results: dict[str, Any]) -> str:
@@ -15,7 +17,10 @@ def table(results: dict[str, Any]) -> str:
     parts = [
         _heading(results["sizes"]),
         _table(
-            ("shape", "look", *KINDS, *RATES, "redis, MiB", "longer than 5 ms"),
+            (
+                *("shape", "look", *KINDS, *RATES, "redis, MiB"),
+                *("PING p99, ms", "worst, ms", "longer than 5 ms"),
+            ),
             (_look(shape, name, look) for shape, name, look in _looks(results)),
         ),
         _table(
@@ -35,8 +40,13 @@ def table(results: dict[str, Any]) -> str:
             ("shape", "units", *(f"{name}: microseconds of each second and unit" for name in IDLE)),
             (_growth(name, found) for name, found in results["shapes"].items()),
         ),
-        _table(("longest of all looks", "ms"), sorted(_longest(results).items())),
-        _table(tuple(results["start"]), [tuple(results["start"].values())]),
+        _table(("shape", *DONE), (_done(*each) for each in results["shapes"].items())),
+        _table(
+            ("PING of another client, the whole run", "pings", "p99, ms", "worst, ms"),
+            ((name, *found["another client, ms"].values()) for name, found in _runs(results)),
+        ),
+        _table(("longest of the whole run", "ms"), sorted(_longest(results).items())),
+        _table(START, [tuple(results["start"][head] for head in START)]),
         _table(
             ("takeover after", "partitions", "all owned, s", "all handled, s", "lease_ttl, s"),
             (_takeover(how, found) for how, found in results["takeover"].items()),
@@ -48,8 +58,10 @@ def table(results: dict[str, Any]) -> str:
 def _heading(sizes: dict[str, float]) -> str:
     return (
         f"{sizes['backlog']:,} messages of backlog, {sizes['delayed']:,} delayed retries and as"
-        f" many scheduled sends, {sizes['dead']:,} dead letters and {sizes['failing']:,} messages"
-        f" that fail twice, of {sizes['bytes']:,} bytes each; CPU in ms of each second."
+        f" many scheduled sends, half of them due at once; {sizes['dead']:,} dead letters, half of"
+        f" them too old; {sizes['pending']:,} pending messages, half of them of a dead consumer;"
+        f" {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes each."
+        f" {sizes['keep']:,} messages are retained. CPU in ms of each second."
     )
 
 
@@ -62,7 +74,8 @@ def _looks(results: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]
 def _look(shape: str, name: str, look: dict[str, Any]) -> Sequence[object]:
     cpu = [look["CPU, ms/s"][kind] for kind in KINDS]
     rates = [f"{look[rate]:,}" for rate in (*RATES, "redis, MiB")]
-    return (shape, name, *cpu, *rates, _slow(look["slow"]))
+    delays = look["another client, ms"]
+    return (shape, name, *cpu, *rates, delays["p99"], delays["worst"], _slow(look["slow"]))
 
 
 def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
@@ -90,11 +103,22 @@ def _daemon(cpu: dict[str, float]) -> float:
     return cpu["supervisor"] + cpu["housekeeper"]
 
 
+def _done(name: str, found: dict[str, Any]) -> Sequence[object]:
+    return (name, *(f"{found['done'][each]:,}" for each in DONE))
+
+
+def _runs(results: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Everything that had a server of its own."""
+    yield from results["shapes"].items()
+    yield "start", results["start"]
+    yield from results["takeover"].items()
+
+
 def _longest(results: dict[str, Any]) -> dict[str, float]:
     """The longest time of each command or script that was ever longer than 5 ms."""
     longest: dict[str, float] = {}
-    for _, _, look in _looks(results):
-        for name, worst in {**look["slow"]["events"], **look["slow"]["commands"]}.items():
+    for _, found in _runs(results):
+        for name, worst in found["longest, ms"].items():
             longest[name] = max(longest.get(name, 0.0), worst)
     return longest or {"nothing": 0.0}
 

@@ -6,19 +6,36 @@ import multiprocessing
 import signal
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import redis
 
-from tests.benchmarks import quick
+from tests.benchmarks import access_log, quick
 from tests.benchmarks.bars import Meter, Work, workers_of
 from tests.benchmarks.quick import PARTITIONS
 
 
-def throughput(path: str, count: int, rounds: int) -> dict[str, Any]:
-    """Messages per second with a backlog and a handler that does nothing, two workers."""
-    pairs = [(bare_loop(path, count), daemon_work(path, count)) for _ in range(rounds)]
+class Load(NamedTuple):
+    """What is to be handled: the bodies, and for each group the handler and what is beside it."""
+
+    handlers: Sequence[str]
+    bare: Sequence[Callable[[Any], object]]  # each takes the fields of an entry
+    bodies: Sequence[bytes] = (quick.PAYLOAD,)
+
+    @property
+    def groups(self) -> list[str]:
+        """A name for each group."""
+        return ["g", *(f"g{number}" for number in range(1, len(self.handlers)))]
+
+
+def throughput(path: str, count: int, rounds: int, load: Load | None = None) -> dict[str, Any]:
+    """Messages per second with a backlog, a worker for each of two partitions in each group.
+
+    A message counts in each group. Without `load` there is one group, whose handler does nothing.
+    """
+    load = load or NOTHING
+    pairs = [(bare_loop(path, count, load), loaded(path, count, load)) for _ in range(rounds)]
 
     def middle(number: Callable[[Work, Work], float], digits: int) -> float:
         return round(statistics.median(number(*pair) for pair in pairs), digits)
@@ -37,32 +54,41 @@ def throughput(path: str, count: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def bare_loop(path: str, count: int) -> Work:
-    """The limit: two processes, redis-py, COUNT 256, acknowledge and read in one round trip."""
+def bare_loop(path: str, count: int, load: Load) -> Work:
+    """The limit: redis-py, COUNT 256, acknowledge and read in one round trip.
+
+    A process for each partition in each group.
+    """
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
-    quick.fill(path, [f"bare:{number}" for number in range(PARTITIONS)], count)
-    for number in range(PARTITIONS):
-        client.xgroup_create(f"bare:{number}", "g", id="0")
+    streams = [f"bare:{number}" for number in range(PARTITIONS)]
+    quick.fill(path, streams, count, bodies=load.bodies)
+    shares = [
+        (name, *each) for each in zip(load.groups, load.bare, strict=True) for name in streams
+    ]
+    for name, group, _ in shares:
+        client.xgroup_create(name, group, id="0")
     context = multiprocessing.get_context("fork")
-    gate, spent = context.Barrier(PARTITIONS + 1), context.SimpleQueue()
+    gate, spent = context.Barrier(len(shares) + 1), context.SimpleQueue()
     workers = [
-        context.Process(target=_bare_worker, args=(path, f"bare:{number}", gate, spent))
-        for number in range(PARTITIONS)
+        context.Process(target=_bare_worker, args=(path, *share, gate, spent)) for share in shares
     ]
     for worker in workers:
         worker.start()
     gate.wait()
     server_meter = Meter([quick.server_pid(path)])
     seconds = sum(spent.get() for _ in workers)
-    rate = count / (time.monotonic() - server_meter.began)
-    server_us = server_meter.us(count)
+    handled = count * len(load.groups)
+    rate = handled / (time.monotonic() - server_meter.began)
+    server_us = server_meter.us(handled)
     for worker in workers:
         worker.join()
-    return Work(rate, seconds * 1e6 / count, server_us)
+    return Work(rate, seconds * 1e6 / handled, server_us)
 
 
-def _bare_worker(path: str, stream: str, gate: Any, spent: Any) -> None:
+def _bare_worker(
+    path: str, stream: str, group: str, handle: Callable[[Any], object], gate: Any, spent: Any
+) -> None:
     client = redis.Redis(unix_socket_path=path, protocol=2)
     client.ping()
     gate.wait()
@@ -71,8 +97,10 @@ def _bare_worker(path: str, stream: str, gate: Any, spent: Any) -> None:
     while True:
         pipe = client.pipeline(transaction=False)
         if ids:
-            pipe.execute_command("XACK", stream, "g", *ids)
-        pipe.execute_command("XREADGROUP", "GROUP", "g", "w", "COUNT", 256, "STREAMS", stream, ">")
+            pipe.execute_command("XACK", stream, group, *ids)
+        pipe.execute_command(
+            *("XREADGROUP", "GROUP", group, "w", "COUNT", 256, "STREAMS", stream, ">")
+        )
         found = pipe.execute()[-1]
         if not found:
             spent.put(time.process_time() - began)
@@ -80,30 +108,63 @@ def _bare_worker(path: str, stream: str, gate: Any, spent: Any) -> None:
         entries = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
         ids = [entry[0] for entry in entries]
         for _, fields in entries:
-            _nothing(fields)
+            handle(fields)
 
 
 def _nothing(_fields: object) -> None:
     return None
 
 
+NOTHING = Load(["nothing"], [_nothing])
+
+
+def log_lines() -> Load:
+    """Real lines of a log, parsed in two groups."""
+    module = access_log.__name__
+    return Load(
+        [f"{module}:hits", f"{module}:agents"],
+        [access_log.bare_hits, access_log.bare_agents],
+        access_log.lines(),
+    )
+
+
+def loaded(path: str, count: int, load: Load) -> Work:
+    """The same by the daemon."""
+    others = zip(load.groups[1:], load.handlers[1:], strict=True)
+    extra = "".join(
+        f'[[consumers]]\ntopic = "bench"\ngroup = "{group}"\nhandler = "{handler}"\n'
+        for group, handler in others
+    )
+    return daemon_work(path, count, load.handlers[0], extra, groups=load.groups, bodies=load.bodies)
+
+
 def daemon_work(
-    path: str, count: int, handler: str = "nothing", extra: str = "", keys: int = 0
+    path: str,
+    count: int,
+    handler: str = "nothing",
+    extra: str = "",
+    keys: int = 0,
+    *,
+    groups: Sequence[str] = ("g",),
+    bodies: Sequence[bytes] = (quick.PAYLOAD,),
 ) -> Work:
     """The daemon, paused while the backlog is written, from its first message to its last.
 
-    `extra` are settings of the consumer; with `keys` the messages have so many keys.
+    `extra` are settings of the consumer, and consumers of further `groups`; with `keys` the
+    messages have so many keys.
     """
     redis.Redis(unix_socket_path=path).flushall()
     with quick.daemon(path, handler, extra=extra) as process:
-        quick.wait_ready(path)
+        quick.wait_ready(path, groups=groups)
         process.send_signal(signal.SIGTSTP)
         quick.wait(lambda: quick.states(path) == {"PAUSED"})
-        quick.fill(path, [quick.stream(number) for number in range(PARTITIONS)], count, keys=keys)
+        streams = [quick.stream(number) for number in range(PARTITIONS)]
+        quick.fill(path, streams, count, keys=keys, bodies=bodies)
         workers, server_meter = Meter(workers_of(process.pid)), Meter([quick.server_pid(path)])
         process.send_signal(signal.SIGCONT)
-        rate = _drained(redis.Redis(unix_socket_path=path), count)
-        return Work(rate, workers.us(count), server_meter.us(count))
+        handled = count * len(groups)
+        rate = _drained(redis.Redis(unix_socket_path=path), handled)
+        return Work(rate, workers.us(handled), server_meter.us(handled))
 
 
 def _drained(client: Any, count: int) -> float:
@@ -127,6 +188,6 @@ def _drained(client: Any, count: int) -> float:
 def _outstanding(client: Any) -> int:
     total = 0
     for number in range(PARTITIONS):
-        group = client.xinfo_groups(quick.stream(number))[0]
-        total += (group["lag"] or 0) + group["pending"]
+        for group in client.xinfo_groups(quick.stream(number)):
+            total += (group["lag"] or 0) + group["pending"]
     return total

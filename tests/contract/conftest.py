@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from streamqd.store.client import Link
@@ -13,3 +15,15 @@ from tests.contract.desk import Desk
 def desk(link: Link, keys: Keys) -> Desk:
     """One unit on an empty server."""
     return Desk(link, keys)
+
+
+@pytest.fixture
+def large_nodes(link: Link) -> Iterator[int]:
+    """Let a node of a stream hold so many entries, whatever their bytes: many times the default."""
+    names = ("stream-node-max-entries", "stream-node-max-bytes")
+    before = {name: link.execute("CONFIG", "GET", name)[1] for name in names}
+    for name, value in zip(names, (2500, 0), strict=True):
+        link.execute("CONFIG", "SET", name, value)
+    yield 2500
+    for name, value in before.items():
+        link.execute("CONFIG", "SET", name, value)

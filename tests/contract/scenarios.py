@@ -319,12 +319,14 @@ def growth_end(desk: Desk) -> Call:
 def group_reset(desk: Desk) -> Call:
     """Taken from its owner, with all that it has."""
     _with_everything(desk)
-    return groups.reset(desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="grow")
+    return groups.reset(
+        desk.keys, desk.unit, "0-0", drop_retries=True, force=True, keeper="grow", token="t9"
+    )
 
 
 def group_delete(desk: Desk) -> Call:
     _with_everything(desk)
-    return groups.delete(desk.keys, desk.unit, force=True)
+    return groups.delete(desk.keys, desk.unit, force=True, token="t9")
 
 
 def retry_page(desk: Desk) -> Call:

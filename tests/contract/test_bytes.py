@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streamqd.store import dead, messages, publishing, retries, spark
-from streamqd.store.messages import BYTES_MAX, Recovered, Snapshot, portions
+from streamqd.store.items import BYTES_MAX, portions
+from streamqd.store.messages import Recovered, Snapshot
 from streamqd.store.scripts import load
 from streamqd.worker.settler import Item, _batches
 from tests.contract.desk import UNIT, Desk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,10 +24,10 @@ class Run(NamedTuple):
 class Scene:
     """A unit with messages 1 to 5, sent and noted, of which 1 to 4 were read."""
 
-    def __init__(self, desk: Desk, path: Path) -> None:
+    def __init__(self, desk: Desk, path: Path, **options: Any) -> None:
         self.desk = desk
         self.ledger = Ledger(path)
-        self.conservation = Conservation(desk.link, desk.keys, [desk.unit], self.ledger)
+        self.conservation = Conservation(desk.link, desk.keys, [desk.unit], self.ledger, **options)
         desk.groups()
         desk.own(TOKEN)
         self.places = {number: self.send(number) for number in range(1, 6)}
@@ -51,8 +51,9 @@ class Scene:
         call = messages.retry(self.desk.keys, self.desk.unit, TOKEN, entries)
         self.desk.expect_entries("settle_retry", ["MOVED"], call)
 
-    def bury(self, number: int) -> None:
+    def bury(self, number: int, **more: bytes) -> None:
         fields = {b"group": self.desk.unit.group.encode()}
+        fields |= {name.encode(): value for name, value in more.items()}
         entries = [(self.places[number], fields)]
         call = messages.dead(self.desk.keys, self.desk.unit, TOKEN, entries)
         self.desk.expect_entries("settle_dead", ["MOVED"], call)
@@ -169,3 +170,53 @@ def test_a_group_that_is_gone_is_seen(scene: Scene):
     desk.do("XGROUP", "CREATE", desk.retry, "another", "0")
     with pytest.raises(Exception, match="NOGROUP"):
         scene.conservation.check()
+
+
+# --- charges, and what is lost on purpose ---------------------------------------------------------
+
+
+def test_a_crash_is_seen_beside_the_entry_and_in_its_fields(scene: Scene):
+    desk, group = scene.desk, scene.desk.unit.group
+    desk.do("HSET", desk.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
+    scene.bury(3, crashCount=b"1", crashes=b"1")
+    fields = ("originalId", "7-0", "crashCount", "4")
+    desk.add("9-0", "payload", "7 sleep 0", *fields, stream=desk.retry)
+    assert scene.blamed() == []
+    assert scene.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 4}
+    desk.fetch(1, stream=desk.retry)
+    desk.do("HSET", desk.attempts, "r:9-0:c", 1)
+    desk.do("HDEL", desk.attempts, "m:1-0:c")
+    scene.conservation.check()
+    assert scene.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 5}
+
+
+@pytest.fixture
+def losing(desk: Desk, tmp_path: Path) -> Scene:
+    return Scene(desk, tmp_path / "ledger", drops=True, expiring={"2"})
+
+
+@pytest.mark.parametrize(("counted", "fine"), [(0, False), (1, True), (2, False)])
+def test_what_is_lost_unread_is_as_much_as_was_counted(losing: Scene, counted: int, *, fine: bool):
+    desk = losing.desk
+    desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "5-0")
+    desk.do("HSET", desk.trim, f"dropped_unread:{desk.unit.group}", counted)
+    assert bool(losing.blamed()) is not fine
+    assert losing.conservation.unhandled == {desk.unit: {"5"}}
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_what_was_in_hand_is_lost_before_it_is_counted_and_after(losing: Scene, *, counted: bool):
+    desk = losing.desk
+    desk.do("XTRIM", desk.stream, "MINID", "2-0")
+    if counted:
+        desk.do("XACK", desk.stream, desk.unit.group, "1-0")
+        desk.do("HSET", desk.trim, f"dropped_pending:{desk.unit.group}", 1)
+    assert losing.blamed() == []
+    losing.ack(3)
+    assert losing.blamed() == ["1 are nowhere, not handled well, and not counted"]
+
+
+def test_what_may_expire_may_be_acknowledged_unhandled(losing: Scene):
+    losing.ack(2)
+    assert losing.blamed() == []
+    assert losing.conservation.unhandled == {losing.desk.unit: {"2"}}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamqd.errors import RedisRefused
 from streamqd.store import scripts
+from streamqd.store.client import Link
 from tests.contract import scenarios
 from tests.contract.desk import Desk
 from tests.contract.scenarios import UNTOUCHED, WHEN_FULL, Scenario
+from tests.support.servers import ProcessServer, Server
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__).parent
 CASES = [pytest.param(scenario, id=scenario.__name__) for scenario in WHEN_FULL]
@@ -82,6 +86,64 @@ def test_full_memory(desk: Desk, scenario: Scenario) -> None:
     assert word == WHEN_FULL[scenario]
     if word == "OOM":
         assert desk.dump() == before
+
+
+# How a server is made to take no writes, and to take them again.
+REFUSALS = {
+    "NOREPLICAS": (
+        ("CONFIG", "SET", "min-replicas-to-write", 1),
+        ("CONFIG", "SET", "min-replicas-to-write", 0),
+    ),
+    "READONLY": (("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")),
+    "MISCONF": (("CONFIG", "SET", "save", "3600 1"), ("CONFIG", "SET", "save", "")),
+}
+
+
+@pytest.fixture(scope="module")
+def failed_snapshot(server: Server) -> Iterator[None]:
+    """The server's last snapshot failed; it minds when it is told to make some."""
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the folder of a server")
+    link = Link(server.settings, timeout=10.0, name="test:snapshot")
+    place = server.folder / "dump.rdb"
+    place.unlink(missing_ok=True)
+
+    def snapshot(status: bytes) -> None:
+        link.execute("BGSAVE")
+        told = b"rdb_last_bgsave_status:" + status
+        wait_until(
+            lambda: told in link.execute("INFO", "persistence"), what=f"a snapshot: {told!r}"
+        )
+
+    place.mkdir()
+    snapshot(b"err")
+    yield
+    place.rmdir()
+    snapshot(b"ok")
+    place.unlink()
+    link.close()
+
+
+@pytest.mark.fault("F17", "F22")
+@pytest.mark.usefixtures("failed_snapshot")
+@pytest.mark.parametrize("code", REFUSALS)
+@pytest.mark.parametrize("scenario", CASES)
+def test_no_writes(desk: Desk, scenario: Scenario, code: str) -> None:
+    """A server that takes none refuses a script as a whole, or it has nothing to write."""
+    call = scenario(desk)
+    desk.do("SCRIPT", "LOAD", call.script.source)
+    before = desk.dump()
+    refuse, accept = REFUSALS[code]
+    desk.do(*refuse)
+    try:
+        desk.link.run(call)
+        word = ""
+    except RedisRefused as error:
+        word = error.code
+    finally:
+        desk.do(*accept)
+    assert desk.dump() == before
+    assert word == ("" if scenario in READ_ONLY else code)
 
 
 def test_every_word_has_a_test() -> None:

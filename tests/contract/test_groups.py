@@ -8,15 +8,35 @@ from streamqd.store import groups, leases, messages
 from streamqd.store.scripts import Call
 from tests.contract.desk import TTL, Desk, Stream
 
+TOKEN = "of-the-administration"
 
-def reset(desk: Desk, after: str, *, drop: bool = False, force: bool = False) -> Call:
+
+def reset(
+    desk: Desk,
+    after: str,
+    *,
+    drop: bool = False,
+    force: bool = False,
+    limit: int = 1000,
+    part: int = 0,
+) -> Call:
     return groups.reset(
-        desk.keys, desk.unit, after, drop_retries=drop, force=force, keeper="topic-grow"
+        desk.keys,
+        desk.unit,
+        after,
+        drop_retries=drop,
+        force=force,
+        keeper="topic-grow",
+        token=TOKEN,
+        at_once=limit,
+        part=part or limit,
     )
 
 
-def delete(desk: Desk, *, force: bool = False) -> Call:
-    return groups.delete(desk.keys, desk.unit, force=force)
+def delete(desk: Desk, *, force: bool = False, limit: int = 1000, part: int = 0) -> Call:
+    return groups.delete(
+        desk.keys, desk.unit, force=force, token=TOKEN, at_once=limit, part=part or limit
+    )
 
 
 def positions(desk: Desk, key: str) -> dict[str, tuple[str, dict[str, str]]]:
@@ -140,6 +160,134 @@ def test_another_group_is_not_touched(busy: Desk) -> None:
     busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
     busy.expect("group_delete", "OK", delete(busy, force=True))
     assert positions(busy, "stream") == {"agents": ("1-0", {})}
+
+
+# --- much in hand ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_hands(desk: Desk) -> Desk:
+    """Five entries in hand, one to come, three retries in hand."""
+    desk.pending(*(f"{n}-0" for n in range(1, 6)))
+    desk.add("6-0")
+    desk.pending_retry("7-0", "8-0", "9-0")
+    return desk
+
+
+def test_what_is_in_hand_is_forgotten_in_parts(full_hands: Desk) -> None:
+    full_hands.own("t1")
+    call = reset(full_hands, "2-0", force=True, limit=2)
+
+    assert full_hands.expect("group_reset", "MORE", call) == [b"5-0", b"2-0", 2]
+    left = {f"{n}-0": "w" for n in (3, 4, 5)}
+    assert positions(full_hands, "stream") == {"hits": ("2-0", left)}
+    assert full_hands.state()["trim"] == {"floor:hits": b"2-1"}
+
+    again = reset(full_hands, "2-0", limit=2)  # kept for this token: no force is needed
+    assert full_hands.expect("group_reset", "MORE", again) == [b"2-0", b"2-0", 2]
+    rest = full_hands.expect("group_reset", "OK", again)
+    assert rest == [b"2-0", b"2-0", 1, 0, 0]
+    assert positions(full_hands, "stream") == {"hits": ("2-0", {})}
+    assert len(positions(full_hands, "retry")["hits"][1]) == 3
+    assert full_hands.state()["fence"].keys() == {"epoch", "since"}
+    assert "lease" not in full_hands.state()
+    assert full_hands.fetch() == [b"3-0", b"4-0", b"5-0", b"6-0"]
+
+
+def test_a_part_is_smaller_than_what_may_go_at_once(full_hands: Desk) -> None:
+    call = reset(full_hands, "0-0", limit=4, part=1)
+    assert full_hands.expect("group_reset", "MORE", call)[2] == 1
+    assert full_hands.expect("group_reset", "OK", call)[2] == 4
+    full_hands.fetch()
+    call = delete(full_hands, force=True, limit=8, part=1)
+    full_hands.expect("group_delete", "MORE", call)
+    assert len(positions(full_hands, "stream")["hits"][1]) == 5
+    full_hands.expect("group_delete", "OK", call)
+
+
+def test_meanwhile_nobody_else_has_it(full_hands: Desk) -> None:
+    epoch = full_hands.own("t1")
+    full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "solo", "1")
+
+    full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", force=True, limit=2))
+
+    fence = full_hands.state()["fence"]
+    assert fence.keys() == {"token", "epoch", "owner", "since"}
+    assert (fence["token"], fence["owner"]) == (TOKEN.encode(), b"group-reset")
+    assert int(fence["epoch"]) > epoch
+    assert full_hands.do("GET", full_hands.lease) == TOKEN.encode()
+    assert 0 < full_hands.do("PTTL", full_hands.lease) <= groups.KEPT_SECONDS * 1000
+    ack = messages.ack(full_hands.keys, full_hands.unit, "t1", [b"m:5-0"])
+    full_hands.expect("settle_ack", "FENCED", ack)
+    taken = leases.acquire(
+        full_hands.keys, full_hands.unit, "t2", int(fence["epoch"]), TTL, "west-2"
+    )
+    full_hands.expect("lease_acquire", "HELD", taken)
+    full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
+    assert full_hands.state()["fence"] == fence, "one owner all the time"
+
+
+def test_left_in_the_middle_nothing_is_lost(full_hands: Desk) -> None:
+    """Whoever comes next handles what was not forgotten, and all that is behind the position."""
+    full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
+    full_hands.do("DEL", full_hands.lease)  # it has expired
+    epoch = int(full_hands.do("HGET", full_hands.fence, "epoch"))
+    full_hands.own("t2", seen_epoch=epoch)
+
+    late = reset(full_hands, "0-0", limit=2)
+    assert full_hands.expect("group_reset", "OWNED", late)[0] == b"west-1"
+
+    assert list(positions(full_hands, "stream")["hits"][1]) == ["3-0", "4-0", "5-0"]
+    assert full_hands.fetch() == [f"{n}-0".encode() for n in range(1, 7)]
+
+
+def test_the_keeper_is_left_alone_in_the_middle_too(full_hands: Desk) -> None:
+    full_hands.own("t1", owner="topic-grow")
+    full_hands.expect("group_reset", "OWNED", reset(full_hands, "0-0", force=True, limit=2))
+
+
+def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Desk) -> None:
+    call = reset(full_hands, "0-0", drop=True, limit=3)
+
+    assert full_hands.expect("group_reset", "MORE", call) == [b"5-0", b"0-0", 3]
+    assert full_hands.expect("group_reset", "MORE", call) == [b"0-0", b"0-0", 2]
+    assert positions(full_hands, "stream") == {"hits": ("0-0", {})}
+    assert list(positions(full_hands, "retry")["hits"][1]) == ["8-0", "9-0"]
+    full_hands.expect("group_reset", "OK", call)
+    assert positions(full_hands, "retry") == {"hits": ("9-0", {})}
+
+
+def test_a_group_goes_in_parts_too(full_hands: Desk) -> None:
+    full_hands.own("t1")
+    call = delete(full_hands, force=True, limit=6)
+
+    assert full_hands.expect("group_delete", "MORE", call) == []
+
+    assert positions(full_hands, "stream") == {"hits": ("5-0", {})}
+    assert list(positions(full_hands, "retry")["hits"][1]) == ["8-0", "9-0"]
+    fence = full_hands.state()["fence"]
+    assert (fence["token"], fence["owner"]) == (TOKEN.encode(), b"group-delete")
+    full_hands.expect("group_delete", "OK", call)
+    assert set(full_hands.state()) == {"stream"}
+
+
+def test_a_group_that_is_left_with_its_retries_alone_goes_in_parts_too(full_hands: Desk) -> None:
+    full_hands.do("XGROUP", "DESTROY", full_hands.stream, "hits")
+    call = delete(full_hands, force=True, limit=2)
+    full_hands.expect("group_delete", "MORE", call)
+    full_hands.expect("group_delete", "OK", call)
+
+
+def test_without_force_much_in_hand_is_not_given_up(full_hands: Desk) -> None:
+    before = full_hands.dump()
+    full_hands.expect("group_delete", "UNSETTLED", delete(full_hands, limit=2))
+    assert full_hands.dump() == before
+
+
+def test_parts_are_forgotten_when_memory_is_full(full_hands: Desk) -> None:
+    with full_hands.full_memory():
+        full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
+        full_hands.expect("group_delete", "MORE", delete(full_hands, force=True, limit=2))
 
 
 # --- delete ---------------------------------------------------------------------------------------

@@ -116,6 +116,32 @@ def test_many_places(desk: Desk) -> None:
     assert desk.state()["stream"].groups == {"hits": ("512-0", {})}
 
 
+@pytest.mark.parametrize("others", [0, 1, 600])
+def test_forgets_what_was_counted_of_the_places_done_and_of_no_other(
+    desk: Desk, others: int
+) -> None:
+    """A small hash and a large one are gone through in different ways."""
+    main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
+    desk.own("t1")
+    for place in main[:200]:
+        for kind in ("c", "f", "due", "last"):
+            desk.do("HSET", desk.attempts, place + f":{kind}".encode(), "1")
+    kept = {f"m:{n}-9:c": b"2" for n in range(1, others + 1)}
+    for field, value in kept.items():
+        desk.do("HSET", desk.attempts, field, value)
+    desk.expect("lease_refence", "OK", refence(desk, done=main))
+    assert desk.state().get("attempts") == (kept or None)
+
+
+def test_few_counters_among_many_places(desk: Desk) -> None:
+    main = desk.pending(*(f"{n}-0" for n in range(1, 513)))
+    desk.own("t1")
+    for field in (b"m:512-0:f", b"m:1-0:last", b"m:600-0:c"):
+        desk.do("HSET", desk.attempts, field, "1")
+    desk.expect("lease_refence", "OK", refence(desk, done=main))
+    assert desk.state()["attempts"] == {"m:600-0:c": b"1"}
+
+
 def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from streamqd.store import messages
-from streamqd.store.messages import Reclaimed
+from streamqd.store.messages import BEGIN, Cursor, Reclaimed
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import Desk
 
+LOOKED_MAX = 512  # as the script says
 
-def reclaim(desk: Desk, source: str = "m", idle: float = 0.0, count: int = 10) -> Call:
-    return messages.reclaim(desk.keys, desk.unit, "t1", "s1", source, idle, count)
+
+def reclaim(
+    desk: Desk, source: str = "m", idle: float = 0.0, count: int = 10, page: Cursor = BEGIN
+) -> Call:
+    return messages.reclaim(desk.keys, desk.unit, "t1", "s1", source, idle, count, page)
 
 
 def own(desk: Desk, token: str = "t1", session: str = "s1") -> None:
@@ -23,6 +27,20 @@ def left_by(desk: Desk, consumer: str, *ids: str, stream: str = "") -> None:
     for entry_id in ids:
         desk.add(entry_id, stream=stream)
     desk.fetch(len(ids), consumer, stream)
+
+
+def held_by(desk: Desk, consumer: str, count: int) -> None:
+    """Let a consumer hold so many fresh entries, 1-1 and so on."""
+    desk.link.pipeline([("XADD", desk.stream, f"1-{n + 1}", "payload", "x") for n in range(count)])
+    desk.fetch(count, consumer)
+
+
+def pages(desk: Desk, idle: float, count: int = 10) -> list[Reclaimed]:
+    """Walk to the end."""
+    found = [reclaimed(desk, reclaim(desk, idle=idle, count=count))]
+    while found[-1].next:
+        found.append(reclaimed(desk, reclaim(desk, idle=idle, count=count, page=found[-1].next)))
+    return found
 
 
 def reclaimed(desk: Desk, call: Call) -> Reclaimed:
@@ -52,7 +70,7 @@ def test_leaves_the_owners_own_entries(desk: Desk) -> None:
     desk.pending("1-0")
     own(desk)
     before = desk.dump()
-    assert reclaimed(desk, reclaim(desk)) == ([], 0)
+    assert reclaimed(desk, reclaim(desk)) == ([], 0, None)
     assert desk.dump() == before
 
 
@@ -61,7 +79,7 @@ def test_leaves_what_is_not_idle(desk: Desk) -> None:
     left_by(desk, "foreign", "1-0")
     own(desk)
     before = desk.dump()
-    assert reclaimed(desk, reclaim(desk, idle=600.0)) == ([], 0)
+    assert reclaimed(desk, reclaim(desk, idle=600.0)) == ([], 0, None)
     assert desk.dump() == before
 
 
@@ -72,7 +90,60 @@ def test_takes_so_many_at_a_time_and_the_rest_next(desk: Desk) -> None:
     own(desk)
     assert len(reclaimed(desk, reclaim(desk, count=3)).entries) == 3
     assert len(reclaimed(desk, reclaim(desk, count=3)).entries) == 1
-    assert reclaimed(desk, reclaim(desk, count=3)) == ([], 0)
+    assert reclaimed(desk, reclaim(desk, count=3)) == ([], 0, None)
+
+
+def test_looks_at_a_page_and_finds_an_idle_entry_behind_many_fresh_ones(desk: Desk) -> None:
+    """All together they would keep the server from others for as long as it takes to pass them."""
+    desk.groups()
+    held_by(desk, "foreign-a", 3 * LOOKED_MAX)
+    own(desk)
+    last = f"1-{3 * LOOKED_MAX}"
+    desk.do("XCLAIM", desk.stream, "hits", "foreign-a", 0, last, "IDLE", 700_000, "JUSTID")
+    found = pages(desk, idle=600.0)
+    assert [page.next for page in found] == [
+        (b"foreign-a", b"1-512"),
+        (b"foreign-a", b"1-1024"),
+        (b"foreign-a", last.encode()),
+        None,
+    ]
+    assert [[entry for entry, _ in page.entries] for page in found] == [[], [], [last.encode()], []]
+
+
+def test_a_page_goes_on_with_the_next_consumer_and_leaves_out_the_owner(desk: Desk) -> None:
+    desk.groups()
+    for at, consumer in enumerate(("a", "w", "z")):
+        for number in range(3):
+            left_by(desk, consumer, f"{3 * at + number + 1}-0")
+    own(desk)
+    found = pages(desk, idle=0.0, count=2)
+    assert [[entry for entry, _ in page.entries] for page in found] == [
+        [b"1-0", b"2-0"],
+        [b"3-0", b"7-0"],
+        [b"8-0", b"9-0"],
+    ]
+    assert [page.next for page in found] == [(b"a", b"2-0"), (b"z", b"7-0"), None]
+
+
+def test_many_consumers_make_several_pages(desk: Desk) -> None:
+    """Of each at least one entry is looked at, and the walk comes to its end."""
+    desk.groups()
+    count = LOOKED_MAX + 40
+    desk.link.pipeline([("XADD", desk.stream, f"{n + 1}-0", "payload", "x") for n in range(count)])
+    for number in range(count):
+        desk.fetch(1, f"foreign-{number:03}")
+    own(desk)
+    assert [page.entries for page in pages(desk, idle=600.0)] == [[], [], []]
+    taken = [entry for page in pages(desk, idle=0.0, count=256) for entry, _ in page.entries]
+    assert taken == [f"{n + 1}-0".encode() for n in range(count)]
+
+
+def test_a_page_of_a_consumer_that_is_gone_is_the_last(desk: Desk) -> None:
+    desk.groups()
+    left_by(desk, "foreign", "1-0")
+    own(desk)
+    gone = reclaimed(desk, reclaim(desk, page=(b"deleted", b"1-0")))
+    assert gone == ([], 0, None), "the next look begins anew"
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])

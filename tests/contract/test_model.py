@@ -60,18 +60,18 @@ MUTATIONS = {
     "a mark that survives the refence": ("lease_refence", "'mark', 'session'", "'session'"),
     "settling what is not pending": (
         "settle_retry",
-        "or not pending(source, group, id)",
+        "or not (found.pending[id] or pending(source, group, id))",
         "or false",
     ),
     "attempts that survive the entry": (
         "settle_retry",
-        "forget_attempts(attempts, entry.place)",
+        "forget_attempts(attempts, dues[at])",
         "",
     ),
     "delayed entries named by id alone": (
         "settle_retry",
-        "items, entry.place, cmsgpack",
-        "items, entry.id, cmsgpack",
+        "packed[#packed + 1] = entry.place",
+        "packed[#packed + 1] = entry.id",
     ),
     "a letter whose source stays": (
         "settle_dead",

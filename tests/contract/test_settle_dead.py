@@ -14,8 +14,8 @@ WHY = {b"originalId": b"1-0", b"group": b"hits", b"reason": b"attempts", b"error
 WHY_TEXT = {name.decode(): value for name, value in WHY.items()}
 
 
-def dead(desk: Desk, *items: tuple[bytes, dict[bytes, bytes]]) -> Call:
-    return messages.dead(desk.keys, desk.unit, "t1", items)
+def dead(desk: Desk, *items: tuple[bytes, dict[bytes, bytes]], adjacent: bool = False) -> Call:
+    return messages.dead(desk.keys, desk.unit, "t1", items, adjacent=adjacent)
 
 
 def test_writes_a_letter(desk: Desk) -> None:
@@ -52,6 +52,33 @@ def test_many_at_once_from_both_streams(desk: Desk) -> None:
     ]
     assert settled.letters[1] == b""
     assert len(letters) == 2
+
+
+def test_letters_of_a_crowd_are_those_of_one_by_one(desk: Desk) -> None:
+    """What all have alike is sent once, and neighbours are found together."""
+    ids = ("1-0", "2-0", "3-0")
+    whys = [
+        {b"originalId": each.encode(), b"group": b"hits", b"errorMessage": f"no {each}".encode()}
+        for each in ids
+    ]
+    letters = []
+    for together in (False, True):
+        desk.do("FLUSHALL")
+        desk.groups()
+        for each in ids:
+            desk.add(each, "payload", f"body of {each}", "group", "forged", "key", each)
+        desk.fetch()
+        desk.own("t1")
+        items = [(f"m:{each}".encode(), why) for each, why in zip(ids, whys, strict=True)]
+        for part in [items] if together else [[item] for item in items]:
+            desk.link.run(dead(desk, *part, adjacent=together))
+        found = [list(letter.items()) for letter in desk.state()["dlq"].entries.values()]
+        assert [fields.pop(0)[0] for fields in found] == ["failedAt"] * 3
+        letters.append(found)
+    assert letters[0] == letters[1]
+    assert [name for name, _ in letters[0][0]] == [
+        *("payload", "key", "originalId", "group", "errorMessage")
+    ]
 
 
 def test_the_second_finds_nothing_to_do(desk: Desk) -> None:

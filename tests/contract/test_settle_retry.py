@@ -9,12 +9,15 @@ from streamqd.store import leases, messages
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from tests.contract.desk import TTL, UNIT, Desk, Stream
+from tests.support.costs import Meter
 
 CHANGED = {b"originalId": b"1-0", b"retryCount": b"1", b"crashCount": b"0"}
 
 
-def retry(desk: Desk, *items: tuple[bytes, float, dict[bytes, bytes]]) -> Call:
-    return messages.retry(desk.keys, desk.unit, "t1", items)
+def retry(
+    desk: Desk, *items: tuple[bytes, float, dict[bytes, bytes]], adjacent: bool = False
+) -> Call:
+    return messages.retry(desk.keys, desk.unit, "t1", items, adjacent=adjacent)
 
 
 def test_moves_the_body_with_changed_fields(desk: Desk) -> None:
@@ -103,6 +106,72 @@ def test_a_place_named_twice_moves_once(desk: Desk) -> None:
     desk.expect_entries("settle_retry", ["MOVED", "GONE"], retry(desk, item, item))
 
 
+def test_neighbours_are_found_together(desk: Desk) -> None:
+    """In both streams; a look for each would go through a node of the stream for each."""
+    ids = [f"{number}-0" for number in range(1, 9)]
+    desk.pending(*ids)
+    desk.pending_retry("3-0", "4-0")
+    desk.own("t1")
+    places = [b"r:3-0", b"r:4-0", *(f"m:{each}".encode() for each in ids)]
+    call = retry(desk, *((place, 5.0, CHANGED) for place in places), adjacent=True)
+    with Meter(desk.link).measuring() as cost:
+        settled = messages.Settled.parse(desk.link.run(call))
+    assert settled.words == ["MOVED"] * 10
+    each_stream = ("xpending", "xrange", "xack")
+    assert [cost.commands[name] for name in (*each_stream, "hset", "zadd")] == [2, 2, 2, 1, 1]
+    bodies = {place.decode(): b"body of " + place[2:] for place in places}
+    moved = desk.state()["items"]
+    assert {place: fields["payload"] for place, fields in moved.items()} == bodies
+
+
+def test_who_is_no_neighbour_is_found_alone(desk: Desk) -> None:
+    """Whatever the caller says: others are between, gone, or before; and some are named twice."""
+    desk.pending("1-0", "2-0", "3-0", "4-0", "5-0", "6-0", "7-0")
+    desk.own("t1")
+    desk.do("XACK", desk.stream, "hits", "3-0")
+    desk.do("XDEL", desk.stream, "5-0")
+    order = ("1-0", "4-0", "3-0", "5-0", "4-0", "7-0", "6-0")
+    items = [(f"m:{each}".encode(), 5.0, CHANGED) for each in order]
+    words = ["MOVED", "MOVED", "GONE", "GHOST", "GONE", "MOVED", "MOVED"]
+    settled = messages.Settled.parse(desk.link.run(retry(desk, *items, adjacent=True)))
+    assert settled.words == words
+    state = desk.state()
+    assert sorted(state["items"]) == ["m:1-0", "m:4-0", "m:6-0", "m:7-0"]
+    assert state["stream"].groups["hits"] == ("7-0", {"2-0": "w", "5-0": "w"})
+
+
+def test_without_its_group_a_neighbour_is_gone(desk: Desk) -> None:
+    desk.pending("1-0", "2-0")
+    desk.own("t1")
+    desk.do("XGROUP", "DESTROY", desk.stream, "hits")
+    items = [(b"m:1-0", 5.0, CHANGED), (b"m:2-0", 5.0, CHANGED)]
+    desk.expect_entries("settle_retry", ["GONE", "GONE"], retry(desk, *items, adjacent=True))
+
+
+def test_each_gets_its_own_fields_of_those_that_all_have(desk: Desk) -> None:
+    """The first tells the values; others have others, fewer names, and more."""
+    desk.groups()
+    for entry_id in ("1-0", "2-0", "3-0"):
+        desk.add(entry_id, "payload", f"body of {entry_id}", "own", "field", "more", "of it")
+    desk.fetch()
+    desk.own("t1")
+    changes = [
+        {b"originalId": b"1-0", b"retryCount": b"1", b"crashCount": b"0"},
+        {b"originalId": b"0-7", b"retryCount": b"1", b"crashCount": b"2", b"more": b"changed"},
+        {b"originalId": b"3-0", b"replayCount": b"4", b"crashCount": b"0"},
+    ]
+    items = [(f"m:{n}-0".encode(), 5.0, each) for n, each in enumerate(changes, 1)]
+    desk.expect_entries("settle_retry", ["MOVED", "MOVED", "MOVED"], retry(desk, *items))
+    moved = desk.state()["items"]
+    for place, _, changed in items:
+        found = moved[place.decode()]
+        body = {"payload": b"body of " + place[2:], "own": b"field", "more": b"of it"}
+        own = {name.decode(): value for name, value in changed.items()}
+        assert found == {**body, **own}
+        kept = [name for name in body if name not in own]
+        assert list(found)[: len(kept) + 1] == [*kept, "originalId"], "what changes comes last"
+
+
 def test_never_delivered_and_never_written_are_gone(desk: Desk) -> None:
     desk.groups()
     desk.own("t1")
@@ -145,6 +214,10 @@ def test_an_entry_with_thousands_of_fields_is_moved_as_a_ghost(desk: Desk) -> No
     desk.fetch()
     desk.own("t1")
     desk.expect_entries("settle_retry", ["GHOST"], retry(desk, (b"m:1-0", 0.0, CHANGED)))
+    desk.add("2-0")
+    desk.fetch()
+    both = [(place, 9.0, CHANGED) for place in (b"m:1-0", b"m:2-0")]
+    desk.expect_entries("settle_retry", ["GHOST", "MOVED"], retry(desk, *both, adjacent=True))
     whole = (b"m:1-0", 0.0, {b"payload": b"x", **CHANGED})
     desk.expect_entries("settle_retry", ["MOVED"], retry(desk, whole))
     assert desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10)).rest[0] == 1

@@ -114,6 +114,16 @@ def test_so_many_at_a_time(desk: Desk) -> None:
     assert dropped(desk, drop_before="0-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
 
 
+def test_a_node_that_is_larger_than_what_may_go_at_once_goes(desk: Desk, large_nodes: int) -> None:
+    fill(desk, 3 * large_nodes, read=large_nodes // 2)
+    unread = large_nodes - large_nodes // 2
+    assert dropped(desk, limit=NODE) == (large_nodes, {"hits": unread})
+    within = {"drop_before": "0-0", "limit": NODE}
+    assert dropped(desk, max_length=large_nodes + 1, **within).removed == 0, "keeps its bound"
+    assert dropped(desk, max_length=large_nodes, **within) == (large_nodes, {"hits": large_nodes})
+    assert length(desk) == large_nodes
+
+
 def test_what_is_not_archived_stays(desk: Desk) -> None:
     fill(desk, 350)
     assert dropped(desk, archive=True, max_length=0).removed == 0

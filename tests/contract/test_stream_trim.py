@@ -130,8 +130,7 @@ def test_removes_so_many_at_a_time(desk: Desk) -> None:
     fill(desk, 350, acked=350)
     assert trimmed(desk, limit=NODE).removed == NODE
     assert trimmed(desk, limit=2 * NODE).removed == 2 * NODE
-    assert trimmed(desk, limit=NODE // 4).removed == 0
-    assert trimmed(desk, limit=NODE).removed == 50
+    assert trimmed(desk, limit=NODE // 4).removed == 50
 
 
 def test_removes_so_many_at_a_time_by_length(desk: Desk) -> None:
@@ -139,6 +138,24 @@ def test_removes_so_many_at_a_time_by_length(desk: Desk) -> None:
     assert trimmed(desk, keep_from="150-0", max_length=0, limit=NODE).removed == NODE
     assert trimmed(desk, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
     assert trimmed(desk, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 50
+
+
+def test_a_node_that_is_larger_than_what_may_go_at_once_goes(desk: Desk, large_nodes: int) -> None:
+    fill(desk, 2 * large_nodes, acked=2 * large_nodes)
+    assert trimmed(desk, limit=NODE).removed == large_nodes
+    assert trimmed(desk, keep_from="0-0", max_length=0, limit=NODE).removed == large_nodes
+
+
+def test_a_node_of_which_a_part_must_stay_does_not_go_however_large(
+    desk: Desk, large_nodes: int
+) -> None:
+    fill(desk, 2 * large_nodes, acked=large_nodes - 1)
+    assert trimmed(desk, limit=NODE).removed == 0
+    assert trimmed(desk, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
+    desk.do("XACK", desk.stream, "hits", f"{large_nodes}-0")
+    assert trimmed(desk, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
+    assert not answered(desk, keep_from="0-0", max_length=large_nodes + 1).held, "less than a node"
+    assert trimmed(desk, keep_from="0-0", max_length=large_nodes, limit=NODE).removed == large_nodes
 
 
 def test_part_of_a_node_is_not_trimmed(desk: Desk) -> None:

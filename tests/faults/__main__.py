@@ -88,10 +88,11 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
         print(f"--- {at + 1}/{len(words)}: {about[word]}", flush=True)
         started = time.monotonic()
         found = _run_one(word, only, everything=at == 0)
-        outcomes[word] = found["outcomes"]
+        outcomes = results.joined(outcomes, found["outcomes"])
         on_server.update(found["on_server"])
         seconds[word] = round(time.monotonic() - started)
-        count = ", ".join(f"{n} {how}" for how, n in Counter(outcomes[word].values()).items())
+        told = Counter(how for tests in found["outcomes"].values() for how in tests.values())
+        count = ", ".join(f"{n} {how}" for how, n in told.items())
         print(f"--- {about[word]}: {count or 'no test'} in {seconds[word]} s", flush=True)
     print(f"--- all in {time.monotonic() - began:.0f} s", flush=True)
     return {

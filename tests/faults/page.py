@@ -21,8 +21,9 @@ a test, and then say what was tried.
 
 `make faults` runs them and writes this page; `docs/explanation/faults.json` holds the outcomes.
 Whatever talks to a server is run on each of three, what needs none is run once. A row is shown on a
-server when none of its tests has failed there and one that talks to it has passed; the suite
-demands that of each row and server once the battery has been run.
+server when all of its tests that talk to one have passed there, none was skipped, and none of the
+others has failed. Once the battery has been run the suite demands that of each row and server, but
+for those that the row excepts, with the reason.
 """
 
 
@@ -58,6 +59,9 @@ def _section(row: Row, tests: Mapping[str, tuple[str, ...]], results: Mapping[st
     if shown and results.get("outcomes"):
         servers = shown_on(shown, results)
         lines += [f"Shown on: {', '.join(servers) or 'no server'}.", ""]
+    for reason in dict.fromkeys(row.not_on.values()):
+        excepted = [server for server, why in row.not_on.items() if why == reason]
+        lines += [f"Not on {', '.join(excepted)}: {reason}", ""]
     if shown:
         lines += ["| Test | Last result |", "| --- | --- |"]
         lines += [f"| `{test.removeprefix('tests/')}` | {_last(test, results)} |" for test in shown]

@@ -2,49 +2,90 @@
 
 The file that FAULT_OUTCOMES names gets one object:
 
-    outcomes   test id -> passed | failed | skipped, the worst of all parameters
+    outcomes   server -> test id -> passed | failed | skipped, the worst of all parameters
     on_server  ids of those that talk to the server of the run, or to others of its binary
 
-With FAULT_SCOPE=server only the latter are run: the others need not be shown once more.
+A test that starts servers of another binary, as those of TLS do, is told of that one. With
+FAULT_SCOPE=server only those are run that talk to the server of the run: the others need not be
+shown once more.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.faults.results import SERVERS, worst
+from tests.support import servers
+
 VARIABLE = "FAULT_OUTCOMES"
 SCOPE = "FAULT_SCOPE"
-_FIXTURES = frozenset({"server", "new_server", "binary"})
-_PROPERTY = "on server"
-_WORST = ("passed", "skipped", "failed")
-_outcomes: dict[str, str] = {}
+_FIXTURES = ("server", "new_server", "binary")
+_PROPERTY = "servers"  # of a report: the words of those that the test had
+_outcomes: dict[str, dict[str, str]] = {}
 _on_server: set[str] = set()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    on_server = [item for item in items if _FIXTURES & {*getattr(item, "fixturenames", ())}]
-    for item in on_server:
-        item.user_properties.append((_PROPERTY, True))
     if os.environ.get(SCOPE) == "server":
-        config.hook.pytest_deselected(items=[item for item in items if item not in on_server])
-        items[:] = on_server
+        config.hook.pytest_deselected(items=[item for item in items if not _of_the_run(item)])
+        items[:] = [item for item in items if _of_the_run(item)]
+
+
+def pytest_runtest_setup() -> None:
+    servers.started.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> None:
+    item.user_properties[:] = [(_PROPERTY, " ".join(sorted(_words(item))))]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
         return  # set-up and clean-up count when they fail or skip
     test = report.nodeid.partition("[")[0]
-    known = _outcomes.get(test, report.outcome)
-    _outcomes[test] = max(known, report.outcome, key=_WORST.index)
-    if (_PROPERTY, True) in map(tuple, report.user_properties):
+    words = dict(report.user_properties)[_PROPERTY].split()
+    for word in words or [""]:
+        of_server = _outcomes.setdefault(word, {})
+        of_server[test] = worst(of_server.get(test, report.outcome), report.outcome)
+    if words:
         _on_server.add(test)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
+        # What has no server at all is told with the run.
+        without = _outcomes.pop("", {})
+        _outcomes.setdefault(session.config.getoption("--server"), {}).update(without)
         found = {"outcomes": _outcomes, "on_server": sorted(_on_server)}
         Path(os.environ[VARIABLE]).write_text(json.dumps(found))
+
+
+def _of_the_run(item: pytest.Item) -> bool:
+    """Whether it talks to the server of the run: a module's own fixture of that name is another."""
+    known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    return any(known[name][-1].baseid == "tests" for name in _FIXTURES if name in known)
+
+
+def _words(item: pytest.Item) -> set[str]:
+    """The servers that it talks to, or would have: of those it has started, else of the run."""
+    had = getattr(item, "funcargs", {}).values()
+    binaries = {each.binary for each in had if isinstance(each, servers.ProcessServer)}
+    binaries |= servers.started
+    words = {word for binary in binaries for word in SERVERS if binary == _binary(word)}
+    if words:
+        return words
+    return {item.config.getoption("--server")} if _of_the_run(item) else set()
+
+
+@cache
+def _binary(word: str) -> Path | None:
+    try:
+        return servers.find_binary(word)
+    except servers.NoServerError:
+        return None

@@ -23,6 +23,7 @@ from tests.support.servers import ProcessServer
 
 WHOLE = (Fault.DROP_REPLY, Fault.CUT_BEFORE)
 FAULTS = (*WHOLE, Fault.CUT_REPLY)
+BY_SOURCE = "EVAL "
 _SCRIPTS = {script.sha.encode(): name for name, script in scripts.load().items()}
 _MOMENT = re.compile(r"\d{13}(-\d+)?(\.\d+)?")  # a time in ms, or an id made by the server
 _RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a scheduled send
@@ -80,18 +81,22 @@ def kind_of(command: list[bytes]) -> str:
     if name == "EVALSHA":
         return _SCRIPTS.get(command[1], name)
     if name == "EVAL":
-        return command[1].split(b":", 1)[0].removeprefix(b"-- ").decode()
+        return BY_SOURCE + command[1].split(b":", 1)[0].removeprefix(b"-- ").decode()
     return name
 
 
 class Rehearsal:
     """Plays one scene, with and without faults."""
 
-    def __init__(self, server: ProcessServer, link: Link, keys: Keys, scene: Scene) -> None:
+    def __init__(
+        self, server: ProcessServer, link: Link, keys: Keys, scene: Scene, *, taught: bool = True
+    ) -> None:
         self._server = server
         self._desk = Desk(link, keys, UNIT)
         self._scene = scene
-        # The server must know them, or a call is two commands the first time.
+        # A script that the server does not know is two commands the first time. Where it has not
+        # been `taught`, a call by the source counts as a kind of its own.
+        self._taught = taught
         link.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.load().values()])
 
     def kinds(self) -> Counter[str]:
@@ -135,6 +140,8 @@ class Rehearsal:
         self, strike: Strike | None, fault: Fault | None, cut: dict[str, int] | None = None
     ) -> Played:
         self._desk.do("FLUSHALL")
+        if not self._taught:
+            self._desk.do("SCRIPT", "FLUSH")
         with FaultProxy(self._server.socket_path) as proxy:
             proxy.cut_after(**(cut or {}))
             stage = Stage(self._server, self._desk, proxy)

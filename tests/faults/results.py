@@ -2,8 +2,8 @@
 
     {"outcomes": {server: {test: passed | failed | skipped}}, "on_server": [test, …], …}
 
-A row is shown on a server when none of its tests failed there and one that talks to the server has
-passed. Rows without such a test are shown everywhere when one of their tests has passed.
+A row is shown on a server when all of its tests that talk to one have passed there, and none of the
+others has failed. Rows without such tests are shown everywhere when one of theirs has passed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_WORST = ("passed", "skipped", "failed")
 SERVERS = ("valkey", "redis7", "redis62")
 Results = Mapping[str, Any]
+Outcomes = Mapping[str, Mapping[str, str]]
 
 
 def shown_on(tests: Sequence[str], results: Results) -> list[str]:
     """The servers on which the last run has shown a row that has these tests."""
     outcomes = results.get("outcomes", {})
     there = {test for test in tests if test in results.get("on_server", ())}
+    anywhere = any(each.get(test) == "passed" for each in outcomes.values() for test in tests)
     found = []
     for server in SERVERS:
         of_server = outcomes.get(server, {})
-        told = {test: of_server[test] for test in tests if test in of_server}
-        if there:
-            passed = any(told.get(test) == "passed" for test in there)
-        else:
-            passed = any(each.get(test) == "passed" for each in outcomes.values() for test in tests)
-        if passed and "failed" not in told.values():
+        failed = any(of_server.get(test) == "failed" for test in tests)
+        if anywhere and not failed and all(of_server.get(test) == "passed" for test in there):
             found.append(server)
+    return found
+
+
+def worst(*outcomes: str) -> str:
+    """The outcome of several: one that failed is the outcome of all."""
+    return max(outcomes, key=_WORST.index)
+
+
+def joined(one: Outcomes, other: Outcomes) -> dict[str, dict[str, str]]:
+    """The outcomes of two runs, the worst of each test on each server."""
+    found = {server: dict(tests) for server, tests in one.items()}
+    for server, tests in other.items():
+        of_server = found.setdefault(server, {})
+        for test, outcome in tests.items():
+            of_server[test] = worst(of_server.get(test, outcome), outcome)
     return found
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,6 +112,30 @@ def test_a_group_that_is_killed_as_one_is_found(
     expected = None if found is None else root / ones[found]
     assert killed_as_one(membership, root) == expected
     assert killed_as_one(tmp_path / "absent", root) is None
+
+
+def test_a_start_within_a_group_that_is_killed_as_one_warns(new_daemon: NewDaemon, tmp_path: Path):
+    there = tmp_path / "cgroup"
+    there.mkdir()
+    (there / "memory.oom.group").write_text("1\n")
+    mount = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount --bind {there} {CONTROL_GROUPS} && exec "$@"',
+    ]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "sh", "true"]).returncode:
+        pytest.skip("no mount namespaces here")
+    daemon = new_daemon()
+    daemon.within = [*mount, "sh"]
+    with daemon:
+        daemon.wait_event("ready")
+        said = [each["about"] for each in daemon.events("config.warning")]
+        [about] = [each for each in said if "memory.oom.group" in each]
+        assert f"all processes of {CONTROL_GROUPS} at once" in about
+        assert "OOMPolicy=continue" in about
+        assert daemon.stop() == 0
 
 
 @pytest.fixture

@@ -13,52 +13,19 @@ import pytest
 
 from streamqd.store.client import Link
 from tests.acceptance.test_redis_faults import assert_nothing_moved, pair, wait_clock, wait_progress
+from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.kill_matrix import freeze
 from tests.support.ledger import Audit
-from tests.support.servers import ProcessServer, find_binary
+from tests.support.servers import ProcessServer
 
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Daemon]
-HOUR = 3600
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 TTL = 1.0
 
 
 # --- its clock ------------------------------------------------------------------------------------
-
-
-class Clock:
-    """The clock of a server, as far as it is not the real one. Skips where it cannot be set."""
-
-    def __init__(self, server: ProcessServer) -> None:
-        if not FAKETIME.exists():
-            pytest.skip("libfaketime is not installed (Debian: apt-get install faketime)")
-        self._path = server.folder / "clock"
-        self.jump_to(0)
-        server.environment = {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-        probe = [str(server.binary), "--version"]
-        environment = os.environ | server.environment
-        try:
-            subprocess.run(probe, env=environment, check=True, timeout=10, capture_output=True)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-            pytest.skip(f"{server.binary} and libfaketime do not bear each other")
-        server.restart()
-
-    def jump_to(self, seconds: int) -> None:
-        """Let it be so far ahead of the real clock."""
-        new = self._path.with_suffix(".new")
-        new.write_text(f"{seconds:+d}\n")
-        new.rename(self._path)
-
-
-def seconds_ahead(link: Link) -> float:
-    return float(int(link.execute("TIME")[0]) - time.time())
 
 
 @pytest.mark.fault("F10")
@@ -91,6 +58,31 @@ def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
         assert first.epochs() == before
         assert audit.repeated == {}
         assert first.stop() == second.stop() == 0
+
+
+@pytest.mark.fault("F10")
+def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
+    make: Make, fresh_server: ProcessServer
+):
+    """Its leases live for an hour, and so long it seems to have beaten just now."""
+    clock = Clock(fresh_server)
+    with pair(make, 2 * TTL) as (first, second):
+        first.send(["ok"] * 20)
+        first.wait_settled()
+        before = first.epochs()
+        freeze(first)  # it is dead to all others, and renews nothing from here on
+        clock.jump_to(-HOUR)
+        later = second.send(["ok"] * 20)
+        killed_at = time.monotonic()
+        first.kill()
+        second.wait_settled(20 * TTL)
+        print(f"taken over within {time.monotonic() - killed_at:.1f} s, ttl {2 * TTL:g} s")
+
+        assert set(later) <= second.ledger.ended(GROUP)
+        after = second.epochs()
+        assert {number for number in before if after[number] != before[number]}
+        assert all(after[number] >= before[number] for number in before)
+        assert second.stop() == 0
 
 
 @pytest.mark.fault("F10")
@@ -136,9 +128,10 @@ def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
         first.wait_settled(40.0)
         assert first.epochs() == epochs
         assert_nothing_moved(marks)
+        # The renewals of an instance travel together. Where that packet lay in the server's socket,
+        # it was executed after the pause and nobody heard the answer: then none is told to be late.
         late = sum(len(daemon.events("lease.late", mark)) for daemon, mark in marks.items())
         print(f"told to be renewed late: {late} of 32 leases")
-        assert late > 0
         assert first.ledger.audit(GROUP) == Audit()
         assert first.stop() == second.stop() == 0
 
@@ -254,13 +247,10 @@ def small_disk() -> Iterator[Path]:
 
 @pytest.mark.fault("F22")
 def test_a_full_disk_makes_everything_wait_and_nothing_run_twice(
-    request: pytest.FixtureRequest, small_disk: Path, tmp_path: Path
+    binary: Path, small_disk: Path, tmp_path: Path
 ):
-    word = request.config.getoption("--server")
-    if "://" in word or word == "testcontainers":
-        pytest.skip("needs a server process of its own")
     server = ProcessServer(
-        *(word, find_binary(word)), aof=True, dir=str(small_disk), appendfsync="everysec"
+        "small-disk", binary, aof=True, dir=str(small_disk), appendfsync="everysec"
     )
     ballast = small_disk / "ballast"
     daemon = Daemon(tmp_path, server.url, partitions=2, daemon={"lease_ttl": f"{TTL}s"})

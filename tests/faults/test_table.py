@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.faults.__main__ import PAGE, RESULTS, current_page, last_results
+from tests.faults import recorder
+from tests.faults.__main__ import PAGE, RESULTS, ROOT, current_page, last_results
 from tests.faults.marked import rows_of_tests
-from tests.faults.results import SERVERS, merged, shown_on
+from tests.faults.results import SERVERS, joined, merged, shown_on
 from tests.faults.table import ROWS, UNTESTED_MAX
+from tests.support.servers import NoServerError, find_binary
 
 NAMES = [row.name for row in ROWS]
 
@@ -38,22 +46,23 @@ def test_the_page_is_current():
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="the battery has not been run: `make faults`")
 def test_the_last_run_has_shown_every_row_on_every_server():
-    """It looks at the outcomes that were recorded, and runs nothing."""
+    """But for the servers that the row excepts. It looks at the recorded outcomes, no more."""
     results, tests = last_results(), rows_of_tests()
-    missing = {}
+    wrong = {}
     for row in ROWS:
         of_row = [test for test, rows in tests.items() if row.name in rows]
-        if not row.untested and (left := {*SERVERS} - {*shown_on(of_row, results)}):
-            missing[row.name] = sorted(left)
+        left = {*SERVERS} - {*shown_on(of_row, results)}
+        if not row.untested and left != {*row.not_on}:
+            wrong[row.name] = (sorted(left), sorted(row.not_on))
 
-    assert missing == {}
+    assert wrong == {}, "row: servers on which it was not shown, and those that it excepts"
 
 
 def outcomes(**of_servers: dict[str, str]) -> dict[str, object]:
     return {"outcomes": of_servers, "on_server": ["there"]}
 
 
-def test_a_row_is_shown_where_what_talks_to_the_server_has_passed_and_nothing_failed():
+def test_a_row_is_shown_where_all_that_talks_to_a_server_has_passed_and_nothing_failed():
     good, bad, none = {"there": "passed"}, {"there": "failed"}, {"there": "skipped"}
     serverless = {"here": "passed"}
     for results, servers in (
@@ -61,11 +70,29 @@ def test_a_row_is_shown_where_what_talks_to_the_server_has_passed_and_nothing_fa
         (outcomes(valkey=good, redis7=bad, redis62=none), ["valkey"]),
         (outcomes(valkey=good | {"here": "failed"}, redis7=good), ["redis7"]),
         (outcomes(valkey=serverless, redis7=good), ["redis7"]),
+        (outcomes(valkey=good, redis7=none | serverless), ["valkey"]),
         ({}, []),
     ):
         assert shown_on(["there", "here"], results) == servers
     assert shown_on(["here"], outcomes(valkey=serverless)) == [*SERVERS]
     assert shown_on(["here"], outcomes(valkey={"here": "skipped"})) == []
+    both = {"there": "passed", "other": "passed"}
+    results = {
+        "outcomes": {"valkey": both, "redis7": both | {"other": "skipped"}, "redis62": good},
+        "on_server": ["there", "other"],
+    }
+    assert shown_on(["there", "other"], results) == ["valkey"]
+
+
+def test_the_worst_outcome_of_a_test_on_a_server_counts():
+    """A test that brings its own server is told of that one, by whatever run it was in."""
+    one = {"valkey": {"a": "passed"}, "redis7": {"tls": "failed", "a": "passed"}}
+    other = {"redis7": {"tls": "passed", "a": "skipped", "b": "passed"}}
+
+    assert joined(one, other) == {
+        "valkey": {"a": "passed"},
+        "redis7": {"tls": "failed", "a": "skipped", "b": "passed"},
+    }
 
 
 def test_a_run_of_some_tests_keeps_the_outcomes_of_the_others():
@@ -76,3 +103,44 @@ def test_a_run_of_some_tests_keeps_the_outcomes_of_the_others():
 
     assert found["outcomes"] == {"valkey": {"one": "passed", "there": "passed"}}
     assert (found["date"], found["again"]) == ("1", {"date": "2", "tests": {"valkey": 1}})
+
+
+OWN = "tests/integration/test_link_tls.py::test_detached_child_does_not_end_the_session"
+OF_THE_RUN = (
+    "tests/integration/test_link_failures.py::"
+    "test_detached_child_leaves_the_parents_connection_alone"
+)
+RUN = "valkey"
+NONE = "tests/unit/test_process.py::test_descriptors_are_closed_but_for_those_to_keep"
+
+
+@pytest.mark.parametrize(
+    ("scope", "on_run", "elsewhere"),
+    [
+        ("", {OF_THE_RUN: "passed", NONE: "passed"}, {"redis7": {OWN: "passed"}}),
+        ("server", {OF_THE_RUN: "passed"}, {}),
+    ],
+    ids=["everything", "what-talks-to-the-server"],
+)
+def test_a_test_is_told_of_the_server_that_it_had(
+    tmp_path: Path,
+    scope: str,
+    on_run: dict[str, str],
+    elsewhere: dict[str, dict[str, str]],
+):
+    """That of TLS starts another one than the run's, and one starts none."""
+    for word in (RUN, "redis7"):
+        try:
+            find_binary(word)
+        except NoServerError as error:
+            pytest.skip(str(error))
+    file = tmp_path / "outcomes.json"
+    environment = os.environ | {recorder.VARIABLE: str(file), recorder.SCOPE: scope}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", recorder.__name__, "-n0"]
+    command += ["-p", "no:cacheprovider", "--server", RUN, OWN, OF_THE_RUN, NONE]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+
+    found = json.loads(file.read_text())
+
+    assert found["outcomes"] == {RUN: on_run, **elsewhere}
+    assert found["on_server"] == sorted({OF_THE_RUN} | ({OWN} if elsewhere else set()))

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from streamqd import config
 from streamqd.cli import cli
+from streamqd.housekeeper import batch
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, Slot
 from streamqd.store import topics
@@ -20,6 +21,7 @@ from tests.contract.desk import UNIT, Desk
 from tests.support import users
 from tests.support.costs import Meter, Page, counting_sockets
 from tests.support.daemon import toml
+from tests.support.handling import stop_clocks
 from tests.support.life import Life, lives
 from tests.support.servers import Server
 from tests.support.verbs import At, Run
@@ -44,6 +46,18 @@ def run(file: Path, link: Link) -> Run:
         return result
 
     return invoke
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no task of the housekeeper end its turn in the middle because the machine is busy."""
+    monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no wait of the hot path end by the clock, and judge what the clocks are set to."""
+    stop_clocks(monkeypatch)
 
 
 @pytest.fixture

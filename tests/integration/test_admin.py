@@ -15,7 +15,7 @@ from streamqd.admin.dead import Choice
 from streamqd.admin.document import as_json
 from streamqd.errors import RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
-from streamqd.store import leases, members, messages, topics
+from streamqd.store import items, leases, members, messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
@@ -141,6 +141,43 @@ def test_partitions_can_be_narrowed(link: Link, keys: Keys, at: At) -> None:
     assert {u.group for u in partitions.view(link, keys, "access", "agents").units} == {"agents"}
     with pytest.raises(TopicMissing):
         partitions.view(link, keys, "nope")
+
+
+def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy(
+    link: Link, keys: Keys, at: At
+) -> None:
+    at(0).groups()
+    for number in range(1, 41):
+        size = items.BYTES_MAX if number < 4 else 40_000
+        at(0).add(f"{number}-0", "payload", "x" * size)
+        at(0).add(f"{number}-0", "payload", "x" * size, stream=at(0).retry)
+    hide_lag(at(0), at(0).stream)
+    hide_lag(at(0), at(0).retry)
+
+    [row] = partitions.view(link, keys, "access", "hits", 0).units
+
+    assert row.lag == 37 + 37
+
+
+@pytest.mark.parametrize(("count", "lag"), [(1_000, 1_000), (1_001, None)])
+def test_a_lag_that_the_server_does_not_tell_is_counted_to_its_end_or_not_told(
+    link: Link, keys: Keys, at: At, count: int, lag: int | None
+) -> None:
+    at(0).groups()
+    link.pipeline([("XADD", at(0).stream, f"{n + 1}-0", "payload", "x") for n in range(count + 3)])
+    hide_lag(at(0), at(0).stream)
+
+    [row] = partitions.view(link, keys, "access", "hits", 0).units
+
+    assert row.lag == lag
+
+
+def hide_lag(desk: Desk, stream: str) -> None:
+    """Let a group be behind the second entry, without the server's knowing how far."""
+    desk.do("XGROUP", "SETID", stream, "hits", "2-0")
+    desk.do("XDEL", stream, "3-0")  # as no client should
+    [flat] = desk.do("XINFO", "GROUPS", stream)
+    assert dict(zip(flat[::2], flat[1::2], strict=True)).get(b"lag") is None
 
 
 # --- pending --------------------------------------------------------------------------------------

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 
 import pytest
 
 from streamqd.handlers import Release
 from streamqd.message import Message
+from streamqd.model import Backoff
 from streamqd.scoreboard import RUNNING, Slot
 from streamqd.store.client import Link
-from streamqd.worker import ExitCode
+from streamqd.worker import ExitCode, concurrent
 from tests.contract.desk import Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
@@ -242,3 +246,157 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_go_on(
         assert len(done) == 19
         assert slot.counter("parked") == 1
     assert set(desk.state()["stream"].groups["hits"][1]) == {"5-0"}
+
+
+def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(desk: Desk, life: Life, slot: Slot):
+    """The first read knows no sizes, and brings four. They wait until more are there."""
+    for number in range(1, 9):
+        desk.add(f"{number}-0")
+    largest = life.settings.daemon.max_message_bytes
+    seen = []
+    more = threading.Event()
+
+    def work(message: Message) -> None:
+        if message.id == "1-0":
+            wait_until(lambda: slot.unfinished == 8, what="the next four are in hand")
+            more.set()
+        assert more.wait(5)
+        seen.append(message.id)
+
+    worker = life.worker("t1", max_messages=8, prefetch_bytes=4 * largest, **SEVERAL)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert len(seen) == 8
+    assert settled(desk)
+
+
+def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot: Slot):
+    """Also when what is free on the page is in pieces, because a slow one lies in between."""
+    for number in range(1, 1301):
+        desk.add(f"{number}-0")
+    absent: list[str] = []
+    last = threading.Event()
+
+    def work(message: Message) -> None:
+        if message.id == "20-0":
+            last.wait(5)
+        number = int(message.id[:-2])
+        if number > 1100 and b"m:" + message.id_bytes not in {run.place for run in slot.running}:
+            absent.append(message.id)
+        if number == 1290:
+            last.set()
+
+    worker = life.worker("t1", max_messages=1300, prefetch_bytes=1 << 30, **SEVERAL)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert absent == []
+    assert settled(desk)
+
+
+def test_acknowledgements_that_have_waited_ride_on_a_read(
+    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever has ended has waited for long enough here. Scripts open a life and end it."""
+    monkeypatch.setattr(concurrent, "ACK_DELAY_NS", 0)
+    for number in range(1, 301):
+        desk.add(f"{number}-0")
+    desk.do("CONFIG", "RESETSTAT")
+    worker = life.worker("t1", max_messages=200, prefetch_bytes=1 << 30, **SEVERAL)
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    (called,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", desk.do("INFO", "commandstats"))
+    print("scripts:", called)
+    assert int(called) <= 5
+
+
+def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
+    desk: Desk, life: Life, monkeypatch: pytest.MonkeyPatch
+):
+    """What they bring takes no lane from what is due, however much lies in the stream."""
+    monkeypatch.setattr(concurrent, "ACK_DELAY_NS", 0)
+    for number in range(1, 401):
+        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+    runs: list[tuple[str, int]] = []
+
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if runs[-1] == ("1-0", 1):
+            raise ValueError
+
+    worker = life.worker(
+        "t1",
+        concurrency=4,
+        order="key",
+        on_error="hold-key",
+        backoff=Backoff("fixed", 0.001, 0.001, "none"),
+        max_messages=401,
+        prefetch_max=16,
+        prefetch_bytes=1 << 30,
+    )
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    print("again after", runs.index(("1-0", 2)), "runs")
+    assert runs.index(("1-0", 2)) < 300
+    assert settled(desk)
+
+
+@pytest.mark.parametrize("how", ["inherited", "unread"])
+def test_what_has_expired_is_not_run(desk: Desk, life: Life, slot: Slot, how: str):
+    for number in range(1, 7):
+        desk.add(f"{number}-0", "payload", b"x", *(("expiresAt", "1") if number % 2 else ()))
+    if how == "inherited":
+        desk.fetch(6)
+    runs: list[str] = []
+    life.run(
+        life.worker("t1", max_messages=3, prefetch_bytes=1 << 30, **SEVERAL),
+        lambda message: runs.append(message.id),
+    )
+    assert sorted(runs) == ["2-0", "4-0", "6-0"]
+    assert slot.counter("expired") == 3
+    assert settled(desk)
+
+
+# --- coroutines -----------------------------------------------------------------------------------
+
+_mine: ContextVar[str] = ContextVar("_mine", default="")
+_begun: list[str] = []
+_found: list[str] = []
+
+
+async def leave_a_mark(message: Message) -> None:
+    """A handler that leaves something in its context, before and after it has waited."""
+    _found.append(_mine.get())
+    _mine.set(message.id)
+    if int(message.id[:-2]) % 2:
+        await asyncio.sleep(0)
+        _found.append("" if _mine.get() == message.id else "another's")
+
+
+def test_what_a_coroutine_leaves_in_its_context_no_other_finds(desk: Desk, life: Life):
+    for number in range(1, 21):
+        desk.add(f"{number}-0")
+    _found.clear()
+    worker = life.worker("t1", handler=f"{__name__}:leave_a_mark", max_messages=20, **SEVERAL)
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert _found == [""] * 30
+
+
+async def cancel_others(message: Message) -> None:
+    """A handler that does what none should: its first run cancels all others."""
+    _begun.append(message.id)
+    if len(_begun) == 1:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+    await asyncio.sleep(0)
+
+
+def test_a_run_that_is_cancelled_has_failed_whether_it_had_begun_or_not(
+    desk: Desk, life: Life, slot: Slot
+):
+    for number in range(1, 5):
+        desk.add(f"{number}-0")
+    _begun.clear()
+    worker = life.worker(
+        "t1", handler=f"{__name__}:cancel_others", max_messages=4, prefetch_bytes=1 << 30, **SEVERAL
+    )
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    print("begun:", _begun)
+    assert (slot.counter("acked") + slot.counter("failed"), settled(desk)) == (4, True)
+    if len(_begun) == 1:  # Python 3.12 begins each at once
+        assert slot.counter("failed") == 3

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import secrets
 import sys
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -24,39 +22,22 @@ from streamqd.message import Message
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from streamqd.worker import ExitCode, appetite, runs, worker
+from streamqd.worker import worker
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
+from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, Handling, Seed
 from tests.support.life import Life, Work
 from tests.support.servers import Server
 
-BATCH = 256  # prefetch_max where nobody says otherwise
-# Four of the largest messages are as many bytes as may be in hand; then it learns their true size.
-READS = (4, 8, 16, 32, 64, 128, BATCH, BATCH, BATCH)
-FIRST = sum(READS)
-FULL = 10 * BATCH  # messages of ten reads more
-PAGE = 128  # entries of one script that recovers or settles
 CHUNK = 512  # messages of one transaction of a producer
 
-Seed = Callable[[int], None]
-
-
-@pytest.fixture(autouse=True)
-def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No wait of the hot path ends by the clock."""
-    monkeypatch.setattr(runs, "ACK_DELAY_NS", 1 << 62)
-    monkeypatch.setattr(runs, "QUICK_RUN_NS", 1 << 62)
-    monkeypatch.setattr(appetite, "WORK_IN_HAND_NS", 1 << 62)
+pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 @pytest.fixture
 def desk(link: Link, keys: Keys) -> Desk:
     return Desk(link, keys)
-
-
-def nothing(_message: Message) -> None:
-    """The handler that does nothing."""
 
 
 def fail(_message: Message) -> None:
@@ -69,35 +50,14 @@ def bury(_message: Message) -> None:
 
 # --- workers --------------------------------------------------------------------------------------
 
-Handled = Callable[..., Cost]
-
 
 @pytest.fixture
-def handled(desk: Desk, life: Life, meter: Meter) -> Handled:
-    """Measure a life that handles so many messages and ends."""
-
-    def measure(count: int, work: Work = nothing, seed: Seed = lambda _count: None) -> Cost:
-        desk.do("FLUSHALL")
-        desk.groups()
-        token = secrets.token_hex(4)
-        desk.own(token)
-        seed(count)
-        one = life.worker(token, max_messages=count)
-        with meter.measuring() as cost:
-            assert life.run(one, work) == ExitCode.RECYCLE
-        return cost
-
-    def more(work: Work = nothing, *, seed: Seed) -> Cost:
-        """What FULL messages cost that come behind FIRST ones: batches are full."""
-        measure(FIRST, work, seed)  # lets the server learn the scripts
-        return measure(FIRST + FULL, work, seed) - measure(FIRST, work, seed)
-
-    measure.more = more  # type: ignore[attr-defined]
-    return measure
+def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
+    return Handling(desk, life, meter)
 
 
 def test_a_backlog_costs_one_round_trip_per_full_batch(
-    handled: Handled, desk: Desk, page: Page
+    handled: Handling, desk: Desk, page: Page
 ) -> None:
     def seed(count: int) -> None:
         backlog(desk, count)
@@ -119,7 +79,7 @@ def test_a_backlog_costs_one_round_trip_per_full_batch(
 
 @pytest.mark.parametrize("group", ["backlog", "others"])
 def test_handling_costs_the_same_whatever_lies_around(
-    handled: Handled, desk: Desk, group: str
+    handled: Handling, desk: Desk, group: str
 ) -> None:
     def seeded(around: int) -> Seed:
         def seed(count: int) -> None:
@@ -137,7 +97,7 @@ def test_handling_costs_the_same_whatever_lies_around(
     assert handled(FIRST, seed=seeded(FEW)) == handled(FIRST, seed=seeded(MANY))
 
 
-def test_what_was_pending_is_recovered_by_pages(handled: Handled, desk: Desk, page: Page) -> None:
+def test_what_was_pending_is_recovered_by_pages(handled: Handling, desk: Desk, page: Page) -> None:
     cost = handled.more(seed=lambda count: pending(desk, count))
     # A page is listed by one script and acknowledged by another.
     pages = FULL // PAGE
@@ -149,7 +109,7 @@ def test_what_was_pending_is_recovered_by_pages(handled: Handled, desk: Desk, pa
     ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that die")]
 )
 def test_verdicts_are_settled_together(
-    handled: Handled, desk: Desk, page: Page, work: Work, what: str
+    handled: Handling, desk: Desk, page: Page, work: Work, what: str
 ) -> None:
     cost = handled.more(work, seed=lambda count: backlog(desk, count))
     # A batch is read in one round trip, and settled in another by scripts of 128 entries each.
@@ -158,7 +118,23 @@ def test_verdicts_are_settled_together(
     assert cost.scripts == FULL // PAGE
     sent = cost.sent
     assert {sent[name] for name in ("multi", "xreadgroup", "exec", "watch")} == {rounds}
+    # What lies side by side in the stream is found together.
+    assert {sent[name] for name in ("xpending", "xrange")} == {FULL // PAGE}
     page.holds(what, cost, units=FULL / 1000, per="1,000 messages")
+
+
+def test_what_lies_between_verdicts_is_not_read_again(handled: Handling, desk: Desk) -> None:
+    """It may be as large as a message may be: so what has failed is looked for one by one."""
+    runs_so_far = 0
+
+    def fail_every_other(_message: Message) -> None:
+        nonlocal runs_so_far
+        runs_so_far += 1
+        if runs_so_far % 2:
+            raise ValueError("no")
+
+    cost = handled.more(fail_every_other, seed=lambda count: backlog(desk, count))
+    assert {cost.sent[name] for name in ("xpending", "xrange")} == {FULL // 2}
 
 
 def test_a_worker_without_messages_costs_six_commands_a_doorbell(
@@ -183,7 +159,7 @@ def test_a_worker_without_messages_costs_six_commands_a_doorbell(
 
 
 def test_what_a_message_allocates(
-    desk: Desk, life: Life, handled: Handled, page: Page, capsys: pytest.CaptureFixture[str]
+    desk: Desk, life: Life, handled: Handling, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = array("Q")
 

@@ -19,7 +19,7 @@ from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store import messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from streamqd.supervisor.exchange import Exchange
+from streamqd.supervisor.exchange import TOGETHER, Exchange
 from streamqd.supervisor.holding import Holding, Phase
 from streamqd.worker import worker
 from tests.contract.desk import UNIT, Desk
@@ -84,6 +84,14 @@ def test_all_renewals_travel_in_one_round_trip(
         with meter.measuring() as cost:
             tick()
         assert cost == Cost(), "nothing is due"
+        first, *others, last = holdings.values()
+        first.renew_at, last.renew_at = 0.0, time.monotonic() + exchange.interval
+        for each in others:
+            each.renew_at = time.monotonic() + exchange.interval * TOGETHER / 2
+        with meter.measuring() as cost:
+            tick()
+        assert (cost.trips, cost.scripts) == (1, UNITS - 1), "what is due soon comes along"
+        assert len({round(each.renew_at, 1) for each in (first, *others)}) <= 2, "and stays with it"
         exchange.beat_at = 0.0
         with meter.measuring() as cost:
             tick()
@@ -95,18 +103,18 @@ def test_all_renewals_travel_in_one_round_trip(
 
 
 # What each task of the housekeeper runs: scripts for each partition, and round trips at most (a
-# write carries 128 scripts or commands), of 32 partitions with one group each. Nothing is delayed,
-# so the promoters ask nothing: the figures that are measured tell them.
+# write carries 16 scripts or commands that read, 4 that remove), of 32 partitions with one group
+# each. Nothing is delayed, so the promoters ask nothing: the figures that are measured tell them.
 TASKS = {
     "probe": (0, 1),
     "promote_retries": (0, 0),
     "promote_scheduled": (0, 0),
-    "measure": (2, 2),
+    "measure": (2, 4),
     "publish": (0, 1),
-    "trim": (1, 1),
-    "expire_letters": (1, 1),
+    "trim": (1, 8),
+    "expire_letters": (1, 8),
     "teach": (0, 1),
-    "reclaim": (0, 1),
+    "reclaim": (0, 4),
 }
 
 
@@ -161,7 +169,12 @@ def test_a_turn_costs_the_same_whatever_lies_around(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Shorter, and partitions with something delayed are asked without need; longer, and it is late.
+    assert 0.05 <= promoter.LOOK_SECONDS <= 1.0
+    assert 0.5 <= promoter.POLL_SECONDS <= 5.0
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
+    # Each turn looks, as if it were time to.
+    monkeypatch.setattr(promoter.Promoter, "turn", lambda self, targets: self.run(targets()))
     desk = Desk(link, keys)
     desk.own("t1")
     costs = []

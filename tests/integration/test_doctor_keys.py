@@ -152,7 +152,7 @@ def test_a_deleted_group_is_not_missed(surgery: Surgery) -> None:
     for number in range(2):
         unit = Unit(TOPIC, number, "old")
         desk.link.run(messages.ensure_group(surgery.keys, unit, "0"))
-        desk.link.run(groups.delete(surgery.keys, unit, force=True))
+        desk.link.run(groups.delete(surgery.keys, unit, force=True, token="t9"))
     surgery.silent("partitions.group-missing")
 
 

@@ -16,7 +16,9 @@ from streamqd.admin.diagnosis.declaration import Severity
 from streamqd.admin.diagnosis.facts import Facts, Server
 from streamqd.config import Settings
 from streamqd.store.client import Link
-from tests.support.servers import ProcessServer
+from tests.support import tls
+from tests.support.clock import HOUR, Clock, seconds_ahead
+from tests.support.servers import NoServerError, ProcessServer
 from tests.support.servers import Server as RunningServer
 from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
@@ -93,6 +95,25 @@ def test_an_append_only_file_that_is_not_written_through(
     link.close()
 
 
+@pytest.mark.fault("F19")
+def test_a_master_that_does_not_need_its_replicas(
+    tmp_path: Path, new_server: Callable[..., ProcessServer]
+) -> None:
+    master, replica = new_server(tcp=True), new_server()
+    link, other = (Link(each.settings, timeout=10.0, name="test") for each in (master, replica))
+    surgery = Surgery(tmp_path, master.url, link)
+    surgery.silent("server.min-replicas")
+    other.execute("REPLICAOF", "127.0.0.1", master.port)
+    wait_until(lambda: info(link, "connected_slaves") == "1", what="it has a replica")
+    found = surgery.finding("server.min-replicas")
+    assert found["severity"] == "warning"
+    assert "CONFIG SET min-replicas-to-write 1" in found["mend"]
+    link.execute("CONFIG", "SET", "min-replicas-to-write", 1)
+    surgery.silent("server.min-replicas")
+    link.close()
+    other.close()
+
+
 def test_memory(surgery: Surgery, link: Link, setting: Set) -> None:
     assert surgery.finding("server.memory-unlimited")["severity"] == "note"
     surgery.run("--only", "server.memory-unlimited", code=0)
@@ -120,6 +141,17 @@ def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     found = surgery.finding("server.clock")
     assert "behind this host" in found["what"]
     assert -62 < found["evidence"]["skew_seconds"] < -58
+
+
+@pytest.mark.fault("F10")
+def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServer) -> None:
+    Clock(fresh_server).jump_to(-HOUR)
+    link = Link(fresh_server.settings, timeout=10.0, name="test")
+    wait_until(lambda: seconds_ahead(link) < -60, what="the server takes notice")
+    found = Surgery(tmp_path, fresh_server.url, link).finding("server.clock")
+    assert -HOUR - 2 < found["evidence"]["skew_seconds"] < -HOUR + 2
+    assert "timedatectl set-ntp true" in found["mend"]
+    link.close()
 
 
 @pytest.mark.parametrize(
@@ -172,6 +204,30 @@ def test_certificates(surgery: Surgery) -> None:
         assert "certificate of the server a:1" in found.what
         assert "1970-01-31" in found.what
         assert "SIGHUP" in found.mend
+
+
+@pytest.mark.fault("F36")
+def test_certificates_that_end_or_have_ended(tmp_path: Path) -> None:
+    """Those of the tests live for two days; the client's own ended yesterday."""
+    try:
+        folder = tls.certificates(tmp_path)
+        # Who does not look at it does not refuse it: nobody has noticed so far.
+        running = tls.start(folder, tls_auth_clients="no")
+    except NoServerError as error:
+        pytest.skip(str(error))
+    link = Link(running.settings, timeout=10.0, name="test")  # by its socket
+    surgery = Surgery(tmp_path, f"rediss://127.0.0.1:{running.port}", link)
+    own = {"ca_file": "ca.pem", "cert_file": tls.expired(folder).name, "key_file": "server.key"}
+    surgery.write(redis="".join(f'{name} = "{file}"\n' for name, file in own.items()))
+    found = surgery.run("--only", "server.certificate", code=1)["findings"]
+    link.close()
+    running.close()
+    severities = {each["evidence"]["certificate"]: each["severity"] for each in found}
+    assert severities == {
+        f"the server 127.0.0.1:{running.port}": "warning",
+        str(folder / "ca.pem"): "warning",
+        str(folder / "expired.pem"): "problem",
+    }
 
 
 def test_versions(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:

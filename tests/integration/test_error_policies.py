@@ -226,6 +226,30 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
     assert pending(desk) == set()
 
 
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_in_solo_mode_a_held_key_goes_on_when_its_mark_is_lost(
+    desk: Desk, new_life: Callable[[str], Life], server: Server, policy: dict[str, Any]
+):
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    add(desk, "aa")
+    desk.fetch(2)
+    desk.do("HSET", desk.fence, "solo", "1")
+    runs: Runs = []
+    with FaultProxy(server.socket_path) as proxy:
+
+        def work(message: Message) -> None:
+            runs.append((message.id, message.attempt))
+            if len(runs) == 1:
+                proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")  # that nobody is suspected
+                raise ValueError
+
+        worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)
+        assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
+    assert runs == [("1-0", 1), ("1-0", 2), ("2-0", 1)]
+    assert pending(desk) == set()
+
+
 # --- hold-key -------------------------------------------------------------------------------------
 
 
@@ -439,6 +463,45 @@ def test_at_the_bound_nothing_more_is_read(
     assert runs == [("1-0", 1)]
     assert 8 <= waits.read().held <= 9
     assert len(pending(desk)) == waits.read().held
+
+
+@pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
+def test_what_has_failed_in_its_place_is_written_down_before_the_worker_waits(
+    desk: Desk, life: Life, policy: dict[str, Any]
+):
+    """Whoever follows on a process that is killed meanwhile goes on counting."""
+    add(desk, "ab")
+    other = type(desk.link)(life.settings.redis, timeout=5.0, name="test:other")
+    found: list[bytes] = []
+
+    def written() -> bool:
+        found[:] = other.execute("HGETALL", desk.keys.attempts(*desk.unit))
+        return bool(found)
+
+    def watch() -> None:
+        try:
+            wait_until(written, timeout=3.0, what="the failure is written down")
+        finally:
+            life.stop()
+
+    def work(message: Message) -> None:
+        if message.id == "1-0":
+            raise ValueError
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    life.run(life.worker("t1", **policy | {"backoff": NEVER}), work)
+    watcher.join()
+    other.close()
+    assert found[:2] == [b"m:1-0:f", b"1"]
+
+
+def test_a_failure_in_its_place_stays_due_when_acknowledgements_have_ridden_on_a_read(life: Life):
+    settler = life.worker("t1").settler
+    settler.note(b"m:1-0", 1, 2_000, now=1_000)
+    settler.ack(b"2-0", 1, 1_001, retried=False, charged=False)
+    settler.acks_confirmed(1_002)
+    assert settler.since_ns == 1_000
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])

@@ -263,6 +263,68 @@ def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
     assert len(probes) == 1
 
 
+def test_a_probe_of_an_outage_that_is_over_does_not_close_the_circuit_of_the_next(
+    desk: Desk, life: Life, slot: Slot
+):
+    """Others have closed it for that probe's success, and one of them has opened it again."""
+    sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
+    waits, seen, told = Waits(slot.words), {}, []
+
+    def work(message: Message) -> None:
+        seen[message.id] = waits.read().kind
+        if message.id == "5-0":
+            told.extend((sibling.proved, sibling.close(), sibling.failed()))
+        if message.id in ("1-0", "2-0", "3-0", "5-0"):
+            raise ConnectionError
+
+    worker = life.worker("t1", max_messages=7, prefetch_bytes=64 << 20, **OPENS)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert seen["4-0"] is Wait.PROBING
+    assert told == [True, True, True]
+    assert seen["6-0"] is Wait.PROBING, "it is still open"
+    assert slot.counter("acked") == 3
+
+
+@pytest.mark.parametrize("kind", [ONE, BATCH], ids=["one at a time", "batches"])
+def test_who_has_nothing_to_try_leaves_the_turn_to_others(
+    link: Link, keys: Any, new_life: Callable[[str], Life], slot: Slot, server: Server,
+    kind: dict[str, Any],
+):  # fmt: skip
+    desk, life = Desk(link, keys), new_life(server.url)
+    desk.groups()
+    desk.own("t1")
+    for number in range(1, 4):
+        desk.add(f"{number}-0")
+    waits, outage = Waits(slot.words), Outage(slot)
+    runs: list[str] = []
+    seen = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        if len(runs) <= 3:
+            raise ConnectionError
+
+    def play() -> None:
+        wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
+        opened, due = outage.opened, waits.read().until_ns
+        wait_until(lambda: now_ns() > due + 100_000_000, what="a probe would be due")
+        seen.append((waits.read().kind, outage.opened == opened))
+        desk.add("4-0")
+        wait_until(lambda: slot.counter("acked"), what="what has come is tried")
+        life.stop()
+
+    player = threading.Thread(target=play)
+    player.start()
+    more = OPENS | kind | {"backoff": Backoff("fixed", 3600.0, 3600.0, "none")}
+    if kind:
+        more["batch"] = 3
+    assert life.run(life.worker("t1", **more), work) == ExitCode.STOPPED
+    player.join()
+    assert seen == [(Wait.OPEN, True)]
+    assert runs[3:] == ["4-0"]
+    assert waits.read().kind is Wait.NOTHING
+
+
 def test_another_class_neither_opens_the_circuit_nor_closes_it(desk: Desk, life: Life, slot: Slot):
     done = []
 

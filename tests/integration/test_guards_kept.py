@@ -117,7 +117,6 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
         raise ConnectionError
 
     breaker = Breaker(failures=1, window=60.0, probe_every=3600.0, on=())
-    settings = {"breaker": breaker, "max_messages": 1}
     waits, seen = Waits(slot.words), []
 
     def stop() -> None:
@@ -128,7 +127,7 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
         slot.clear()
         watcher = threading.Thread(target=stop)
         watcher.start()
-        seen.append(life.run(life.worker("t1", **settings), work))
+        seen.append(life.run(life.worker("t1", breaker=breaker), work))
         watcher.join()
         waits.reset()
     assert seen == [ExitCode.STOPPED] * 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, Slot
 from streamqd.store import leases
-from streamqd.worker import ExitCode, appetite
+from streamqd.worker import ExitCode, appetite, concurrent, several
 from tests.contract.desk import Desk
 from tests.support.life import Life
 
@@ -23,6 +25,32 @@ def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
     worker = life.worker("t1", max_messages=12)
     assert life.run(worker, lambda _message: in_hand.append(slot.in_hand)) == ExitCode.RECYCLE
     assert in_hand == [4] * 4 + [1] * 8, "the first read knows nothing of the handler yet"
+
+
+def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
+    desk: Desk, life: Life, slot: Slot, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever a run takes is long here, and has waited for long enough for its settlement."""
+    monkeypatch.setattr(appetite, "WORK_IN_HAND_NS", 1)
+    monkeypatch.setattr(several, "WORK_IN_HAND_NS", 1)
+    monkeypatch.setattr(concurrent, "ACK_DELAY_NS", 0)
+    for number in range(1, 101):
+        desk.add(f"{number}-0")
+    in_hand: list[int] = []
+    last = threading.Event()
+
+    def work(message: Message) -> None:
+        if message.id in ("1-0", "2-0", "3-0"):
+            last.wait(5)  # so that one run ends at a time
+            return
+        in_hand.append(slot.unfinished)
+        if len(in_hand) == 57:
+            last.set()
+
+    worker = life.worker("t1", concurrency=4, order="none", max_messages=60, prefetch_bytes=1 << 30)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    print("in hand:", in_hand)
+    assert max(in_hand[-20:]) <= 2 * 4, "what runs, and what a read brings when a lane is free"
 
 
 def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(desk: Desk, life: Life, slot: Slot):

@@ -396,6 +396,10 @@ def test_while_nobody_listens_nothing_was_written(proxied, link, keys, monkeypat
             producer.send("access", b"second")
         assert not isinstance(caught.value, UnknownOutcome)
         assert not caught.value.sent
+        tried = proxied.refused
+        with pytest.raises(RedisUnavailable):
+            producer.send("access", b"second")
+        assert proxied.refused == tried + 2, "before the pause and behind it"
         with pytest.raises(RedisUnavailable) as caught:
             producer.send_many("access", [b"third"])
         assert not caught.value.sent

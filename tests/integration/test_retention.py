@@ -22,6 +22,8 @@ from tests.contract.desk import UNIT, Desk
 from tests.support.loglines import LogLines
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 @pytest.fixture
 def desk(link: Link, keys: Keys) -> Desk:

@@ -20,6 +20,8 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 @pytest.fixture
 def desk(link: Link, keys: Keys) -> Desk:
@@ -83,7 +85,8 @@ def test_many_go_in_bounded_steps(desk: Desk, view: View, monkeypatch: pytest.Mo
     )
 
     assert work(desk, view, 60.0) == 0.0
-    assert desk.do("XLEN", desk.dlq) == 600 - 512
+    assert desk.do("XLEN", desk.dlq) == 600 - 2 * undertaker.PAGE
+    monkeypatch.setattr(undertaker, "ROUNDS_MAX", 80)
     assert work(desk, view, 60.0) is None
     assert desk.do("XLEN", desk.dlq) == 0
 

@@ -358,6 +358,23 @@ def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Lif
     assert pending == [0]
 
 
+def test_a_giant_that_comes_while_there_is_no_room_is_not_handled(desk: Desk, life: Life):
+    desk.add("1-0", "payload", "x" * (life.settings.daemon.max_message_bytes + 1))
+    desk.add("2-0")
+    runs: list[str] = []
+
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        desk.do("CONFIG", "SET", "maxmemory", "0")
+        life.stop()
+
+    with desk.full_memory():
+        assert life.run(life.worker("t1"), work) == ExitCode.STOPPED
+    assert runs == ["2-0"]
+    [letter] = desk.state()["dlq"].entries.values()
+    assert (letter["originalId"], letter["reason"]) == (b"1-0", b"too-large")
+
+
 # --- sessions, clocks, ghosts ---------------------------------------------------------------------
 
 

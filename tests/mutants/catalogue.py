@@ -177,6 +177,17 @@ DEATH = (
         },
     ),
     mutant(
+        "a long run whose end waits for the end of the next one",
+        "when a host is lost what ran for long does not run again beside what was running",
+        "streamqd/worker/runs.py",
+        ("elapsed > QUICK_RUN_NS or now - settler", "now - settler"),
+        tests={
+            "integration/test_acknowledging.py": (
+                "test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run[one by one]"
+            )
+        },
+    ),
+    mutant(
         "a death that is charged as often as it is told",
         "charges <= true crashes, whatever replies are lost (T4)",
         "lua/lease_refence.lua",
@@ -440,8 +451,11 @@ SETTLING = (
     mutant(
         "settling what is not pending",
         "each message is in exactly one place, also when the call is repeated",
-        "lua/_items.lua",
-        ("if seen[item.place] or not pending(source, group, id) then", "if seen[item.place] then"),
+        "lua/_judge.lua",
+        (
+            "if seen[item.place] or not (found.pending[id] or pending(source, group, id)) then",
+            "if seen[item.place] then",
+        ),
         tests={
             "contract/test_settle_retry.py": [
                 "test_the_second_finds_nothing_to_do",
@@ -454,8 +468,8 @@ SETTLING = (
         "retries named by their id alone",
         "equal ids of the two streams are two messages (T6)",
         "lua/settle_retry.lua",
-        ("redis.call('HSET', items, entry.place,", "redis.call('HSET', items, entry.id,"),
-        ("text(now + entry.delay_ms), entry.place)", "text(now + entry.delay_ms), entry.id)"),
+        ("packed[#packed + 1] = entry.place", "packed[#packed + 1] = entry.id"),
+        ("dues[#dues + 1] = entry.place", "dues[#dues + 1] = entry.id"),
         tests={
             "contract/test_traps.py": (
                 "test_t6_equal_ids_in_the_two_streams_are_two_messages_to_the_end"
@@ -593,7 +607,10 @@ AROUND = (
         "a bound of length or bytes that does not look at the floor",
         "nothing that somebody needs is removed by a policy",
         "lua/stream_trim.lua",
-        ("'~', floor, 'LIMIT', room", "'~', successor(last), 'LIMIT', room"),
+        (
+            "remove_nodes(stream, first, floor, room",
+            "remove_nodes(stream, first, successor(last), room",
+        ),
         tests={
             "contract/test_stream_trim.py": [
                 "test_length_obeys_the_floor",
@@ -675,15 +692,11 @@ AROUND = (
         "nothing comes into a worker's hands behind its back (T5)",
         "streamqd/housekeeper/reclaimer.py",
         (
-            "for (slot, unit, _, name), entries in zip(",
-            "for (slot, unit, key, name), entries in zip(",
-        ),
-        (
             "                slot.reclaim_requested = slot.reclaim_done + 1\n",
             (
                 "                slot.reclaim_requested = slot.reclaim_done + 1\n"
-                "                first = entries[0][0]\n"
-                '                self._link.execute("XCLAIM", key, unit.group, "w", 0, first)\n'
+                "                key, group, first = walk.key, walk.unit.group, rows[0][0]\n"
+                '                self._link.execute("XCLAIM", key, group, "w", 0, first)\n'
             ),
         ),
         tests={
@@ -693,10 +706,28 @@ AROUND = (
         },
     ),
     mutant(
+        "a task that does not give way",
+        "retries are promoted while a million letters expire",
+        "streamqd/housekeeper/batch.py",
+        ("            if time.monotonic() >= until:", "            if False:"),
+        tests={
+            "integration/test_turns.py": (
+                "test_retries_are_promoted_and_progress_is_told_while_many_letters_expire"
+            )
+        },
+    ),
+    mutant(
+        "a reclaim that asks for idle entries alone",
+        "a foreign consumer with a million fresh entries keeps nobody from the server",
+        "lua/message_reclaim.lua",
+        ("group, '(' .. behind,", "group, 'IDLE', idle_ms, '(' .. behind,"),
+        tests={"unit/test_script_bounds.py": "test_no_script_lists_without_a_bound"},
+    ),
+    mutant(
         "members that are dead by age alone",
         "a pause of the server moves no partition (T10)",
         "streamqd/policy/rebalance.py",
-        ("not (old and count >= SILENT_BEATS):", "not old:"),
+        ("not (old and known.beats >= SILENT_BEATS):", "not old:"),
         tests={
             "unit/test_rebalance.py": (
                 "test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone"

@@ -32,7 +32,6 @@ SEED = int(os.environ.get("SEED") or "1")
 FIGURES = ("supervisor_fds", "supervisor_rss", "housekeeper_fds", "housekeeper_rss")
 
 
-@pytest.mark.fault("F33")
 def test_recycles_leave_nothing_behind(
     new_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,17 +12,18 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from streamqd.store.client import Link
-from tests.benchmarks.quick import machine
 from tests.support import kill_desks, kill_houses, kill_trials
 from tests.support.kill_desks import COMMANDS, Desk
 from tests.support.kill_houses import House
 from tests.support.kill_trials import SIDE_BY_SIDE, Trial
+from tests.support.machine import machine
 from tests.support.servers import Server
 
 pytestmark = [
@@ -34,71 +35,47 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("ROUNDS") or "1")
 
 
-class Soak:
-    """Counts what was struck; each group of instances has the server for itself."""
+class Kind(NamedTuple):
+    """Processes of one kind: what each strike has for itself, where it comes, and how."""
 
-    def __init__(self, link: Link, server: Server, folder: Path) -> None:
-        self.link, self.server, self.folder = link, server, folder
-        self.struck: Counter[str] = Counter()
+    make: Callable[..., Any]
+    where: Sequence[Any]
+    run_killed: Callable[..., None]
+    run_paused: Callable[..., None]
 
-    def supervisors(self, rows: Sequence[kill_trials.Row], act: str) -> None:
-        self.link.execute("FLUSHALL")
-        folder = self._folder()
-        trials = [Trial(row, folder, self._url(n)) for n, row in enumerate(rows)]
-        try:
-            (kill_trials.run_killed if act == "KILL" else kill_trials.run_paused)(trials)
-        finally:
-            for trial in trials:
-                trial.close()
-        self.struck.update(f"{row.point} {act}" for row in rows)
 
-    def houses(self, points: Sequence[str], act: str) -> None:
-        self.link.execute("FLUSHALL")
-        folder = self._folder()
-        houses = [House(folder / str(n), self._url(n)) for n in range(len(points))]
-        try:
-            (kill_houses.run_killed if act == "KILL" else kill_houses.run_paused)(
-                houses, list(points)
-            )
-        finally:
-            for house in houses:
-                house.close()
-        self.struck.update(f"{point} {act}" for point in points)
-
-    def desks(self, points: Sequence[str], act: str) -> None:
-        self.link.execute("FLUSHALL")
-        folder = self._folder()
-        desks = [Desk(folder / each, self._url(n), each) for n, each in enumerate(points)]
-        try:
-            (kill_desks.run_killed if act == "KILL" else kill_desks.run_paused)(desks)
-        finally:
-            for desk in desks:
-                desk.close()
-        self.struck.update(f"{point} {act}" for point in points)
-
-    def _folder(self) -> Path:
-        folder = self.folder / str(self.struck.total())
-        folder.mkdir()
-        return folder
-
-    def _url(self, number: int) -> str:
-        return f"{self.server.url}?db={number}"
+KINDS = (
+    Kind(Trial, kill_trials.ROWS, kill_trials.run_killed, kill_trials.run_paused),
+    Kind(House, kill_houses.POINTS, kill_houses.run_killed, kill_houses.run_paused),
+    Kind(Desk, COMMANDS, kill_desks.run_killed, kill_desks.run_paused),
+)
 
 
 def test_every_point_killed_and_paused(link: Link, server: Server, tmp_path: Path) -> None:
-    soak, began = Soak(link, server, tmp_path), time.monotonic()
+    struck, began = Counter[str](), time.monotonic()
+
+    def strike(kind: Kind, where: Sequence[Any], act: str) -> None:
+        """Strike side by side, in databases of their own, on a server with nothing else."""
+        link.execute("FLUSHALL")
+        folder = tmp_path / str(struck.total())
+        folder.mkdir()
+        made = [kind.make(folder, f"{server.url}?db={n}", each) for n, each in enumerate(where)]
+        try:
+            (kind.run_killed if act == "KILL" else kind.run_paused)(made)
+        finally:
+            for each in made:
+                each.close()
+        struck.update(f"{each.point} {act}" for each in made)
+
     for done in range(ROUNDS):
         for act in ("KILL", "STOP"):
-            for start in range(0, len(kill_trials.ROWS), SIDE_BY_SIDE):
-                soak.supervisors(kill_trials.ROWS[start : start + SIDE_BY_SIDE], act)
-            for start in range(0, len(kill_houses.POINTS), SIDE_BY_SIDE):
-                soak.houses(kill_houses.POINTS[start : start + SIDE_BY_SIDE], act)
-            for start in range(0, len(COMMANDS), SIDE_BY_SIDE):
-                soak.desks(COMMANDS[start : start + SIDE_BY_SIDE], act)
+            for kind in KINDS:
+                for start in range(0, len(kind.where), SIDE_BY_SIDE):
+                    strike(kind, kind.where[start : start + SIDE_BY_SIDE], act)
         seconds = time.monotonic() - began
-        print(f"{done + 1}/{ROUNDS}: {soak.struck.total()} strikes, {seconds:.0f} s", flush=True)
+        print(f"{done + 1}/{ROUNDS}: {struck.total()} strikes, {seconds:.0f} s", flush=True)
     points = {*kill_houses.POINTS, *COMMANDS, *(row.point for row in kill_trials.ROWS)}
-    assert soak.struck.keys() == {f"{point} {act}" for point in points for act in ("KILL", "STOP")}
+    assert struck.keys() == {f"{point} {act}" for point in points for act in ("KILL", "STOP")}
     if "RESULT" in os.environ:
         document = {
             "what": "after every strike each message ran, was charged and died as the model says",
@@ -107,7 +84,7 @@ def test_every_point_killed_and_paused(link: Link, server: Server, tmp_path: Pat
             "machine": machine(),
             "server": f"{server.product} {server.facts.version}",
             "seconds": round(time.monotonic() - began),
-            "struck": dict(sorted(soak.struck.items())),
+            "struck": dict(sorted(struck.items())),
         }
         path = ROOT / os.environ["RESULT"]
         path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")

@@ -108,6 +108,10 @@ def described(outcome: Outcome) -> dict[str, Any]:
         "lost": report.lost,
         "duplicated": len(report.duplicated),
         "causes": report.causes(),
+        "most_of_one_strike_and_slot": report.most(),
+        "blamed": report.blamed,
+        "charged": report.charged,
+        "charged_most": report.charged_most,
         "duplicates": [each._asdict() for each in report.duplicated],
         "recovered": len(report.recovered),
         "unexpected": report.unexpected,
@@ -143,6 +147,7 @@ def readable(document: dict[str, Any]) -> str:
     ]
     for name, part in document["parts"].items():
         causes = f" ({_listed(part['causes'])}; slack {part['slack_seconds']} s)"
+        most, most_charges = part["most_of_one_strike_and_slot"], part["charged_most"]
         stall, settled = part["longest_stall_seconds"], part["settled_after_seconds"]
         lines += ["", f"{name}: {_listed(part['strikes'])}"]
         lines += [
@@ -151,6 +156,8 @@ def readable(document: dict[str, Any]) -> str:
                 _listed({key: part[key] for key in ("sent", "unknown", "refused", "runs", "dead")}),
                 f"lost {len(part['lost'])}",
                 f"duplicated {part['duplicated']}{causes if part['duplicated'] else ''}",
+                f"most of one strike and slot: {_listed(most) or 'none'}",
+                f"charged {part['blamed']}; seen {part['charged']}, of one at most {most_charges}",
                 f"recovered {part['recovered']}",
                 f"unexpected {len(part['unexpected'])}",
                 f"fenced {part['fenced']}",

@@ -5,9 +5,10 @@ A strike explains that a message ran again when it hit the process that had it i
     running           what the process was in the middle of: the last run that it ever began. Of
                       each process and strike that is one.
     not acknowledged  what had ended before that run began, but so shortly before that nothing had
-                      to be settled yet (`ACK_DELAY`). Only when a whole instance is struck, whose
-                      scoreboard or connection goes along; of a worker alone only failures, which
-                      may wait for a quick run that comes behind them.
+                      to be settled yet (`ACK_DELAY`), and had not taken longer than that either:
+                      what has is settled before the next run begins. Only when a whole instance
+                      is struck, whose scoreboard or connection goes along; of a worker alone only
+                      failures, which may wait for a quick run that comes behind them.
     about to begin    what a process began first after it had stood still since its last look at
                       the clock, while its successor had it: one for each process and strike.
 
@@ -24,7 +25,8 @@ from math import inf
 from typing import NamedTuple
 
 # What the daemon promises, in seconds.
-ACK_DELAY = 0.02  # longest that the end of a run waits to be settled while others begin
+ACK_DELAY = 0.02  # longest that the end of a run waits to be settled while others begin,
+# and longest that such a run took itself
 QUICK = 0.002  # behind a run that took longer a failure waits for nothing
 # From what a process does to what the ledger or the nemesis writes of it, and back: others have the
 # processor meanwhile. How much of it was needed is in every report.
@@ -113,6 +115,28 @@ class Causes:
         self.slack = max(self.slack, needed)
         return f"{number} {kind}: {how}"
 
+    def hits(self, runs: Iterable[Run]) -> int:
+        """How many of these runs a strike has ended together with their process."""
+        return sum(
+            any(
+                strike.kind in DEADLY
+                and run.pid in strike.pids
+                and run.began - SLACK <= strike.ended
+                and (run.ended == inf or abs(strike.began - run.ended) <= SLACK)
+                for strike in self._strikes
+            )
+            for run in runs
+        )
+
+    def last(self, pid: int, partition: str, group: str) -> Run | None:
+        """The last run that a process began, None when it has begun none."""
+        ends = [
+            of_process[-1]
+            for of_process in self._by_process.values()
+            if of_process[-1].pid == pid and of_process[-1].unit == (partition, group)
+        ]
+        return max(ends, key=lambda run: run.began, default=None)
+
     def excuse(self, run: Run) -> bool:
         """Whether `run` may begin under an epoch that is over: its process had stood still."""
         return any(
@@ -154,6 +178,8 @@ class Causes:
             return "running", needed
         if run.well and strike.kind in WORKER:
             return "", inf  # its supervisor reads in the scoreboard that it is done
+        if run.ended - run.began > ACK_DELAY:
+            return "", inf
         behind = [each for each in of_process[:-1] if each.began >= run.began]
         if not run.well and any(each.ended - each.began > QUICK for each in behind):
             return "", inf

@@ -64,6 +64,13 @@ class Node(ProcessServer):
         """Run one command on this node."""
         return self._link.execute(*command)
 
+    def refusals(self, code: str) -> int:
+        """How often it has answered with an error of a code since it was started."""
+        for line in self.call("INFO", "errorstats").decode().splitlines():
+            if line.startswith(f"errorstat_{code}:"):
+                return int(line.partition("=")[2].partition(",")[0])
+        return 0
+
     def state(self) -> dict[str, str]:
         """CLUSTER INFO."""
         text = self.call("CLUSTER", "INFO").decode()

@@ -1,19 +1,24 @@
-"""Conservation: at every instant each message is in exactly one place, or was acknowledged.
+"""Conservation: at every instant each message is in exactly one place, acknowledged, or counted.
 
-    sent = acknowledged + dead + pending + delayed + retry + unread      (nothing is ever dropped)
+    sent = acknowledged + dead + pending + delayed + retry + unread + dropped and counted
 
 `Conservation.check` reads the places of all messages of a group on a partition by one script that
 writes nothing (whereabouts.lua), and compares them with the ledger: what is in no place must have
 been handled well, for nothing else may be acknowledged; what was settled once never comes back; and
 the epoch of the fence never falls.
+
+Where a limit lets messages be lost (`drops`), as many may be in no place and not handled as the
+same script finds counted, and no fewer than were lost unread, which nobody can have handled. What
+may expire (`expiring`) may be acknowledged unhandled too; what the product counts of that is for
+the caller to compare with `unhandled`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamqd.errors import RedisRefused
 from streamqd.model import Unit
@@ -26,19 +31,38 @@ PLACES = ("unread", "pending", "delayed", "retry unread", "retry pending", "dead
 
 
 class Whereabouts(NamedTuple):
-    """Where the messages of a unit are: number -> places, several when something is wrong."""
+    """Where the messages of a unit are: number -> places, several when something is wrong.
+
+    `lost_unread` and `lost_pending` are those that a limit has taken, as the product counts them.
+    """
 
     epoch: int
     places: dict[str, list[str]]
+    charges: dict[str, int]  # number -> crashes
+    lost_unread: int
+    lost_pending: int
+
+    @property
+    def ghosts(self) -> int:
+        """Pending entries without a body: a limit has taken it, and they are not counted yet."""
+        return self.places.get("?", []).count("pending")
+
+    @property
+    def lost(self) -> int:
+        """All that a limit has taken."""
+        return self.lost_unread + self.lost_pending + self.ghosts
 
     @classmethod
-    def parse(cls, reply: list[bytes | list[bytes]]) -> Whereabouts:
-        epoch, *lists = reply
+    def parse(cls, reply: list[Any]) -> Whereabouts:
+        epoch, lost, flat, *lists = reply
+        charges: dict[str, int] = {}
+        for number, crashes in zip(flat[::2], flat[1::2], strict=True):
+            charges[number.decode()] = max(crashes, charges.get(number.decode(), 0))
         places: dict[str, list[str]] = {}
         for name, numbers in zip(PLACES, lists, strict=True):
             for number in numbers:
                 places.setdefault(number.decode(), []).append(name)
-        return cls(int(epoch), places)
+        return cls(int(epoch), places, charges, *(int(each or 0) for each in lost))
 
 
 def look(link: Link, keys: Keys, units: Iterable[Unit]) -> dict[Unit, Whereabouts]:
@@ -62,6 +86,8 @@ def _call(keys: Keys, unit: Unit) -> tuple[str | int, ...]:
         keys.scheduled(unit.topic, unit.partition),
         keys.scheduled_items(unit.topic, unit.partition),
         keys.fence(*unit),
+        keys.attempts(*unit),
+        keys.trim(unit.topic, unit.partition),
     )
     return ("EVAL", SCRIPT, len(names), *names, unit.group)
 
@@ -73,13 +99,27 @@ class Conservation:
     `home` tells from that number, and runs whose text begins with it.
     """
 
-    def __init__(self, link: Link, keys: Keys, units: Iterable[Unit], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        units: Iterable[Unit],
+        ledger: Ledger,
+        *,
+        drops: bool = False,
+        expiring: Collection[str] = (),
+    ) -> None:
+        """`expiring` are numbers; the caller may go on adding to them, before it sends."""
         self.link = link
         self.keys = keys
         self.units = list(units)
         self.checks = 0
         self.violations: list[str] = []
         self.last: dict[Unit, Whereabouts] = {}
+        self.charges: dict[tuple[str, str], int] = {}  # group, number -> the most crashes seen
+        self.unhandled: dict[Unit, set[str]] = {}  # in no place at the last look, and never handled
+        self._drops = drops
+        self._expiring = expiring
         self._partitions = len({unit.partition for unit in self.units})
         self._ledger = ledger
         self._read = 0
@@ -113,19 +153,37 @@ class Conservation:
 
     def _judge(self, unit: Unit, now: Whereabouts) -> None:
         places = now.places
+        for number, crashes in now.charges.items():
+            key = (unit.group, number)
+            self.charges[key] = max(crashes, self.charges.get(key, 0))
         for number, names in places.items():
+            if number == "?" and self._drops and now.ghosts == len(names):
+                continue
             if len(names) > 1 or number == "?":
                 self._blame(f"{unit}: {number} is in several places, or without a body: {names}")
         for number in self._settled[unit] & places.keys():
             self._blame(f"{unit}: {number} was settled and is {places[number]} again")
         gone = self._open[unit] - places.keys()
-        for number in gone - self._ended[unit.group]:
-            self._blame(f"{unit}: {number} is nowhere, and no run of it has ended well")
+        unhandled = self.unhandled[unit] = gone - self._ended[unit.group]
+        if self._drops:
+            # A handler may still have one in hand that is lost, and set it aside for a retry.
+            gone -= unhandled
+            self._compare_with_counters(unit, now, unhandled)
+        else:
+            for number in unhandled - {*self._expiring}:
+                self._blame(f"{unit}: {number} is nowhere, and no run of it has ended well")
         self._open[unit] -= gone
         self._settled[unit] |= gone
         before = self.last.get(unit)
         if before is not None and now.epoch < before.epoch:
             self._blame(f"{unit}: the epoch fell from {before.epoch} to {now.epoch}")
+
+    def _compare_with_counters(self, unit: Unit, now: Whereabouts, unhandled: set[str]) -> None:
+        uncounted = len(unhandled.difference(self._expiring)) - now.lost
+        if uncounted > 0:
+            self._blame(f"{unit}: {uncounted} are nowhere, not handled well, and not counted")
+        if now.lost_unread > len(unhandled):
+            self._blame(f"{unit}: {now.lost_unread} were lost unread, and {unhandled} are nowhere")
 
     def _blame(self, sentence: str) -> None:
         if sentence not in self.violations:

@@ -169,16 +169,22 @@ def _number(value: float) -> str:
 
 # --- what lies around -----------------------------------------------------------------------------
 
+DAY = 86_400.0
 FEW, MANY = 100, 10_000  # nothing may cost more beside many than beside few
 
 # Written by the server itself, because ten thousand of each kind are many.
 _STREAM = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2]) end"
-_LETTERS = """for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2],
-'originalId', i .. '-0', 'group', 'hits', 'retryCount', '1') end"""
-_DELAYED = """local due = redis.call('TIME')[1] * 1000 + 86400000
-local there = redis.call('ZCARD', KEYS[1])
-for i = there + 1, there + ARGV[1] do redis.call('ZADD', KEYS[1], due + i, 'm:' .. i .. '-0')
-redis.call('HSET', KEYS[2], 'm:' .. i .. '-0', cmsgpack.pack({'payload', ARGV[2]})) end"""
+_LETTERS = """local time, id = redis.call('TIME'), '*'
+local old = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3])
+for i = 1, ARGV[1] do
+if ARGV[3] ~= '0' then id = old .. '-' .. i end
+redis.call('XADD', KEYS[1], id, 'payload', ARGV[2], 'originalId', i .. '-0', 'group', 'hits',
+'retryCount', '1') end"""
+_DELAYED = """local time = redis.call('TIME')
+local due, there = time[1] * 1000 + ARGV[3], redis.call('ZCARD', KEYS[1])
+for i = there + 1, there + ARGV[1] do local member = 'm:' .. i .. '-' .. time[2]
+redis.call('ZADD', KEYS[1], due + i, member)
+redis.call('HSET', KEYS[2], member, cmsgpack.pack({'payload', ARGV[2]})) end"""
 
 
 def backlog(desk: Desk, count: int, body: str = "x") -> None:
@@ -186,15 +192,21 @@ def backlog(desk: Desk, count: int, body: str = "x") -> None:
     desk.do("EVAL", _STREAM, 1, desk.stream, count, body)
 
 
-def letters(desk: Desk, count: int, body: str = "x") -> None:
-    """Let so many messages be dead."""
-    desk.do("EVAL", _LETTERS, 1, desk.dlq, count, body)
+def letters(desk: Desk, count: int, body: str = "x", age: float = 0.0) -> None:
+    """Let so many messages be dead, for `age` seconds; the oldest come first."""
+    desk.do("EVAL", _LETTERS, 1, desk.dlq, count, body, round(age * 1000))
 
 
-def delayed(desk: Desk, count: int, body: str = "x") -> None:
-    """Let so many retries wait for a day, and as many scheduled sends."""
-    desk.do("EVAL", _DELAYED, 2, desk.delayed, desk.items, count, body)
-    desk.do("EVAL", _DELAYED, 2, desk.scheduled, desk.scheduled_items, count, body)
+def retries(desk: Desk, count: int, body: str = "x", ahead: float = DAY) -> None:
+    """Let so many retries wait, due in `ahead` seconds and each a millisecond later."""
+    desk.do("EVAL", _DELAYED, 2, desk.delayed, desk.items, count, body, round(ahead * 1000))
+
+
+def delayed(desk: Desk, count: int, body: str = "x", ahead: float = DAY) -> None:
+    """Let so many retries wait, and as many scheduled sends."""
+    retries(desk, count, body, ahead)
+    schedule = (desk.scheduled, desk.scheduled_items)
+    desk.do("EVAL", _DELAYED, 2, *schedule, count, body, round(ahead * 1000))
 
 
 def beside(desk: Desk, count: int) -> None:

@@ -308,12 +308,13 @@ def _look_often(_none: None, task: Task, *_: object) -> None:
 def _around_reclaimer() -> None:
     look = Reclaimer.run
 
-    def run(reclaimer: Reclaimer, owned: Iterable[tuple[Slot, Unit]]) -> None:
+    def run(reclaimer: Reclaimer, owned: Iterable[tuple[Slot, Unit]]) -> float | None:
         slots = list(owned)
-        look(reclaimer, slots)
+        sooner = look(reclaimer, slots)
         for slot, unit in slots:
             if slot.reclaim_requested != slot.reclaim_done:
                 reached("reclaim-flagged", str(unit.partition))
+        return sooner
 
     Reclaimer.run = run  # type: ignore[method-assign]
 

@@ -27,8 +27,9 @@ class Desk:
     """Letters that a command moves or deletes, in a database of its own."""
 
     def __init__(self, folder: Path, url: str, point: str) -> None:
-        folder.mkdir()
         self.point = point
+        folder /= point
+        folder.mkdir()
         self.strikes = Strikes(folder / "strikes")
         self.daemon = Daemon(folder, url)
         ensure_topics(self.daemon.link, config.load(self.daemon.config_path))

@@ -218,8 +218,27 @@ def thaw(daemon: Daemon) -> None:
         each.resume()
 
 
-def picture(daemon: Daemon) -> list[Any]:
-    """All that an owner could change: fences, positions, pending entries, retries, letters."""
+def is_at_rest(daemon: Daemon, partitions: Iterable[int]) -> bool:
+    """Whether the daemon has taken partitions over and handled all that it found there.
+
+    Until then it writes into its fences, last of all, behind all settling, that nothing inherited
+    is left. From here on only what somebody else does changes the `picture`.
+    """
+    units = [Unit(TOPIC, each, GROUP) for each in partitions]
+    found = daemon.link.pipeline(
+        [("HMGET", daemon.keys.fence(*unit), "owner", "session", "solo", "mark") for unit in units]
+    )
+    owner = daemon.tables["daemon"]["instance"].encode()
+    return all(
+        each == owner and session and not (solo or mark) for each, session, solo, mark in found
+    )
+
+
+def picture(daemon: Daemon) -> dict[tuple[str, ...], Any]:
+    """All that an owner could change: fences, positions, pending entries, retries, letters.
+
+    By the command that reads it.
+    """
     keys = daemon.keys
     commands: list[tuple[str, ...]] = []
     for unit in daemon.units():
@@ -235,4 +254,10 @@ def picture(daemon: Daemon) -> list[Any]:
             ("HGETALL", keys.attempts(*unit)),
             ("XRANGE", keys.dlq(unit.topic, unit.partition), "-", "+"),
         ]
-    return list(zip(commands, daemon.link.pipeline(commands), strict=True))
+    return dict(zip(commands, daemon.link.pipeline(commands), strict=True))
+
+
+def changes(daemon: Daemon, before: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+    """What is not as in an earlier picture: what it was, and what it is."""
+    now = picture(daemon)
+    return {each: (was, now[each]) for each, was in before.items() if now[each] != was}

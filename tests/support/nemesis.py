@@ -162,6 +162,12 @@ class Nemesis:
             return None
         return able[int(stroke.chance * len(able))]
 
+    def _choose_worker(self, stroke: Planned) -> tuple[Victim | None, int]:
+        """An instance as `_choose` finds it, and the pid of a worker that it has now."""
+        victim = self._choose(stroke)
+        pids = victim.workers() if victim is not None else ()
+        return (victim, pids[int(stroke.chance * 997) % len(pids)]) if pids else (None, 0)
+
     @contextmanager
     def _busy(self, victim: Victim) -> Iterator[None]:
         victim.busy = True
@@ -171,10 +177,8 @@ class Nemesis:
     # --- processes ---
 
     def _kill_worker(self, stroke: Planned) -> Course:
-        victim = self._choose(stroke)
+        victim, pid = self._choose_worker(stroke)
         if victim is not None:
-            pids = victim.workers()
-            pid = pids[int(stroke.chance * 997) % len(pids)]
             with self._logged("kill worker", victim.name, (pid,)), _gone():
                 os.kill(pid, signal.SIGKILL)
         yield from ()
@@ -224,11 +228,9 @@ class Nemesis:
                 daemon.start()
 
     def _stop_worker(self, stroke: Planned) -> Course:
-        victim = self._choose(stroke)
+        victim, pid = self._choose_worker(stroke)
         if victim is None:
             return
-        pids = victim.workers()
-        pid = pids[int(stroke.chance * 997) % len(pids)]
         with self._logged("stop worker", victim.name, (pid,)):
             yield from self._stopped([pid], stroke.seconds)
 

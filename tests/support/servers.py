@@ -35,6 +35,8 @@ from tests.support.waiting import wait_until
 DEFAULT_IMAGE = "valkey/valkey:9"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+# Whose processes were started here. Who wants to know those of a test clears it before.
+started: set[Path] = set()
 
 
 class NoServerError(Exception):
@@ -146,6 +148,7 @@ class ProcessServer(Server):
         if self._major() >= 7:
             command += ["--enable-debug-command", "yes"]
         self.socket_path.unlink(missing_ok=True)
+        started.add(self.binary)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,12 @@ from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Link
 from tests.support.causes import DEADLY, Strike
 from tests.support.conservation import Conservation
-from tests.support.daemon import ROOT, Daemon
+from tests.support.daemon import ROOT, Daemon, Event
 from tests.support.ledger import VARIABLE
 from tests.support.nemesis import PATIENCE, Nemesis, Planned, Victim
 from tests.support.proxy import FaultProxy
 from tests.support.servers import ProcessServer
-from tests.support.verdict import ATTEMPTS_MAX, Report, judge
+from tests.support.verdict import ATTEMPTS_MAX, Blame, Report, judge
 from tests.support.waiting import wait_until
 
 GROUPS = ("bill", "ship")
@@ -37,6 +38,7 @@ WORK = Path(__file__).with_name("soak_work.py")
 STEP_SECONDS = 0.02
 CHECK_SECONDS = 0.25
 SETTLE_SECONDS = 60.0
+CRASHES_MAX = 100  # more than the nemesis hits anybody: each charge is kept, and nobody is buried
 HARD_TIMEOUT = 4.0  # seconds; longer than any run, shorter than the longest stop of a worker
 
 
@@ -92,7 +94,7 @@ class Trial:
         }
         one = {
             "max_attempts": ATTEMPTS_MAX,
-            "max_crashes": 0,
+            "max_crashes": CRASHES_MAX,
             "hard_timeout": f"{HARD_TIMEOUT}s",
             "backoff": {"kind": "exponential", "base": "50ms", "max": "500ms"},
             **(consumer or {}),
@@ -210,9 +212,14 @@ class Trial:
         daemons = [victim.daemon for victim in self.victims]
         hit = {pid for strike in strikes if strike.kind in DEADLY for pid in strike.pids}
         crashes = [event for one in daemons for event in one.events("worker.crashed")]
+        acquired = [event for one in daemons for event in one.events("lease.acquired")]
         names = ("worker.crashed", "lease.lost", "lease.late", "lease.acquired", "redis.lost")
         return Outcome(
-            report=judge(self.ledger.records(), strikes, self.conservation.dead()),
+            report=judge(
+                *(self.ledger.records(), strikes, self.conservation.dead()),
+                charges=self.conservation.charges,
+                blames=[*_blames(crashes, "charged"), *_blames(acquired, "suspected")],
+            ),
             strikes=strikes,
             passed=self.nemesis.passed,
             checks=self.conservation.checks,
@@ -227,24 +234,32 @@ class Trial:
         """All that is known of what nothing explains: runs, strikes and lines of the logs."""
         lines: list[str] = []
         for duplicate in outcome.report.unexplained:
-            records = [
-                r for r in self.ledger.records() if r.text.startswith(f"{duplicate.number} ")
-            ]
-            process = [r for r in self.ledger.records() if r.pid == duplicate.pids[0]]
-            at = max(record.at for record in records)
-            process = [record for record in process if abs(record.at - at) < 15]
-            near = [one for one in outcome.strikes if at - 15 < one.ended and one.began < at + 15]
-            logged = [
-                line
-                for victim in self.victims
-                for line in victim.daemon.log_path.read_text().splitlines()
-                if any(
-                    f'"pid":{pid},' in line or f'"child":{pid},' in line for pid in duplicate.pids
-                )
-            ]
-            lines += ["", str(duplicate), *map(str, records), "its process last:"]
-            lines += [*map(str, process), *map(str, near), *logged[-30:]]
+            lines += ["", str(duplicate), *self._told(outcome, duplicate.number, duplicate.pids)]
+        for sentence in outcome.report.overcharged:
+            number = sentence.partition(" ")[0]
+            records = [r for r in self.ledger.records() if r.text.startswith(f"{number} ")]
+            pids = {record.pid for record in records if record.kind == "start"}
+            lines += ["", sentence, *self._told(outcome, number, pids)]
         return "\n".join(lines)
+
+    def _told(self, outcome: Outcome, number: str, pids: Collection[int]) -> list[str]:
+        """The runs of a message, what its processes did near them, and what was said of it."""
+        records = [r for r in self.ledger.records() if r.text.startswith(f"{number} ")]
+        at = max(record.at for record in records)
+        ours = [r for r in self.ledger.records() if r.pid in pids and abs(r.at - at) < 15]
+        near = [one for one in outcome.strikes if at - 15 < one.ended and one.began < at + 15]
+        wanted = [f'"{name}":{pid},' for pid in pids for name in ("pid", "child")]
+        wanted += [
+            uid.rpartition("/")[2] for uid in {record.uid for record in records if record.uid}
+        ]
+        logged = [
+            line
+            for victim in self.victims
+            for line in victim.daemon.log_path.read_text().splitlines()
+            if any(each in line for each in wanted)
+        ]
+        told = [*map(str, records), "its processes:", *map(str, ours), *map(str, near)]
+        return told + sorted(logged, key=lambda line: line.partition('"ts":')[2])[-60:]
 
     def _settled(self) -> None:
         def done() -> bool:
@@ -267,3 +282,12 @@ class Trial:
 
     def _producer_log(self) -> str:
         return (self.first.folder / "producer.log").read_text()
+
+
+def _blames(events: list[Event], name: str) -> list[Blame]:
+    """The charges that events tell of, where the place is under this name."""
+    return [
+        Blame(each.get("child", 0), each["partition"], each["group"], each[name])
+        for each in events
+        if each.get(name)
+    ]

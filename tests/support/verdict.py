@@ -25,13 +25,34 @@ ATTEMPTS_MAX = 3
 
 
 class Duplicate(NamedTuple):
-    """A run that began again. `cause` is '' when no strike explains it."""
+    """A run that began again. `cause` is '' when no strike explains it.
+
+    `seconds` is how long the run took that was repeated, None when it never ended.
+    """
 
     number: str
     group: str
     attempt: int
     pids: tuple[int, int]
     cause: str
+    seconds: float | None
+
+    @property
+    def blow(self) -> tuple[str, int, str]:
+        """What is one fault and one running slot: the strike, the process it hit, and the group."""
+        return self.cause.partition(" ")[0], self.pids[0], self.group
+
+
+class Blame(NamedTuple):
+    """A supervisor tells of an entry that was charged with a death. `place` is of the entry.
+
+    `pid` is the worker that has died, 0 when all that is known of it is the mark that it has left.
+    """
+
+    pid: int
+    partition: int
+    group: str
+    place: str
 
 
 @dataclass
@@ -48,6 +69,10 @@ class Report:
     recovered: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misattributed: list[str] = field(default_factory=list)  # attempts that do not add up
+    overcharged: list[str] = field(default_factory=list)  # crashes that nobody has caused
+    blamed: int = 0  # charges that supervisors have told of
+    charged: int = 0  # messages that were seen with a crash, and the most of one
+    charged_most: int = 0
     disorderly: list[str] = field(default_factory=list)  # epochs shared, order broken
     stall_seconds: float = 0.0  # the longest that a message waited for its first run
     stalled: str = ""
@@ -63,13 +88,29 @@ class Report:
         named = (each.cause.partition(" ")[2] for each in self.duplicated if each.cause)
         return dict(sorted(Counter(named).items()))
 
+    def most(self) -> dict[str, int]:
+        """How often one strike made one process repeat something: in which way -> at most.
+
+        Beside what was running, only what took less than `ACK_DELAY` can be repeated.
+        """
+        counts = Counter(
+            (each.blow, each.cause.rpartition(": ")[2]) for each in self.duplicated if each.cause
+        )
+        found: dict[str, int] = {}
+        for (_, how), count in counts.items():
+            found[how] = max(found.get(how, 0), count)
+        return dict(sorted(found.items()))
+
     def faults_of_ours(self) -> dict[str, list[object]]:
         """All that is wrong; empty when nothing is."""
+        most = self.most()
         found: dict[str, list[object]] = {
             "lost": [*self.lost],
             "duplicated without a cause": [*self.unexplained],
+            "several were running": [most] if most.get("running", 0) > 1 else [],
             "unexpected": [*self.unexpected],
             "misattributed": [*self.misattributed],
+            "overcharged": [*self.overcharged],
             "disorderly": [*self.disorderly],
         }
         return {name: faults for name, faults in found.items() if faults}
@@ -95,14 +136,24 @@ def runs_of(records: Iterable[Record]) -> list[Run]:
     return runs
 
 
-def judge(records: list[Record], strikes: list[Strike], letters: Mapping[str, set[str]]) -> Report:
-    """Judge a soak that is over: nothing is left unsettled. `letters`: group -> dead numbers."""
+def judge(
+    records: list[Record],
+    strikes: list[Strike],
+    letters: Mapping[str, set[str]],
+    charges: Mapping[tuple[str, str], int] | None = None,
+    blames: Iterable[Blame] = (),
+) -> Report:
+    """Judge a soak that is over: nothing is left unsettled.
+
+    `letters`: group -> dead numbers. `charges`: group, number -> the most crashes that were seen.
+    """
     runs = runs_of(records)
     report = Report(handled=len(runs), dead=sum(map(len, letters.values())))
     _count_messages(report, records, runs, letters)
     causes = Causes(runs, strikes)
     _judge_duplicates(report, runs, causes)
     _judge_attempts(report, records, runs, letters)
+    _judge_charges(report, runs, causes, charges or {}, blames)
     _judge_order(report, runs, causes)
     _measure_stall(report, records, runs)
     return report
@@ -142,7 +193,8 @@ def _judge_duplicates(report: Report, runs: list[Run], causes: Causes) -> None:
         for earlier, later in pairwise(again):
             pids = (earlier.pid, later.pid)
             cause = causes.of(earlier, later)
-            report.duplicated.append(Duplicate(number, group, attempt, pids, cause))
+            took = None if earlier.ended == inf else round(earlier.ended - earlier.began, 4)
+            report.duplicated.append(Duplicate(number, group, attempt, pids, cause, took))
     report.slack_seconds = causes.slack
 
 
@@ -171,6 +223,51 @@ def _judge_attempts(
                 f"{number} of {group}: attempts {sorted(attempts)}, dead {is_dead}; planned were"
                 f" {attempts_max}, dead {buried}"
             )
+
+
+def _judge_charges(
+    report: Report,
+    runs: list[Run],
+    causes: Causes,
+    charges: Mapping[tuple[str, str], int],
+    blames: Iterable[Blame],
+) -> None:
+    """A message is charged once, at most, for each of its runs that a strike has ended.
+
+    And once for each mark that an owner has left who was lost, which a supervisor must tell.
+    """
+    blames = list(blames)
+    marks = Counter((each.group, each.partition, each.place) for each in blames if not each.pid)
+    of_message: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        of_message[run.group, run.number].append(run)
+    report.charged = len(charges)
+    report.charged_most = max(charges.values(), default=0)
+    for (group, number), crashes in charges.items():
+        own = of_message[group, number]
+        hits = causes.hits(own) + sum(marks[place] for place in _places(own, marks))
+        if crashes > hits:
+            report.overcharged.append(f"{number} of {group}: {crashes} crashes, {hits} hits")
+    for blame in blames:
+        report.blamed += 1
+        if not blame.pid:
+            continue
+        last = causes.last(blame.pid, str(blame.partition), blame.group)
+        source, _, entry = blame.place.partition(":")
+        if last is None or last.ended < inf:
+            continue  # the process died between the note that it begins and the handler
+        first = source == "m"
+        if first is not (last.attempt == 1) or (first and last.uid.split("/")[2] != entry):
+            report.overcharged.append(f"{blame}, while {last.uid} was running")
+
+
+def _places(runs: list[Run], marks: Iterable[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+    """The marks that may be of a message; of its retries nobody knows the places."""
+    units = {(run.group, int(run.unit[0])) for run in runs}
+    first = {f"m:{run.uid.rpartition('/')[2]}" for run in runs}
+    return [
+        mark for mark in marks if mark[:2] in units and (mark[2] in first or mark[2][:2] == "r:")
+    ]
 
 
 def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:

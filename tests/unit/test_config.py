@@ -398,6 +398,14 @@ def test_a_host_name_that_cannot_be_used_must_be_replaced() -> None:
     ]
 
 
+def test_an_instance_cannot_be_called_as_a_verb_that_keeps_partitions() -> None:
+    problems = Problems()
+    check(config.Settings(daemon=config.Daemon(instance="group-reset")), problems, NOTHING)
+    assert problems.sentences == [
+        "daemon.instance: group-reset is what a verb calls itself: choose another name"
+    ]
+
+
 # --- precedence ----------------------------------------------------------------------------------
 
 

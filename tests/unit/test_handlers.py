@@ -7,6 +7,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import redis
 
 from streamqd import config, handlers
 from streamqd.errors import HandlerLoadError
-from streamqd.handlers import Dead, Probe, Retry, SoftTimeout
+from streamqd.handlers import Dead, Probe, Release, Retry, SoftTimeout, Undecodable
 from streamqd.handlers.outcomes import lineage_of
 from streamqd.model import Backoff, DeadAsked, Failed, RetryAsked, RetryPolicy
+from streamqd.policy.fingerprint import LENGTH
 
 Write = Callable[[str, str], None]
 
@@ -310,6 +312,26 @@ def noted() -> BaseException:
     return error
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class HomelessError(Exception):
+    __module__ = "__main__"
+
+
+def misspelt() -> BaseException:
+    """An error of which Python may say what was meant."""
+
+    def handler_function() -> None:
+        "".upperr()  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError) as caught:
+        handler_function()
+    return caught.value
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -321,8 +343,19 @@ def noted() -> BaseException:
         caused(hidden=True),
         noted(),
         RefusalError("never raised"),
+        raised(RefusalError()),
+        raised(RefusalError("two\nlines")),
+        raised(UnspeakableError()),
+        raised(HomelessError("no")),
+        raised(KeyError("no")),
+        raised(SystemExit(3)),
+        raised(ImportError("no", name="streamqd")),
+        misspelt(),
     ],
-    ids=["plain", "same place", "syntax", "group", "cause", "no cause", "note", "no stack"],
+    ids=[
+        *("plain", "same place", "syntax", "group", "cause", "no cause", "note", "no stack"),
+        *("no text", "lines", "unspeakable", "of main", "key", "exit", "import", "misspelt"),
+    ],
 )
 def test_a_traceback_is_what_python_would_write(error: BaseException):
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own call
@@ -351,6 +384,41 @@ def test_long_texts_are_cut():
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_whatever_is_raised_is_a_failure(error: BaseException):
     assert isinstance(handlers.outcome_of(raised(error), "traceback"), Failed)
+
+
+@pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(RefusalError("no"), SoftTimeout("over"), SystemExit(1), UnspeakableError()),
+        *(Retry(after=2.5), Dead("cut off"), Undecodable("no number"), Release()),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_decides_is_the_same_without_the_texts(error: BaseException, detail: str):
+    whole, brief = (of(raised(error), detail) for of in (handlers.outcome_of, handlers.brief_of))
+    without = {"message": "", "traceback": ""}
+    if isinstance(whole, Failed):
+        assert brief == replace(whole, **without)
+    elif isinstance(whole, RetryAsked | DeadAsked):
+        assert brief == replace(whole, failure=replace(whole.failure, **without))
+    else:
+        assert brief == whole
+
+
+def test_a_class_that_does_not_tell_its_module_is_named_all_the_same():
+    class Meta(type):
+        @property
+        def __module__(cls) -> str:  # type: ignore[override]
+            raise RuntimeError("no")
+
+    class Odd(Exception, metaclass=Meta):  # noqa: N818
+        pass
+
+    brief = handlers.brief_of(raised(Odd("no")), "class")
+    assert isinstance(brief, Failed)
+    assert brief.error_class == "Odd"
+    assert len(handlers.fingerprint(raised(Odd("no")), "h:go")) == LENGTH
 
 
 def test_retry_and_dead_are_asked_for():

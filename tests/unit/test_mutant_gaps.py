@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,12 +32,16 @@ class FakeChild:
     def __init__(self) -> None:
         self.pid = os.getpid()  # a process that can be measured
         self.told: list[bytes] = []
+        self.signals: list[int] = []
         self.killed = False
         self.deaf_at = 0.0
         self.peak_rss = 0
 
     def tell(self, word: bytes) -> None:
         self.told.append(word)
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
 
     def kill_group(self) -> None:
         self.killed = True
@@ -94,6 +99,21 @@ def test_a_run_that_begins_between_two_looks_is_not_killed_for_the_one_before() 
     scene.begin(1, age=6.0)
     scene.look()
     assert not scene.child.killed
+
+
+@pytest.mark.parametrize("limit", ["timeout", "hard_timeout"])
+def test_a_worker_keeps_the_limits_that_it_was_started_with(limit: str) -> None:
+    """A reload changes them for the next one: this one may be unable to interrupt a run at all."""
+    scene = Scene()
+    scene.holding.consumer = replace(scene.holding.consumer, **{limit: 5.0})  # type: ignore[arg-type]
+    scene.begin(0, age=6.0)
+    scene.look()
+    scene.look()
+    assert (scene.child.signals, scene.child.killed) == ([], False)
+    scene.holding.started_as(scene.child, time.monotonic())  # type: ignore[arg-type]
+    scene.look()
+    scene.look()
+    assert (scene.child.signals, scene.child.killed) != ([], False)
 
 
 # --- progress -------------------------------------------------------------------------------------

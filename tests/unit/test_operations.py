@@ -291,12 +291,27 @@ def test_what_was_held_back_is_told_without_another_message(clock: list[float]) 
     assert told == [(None, 3), ("a/0/2-0", None)]
 
 
+def test_who_asks_first_whether_a_line_is_held_back_has_it_counted(clock: list[float]) -> None:
+    with LogLines() as lines:
+        limit = logs.Limit("message.dead", logging.WARNING, per_second=2)
+        for number in range(5):
+            if not limit.held():
+                limit.event(uid=f"a/0/{number}-0")
+        clock[0] += 1.0
+        assert not limit.held()
+        limit.event(uid="a/0/5-0")
+        told = [(one["uid"], one.get("suppressed")) for one in lines.all()]
+
+    assert told == [("a/0/0-0", None), ("a/0/1-0", None), ("a/0/5-0", 3)]
+
+
 def test_lines_that_nobody_wants_are_not_suppressed(clock: list[float]) -> None:
     with LogLines() as lines:
         logging.getLogger("streamqd").setLevel("INFO")
         limit = logs.Limit("message.retry", logging.DEBUG, per_second=1)
         for _ in range(5):
             limit.event()
+            assert limit.held()
         clock[0] += 5.0
         limit.catch_up()
         assert lines.all() == []

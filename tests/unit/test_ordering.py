@@ -84,3 +84,20 @@ def test_what_waits_behind_an_entry_can_be_surrendered():
     ordering.add(Entry(5, b"a"))
     assert ordering.next() == Entry(5, b"a"), "its key is free"
     assert ordering.surrender(Entry(6, None)) == []
+
+
+def test_several_are_given_out_and_end_together():
+    ordering: Ordering[Entry] = Ordering(by_key=True)
+    entries = [Entry(number, key) for number, key in enumerate((b"a", None, b"a", b"b", b"a"))]
+    ordering.add_all(entries)
+    assert (ordering.ready, ordering.waiting) == (3, 5)
+    assert ordering.take(2) == entries[:2]
+    assert ordering.take(9) == [entries[3]]
+    assert (ordering.ready, ordering.waiting) == (0, 2)
+    ordering.all_ended([entries[3], entries[1], entries[0]])
+    assert not ordering.knows(b"b")
+    assert ordering.take(9) == [entries[2]], "one of a key at a time"
+    ordering.all_ended([entries[2]])
+    assert ordering.take(9) == [entries[4]]
+    ordering.all_ended([entries[4]])
+    assert (ordering.waiting, ordering.knows(b"a")) == (0, False)

@@ -22,6 +22,7 @@ from streamqd.policy.rebalance import (
     may_reload,
     place,
 )
+from streamqd.policy.stranded import Stranded
 
 TTL = 15.0
 BEAT = TTL / 5
@@ -128,6 +129,63 @@ def test_only_who_was_silent_while_i_watched_may_be_forgotten():
     for number in range(FORGET_BEATS + 1):
         watch.beat(number * BEAT + 2 * jump, dead)
     assert len(watch.liveness.forgettable) == FORGET_MAX
+
+
+@pytest.mark.fault("F10")
+def test_a_member_that_dies_before_a_clock_is_set_back_is_dead_after_one_ttl_all_the_same():
+    watch, back = Watch(), -3600.0
+    watch.beat(0.0, {"you": 0.0})
+    looks = [watch.beat(n * BEAT, {"you": 0.0}, server=n * BEAT + back) for n in range(1, 8)]
+    assert [("you" in look) for look in looks] == [True] * 5 + [False] * 2
+
+
+class Leases:
+    """`me` looks once per interval at the one lease of `dead`; its life is given in seconds."""
+
+    def __init__(self) -> None:
+        self.stranded = Stranded(BEAT)
+        self.ttl: float | None = TTL
+
+    def look(
+        self, at: float, left: float, *, epoch: int = 7, owner: str = "dead", alive: bool = False
+    ) -> bool:
+        me, dead = member("me"), member("dead")._replace(ttl=self.ttl)
+        views = {UNITS[0]: View(epoch, owner, True, left), UNITS[1]: FREE}
+        found = self.stranded.observe(at, views, [me, dead], [me, dead] if alive else [me])
+        assert found <= {UNITS[0]}
+        return bool(found)
+
+
+@pytest.mark.parametrize("tick", [0.0, 1.0], ids=["a clock that stands", "a clock that goes"])
+def test_a_lease_of_the_dead_is_over_when_nobody_has_renewed_it_for_two_ttls(tick: float):
+    leases = Leases()
+    over = [leases.look(n * BEAT, 3600.0 - tick * n * BEAT) for n in range(13)]
+    assert over == [False] * 11 + [True] * 2
+
+
+def test_a_lease_that_somebody_may_still_renew_is_not_over():
+    renewed, slipping, taken, untold, owned, gone = (Leases() for _ in range(6))
+    untold.ttl = None
+    for n in range(40):
+        at = n * BEAT
+        assert not renewed.look(at, 3600.0 - 0.2 * (n % 10)), "renewed at last"
+        assert not slipping.look(at, TTL - 0.01 * n), "renewed each time, each time seen later"
+        assert not taken.look(at, 3600.0, epoch=7 + n // 10)
+        assert not untold.look(at, 3600.0)
+        assert not owned.look(at, 3600.0, alive=True)
+        assert not gone.look(at, 3600.0, owner="nobody")
+
+
+def test_what_happens_while_nobody_looks_proves_nothing_of_a_lease():
+    rare, often = Leases(), Leases()
+    assert not any(rare.look(n * 3 * BEAT, 3600.0) for n in range(20)), (
+        "renewed in between, perhaps"
+    )
+    assert not any(often.look(n * 0.01, 3600.0) for n in range(20))
+    assert not often.look(BEAT, 3600.0)
+    seldom = Leases()
+    assert not any(seldom.look(n * 2 * BEAT, 3600.0) for n in range(10)), "too few looks"
+    assert seldom.look(20 * BEAT, 3600.0)
 
 
 def test_i_am_alive_whatever_the_server_says_of_me():

@@ -216,6 +216,15 @@ def test_in_a_table_entries_come_and_go_one_by_one(slot: Slot):
     assert (slot.batch().waiting, slot.unfinished) == (1, 2)
 
 
+def test_several_entries_come_into_a_table_at_once(slot: Slot):
+    slot.open_table()
+    slot.put(3, PLACES[3])
+    slot.put(4, *PLACES[:3])
+    assert (slot.batch().waiting, slot.unfinished) == (4, 4)
+    slot.states[4:7] = bytes([DONE, RUNNING, DONE])
+    assert slot.batch() == Batch([PLACES[0], PLACES[2]], [PLACES[1]], [], 1)
+
+
 def test_clear_forgets_the_process_and_keeps_the_counters(slot: Slot):
     slot.post_batch(PLACES)
     slot.pid, slot.state, slot.command, slot.soft_kill_seq = 9, WorkerState.READY, Command.STOP, 4

@@ -39,7 +39,7 @@ def view(units: Sequence[LiveUnit] = (), **more: Any) -> LiveView:
         instances=[west],
         units=list(units),
         failures=[],
-        totals=LiveTotals(1.5, 1200.0, 0.0, 7, 2, 1, 0),
+        totals=LiveTotals(1.5, 1200.0, 0.0, 7, True, 2, 1, 0),
         unseen=0,
     )
     return replace(seen, **more)
@@ -80,6 +80,8 @@ def test_the_head_tells_the_fleet_and_its_sums() -> None:
     assert "streamqd fleet default  11:06:40Z  instances: 1 working" in shown
     assert "in 1.5/s  out 1,200/s" in shown
     assert "lag 7  pending 2  delayed 1  dead 0" in shown
+    more = replace(view().totals, lag_exact=False)
+    assert "lag 7+  pending 2" in text(frame(view([unit()], totals=more), Shown(), 80, 24))
 
 
 def test_the_age_of_what_is_shown_is_told_while_redis_is_away() -> None:

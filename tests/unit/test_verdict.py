@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 
 from tests.support.causes import ACK_DELAY, SLACK, Strike
 from tests.support.ledger import Record
-from tests.support.verdict import ATTEMPTS_MAX, Report, judge
+from tests.support.verdict import ATTEMPTS_MAX, Blame, Report, judge
 
 G = "g"
 NO_LETTERS: dict[str, set[str]] = {G: set()}
@@ -52,8 +53,8 @@ class Story:
     def strike(self, kind: str, *pids: int, at: float, lasting: float = 0.0) -> None:
         self.strikes.append(Strike(len(self.strikes), kind, "a", pids, at, at + lasting))
 
-    def judged(self, letters: dict[str, set[str]] = NO_LETTERS) -> Report:
-        return judge(self.records, self.strikes, letters)
+    def judged(self, letters: dict[str, set[str]] = NO_LETTERS, **more: Any) -> Report:
+        return judge(self.records, self.strikes, letters, **more)
 
 
 @pytest.fixture
@@ -226,6 +227,38 @@ def test_an_instance_repeats_what_it_had_not_acknowledged(
 
 
 @of_instances
+@pytest.mark.parametrize(("took", "explained"), [(0.019, True), (0.021, False)])
+def test_what_ran_for_long_was_acknowledged_before_the_next_began(
+    story: Story, kind: str, took: float, *, explained: bool
+):
+    story.send(1)
+    story.send(2)
+    story.run(1, at=1.0, took=took)
+    story.run(2, at=1.0 + took, end="")
+    story.strike(kind, 100, at=1.1, lasting=2.0)
+    for number in (1, 2):
+        story.run(number, pid=101, at=4.0 + number)
+    report = story.judged()
+    assert [each.number for each in report.unexplained] == ([] if explained else ["1"])
+
+
+def test_the_most_that_one_strike_repeats_is_told_by_process_and_way(story: Story):
+    for number in range(1, 7):
+        story.send(number)
+    for first, pid in ((1, 100), (4, 200)):
+        for number in range(first, first + 3):
+            last = number == first + 2 and pid == 100
+            story.run(number, pid, at=1.0 + number / 1000, took=0.001, end="" if last else "end")
+    story.strike("kill supervisor", 100, 200, at=1.01)
+    for number in (1, 2, 3, 5, 6):
+        story.run(number, pid=101 if number < 4 else 201, at=2.0 + number)
+    report = story.judged()
+    assert report.unexplained == []
+    assert report.most() == {"not acknowledged": 2, "running": 1}
+    assert [each.seconds for each in report.duplicated] == [0.001, 0.001, None, 0.001, 0.001]
+
+
+@of_instances
 @pytest.mark.parametrize("end", ["end", "raise"])
 def test_a_process_that_had_ended_its_last_run_long_before_had_nothing_in_hand(
     story: Story, kind: str, end: str
@@ -349,7 +382,7 @@ def test_who_stood_still_in_the_middle_of_a_run_was_not_about_to_begin(story: St
         story.run(number, pid=101, at=2.0 + number)
     story.run(2, at=5.01)
     story.strike("stop host", 100, at=1.5, lasting=3.5)
-    assert [each.number for each in story.judged().unexplained] == ["2"]
+    assert [each.number for each in story.judged().unexplained] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -380,6 +413,87 @@ def test_each_repetition_needs_its_own_cause(story: Story):
     story.strike("kill worker", 100, at=1.5)
     [found] = story.judged().unexplained
     assert found.pids == (101, 102)
+
+
+# --- charges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "crashes", "over"),
+    [
+        ("kill worker", 1.5, 1, False),
+        ("kill worker", 1.5, 2, True),  # one run, charged twice
+        ("kill worker", 0.5, 1, True),  # it had not begun
+        ("drop reply", 1.5, 1, True),  # kills nobody
+        ("stop host", 1.5, 1, False),  # over its time limit when it goes on
+        ("kill supervisor", 1.5, 1, True),  # nobody is left who knows
+    ],
+)
+def test_a_message_is_charged_with_what_hit_its_runs(
+    story: Story, kind: str, at: float, crashes: int, *, over: bool
+):
+    story.send(1)
+    story.run(1, at=1.0, end="")
+    story.run(1, pid=101, at=3.0)
+    story.strike(kind, 100, at=at)
+    report = story.judged(charges={(G, "1"): crashes})
+    assert len(report.overcharged) == over
+    assert (report.charged, report.charged_most) == (1, crashes)
+
+
+def test_two_runs_that_were_hit_may_be_charged_twice(story: Story):
+    story.send(1)
+    for pid in (100, 101):
+        story.run(1, pid, at=float(pid), end="")
+        story.strike("kill worker", pid, at=pid + 0.5)
+    story.run(1, pid=102, at=200.0)
+    assert story.judged(charges={(G, "1"): 2}).overcharged == []
+    assert len(story.judged(charges={(G, "1"): 3}).overcharged) == 1
+
+
+@pytest.mark.parametrize(
+    ("group", "partition", "place", "fine"),
+    [
+        (G, 0, "m:2-0", True),
+        (G, 0, "r:7-0", True),  # perhaps it is one of its retries
+        (G, 0, "m:1-0", False),
+        (G, 1, "m:2-0", False),
+        ("other", 0, "m:2-0", False),
+    ],
+)
+def test_a_mark_that_a_lost_owner_has_left_is_charged_once(
+    story: Story, group: str, partition: int, place: str, *, fine: bool
+):
+    """It was about to run it, so the ledger knows nothing of that."""
+    for number in (1, 2):
+        story.send(number)
+        story.run(number, at=float(number))
+    told = {"blames": [Blame(0, partition, group, place)]}
+    assert (story.judged(charges={(G, "2"): 1}, **told).overcharged == []) is fine
+    assert len(story.judged(charges={(G, "2"): 2}, **told).overcharged) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "end", "wrong"),
+    [
+        ("m:2-0", "", False),
+        ("m:1-0", "", True),  # an innocent one
+        ("r:2-0", "", True),  # it was not retried yet
+        ("m:3-0", "end", False),  # it had ended, and the next was about to begin
+    ],
+)
+def test_the_charged_message_is_the_one_that_was_running(
+    story: Story, place: str, end: str, *, wrong: bool
+):
+    for number in (1, 2):
+        story.send(number)
+    story.run(1, at=1.0)
+    story.run(2, at=1.1, end=end)
+    story.strike("kill worker", 100, at=1.105)
+    if not end:
+        story.run(2, pid=101, at=2.0)
+    report = story.judged(blames=[Blame(100, 0, G, place)])
+    assert (report.blamed, len(report.overcharged)) == (1, wrong)
 
 
 # --- attempts, epochs, order ----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from streamqd import cgroups
 from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
 from streamqd.admin.diagnosis.facts import Facts
 
@@ -105,15 +106,8 @@ def _descriptors(facts: Facts) -> Iterator[Found]:
 
 def _oom_group(facts: Facts) -> Iterator[Found]:
     if facts.host is not None and facts.host.oom_group:
-        yield Found(
-            f"when memory is short the kernel kills all processes of {facts.host.oom_group} at"
-            " once (memory.oom.group): the supervisor dies with the one worker that took it, every"
-            " partition waits one daemon.lease_ttl, and nobody can tell which message it was",
-            "under systemd write `OOMPolicy=continue` into the unit file; under Kubernetes set"
-            " `singleProcessOOMKill: true` in the kubelet's configuration; elsewhere"
-            f" `echo 0 > {facts.host.oom_group}/memory.oom.group`",
-            evidence={"memory.oom.group": facts.host.oom_group},
-        )
+        group = facts.host.oom_group
+        yield Found(*cgroups.fate_of(group), evidence={"memory.oom.group": group})
 
 
 _NEEDS, _PROBLEM, _WARNING = (Need.HOST,), Severity.PROBLEM, Severity.WARNING

@@ -143,6 +143,18 @@ def _replica(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _min_replicas(facts: Facts) -> Iterator[Found]:
+    info = facts.server.info
+    # The server tells how many are good only when it asks for some.
+    if facts.server.number("connected_slaves") and "min_slaves_good_slaves" not in info:
+        yield Found(
+            "the server has replicas and takes writes without them: a master that is cut off goes"
+            " on writing what is lost at the failover",
+            f"{_set('min-replicas-to-write 1')}; then the same with `min-replicas-max-lag 10`",
+            evidence={"connected_slaves": facts.server.number("connected_slaves")},
+        )
+
+
 def _product(facts: Facts) -> tuple[str, str]:
     """What answers, and its version. Valkey tells old clients that it is Redis 7.2.4."""
     info = facts.server.info
@@ -278,6 +290,13 @@ CHECKS = (
         _clock,
     ),
     Check("server.replica", _PROBLEM, "The server is a replica.", _NEEDS, _replica),
+    Check(
+        "server.min-replicas",
+        _WARNING,
+        "The server has replicas, and takes writes without them.",
+        _NEEDS,
+        _min_replicas,
+    ),
     Check("server.version", _PROBLEM, "The server is too old.", _NEEDS, _version),
     Check(
         "server.flaws",

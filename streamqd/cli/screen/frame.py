@@ -125,10 +125,11 @@ def _head(view: LiveView, chosen: Shown, trouble: str, old: float) -> Line:
 
 def _sums(view: LiveView) -> Line:
     sums = view.totals
+    more = "" if sums.lag_exact else "+"
     return [
         Cell(f"in {number(sums.arriving)}/s  out {number(sums.acked)}/s"),
         Cell(f"  fail {number(sums.failed)}/s", "warn" if sums.failed >= 0.05 else ""),
-        Cell(f"  lag {number(sums.lag)}  pending {number(sums.pending)}"),
+        Cell(f"  lag {number(sums.lag)}{more}  pending {number(sums.pending)}"),
         Cell(f"  delayed {number(sums.delayed)}"),
         Cell(f"  dead {number(sums.dead_letters)}", "bad" if sums.dead_letters else ""),
     ]

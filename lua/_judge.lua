@@ -1,0 +1,57 @@
+-- What will become of the items of a call to settle. Needs _places, _fields and _items.
+
+-- What is found at once of the items of a stream that are side by side there: which are pending,
+-- and their bodies, by id.
+local function look_up(items, source, group)
+  local first, last, count = nil, nil, 0
+  for _, item in ipairs(items) do
+    if item.source == source then
+      first, last, count = first or item.id, item.id, count + 1
+    end
+  end
+  local known = {pending = {}, bodies = {}}
+  if count > 1 then
+    for _, row in ipairs(redis.pcall('XPENDING', source, group, first, last, count)) do
+      known.pending[row[1]] = true
+    end
+    for _, entry in ipairs(redis.call('XRANGE', source, first, last, 'COUNT', count)) do
+      known.bodies[entry[1]] = #entry[2] <= WIDE and entry[2] or nil
+    end
+  end
+  return known
+end
+
+-- Says for each item what will become of it: sets `word`, `source` and `id`, and for MOVED `body`.
+-- Only reads. Answers the first text that is not a place, if there is one. With `adjacent`, the
+-- caller says that no other entry lies between those of a stream; where that is wrong, it only
+-- takes longer: what is not found together is looked for alone.
+local function judge_items(items, shared, adjacent, stream, retry, group)
+  for _, item in ipairs(items) do
+    item.source, item.id = locate(stream, retry, item.place)
+    if not item.source then
+      return item.place
+    end
+  end
+  local together = adjacent and items or {}
+  local known = {
+    [stream] = look_up(together, stream, group),
+    [retry] = look_up(together, retry, group),
+  }
+  local seen = {}
+  for _, item in ipairs(items) do
+    local source, id = item.source, item.id
+    local found = known[source]
+    if seen[item.place] or not (found.pending[id] or pending(source, group, id)) then
+      item.word = 'GONE'
+    else
+      seen[item.place] = true
+      local body = found.bodies[id] or body_of(source, id)
+      if not body and (shared.at['payload'] or has(item.own, 'payload')) then
+        body = {}
+      end
+      item.word = body and 'MOVED' or 'GHOST'
+      item.body = body
+    end
+  end
+  return nil
+end

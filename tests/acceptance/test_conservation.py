@@ -1,0 +1,94 @@
+"""Conservation where messages are lost on purpose: what is in no place was handled, or counted."""
+
+from __future__ import annotations
+
+import urllib.request
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from streamqd.model import Unit
+from tests.support.conservation import Conservation
+from tests.support.daemon import TOPIC, Daemon
+from tests.support.servers import ProcessServer, free_port
+from tests.support.trial import GROUPS, WORK
+
+PARTITIONS = 2
+ABOVE, NODE = 60, 10  # entries of a partition that are too many, and those of a node: it goes whole
+BATCH, RUNS = 20, 16  # messages that are sent for so many runs
+LOST = 20  # messages that each group has lost of each partition, at least
+
+
+def counted(port: int, name: str, unit: Unit) -> int:
+    """A counter of a unit, as the daemon publishes it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    labels = {f'topic="{unit.topic}"', f'partition="{unit.partition}"', f'group="{unit.group}"'}
+    found = [
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(f"streamqd_{name}_total{{") and all(each in line for each in labels)
+    ]
+    return int(sum(found))
+
+
+def has_begun(daemon: Daemon, runs: int) -> bool:
+    """Whether so many runs have begun."""
+    return daemon.ledger.count("start") >= runs
+
+
+def test_what_is_in_no_place_was_handled_well_or_is_counted_as_lost(
+    fresh_server: ProcessServer, tmp_path: Path
+):
+    """Twice as many messages as two groups can handle, and every fifth is soon over."""
+    port = free_port()
+    daemon = Daemon(
+        *(tmp_path, fresh_server.url),
+        partitions=PARTITIONS,
+        groups=GROUPS,
+        http=f"127.0.0.1:{port}",
+        consumer={"backoff": {"kind": "fixed", "base": "20ms"}, "prefetch_max": 4},
+        code=WORK.read_text(),
+    )
+    retention = {"drop_unacked_above": ABOVE}
+    daemon.write_config(topics={TOPIC: {"partitions": PARTITIONS, "retention": retention}})
+    daemon.link.execute("CONFIG", "SET", "stream-node-max-entries", NODE)
+    numbers, expiring = count(0), set[str]()
+    conservation = Conservation(
+        *(daemon.link, daemon.keys, daemon.units(), daemon.ledger), drops=True, expiring=expiring
+    )
+
+    def send(works: list[str], expires: float | None = None) -> None:
+        named = [(str(next(numbers)), work) for work in works]
+        if expires is not None:
+            expiring.update(number for number, _ in named)
+        daemon.send((" ".join(each) for each in named), expires=expires)
+
+    def settled() -> bool:
+        conservation.check()
+        return not conservation.left()
+
+    with daemon:
+        while not conservation.last or min(each.lost for each in conservation.last.values()) < LOST:
+            wanted = daemon.ledger.count("start") + RUNS
+            send(["sleep 0.01"] * (BATCH - 6) + ["fail 1", "dead"])
+            send(["sleep 0.01"] * 4, expires=0.05)
+            daemon.wait_for(partial(has_begun, daemon, wanted), what="it works", every=0.002)
+            conservation.check()
+            assert conservation.violations == []
+        daemon.wait_for(settled, what="all is settled")
+        assert conservation.violations == []
+        sent = next(numbers) // PARTITIONS
+        for unit, seen in conservation.last.items():
+            unhandled = len(conservation.unhandled[unit])
+            expired, ghosts = (counted(port, name, unit) for name in ("expired", "ghosts"))
+            print(
+                f"{unit}: of {sent} {unhandled} were not handled:"
+                f" {seen.lost_unread} lost unread, {seen.lost_pending} in hand, {expired} expired"
+            )
+            assert ghosts == 0
+            assert expired > 0
+            # What was lost in hand may have been handled all the same: it was in hand.
+            least = seen.lost_unread + expired
+            assert least <= unhandled <= least + seen.lost_pending
+        assert daemon.stop() == 0

@@ -1,0 +1,88 @@
+"""What a worker has read behind a slow message: another instance begins with it as soon as it may.
+
+A partition has one owner, and one message of it runs. So what lies behind that waits for its end,
+or for `drain_timeout` where the instance ends; then it runs at the other instance, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.test_rebalance import Fleet
+from tests.acceptance.test_steering import CALM, verb
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+
+NewDaemon = Callable[..., Daemon]
+
+BEHIND = 20  # messages behind the slow one, of which some are in the worker's hands
+DRAINS = "300ms"
+
+
+@pytest.fixture
+def fleet(new_daemon: NewDaemon) -> Fleet:
+    """Two instances; the first one owns the only partition."""
+    settings = {**CALM, "drain_timeout": DRAINS}
+    one, two = (new_daemon(name=name, daemon=settings) for name in "ab")
+    found = Fleet(one)
+    found.wait_shares(1)
+    found.wait_workers()
+    found.add(two)
+    return found
+
+
+def stuck(one: Daemon) -> tuple[str, list[str], int]:
+    """Let a message run for as long as it is told to; return it, those behind it, and its pid."""
+    slow, *behind = one.send(["await gate", *["ok"] * BEHIND])
+    one.wait_run(slow)
+    assert one.pending() > 1, "nothing lies behind it in the worker's hands"
+    return slow, behind, one.ledger.of(slow, "start")[0].pid
+
+
+def test_what_lies_behind_a_slow_message_moves_when_that_has_ended(fleet: Fleet):
+    one, two = fleet.members["a"], fleet.members["b"]
+    slow, behind, pid = stuck(one)
+    verb(one, "move", f"{TOPIC}/0/{GROUP}", "--to", "b")
+    one.wait_event("rebalance.shed")
+    fleet.wait_beats(3)
+    assert fleet.owners() == {0: "a"}, "two workers would break the order of the partition"
+    assert [each.uid for each in one.ledger.records("start")] == [slow]
+
+    (one.folder / "gate").touch()
+    for uid in behind:
+        one.wait_run(uid, "end")
+    assert fleet.owners() == {0: "b"}
+    [ended] = one.ledger.of(slow, "end")
+    first, *others = one.ledger.records("start")
+    assert (first.uid, first.pid, ended.pid) == (slow, pid, pid)
+    assert [each.uid for each in others] == behind
+    assert {each.pid for each in others} == set(two.pids().values()), "all run at the other one"
+    assert others[0].at > ended.at
+    print(f"behind a slow message: at the other instance {others[0].at - ended.at:.3f} s later")
+    one.wait_settled()
+    assert one.ledger.audit(GROUP) == Audit()
+    assert {each.attempt for each in one.ledger.records("start")} == {1}
+
+
+def test_what_lies_behind_a_message_that_outlasts_a_drain_runs_once_elsewhere(fleet: Fleet):
+    one, two = fleet.members["a"], fleet.members["b"]
+    slow, behind, pid = stuck(one)
+    mark = two.mark()
+    assert one.stop() != 0, "it has given up a message that ran"
+    two.wait_event("lease.acquired", after=mark)
+    one.wait_run(slow, count=2)  # the oldest comes first, and is slow there too
+    assert {each.uid for each in one.ledger.records("start")} == {slow}
+
+    (one.folder / "gate").touch()
+    for uid in behind:
+        two.wait_run(uid, "end")
+    first, again, *others = one.ledger.records("start")
+    assert [first.pid, first.uid, again.uid] == [pid, slow, slow]
+    assert [each.uid for each in others] == behind
+    assert {each.pid for each in (again, *others)} == set(two.pids().values())
+    print(f"after {DRAINS} of drain: at the other instance {again.at - first.at:.3f} s later")
+    two.wait_settled()
+    assert one.ledger.audit(GROUP) == Audit(repeated={slow: 2})
+    assert {each.attempt for each in others} == {1}

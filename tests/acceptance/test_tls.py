@@ -1,0 +1,160 @@
+"""The daemon over TLS with client certificates: under signals, and with others after a reload."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from tests.support import tls
+from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.ledger import Audit
+from tests.support.servers import NoServerError, ProcessServer
+
+Make = Callable[..., Daemon]
+FILES = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
+PARTITIONS = 3
+RECYCLED = 5  # messages of one worker
+STORM = (signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT)
+
+
+def issue(folder: Path) -> Path:
+    """A new authority, and what it has signed, in a new folder."""
+    folder.mkdir()
+    return tls.certificates(folder)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    """What the server has; skips without openssl."""
+    try:
+        return issue(tmp_path / "first")
+    except NoServerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def guarded(authority: Path) -> Iterator[ProcessServer]:
+    """A server that speaks TLS only; skips where none is."""
+    try:
+        made = tls.start(authority)
+    except NoServerError as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own(authority: Path, tmp_path: Path) -> Path:
+    """The daemon's own copies of its certificates."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    hand_out(authority, folder)
+    return folder
+
+
+def hand_out(authority: Path, own: Path) -> None:
+    """Replace the daemon's certificates."""
+    for name in FILES.values():
+        shutil.copy(authority / name, own)
+
+
+def served(authority: Path) -> list[str]:
+    """The settings by which a running server takes other certificates."""
+    options = tls.options(authority, 0)
+    return [
+        word
+        for name, value in options.items()
+        if name != "tls_port"
+        for word in (name.replace("_", "-"), value)
+    ]
+
+
+@pytest.fixture
+def make(guarded: ProcessServer, own: Path, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Configure a daemon with its own certificates: `make(max_messages=5)`."""
+    made: list[Daemon] = []
+
+    def make(**consumer: object) -> Daemon:
+        folder = tmp_path / "work"
+        folder.mkdir()
+        made.append(
+            Daemon(
+                folder,
+                f"rediss://127.0.0.1:{guarded.port}",
+                partitions=PARTITIONS,
+                redis={option: str(own / name) for option, name in FILES.items()},
+                daemon={"lease_ttl": "3s"},
+                consumer=consumer,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+def connections(daemon: Daemon, name: str) -> set[str]:
+    """The connections whose names begin so, by the server's ids for them."""
+    lines = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
+    return {line.split()[0] for line in lines if f" name=streamqd:{name}" in line}
+
+
+@pytest.mark.fault("F33", "F36")
+def test_sessions_live_through_signals_forks_and_the_death_of_a_worker(make: Make) -> None:
+    """Workers are replaced all the time; each fork copies the supervisor's session."""
+    with make(max_messages=RECYCLED) as daemon:
+        session = connections(daemon, "supervisor")
+        # The last worker of each partition has handled one, and stays.
+        daemon.send(["ok"] * (PARTITIONS * (4 * RECYCLED + 1)))
+        for number in cycle(STORM):
+            daemon.signal(number)
+            if not daemon.unsettled():
+                break
+        os.kill(daemon.wait_for(lambda: daemon.pids().get(0), what="a worker"), signal.SIGKILL)
+        daemon.wait_event("worker.crashed")
+        daemon.send(["ok"] * 12)
+        daemon.wait_settled()
+
+        assert len(session) == 1
+        assert connections(daemon, "supervisor") == session
+        assert daemon.events("redis.lost") == []
+        assert len(daemon.events("worker.crashed")) == 1
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F36")
+def test_a_reload_connects_the_workers_with_the_certificates_of_another_authority(
+    make: Make, own: Path, tmp_path: Path
+) -> None:
+    """Server and files have changed before: sessions that are open go on until then."""
+    with make() as daemon:
+        session, workers = connections(daemon, "supervisor"), connections(daemon, TOPIC)
+        other = issue(tmp_path / "second")
+        daemon.link.execute("CONFIG", "SET", *served(other))
+        hand_out(other, own)
+        daemon.send(["ok"] * 6)
+        daemon.wait_settled()
+        assert connections(daemon, TOPIC) == workers
+        mark = daemon.mark()
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done", after=mark, timeout=30.0)
+        daemon.wait_for(
+            lambda: connections(daemon, TOPIC).isdisjoint(workers), what="every worker is another"
+        )
+        daemon.send(["ok"] * 30)
+        daemon.wait_settled()
+
+        assert len(workers) == len(connections(daemon, TOPIC)) == PARTITIONS
+        assert connections(daemon, "supervisor") == session
+        for name in ("redis.lost", "worker.crashed", "lease.lost"):
+            assert daemon.events(name, mark) == []
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0

@@ -1,0 +1,250 @@
+"""A server, the daemons on it, and everything that took long there, for `make bench-scale`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamqd.model import Unit
+from streamqd.store import scripts
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.benchmarks.scale_ping import Pinger
+from tests.contract.desk import Desk
+from tests.support.costs import Meter
+from tests.support.daemon import Daemon
+from tests.support.servers import ProcessServer, find_binary
+from tests.support.waiting import wait_until
+
+SLOW_MS = 5
+SLOW_KEPT = 8192
+PATIENCE = 3600.0
+SEED_MAX = 20_000  # messages that one command writes
+OWN_NAME = "bench:scale"
+FAILING = "f"  # what the body of a message begins with that fails
+CODE = f"""
+def obey(message):
+    if message.payload.startswith(b"{FAILING}"):
+        raise ValueError("no")
+"""
+POLICY = {"kind": "fixed", "base": "1s", "max": "1s", "jitter": "none"}
+AT_ONCE = {"rebalance_delay": "0s", "rebalance_hold": "0s", "lease_ttl": "15s"}
+
+Slow = dict[str, dict[str, float]]
+
+
+class Shape(NamedTuple):
+    """How many units there are, and of what."""
+
+    topics: int
+    partitions: int
+    groups: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read `16x16` or `1x16x16`."""
+        numbers = [int(part) for part in text.split("x")]
+        if len(numbers) not in (2, 3) or min(numbers) < 1:
+            raise argparse.ArgumentTypeError(f"{text}: a shape is 256x1, 16x16 or 1x16x16")
+        return cls(*numbers)
+
+    @property
+    def name(self) -> str:
+        return "x".join(str(number) for number in self)
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Topic and number of every partition."""
+        return [(f"t{t}", p) for t in range(self.topics) for p in range(self.partitions)]
+
+    @property
+    def units(self) -> list[Unit]:
+        return [Unit(*place, f"g{g}") for g in range(self.groups) for place in self.places]
+
+
+class Host:
+    """A server, a folder, and the daemons there."""
+
+    def __init__(self, server: ProcessServer, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self.link = Link(server.settings, timeout=60.0, name=OWN_NAME)
+        self.meter = Meter(self.link)
+        self.keys = Keys()
+        self.daemons: list[Daemon] = []
+        self.asked = 0  # commands with which `left` and its like have disturbed
+        self.longest: dict[str, float] = {}  # of the whole run, in ms
+        self.pinger = Pinger(str(server.socket_path))
+        self.link.execute("CONFIG", "SET", "latency-monitor-threshold", SLOW_MS)
+        self.link.execute("CONFIG", "SET", "slowlog-log-slower-than", SLOW_MS * 1000)
+        self.link.execute("CONFIG", "SET", "slowlog-max-len", SLOW_KEPT)
+
+    def daemon(
+        self,
+        shape: Shape,
+        name: str = "one",
+        topic: Mapping[str, Any] | None = None,
+        consumer: Mapping[str, Any] | None = None,
+    ) -> Daemon:
+        """A daemon that offers the units of a shape. It has not begun.
+
+        `topic` and `consumer` are settings of every topic and consumer.
+        """
+        made = Daemon(
+            self.folder,
+            self.server.url,
+            partitions=len(shape.places),
+            groups=[f"g{number}" for number in range(shape.groups)],
+            daemon=AT_ONCE,
+            code=CODE,
+            name=name,
+        )
+        names = sorted({each for each, _ in shape.places})
+        made.write_config(
+            topics={each: {"partitions": shape.partitions, **(topic or {})} for each in names},
+            consumers=[
+                {
+                    "topic": each,
+                    "group": group,
+                    "handler": "work:obey",
+                    "max_attempts": 2,
+                    "backoff": POLICY,
+                    **(consumer or {}),
+                }
+                for each in names
+                for group in made.groups
+            ],
+        )
+        self.daemons.append(made)
+        return made
+
+    # --- what is there ---
+
+    def owners(self, shape: Shape) -> list[str]:
+        """Who owns each unit, '' for nobody."""
+        fences = [self.keys.fence(*unit) for unit in shape.units]
+        rows = self.link.pipeline([("HMGET", key, "token", "owner") for key in fences])
+        return [owner.decode() if token else "" for token, owner in rows]
+
+    def _groups(self, streams: list[str]) -> Iterator[dict[bytes, Any]]:
+        self.asked += len(streams)
+        for groups in self.link.pipeline_each([("XINFO", "GROUPS", key) for key in streams]):
+            for flat in groups if isinstance(groups, list) else ():  # or there is no stream yet
+                yield dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def handled(self, shape: Shape) -> int:
+        """How many messages were read and are settled, over all units."""
+        groups = self._groups([self.keys.stream(*place) for place in shape.places])
+        return sum(int(each[b"entries-read"] or 0) - int(each[b"pending"]) for each in groups)
+
+    def left(self, shape: Shape) -> int:
+        """How many messages and retries are to be read, or are in somebody's hands."""
+        streams = [self.keys.stream(*place) for place in shape.places]
+        streams += [self.keys.retry_stream(*unit) for unit in shape.units]
+        return sum(int(each[b"lag"] or 0) + int(each[b"pending"]) for each in self._groups(streams))
+
+    def due(self, shape: Shape) -> int:
+        """How many retries and scheduled sends are due and not promoted yet."""
+        seconds, _ = self.link.execute("TIME")
+        sets = [self.keys.retry(*unit) for unit in shape.units]
+        sets += [self.keys.scheduled(*place) for place in shape.places]
+        self.asked += len(sets)
+        return sum(self.link.pipeline([("ZCOUNT", key, 0, int(seconds) * 1000) for key in sets]))
+
+    def lengths(self, keys: list[str]) -> tuple[int, int]:
+        """How many entries were ever written to some streams, and how many are there."""
+        self.asked += len(keys)
+        found = self.link.pipeline_each([("XINFO", "STREAM", key) for key in keys])
+        infos = [dict(zip(f[::2], f[1::2], strict=True)) for f in found if isinstance(f, list)]
+        return (
+            sum(info[b"entries-added"] for info in infos),
+            sum(info[b"length"] for info in infos),
+        )
+
+    def messages(self, shape: Shape) -> tuple[int, int]:
+        """Messages that were ever there, and are there."""
+        return self.lengths([self.keys.stream(*place) for place in shape.places])
+
+    def dead(self, shape: Shape) -> tuple[int, int]:
+        """Letters that were ever there, and are there."""
+        return self.lengths([self.keys.dlq(*place) for place in shape.places])
+
+    # --- what took long ---
+
+    def slow(self) -> Slow:
+        """What took longer than SLOW_MS since the last call: the longest of each kind, in ms.
+
+        What the benchmark itself has sent is left out, but for the events, which name nobody.
+        """
+        names = {script.sha: name for name, script in scripts.load().items()}
+        commands: dict[str, float] = {}
+        for _, _, micros, arguments, _, client in self.link.execute("SLOWLOG", "GET", SLOW_KEPT):
+            if client.decode() == OWN_NAME:
+                continue
+            name, text = (each.decode("latin-1").lower() for each in (*arguments, b"")[:2])
+            if name in ("eval", "evalsha"):  # the first line of a source is its name
+                name = names.get(text) or text.strip("- ").partition(":")[0]
+            commands[name] = max(commands.get(name, 0.0), micros / 1000)
+        events = {
+            event.decode(): float(worst)
+            for event, _, _, worst, *_ in self.link.execute("LATENCY", "LATEST")
+        }
+        self.link.execute("SLOWLOG", "RESET")
+        self.link.execute("LATENCY", "RESET")
+        for name, worst in {**events, **commands}.items():
+            self.longest[name] = max(self.longest.get(name, 0.0), worst)
+        return {"commands": commands, "events": events}
+
+    def write(
+        self, shape: Shape, seed: Callable[[Desk, int, str], object], count: int, body: str
+    ) -> None:
+        """Let so many be there in each partition."""
+        self.slow()
+        for place in shape.places:
+            desk = Desk(self.link, self.keys, Unit(*place, "g0"))
+            for begin in range(0, count, SEED_MAX):
+                seed(desk, min(SEED_MAX, count - begin), body)
+        self.link.execute("LATENCY", "RESET")  # our own long commands are no news
+
+    def used_mib(self) -> float:
+        """Memory that the server has in use."""
+        info = self.link.execute("INFO", "memory").decode()
+        used = next(line for line in info.splitlines() if line.startswith("used_memory:"))
+        return round(int(used.partition(":")[2]) / (1 << 20), 1)
+
+    def whole(self) -> dict[str, Any]:
+        """What is known of the whole time."""
+        self.slow()
+        return {
+            "longest, ms": self.longest,
+            "another client, ms": self.pinger.delays(whole=True)._asdict(),
+        }
+
+    def close(self) -> None:
+        """End everything."""
+        self.pinger.close()
+        for each in self.daemons:
+            each.close()
+        self.link.close()
+        self.server.close()
+
+
+def within(word: str, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
+    """Do something on a host that is there for this alone; add what is known of the whole time."""
+    with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
+        host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
+        try:
+            return {**work(host), **host.whole()}
+        finally:
+            host.close()
+
+
+def until(condition: Callable[[], object], what: str) -> float:
+    """Wait for a condition; return how many seconds that took."""
+    began = time.monotonic()
+    wait_until(condition, timeout=PATIENCE, what=what)
+    return round(time.monotonic() - began, 2)

@@ -1,0 +1,73 @@
+"""What has ended is acknowledged before the next run begins, where that costs little beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamqd.message import Message
+from streamqd.scoreboard import now_ns
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.worker.gate import ExitCode
+from streamqd.worker.runs import ACK_DELAY_NS, ACK_SHARE, QUICK_RUN_NS, is_due
+from tests.contract.desk import Desk
+from tests.support import life as lives
+from tests.support.life import Life
+
+MILLISECOND = 1_000_000
+NEAR, FAR = QUICK_RUN_NS // ACK_SHARE, 50 * MILLISECOND
+
+
+@pytest.mark.parametrize(
+    ("ran", "waited", "settling", "due"),
+    [
+        (QUICK_RUN_NS, 0, 0, False),
+        (QUICK_RUN_NS + 1, 0, 0, True),
+        (QUICK_RUN_NS + 1, 0, NEAR, True),
+        (5 * MILLISECOND, 0, MILLISECOND // 2, False),  # a tenth of the run would go to it
+        (5 * MILLISECOND, 0, MILLISECOND // 5, True),
+        (ACK_DELAY_NS, 0, FAR, False),
+        (ACK_DELAY_NS + 1, 0, FAR, True),
+        (0, ACK_DELAY_NS, NEAR, False),
+        (0, ACK_DELAY_NS + 1, FAR, True),
+    ],
+)
+def test_when_an_end_is_settled_before_the_next_run(
+    ran: int, waited: int, settling: int, *, due: bool
+):
+    assert is_due(ran, waited, settling) is due
+
+
+def many(messages: list[Message]) -> None:
+    """A handler of batches that does the same as `handle` of a life."""
+    for message in messages:
+        lives.handle(message)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
+)
+def test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run(
+    link: Link, keys: Keys, life: Life, settings: dict[str, Any]
+):
+    """The next one may take hours, and its host may be lost meanwhile."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    for number in range(1, 5):
+        desk.add(f"{number}-0")
+    pending: list[set[str]] = []
+
+    def work(message: Message) -> None:
+        rows = link.execute("XPENDING", desk.stream, desk.unit.group, "-", "+", 10)
+        pending.append({row[0].decode() for row in rows})
+        late = now_ns() + ACK_DELAY_NS
+        while now_ns() <= late:
+            pass
+
+    worker = life.worker("t1", max_messages=4, **settings)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    every = [f"{number}-0" for number in range(1, 5)]
+    assert pending == [{*every[at:]} for at in range(4)]

@@ -1,0 +1,208 @@
+"""What the other paths of a message cost Redis: many at once, batches, retries, replays.
+
+As in test_costs.py, every figure is one of docs/explanation/costs.md, and no clock counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from streamqd import config
+from streamqd.admin import dead
+from streamqd.admin.dead import Choice, Target
+from streamqd.admin.pages import PAGE_MAX
+from streamqd.housekeeper import batch
+from streamqd.housekeeper.figures import ask_time
+from streamqd.housekeeper.promoter import Promoter, retry_promoter, send_promoter
+from streamqd.message import Message
+from streamqd.metrics import View
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support import users
+from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, delayed, letters, retries
+from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, Handling
+from tests.support.life import Life
+from tests.support.servers import Server
+
+LANES = 100
+CALL = 100  # messages that a handler takes at once
+LETTERS = 5 * PAGE_MAX
+# Acknowledge the last batch and read the next, fenced.
+ROUND = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
+
+pytestmark = pytest.mark.usefixtures("no_clock")
+
+
+async def coroutine(_message: Message) -> None:
+    """A handler of which many run at once, on a loop."""
+
+
+def thread(_message: Message) -> None:
+    """A handler of which many run at once, in threads."""
+
+
+_calls: list[int] = []
+
+
+def take(messages: list[Message]) -> None:
+    """A handler of batches."""
+    _calls.append(len(messages))
+
+
+@pytest.fixture
+def desk(link: Link, keys: Keys) -> Desk:
+    return Desk(link, keys)
+
+
+@pytest.fixture
+def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
+    return Handling(desk, life, meter)
+
+
+@pytest.fixture
+def ours(server: Server, meter: Meter) -> Iterator[Link]:
+    """A connection that counts."""
+    assert meter, "sockets count from here on"
+    link = Link(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
+    link.open()
+    yield link
+    link.close()
+
+
+# --- many at once, and batches --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handler", ["coroutine", "thread"])
+def test_many_at_once_share_round_trips(
+    handled: Handling, desk: Desk, page: Page, handler: str
+) -> None:
+    """How the ends fall depends on the machine, so what is counted has a bound and no value.
+
+    It reads when fewer wait than there are lanes, and has room for BATCH: so a read brings more
+    than BATCH - LANES, and takes along what has ended by then.
+    """
+    cost = Cost()
+    for count in (FIRST, FIRST + FULL):  # the first lets the server learn the scripts
+        cost = handled(
+            count,
+            seed=lambda count: backlog(desk, count),
+            handler=f"{__name__}:{handler}",
+            concurrency=LANES,
+            order="none",
+        )
+    reads = -(-FULL // (BATCH - LANES + 1))
+    # The connections get their names, the clock is read, what is pending recovered, the fence put
+    # under watch; at the end two reads find nothing, and what is left is acknowledged.
+    left = -(-(BATCH + LANES) // PAGE)
+    start = 2 * users.chosen() + 4 + 2
+    assert cost.trips <= start + 2 * len(READS) + reads + 2 + left
+    assert cost.scripts <= 1 + left
+    assert cost.sent["xreadgroup"] <= 2 * len(READS) + reads + 2
+    each = reads / FULL * 1000
+    most = f"at most {each:.1f}", "0", f"at most {len(ROUND) * each:.1f}"
+    page.say("Messages of a backlog, 100 at once", "1,000 messages", *most)
+
+
+def test_a_handler_of_batches_costs_what_one_of_messages_does(
+    handled: Handling, desk: Desk, page: Page
+) -> None:
+    _calls.clear()
+    cost = handled.more(
+        seed=lambda count: backlog(desk, count), handler=f"{__name__}:take", batch=CALL
+    )
+    rounds = FULL // BATCH
+    assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
+    assert max(_calls) == CALL
+    page.holds("Messages of a backlog, in batches", cost, units=FULL / 1000, per="1,000 messages")
+
+
+def test_an_order_of_keys_costs_nothing_while_all_goes_well(
+    handled: Handling, desk: Desk, page: Page
+) -> None:
+    cost = handled.more(seed=lambda count: backlog(desk, count), on_error="hold-key")
+    rounds = FULL // BATCH
+    assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
+    page.holds("Messages of a backlog, hold-key", cost, units=FULL / 1000, per="1,000 messages")
+
+
+# --- what was delayed -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def view(ours: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> View:
+    """What a housekeeper knows: the clock of the server. Its turns end when nothing is due."""
+    assert 0.05 <= batch.TURN_SECONDS <= 0.5, "others wait for as long as a turn takes"
+    monkeypatch.setattr(batch, "TURN_SECONDS", 3600.0)
+    found = View(instance="west-1", board=Scoreboard(1))
+    ask_time(ours, found, keys.registry())
+    return found
+
+
+Place = tuple[str, int]
+
+
+def promote(promoter: Promoter[Unit] | Promoter[Place], target: Unit | Place) -> None:
+    """Promote until nothing is due."""
+    while promoter.run({target: 1}) == 0.0:  # type: ignore[dict-item]
+        pass
+
+
+def test_due_retries_are_promoted_by_pages_and_read_again(
+    handled: Handling, desk: Desk, ours: Link, view: View, page: Page
+) -> None:
+    due = -FULL / 1000 - 10  # each is due a millisecond after the one before
+
+    def first() -> None:
+        promote(retry_promoter(ours, view, desk.keys), desk.unit)
+
+    cost = handled.more(seed=lambda count: retries(desk, count, ahead=due), first=first)
+    pages, rounds = FULL // PAGE, FULL // BATCH
+    assert (cost.trips, cost.scripts) == (pages + rounds, pages)
+    assert cost.sent["xreadgroup"] == rounds
+    page.holds("Due retries: promote and read again", cost, units=FULL / 1000, per="1,000 retries")
+
+
+def test_due_sends_are_promoted_by_pages_whatever_is_due_later(
+    desk: Desk, ours: Link, view: View, page: Page, meter: Meter
+) -> None:
+    costs = []
+    for later in (FEW, MANY):
+        for _ in range(2):  # the first lets the server learn the script
+            desk.do("FLUSHALL")
+            delayed(desk, FULL, ahead=-FULL / 1000 - 10)
+            delayed(desk, later)
+            promoter = send_promoter(ours, view, desk.keys)
+            with meter.measuring() as cost:
+                promote(promoter, desk.unit[:2])
+            assert desk.do("XLEN", desk.stream) == FULL
+        costs.append(cost)
+    assert costs[0] == costs[1]
+    assert (cost.trips, cost.scripts) == (FULL // PAGE, FULL // PAGE)
+    page.holds("Due sends: promote", cost, units=FULL / 1000, per="1,000 sends")
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+def test_letters_are_replayed_by_pages(desk: Desk, ours: Link, page: Page, meter: Meter) -> None:
+    costs = []
+    for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first lets the server learn the scripts
+        desk.do("FLUSHALL")
+        topics.create(desk.link, desk.keys, desk.unit.topic, config.Topic(partitions=1))
+        desk.groups()
+        letters(desk, count)
+        with meter.measuring() as cost:
+            done = dead.replay(ours, desk.keys, desk.unit.topic, Choice(), target=Target())
+        assert done.replayed == count
+        costs.append(cost)
+    cost, more = costs[2] - costs[1], 4 * LETTERS
+    # A page is listed in one round trip, and put back in another by a script for each letter.
+    assert (cost.trips, cost.scripts) == (2 * more // PAGE_MAX, more)
+    page.holds("Dead letters: replay", cost, units=more / 1000, per="1,000 letters")

@@ -1,0 +1,101 @@
+"""A look at who holds a unit: what it sees, and that it asks no more than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.model import Unit
+from streamqd.store import leases
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.store.leases import LeaseView
+from streamqd.supervisor.looks import Looks
+from tests.contract.desk import OWNER, TTL, UNIT, Desk
+
+OTHER = UNIT._replace(partition=UNIT.partition + 1)
+
+
+class Watching:
+    """An instance that looks at two units, and the commands that the last look took."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._looks = Looks(keys)
+        self.asked: list[str] = []
+        self.live = {OWNER, "web-3"}
+
+    def look(self) -> dict[Unit, LeaseView]:
+        self.asked = []
+        return self._looks.take([UNIT, OTHER], self.live, self._ask)
+
+    def _ask(self, _units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
+        self.asked += [command[0] for command in commands]
+        return self._link.pipeline_each(commands)
+
+
+def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Link, keys: Keys) -> None:
+    desk, watching = Desk(link, keys), Watching(link, keys)
+    epoch = desk.own("t1")
+    first = watching.look()
+    assert (first[UNIT].epoch, first[UNIT].owner) == (epoch, OWNER)
+    assert (first[OTHER].epoch, first[OTHER].token, first[OTHER].ttl) == (0, "", None)
+    assert watching.asked == ["HMGET", "PTTL"] * 2
+    again = watching.look()
+    assert again[UNIT] == first[UNIT]
+    assert watching.asked == ["GET", "HMGET", "PTTL"], "what is free has its fence read again"
+
+
+def test_how_long_the_lease_of_a_silent_owner_lives_is_looked_at_each_time(
+    link: Link, keys: Keys
+) -> None:
+    desk, watching = Desk(link, keys), Watching(link, keys)
+    desk.own("t1")
+    watching.look()
+    link.execute("PEXPIRE", keys.lease(*UNIT), 5000)
+    seen = watching.look()[UNIT].ttl
+    assert (seen or 0) > 5, "of an owner that lives it is an old one"
+    watching.live = set()
+    seen = watching.look()[UNIT].ttl
+    assert 0 < (seen or 0) <= 5
+
+
+def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Link, keys: Keys) -> None:
+    desk, watching = Desk(link, keys), Watching(link, keys)
+    desk.own("t1")
+    before = watching.look()[UNIT]
+    link.run(leases.refence(keys, UNIT, "t1", "t2", TTL, None, b"", []))
+    after = watching.look()[UNIT]
+    assert after.token == "t2"
+    assert after.epoch > before.epoch
+    link.execute("DEL", keys.lease(*UNIT))  # as when it ends
+    ended = watching.look()[UNIT]
+    assert (ended.token, ended.epoch, ended.ttl) == ("t2", after.epoch, None)
+    link.run(leases.acquire(keys, UNIT, "t3", after.epoch, TTL, "web-3", ""))
+    taken = watching.look()[UNIT]
+    assert (taken.owner, taken.ttl is not None) == ("web-3", True)
+    link.run(leases.release(keys, UNIT, "t3"))
+    assert watching.look()[UNIT].token == ""
+    link.execute("FLUSHALL")
+    assert watching.look()[UNIT].epoch == 0
+
+
+def test_a_unit_of_which_nothing_is_known_is_not_seen(link: Link, keys: Keys) -> None:
+    desk, watching = Desk(link, keys), Watching(link, keys)
+    desk.own("t1")
+    watching.look()
+    looks, asked = watching._looks, []
+
+    def silent(units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
+        asked.append(list(units))
+        return [RedisUnavailable("no answer", sent=True) for _ in commands]
+
+    assert looks.take([UNIT, OTHER], {OWNER}, silent) == {}
+    assert asked == [[UNIT], [OTHER]], "nobody waits twice for a node that does not answer"
+
+    def refusing(_units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
+        return [RedisRefused("NOPERM", "NOPERM") for _ in commands]
+
+    assert looks.take([UNIT, OTHER], {OWNER}, refusing) == {}
+    assert set(watching.look()) == {UNIT, OTHER}, "and after that everything is asked anew"

@@ -1,0 +1,46 @@
+"""A worker looks through what foreign consumers hold page by page, and reads on meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamqd.message import Message
+from streamqd.scoreboard import Slot
+from streamqd.worker import ExitCode
+from tests.contract.desk import Desk
+from tests.support.life import Life
+
+FRESH = 3 * 512 + 100  # pages of what is not idle
+UNREAD = 40
+
+
+@pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
+def test_reading_goes_on_while_a_long_list_is_looked_through(
+    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+):
+    """Two idle entries, one at each end, among many that their consumer works on."""
+    desk.link.pipeline([("XADD", desk.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)])
+    desk.fetch(FRESH, consumer="someone")
+    group = desk.unit.group
+    idle = ["1-1", f"1-{FRESH}"]
+    desk.do("XCLAIM", desk.stream, group, "someone", 0, *idle, "IDLE", 700_000, "JUSTID")
+    desk.link.pipeline([("XADD", desk.stream, f"2-{n + 1}", "payload", "x") for n in range(UNREAD)])
+    slot.reclaim_requested = 1
+    worker = life.worker(
+        "t1", max_messages=UNREAD + len(idle), reclaim_idle=600.0, prefetch_max=4, **kind
+    )
+    ids: list[str] = []
+
+    def work(message: Message) -> None:
+        ids.append(message.id)
+
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert ids[0] == "1-1"
+    assert len(ids) == UNREAD + 2
+    between = ids.index(idle[1])
+    assert 4 < between < UNREAD, "it was read meanwhile, and the walk did not wait for its end"
+    assert (slot.counter("reclaimed"), slot.reclaim_done) == (2, 1)
+    held = desk.do("XPENDING", desk.stream, group)
+    assert held[3] == [[b"someone", str(FRESH - 2).encode()]]

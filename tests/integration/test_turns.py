@@ -1,0 +1,373 @@
+"""Tasks of the housekeeper that have much to do: small writes, turns, and nobody is kept waiting.
+
+Everything is counted. A turn of no time at all is one write.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from streamqd import config
+from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
+from streamqd.errors import RedisRefused
+from streamqd.housekeeper import Housekeeper, batch, dropper, promoter, reclaimer, trimmer
+from streamqd.housekeeper import undertaker as letters
+from streamqd.housekeeper.figures import ask_time
+from streamqd.housekeeper.promoter import retry_promoter
+from streamqd.housekeeper.reclaimer import GO_ON_SECONDS, Reclaimer
+from streamqd.housekeeper.trimmer import Trimmer
+from streamqd.housekeeper.undertaker import Undertaker
+from streamqd.metrics import View
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.store import messages, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import UNIT, Desk
+from tests.support import users
+from tests.support.costs import Cost, Meter
+from tests.support.loglines import LogLines
+from tests.support.servers import Server
+from tests.support.waiting import wait_until
+
+PLACES = 256
+KEPT = Topic(partitions=PLACES, dlq_retention=60.0)
+
+
+@pytest.fixture
+def units(link: Link, keys: Keys) -> list[Unit]:
+    """So many partitions with a group."""
+    topics.create(link, keys, "access", config.Topic(partitions=PLACES))
+    units = [UNIT._replace(partition=number) for number in range(PLACES)]
+    link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
+    return units
+
+
+@pytest.fixture
+def board(units: list[Unit]) -> Scoreboard:
+    board = Scoreboard(PLACES)
+    for unit in units:
+        slot = board.allot(unit)
+        slot.owned, slot.state = 1, WorkerState.READY
+    return board
+
+
+@pytest.fixture
+def view(board: Scoreboard, link: Link) -> View:
+    view = View("web-1", board)
+    ask_time(link, view, "any")
+    return view
+
+
+@pytest.fixture
+def counted(meter: Meter, server: Server) -> Iterator[Link]:
+    """A link whose round trips the meter counts."""
+    link = Link(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
+    with closing(link):
+        yield link
+
+
+@pytest.fixture
+def one_write_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "TURN_SECONDS", 0.0)
+
+
+def settings(server: Server, topic: Topic, **changes: object) -> Settings:
+    made = Settings(
+        redis=users.acting(server.settings, "daemon"),
+        daemon=Daemon(instance="web-1"),
+        http=Http(bind=""),
+        topics={"access": topic},
+        consumers=(Consumer(topic="access", group="hits", handler="weblog:count"),),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def fill(link: Link, streams: list[str], count: int) -> None:
+    """Write so many old entries into each."""
+    for stream in streams:
+        link.pipeline([("XADD", stream, f"1-{n + 1}", "payload", "x") for n in range(count)])
+
+
+def lengths(link: Link, streams: list[str]) -> list[int]:
+    return link.pipeline([("XLEN", stream) for stream in streams])
+
+
+def cost_of(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
+    """What each of some turns costs."""
+    costs = []
+    for _ in range(times):
+        with meter.measuring() as cost:
+            run()
+        costs.append(cost)
+    return costs
+
+
+def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
+    """Run until nothing is left to do at once; the cost of each turn."""
+    costs: list[Cost] = []
+    sooner: float | None = 0.0
+    while sooner == 0.0:
+        with meter.measuring() as cost:
+            sooner = run()
+        costs.append(cost)
+    return costs
+
+
+# --- deleting, trimming, dropping -----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("one_write_each")
+def test_letters_expire_in_small_writes_and_all_places_in_turn(
+    link: Link,
+    keys: Keys,
+    units: list[Unit],
+    view: View,
+    server: Server,
+    meter: Meter,
+    counted: Link,
+) -> None:
+    streams = [keys.dlq("access", unit.partition) for unit in units]
+    fill(link, streams, letters.PAGE + 1)
+    undertaker = Undertaker(counted, view, keys, settings(server, KEPT))
+    first = cost_of(undertaker.run, meter, PLACES // batch.WORKS_MAX)
+    assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
+    rest = turns(undertaker.run, meter)
+    assert lengths(link, streams) == [0] * PLACES
+    for cost in [*first[2:], *rest[:-1]]:  # before, settings are read and scripts are learnt
+        assert (cost.trips, cost.scripts) == (1, batch.WORKS_MAX)
+    assert sum(view.tally["expired"].values()) == PLACES * (letters.PAGE + 1)
+
+
+@pytest.mark.usefixtures("one_write_each")
+def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
+    link: Link,
+    keys: Keys,
+    units: list[Unit],
+    view: View,
+    server: Server,
+    meter: Meter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dropper, "PAGE", 200)
+    monkeypatch.setattr(dropper, "ROUNDS_MAX", 2)
+    monkeypatch.setattr(trimmer, "ROUNDS_MAX", 2)
+    several = units[:6]
+    streams = [keys.stream("access", unit.partition) for unit in several]
+    fill(link, streams, 1_000)
+    for unit, stream in zip(several, streams, strict=True):
+        link.execute("XREADGROUP", "GROUP", unit.group, "w", "COUNT", 150, "STREAMS", stream, ">")
+    topic = Topic(partitions=PLACES, retention=Retention(drop_unacked_above=100))
+    work = Trimmer(link, view, keys, settings(server, topic))
+    with LogLines() as lines:
+        assert len(turns(work.run, meter)) > len(several) * 800 // 200 // batch.WORKS_MAX
+        told = sum(line["entries"] for line in lines.named("retention.dropped"))
+    left = lengths(link, streams)
+    assert all(100 <= length <= 200 for length in left)
+    lost = sum(1_000 - length for length in left)
+    assert sum(view.tally["dropped"].values()) == told == lost
+    assert sum(view.tally["trimmed"].values()) == lost
+
+
+@pytest.mark.usefixtures("one_write_each")
+def test_a_bad_key_is_told_once_all_others_have_had_their_turn(
+    link: Link, keys: Keys, units: list[Unit], view: View, server: Server
+) -> None:
+    streams = [keys.dlq("access", unit.partition) for unit in units]
+    link.execute("SET", streams.pop(0), "x")
+    fill(link, streams, letters.PAGE + 1)
+    undertaker = Undertaker(link, view, keys, settings(server, KEPT))
+    for _ in range(2 * len(units) // batch.WORKS_MAX):
+        assert undertaker.run() == 0.0
+    with pytest.raises(RedisRefused, match="WRONGTYPE"):
+        undertaker.run()
+    assert lengths(link, streams) == [0] * (PLACES - 1)
+
+
+# --- promoting ------------------------------------------------------------------------------------
+
+
+def delayed(link: Link, keys: Keys, unit: Unit, due_unix_ms: int, count: int) -> None:
+    """Set so many entries aside, as a worker does."""
+    due = [part for n in range(count) for part in (due_unix_ms, f"m:{n + 1}-0")]
+    items = [part for n in range(count) for part in (f"m:{n + 1}-0", b"\x92\xa7payload\xa1x")]
+    link.execute("ZADD", keys.retry(*unit), *due)
+    link.execute("HSET", keys.retry_items(*unit), *items)
+
+
+@pytest.mark.usefixtures("one_write_each")
+def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
+    link: Link, keys: Keys, units: list[Unit], view: View, meter: Meter
+) -> None:
+    retries = retry_promoter(link, view, keys)
+    hints = dict.fromkeys(units, 0)
+    for _ in range(1 + PLACES // batch.WORKS_MAX):
+        retries.run(hints)  # each is asked once
+    many, few = units[:4], units[-1]
+    for unit in many:
+        delayed(link, keys, unit, 1, 10 * promoter.PAGE)
+    hints.update(dict.fromkeys(many, 1))
+    retries.run(hints)
+    delayed(link, keys, few, 2, 1)
+    hints[few] = 2
+    ran = 0
+    while not link.execute("XLEN", keys.retry_stream(*few)):
+        assert retries.run(hints) == 0.0
+        ran += 1
+    assert ran <= 2, "those that have had their turn come behind it"
+    assert link.execute("ZCARD", keys.retry(*many[0])) > 0
+    while retries.run(hints) == 0.0:
+        pass
+    assert [link.execute("ZCARD", keys.retry(*unit)) for unit in many] == [0] * 4
+
+
+def test_what_is_due_at_one_unit_costs_nothing_at_the_others(
+    link: Link, keys: Keys, units: list[Unit], view: View, meter: Meter
+) -> None:
+    retries = retry_promoter(link, view, keys)
+    retries._look = 1_000.0
+    looks = 0
+
+    def targets() -> dict[Unit, int]:
+        nonlocal looks
+        looks += 1
+        return dict.fromkeys(units, 0)
+
+    now = view.now_unix_ms()
+    for after in range(0, 300, 60):
+        link.execute("ZADD", keys.retry(*units[7]), now + after, f"m:{after + 1}-0")
+        link.execute(
+            "HSET", keys.retry_items(*units[7]), f"m:{after + 1}-0", b"\x92\xa7payload\xa1x"
+        )
+    retries.turn(targets)
+    with meter.measuring() as cost:
+        wait_until(
+            lambda: retries.turn(targets) and not link.execute("ZCARD", keys.retry(*units[7]))
+        )
+    assert looks == 1, "the others are gone through at a look alone"
+    assert cost.scripts <= 5
+    view.measured_ns = promoter.now_ns()
+    retries.turn(targets)
+    assert looks == 2, "new figures are looked at at once"
+
+
+# --- the round of tasks ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeper(board: Scoreboard, server: Server) -> Iterator[Housekeeper]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        made = Housekeeper(board, settings(server, KEPT), theirs)
+        yield made
+        made._link.close()
+
+
+@pytest.mark.usefixtures("one_write_each")
+def test_retries_are_promoted_and_progress_is_told_while_many_letters_expire(
+    link: Link, keys: Keys, units: list[Unit], board: Scoreboard, keeper: Housekeeper
+) -> None:
+    for slot in board.slots()[16:-1]:
+        slot.owned = 0
+    for _ in range(6):
+        keeper._round()  # each unit is asked once for retries
+    streams = [keys.dlq("access", unit.partition) for unit in units[:16]]
+    fill(link, streams, 3 * letters.PAGE)
+    table = {task.name: task for task in keeper._tasks}
+    table["expire_letters"].due = 0.0
+    keeper._round()
+    delayed(link, keys, units[-1], 1, 1)
+    board.slots()[-1].next_due_unix_ms = 1
+    promoted = None
+    published = keys.instance("default", "web-1")
+    link.execute("DEL", published)
+    rounds = 0
+    while sum(lengths(link, streams)):
+        for name in ("publish", "measure"):  # new figures let the promoters look
+            table[name].due = 0.0
+        board.housekeeper_progress_ns = 0
+        keeper._round()
+        rounds += 1
+        assert board.housekeeper_progress_ns > 0
+        if promoted is None and link.execute("XLEN", keys.retry_stream(*units[-1])):
+            promoted = sum(lengths(link, streams))
+    assert promoted, "letters were still there"
+    assert link.execute("EXISTS", published), "the summary was not kept waiting either"
+    assert rounds > 5
+
+
+def test_every_task_tells_that_it_begins(board: Scoreboard, keeper: Housekeeper) -> None:
+    told: list[int] = []
+    for task in keeper._tasks:
+        task.run = lambda: told.append(board.housekeeper_progress_ns)  # type: ignore[func-returns-value]
+    keeper._round()
+    assert len(told) == len(keeper._tasks)
+    assert sorted(set(told)) == told
+
+
+# --- what foreign consumers hold ------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(link: Link, keys: Keys, units: list[Unit]) -> Desk:
+    """A consumer holds three pages of fresh entries, and one more."""
+    desk = Desk(link, keys, units[0])
+    fill(link, [desk.stream], 3 * reclaimer.PAGE + 1)
+    desk.fetch(3 * reclaimer.PAGE + 1, "by-hand")
+    return desk
+
+
+def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
+    foreign: Desk, view: View, meter: Meter, counted: Link
+) -> None:
+    consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
+    looks = Reclaimer(counted, foreign.keys, [consumer])
+    slot = view.board.slots()[0]
+    last = f"1-{3 * reclaimer.PAGE + 1}"
+    for _ in range(4):  # the beginning, and three pages behind it
+        with meter.measuring() as cost:
+            sooner = looks.run(view.owned())
+        assert cost.commands["xpending"] == 1
+    assert (sooner, slot.reclaim_requested) == (None, 0), "nothing is idle"
+
+    foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, last, "IDLE", 700_000, "JUSTID")
+    for _ in range(3):
+        assert looks.run(view.owned()) == GO_ON_SECONDS
+        assert slot.reclaim_requested == 0
+    assert looks.run(view.owned()) is None
+    assert slot.reclaim_requested == 1
+    with meter.measuring() as cost:
+        looks.run(view.owned())
+    assert cost.commands["xpending"] == 0, "the flag says it all"
+
+
+def test_the_beginning_of_a_long_list_is_looked_at_between_its_pages(
+    foreign: Desk, view: View
+) -> None:
+    consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
+    looks = Reclaimer(foreign.link, foreign.keys, [consumer])
+    assert looks.run(view.owned()) == GO_ON_SECONDS
+    foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
+    looks._list_at = 0.0  # a quarter of the idle time has passed
+    looks.run(view.owned())
+    assert view.board.slots()[0].reclaim_requested == 1
+
+
+def test_long_lists_are_read_in_turn(
+    foreign: Desk, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reclaimer, "PAGES_MAX", 1)
+    other = Desk(foreign.link, foreign.keys, foreign.unit._replace(partition=1))
+    fill(other.link, [other.stream], 1)
+    other.fetch(1, "by-hand")
+    other.do("XCLAIM", other.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
+    consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
+    looks = Reclaimer(foreign.link, foreign.keys, [consumer])
+    for _ in range(2):
+        assert looks.run(view.owned()) == GO_ON_SECONDS
+    assert view.board.slots()[1].reclaim_requested == 1

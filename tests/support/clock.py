@@ -1,0 +1,57 @@
+"""A server whose clock is not the real one, by libfaketime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from streamqd.store.client import Link
+from tests.support.servers import ProcessServer
+
+HOUR = 3600
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+
+
+class Clock:
+    """The clock of a server, as far as it is not the real one. Skips where it cannot be set."""
+
+    def __init__(self, server: ProcessServer) -> None:
+        if not FAKETIME.exists():
+            pytest.skip("libfaketime is not installed (Debian: apt-get install faketime)")
+        self._path = server.folder / "clock"
+        self.jump_to(0)
+        server.environment = {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        if not _starts(server.binary):
+            pytest.skip(f"{server.binary} and libfaketime do not bear each other")
+        server.restart()
+
+    def jump_to(self, seconds: int) -> None:
+        """Let it be so far ahead of the real clock."""
+        new = self._path.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(self._path)
+
+
+@cache
+def _starts(binary: Path) -> bool:
+    """Whether a program starts with the library at all."""
+    command, environment = [str(binary), "--version"], os.environ | {"LD_PRELOAD": str(FAKETIME)}
+    try:
+        subprocess.run(command, env=environment, check=True, timeout=10, capture_output=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return False
+    return True
+
+
+def seconds_ahead(link: Link) -> float:
+    return float(int(link.execute("TIME")[0]) - time.time())

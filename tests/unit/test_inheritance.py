@@ -1,0 +1,75 @@
+"""What a child sees of the supervisor's environment."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd import inheritance, process
+
+URL = "STREAMQ_REDIS__URL"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(inheritance, "_at_freeze", None)
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+    monkeypatch.setenv(URL, "redis://:secret@cache:6379/0")
+    yield
+    gc.unfreeze()
+
+
+def seen_by_child(target: Path) -> dict[str, str]:
+    def run(_control: socket.socket) -> int:
+        target.write_text(json.dumps(dict(os.environ)))
+        return 0
+
+    child = process.spawn(run, title="test: child")
+    process.wait_readable([child.pidfd], 10.0)
+    exit_ = child.reap()
+    assert exit_ is not None
+    assert exit_.code == 0
+    return dict(json.loads(target.read_text()))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_child_does_not_see_what_is_the_supervisors(tmp_path: Path, frozen: bool) -> None:
+    mine = dict(os.environ)
+    if frozen:
+        inheritance.freeze()
+
+    seen = seen_by_child(tmp_path / "environment")
+
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & seen.keys()
+    assert seen[URL] == "redis://@cache:6379/0"
+    assert dict(os.environ) == mine
+    expected = {**mine, URL: seen[URL]}
+    assert seen == {
+        k: v for k, v in expected.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")
+    }
+
+
+def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
+    before = gc.get_freeze_count()
+    inheritance.freeze()
+    assert gc.get_freeze_count() > before
+
+
+def test_a_child_is_chosen_when_memory_runs_out(tmp_path: Path) -> None:
+    target = tmp_path / "adjusted"
+
+    def run(_control: socket.socket) -> int:
+        target.write_text(Path("/proc/self/oom_score_adj").read_text())
+        return 0
+
+    child = process.spawn(run, title="test: child")
+    process.wait_readable([child.pidfd], 10.0)
+    assert child.reap() is not None
+    assert int(target.read_text()) == 500

@@ -1,0 +1,46 @@
+"""The list of a call to settle: what all entries share is in it once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from streamqd.store.items import listed
+
+NAMES = some.sampled_from([b"originalId", b"retryCount", b"reason", b"traceback", b"payload"])
+FIELDS = some.dictionaries(NAMES, some.sampled_from([b"", b"1", b"2"]))
+
+
+def read(flat: list[Any], heads: int) -> list[tuple[tuple[Any, ...], dict[bytes, bytes]]]:
+    """Read a list as the scripts do."""
+
+    def pairs(at: int) -> tuple[dict[bytes, bytes], int]:
+        end = at + 1 + flat[at]
+        return dict(zip(flat[at + 1 : end : 2], flat[at + 2 : end : 2], strict=True)), end
+
+    shared, at = pairs(0)
+    entries = []
+    while at < len(flat):
+        head = tuple(flat[at : at + heads])
+        own, at = pairs(at + heads)
+        entries.append((head, {**shared, **own}))
+    return entries
+
+
+@given(some.lists(FIELDS, max_size=6))
+def test_every_entry_comes_out_as_it_went_in(changes: list[dict[bytes, bytes]]) -> None:
+    entries = [((b"m:%d-0" % number, 5), fields) for number, fields in enumerate(changes)]
+    assert read(listed(entries), heads=2) == entries
+
+
+def test_what_all_have_alike_is_there_once() -> None:
+    entries = [((b"m:%d-0" % n,), {b"id": b"%d" % n, b"traceback": b"long"}) for n in (1, 2, 3)]
+    assert listed(entries) == [
+        *(4, b"id", b"1", b"traceback", b"long"),
+        *(b"m:1-0", 0),
+        *(b"m:2-0", 2, b"id", b"2"),
+        *(b"m:3-0", 2, b"id", b"3"),
+    ]
+    assert listed([]) == [0]
