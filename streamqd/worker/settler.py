@@ -179,14 +179,16 @@ class Settler:
     def flush_last(self) -> None:
         """`flush` before the worker ends; what is parked is tried once more.
 
-        A failure that is not settled runs again at the next owner, so one lost answer is not the
-        end of it: the same is said again over a new connection.
+        A failure that is not settled runs again at the next owner, so one lost connection is not
+        the end of it, whether it takes nothing more or the answer is lost: the same is said again
+        over a new one. A server that cannot be reached is not asked twice.
         """
         self._parked_until_ns = min(self._parked_until_ns, now_ns())
+        connected = self.link.connected
         try:
             self.flush()
         except RedisUnavailable as error:
-            if not error.sent:
+            if not (error.sent or connected):
                 raise
             self.flush()
 

@@ -136,6 +136,9 @@ def test_a_reload_connects_the_workers_with_the_certificates_of_another_authorit
 ) -> None:
     """Server and files have changed before: sessions that are open go on until then."""
     with make() as daemon:
+        daemon.wait_for(
+            lambda: len(connections(daemon, TOPIC)) == PARTITIONS, what="every worker is connected"
+        )
         session, workers = connections(daemon, "supervisor"), connections(daemon, TOPIC)
         other = issue(tmp_path / "second")
         daemon.link.execute("CONFIG", "SET", *served(other))

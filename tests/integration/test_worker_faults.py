@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streamqd import handlers, logs
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
 from streamqd.scoreboard import Command, Slot, WorkerState
@@ -454,6 +454,56 @@ def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, sl
     settler.flush_last()
     assert settler.owed == 0
     assert list(desk.state()["items"]) == ["m:1-0"]
+
+
+# --- an end without a connection ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_has_ended_is_settled_over_a_new_connection_when_the_old_one_takes_nothing_more(
+    desk: Desk,
+    new_life: Callable[[str], Life],
+    server: Server,
+    concurrency: int,
+    end: Exception | None,
+):
+    """A failure would run again at the next owner, and would not have been counted."""
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    desk.add("1-0")
+    with FaultProxy(server.socket_path) as proxy:
+        life = new_life(proxy.url)
+        worker = life.worker("t1", max_messages=1, concurrency=concurrency)
+        if worker.settler.link is not worker.link:
+            worker.settler.link.open()
+            proxy.deafen()  # the connection that the worker reads over is not open yet
+
+        def work(_message: Message) -> object:
+            if worker.settler.link is worker.link:
+                proxy.deafen()
+            return end
+
+        assert life.run(worker, work) == ExitCode.RECYCLE
+    state = desk.state()
+    assert state["stream"].groups == {"hits": ("1-0", {})}
+    assert list(state.get("items", {})) == (["m:1-0"] if end else [])
+
+
+def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
+    new_life: Callable[[str], Life], server: Server
+):
+    """The end of a worker would take twice as long as a connection may take to open."""
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    with FaultProxy(server.socket_path) as proxy:
+        settler = new_life(proxy.url).worker("t1").settler
+        settler.ack(b"1-0", 0, 1, retried=False, charged=False)
+        proxy.refusing = True
+        with pytest.raises(RedisUnavailable):
+            settler.flush_last()
+        assert proxy.refused == 1
+        assert settler.owed == 1
 
 
 # --- order and size of what is read ---------------------------------------------------------------

@@ -174,6 +174,16 @@ class FaultProxy:
         for pair in pairs:
             pair.reset()
 
+    def deafen(self) -> None:
+        """Take nothing more from the connections that are open now: to send there is an error.
+
+        Nothing tells a client before it tries, and what it waits for still comes. Not with `tcp`.
+        """
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.deafen()
+
     def close(self) -> None:
         """End everything; held commands are dropped."""
         self._open = False
@@ -299,6 +309,7 @@ class _Pair:
         self._judge = judge
         self._expected: deque[Trigger | None] = deque()  # one for each reply still to come
         self._mute = False
+        self._deaf = False
         self.abandoned = False
 
     def reset(self) -> None:
@@ -306,6 +317,12 @@ class _Pair:
         _wake_and_reset(self._client)
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
+
+    def deafen(self) -> None:
+        """Take nothing more from the client, which cannot know before it sends."""
+        self._deaf = True
+        with contextlib.suppress(OSError):
+            self._client.shutdown(socket.SHUT_RD)
 
     def pump_requests(self) -> None:
         """Carry commands to the server, until either side ends."""
@@ -321,6 +338,8 @@ class _Pair:
                     self.abandoned = True
                     self.reset()
                     return
+        if self._deaf:
+            return
         # The client has left. What it sent is with the server, which may finish it in peace.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
