@@ -117,6 +117,8 @@ class Instance:
         if not calls and self.notices:
             self.notices = 0
             self.fleet.wake()
+            # The event for what is due next may have been that of a unit which is gone.
+            self.fleet.at_time(self.next_at(), self._tick_of(self.run))
         if calls:
             self.busy = True
             self.fleet.exchange(self, calls)
