@@ -8,7 +8,8 @@ from typing import NamedTuple
 LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
 
 # What verbs call themselves where they keep a unit for a moment, as an owner does.
-KEEPERS = frozenset({"topic-grow", "group-reset", "group-delete"})
+TOPIC_GROW = "topic-grow"
+KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
 # What happens to a message that is to be tried again: `on_error`.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from streamqd.admin import groups_lag, topics
 from streamqd.admin.pages import BATCH, ask, measure, read_id
 from streamqd.errors import ContractError, Refused
-from streamqd.model import Unit
+from streamqd.model import TOPIC_GROW, Unit
 from streamqd.store import growth as store
 from streamqd.store import leases, messages
 from streamqd.store.client import Link
 from streamqd.store.growth import Growth
 from streamqd.store.keys import Keys
 
-OWNER = "topic-grow"  # whom views show as the owner of a new partition meanwhile
+OWNER = TOPIC_GROW  # whom views show as the owner of a new partition meanwhile
 LEASE_SECONDS = 3650 * 86_400.0  # the growth is not there to renew them
 PARTITIONS_MAX = 4096
 SWITCHED, RELEASED = "switched", "released"

@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from streamqd import config
 from streamqd.cli import cli
 from streamqd.housekeeper import batch
+from streamqd.housekeeper.figures import ask_time
+from streamqd.metrics import View
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, Slot
 from streamqd.store import topics
@@ -58,6 +60,14 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no wait of the hot path end by the clock, and judge what the clocks are set to."""
     stop_clocks(monkeypatch)
+
+
+@pytest.fixture
+def view(board: Scoreboard, link: Link) -> View:
+    """What a housekeeper has measured: only the time so far. The file of the test has the board."""
+    view = View("web-1", board)
+    ask_time(link, view, "any")
+    return view
 
 
 @pytest.fixture

@@ -11,20 +11,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamqd import config
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, promoter
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, WorkerState
-from streamqd.store import messages, topics
+from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.supervisor.exchange import TOGETHER, Exchange
 from streamqd.supervisor.holding import Holding, Phase
 from streamqd.worker import worker
-from tests.contract.desk import UNIT, Desk
+from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
+from tests.support.owning import board_of, with_groups
 from tests.support.servers import Server
 
 UNITS = 32
@@ -49,10 +48,7 @@ def settings(server: Server) -> Settings:
 @pytest.fixture
 def owned(link: Link, keys: Keys) -> list[Unit]:
     """The units of an instance, with their groups."""
-    topics.create(link, keys, "access", config.Topic(partitions=UNITS))
-    units = [UNIT._replace(partition=number) for number in range(UNITS)]
-    link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
-    return units
+    return with_groups(link, keys, UNITS)
 
 
 def test_all_renewals_travel_in_one_round_trip(
@@ -120,10 +116,7 @@ TASKS = {
 
 @pytest.fixture
 def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekeeper]:
-    board = Scoreboard(UNITS)
-    for unit in owned:
-        slot = board.allot(unit)
-        slot.owned, slot.state = 1, WorkerState.READY
+    board = board_of(owned)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         made = Housekeeper(board, settings(server), theirs)

@@ -19,7 +19,7 @@ import pytest
 from streamqd import housekeeper, process
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, health, page, promoter
-from streamqd.housekeeper.figures import ask_time, measure
+from streamqd.housekeeper.figures import measure
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
@@ -56,13 +56,6 @@ def slot(board: Scoreboard) -> Slot:
     slot.owned = 1
     slot.state = WorkerState.READY
     return slot
-
-
-@pytest.fixture
-def view(board: Scoreboard, link: Link) -> View:
-    view = View("web-1", board)
-    ask_time(link, view, "any")
-    return view
 
 
 @pytest.fixture

@@ -12,26 +12,24 @@ from dataclasses import replace
 
 import pytest
 
-from streamqd import config
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper import Housekeeper, batch, dropper, promoter, reclaimer, trimmer
 from streamqd.housekeeper import undertaker as letters
-from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.promoter import retry_promoter
 from streamqd.housekeeper.reclaimer import GO_ON_SECONDS, Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.housekeeper.undertaker import Undertaker
 from streamqd.metrics import View
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, WorkerState
-from streamqd.store import messages, topics
+from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from tests.contract.desk import UNIT, Desk
+from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import Cost, Meter
 from tests.support.loglines import LogLines
+from tests.support.owning import board_of, with_groups
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -41,27 +39,12 @@ KEPT = Topic(partitions=PLACES, dlq_retention=60.0)
 
 @pytest.fixture
 def units(link: Link, keys: Keys) -> list[Unit]:
-    """So many partitions with a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=PLACES))
-    units = [UNIT._replace(partition=number) for number in range(PLACES)]
-    link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
-    return units
+    return with_groups(link, keys, PLACES)
 
 
 @pytest.fixture
 def board(units: list[Unit]) -> Scoreboard:
-    board = Scoreboard(PLACES)
-    for unit in units:
-        slot = board.allot(unit)
-        slot.owned, slot.state = 1, WorkerState.READY
-    return board
-
-
-@pytest.fixture
-def view(board: Scoreboard, link: Link) -> View:
-    view = View("web-1", board)
-    ask_time(link, view, "any")
-    return view
+    return board_of(units)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import gc
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -90,7 +90,7 @@ def begin(
                 get_context("fork").Process(target=happen, args=(fleet, names, results)).start()
 
 
-def happen(fleet: Fleet, names: Sequence[str], results: SimpleQueue[Result]) -> None:
+def happen(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> None:
     """Let scenarios happen to one fleet. Tells figures, decisions and seconds of the processor."""
     for name in names:
         started, decided = time.process_time(), fleet.decided

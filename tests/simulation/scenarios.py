@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from streamqd.model import Unit
@@ -283,25 +284,17 @@ def unequal(fleet: Fleet) -> Figures:
 
 
 Scenario = Callable[[Fleet], Figures]
-# Of these each goes on where the one before has ended.
-IN_TURN: dict[str, Scenario] = {
-    "cold start": cold_start,
-    "server pause": server_pause,
-    "network outage": outage,
-    "loss of a third": loss_of_a_third,
-    "growth": growth,
-    "mass restart": mass_restart,
-    "divergent views": divergence,
-    "growth again": growth,
-    "rolling restart": rolling_restart,
-}
-# What may befall a fleet that has started, each time from there.
-BEFALLS = [
-    ["server pause", "network outage"],
-    ["loss of a third", "growth"],
-    ["mass restart"],
-    ["divergent views", "growth again"],
-    ["rolling restart"],
+# What may befall a fleet that has started, and what goes on where that has ended.
+BEFALLS: list[dict[str, Scenario]] = [
+    {"server pause": server_pause, "network outage": outage},
+    {"loss of a third": loss_of_a_third, "growth": growth},
+    {"mass restart": mass_restart},
+    {"divergent views": divergence, "growth again": growth},
+    {"rolling restart": rolling_restart},
 ]
+# All that befalls a fleet, from its start.
+IN_TURN: dict[str, Scenario] = {"cold start": cold_start} | dict(
+    chain.from_iterable(each.items() for each in BEFALLS)
+)
 # These begin with a fleet of which nothing runs yet.
 ALONE: dict[str, Scenario] = {"crash loop": crash_loop, "unequal instances": unequal}

@@ -1,0 +1,30 @@
+"""Units that an instance owns, without the instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamqd import config
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.store import messages, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import UNIT
+
+
+def with_groups(link: Link, keys: Keys, count: int) -> list[Unit]:
+    """Register the topic of UNIT with so many partitions, each with the group."""
+    topics.create(link, keys, UNIT.topic, config.Topic(partitions=count))
+    units = [UNIT._replace(partition=number) for number in range(count)]
+    link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
+    return units
+
+
+def board_of(units: Sequence[Unit]) -> Scoreboard:
+    """A scoreboard on which all are owned, with a worker that is ready."""
+    board = Scoreboard(len(units))
+    for unit in units:
+        slot = board.allot(unit)
+        slot.owned, slot.state = 1, WorkerState.READY
+    return board
