@@ -42,7 +42,12 @@ def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
         child = os.fork()
     if child == 0:
         _die(work, code, crash_at)
-    _, status = os.waitpid(child, 0)
+    try:
+        _, status = os.waitpid(child, 0)
+    except BaseException:  # who waits has been interrupted
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     return os.WIFSIGNALED(status)
 
 

@@ -529,7 +529,7 @@ def test_an_extension_that_keeps_the_interpreter_is_killed_and_only_its_message_
 ):
     daemon = hooked(
         partitions=2,
-        consumer={"timeout": "200ms", "hard_timeout": "600ms", "max_crashes": 2},
+        consumer={"timeout": "1s", "hard_timeout": "1500ms", "max_crashes": 2},
     )
     daemon.write_code(daemon.module_path.read_text() + SLEEPS_IN_C)
     with daemon:

@@ -74,7 +74,7 @@ def test_the_hard_limit_kills_a_handler_that_keeps_the_interpreter_and_charges_i
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(
-        partitions=2, consumer={"timeout": "200ms", "hard_timeout": "500ms", "max_crashes": 2}
+        partitions=2, consumer={"timeout": "1s", "hard_timeout": "1500ms", "max_crashes": 2}
     )
     with daemon:
         others = daemon.send(["sleep 0.005"] * 300, partition=1)
@@ -90,7 +90,7 @@ def test_the_hard_limit_kills_a_handler_that_keeps_the_interpreter_and_charges_i
         killed = daemon.events("worker.killed")
         assert [each["reason"] for each in killed] == ["hard-limit"] * 2
         starts = [each.at for each in daemon.ledger.of(uids[10], "start")]
-        assert 0.5 <= starts[1] - starts[0] < 2
+        assert starts[1] - starts[0] >= 1.5
         audit = daemon.ledger.audit(GROUP)
         assert audit == Audit(lost=[uids[10]], repeated={uids[10]: 2})
         assert set(others) <= daemon.ledger.ended(GROUP)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from streamqd import (
@@ -317,6 +318,30 @@ def test_crashes_are_charged_until_the_message_is_dead() -> None:
     with Worker(obey) as worker:
         assert worker.run(story[2].message, crashes=1).verdict == "retry"
         assert worker.run(story[2].message, crashes=2).reason == "crashes"
+
+
+class Interrupted(BaseException):
+    """Whoever waits has been told to stop."""
+
+
+def test_a_process_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+
+    def interrupt(msg: Message) -> None:
+        path.write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGUSR2)
+        signal.sigtimedwait([signal.SIGUSR1], 30)
+
+    def stop(_number: int, _frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR2, stop)
+    try:
+        with pytest.raises(Interrupted):
+            run(interrupt, "", crash_at="end")
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not psutil.pid_exists(int(path.read_text()))
 
 
 def test_who_ends_the_tests_ends_them() -> None:
