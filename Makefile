@@ -17,13 +17,15 @@ CLUSTER := tests/acceptance/test_spark.py
 SERVERLESS := tests/unit tests/test_house.py tests/pages tests/acceptance/test_packaging.py \
 	tests/spark $(CLUSTER)
 ON_SERVER := $(addprefix --ignore=,$(SERVERLESS))
-# Each process of these has a server of its own; most of them wait for events most of the time.
-PARALLEL := -n 3 --dist loadfile
+# Each process of these has a server of its own; most of them wait for events most of the time. In the
+# order of tests/conftest.py, which begins with the long files: by default those with few tests, and
+# they are long, would come last, and two processes would have nothing to do at the end.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-produce bench-scale bench-spark costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +91,9 @@ transcripts: $(DEV_STAMP) ## Make docs/explanation/transcripts from live runs (r
 
 bench: $(DEV_STAMP) ## Measure streamqd beside its peers, 8 minutes a round (BENCH_ARGS="--only celery --rounds 1")
 	$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
+
+bench-survival: $(DEV_STAMP) ## Kill a worker of streamqd and of each peer, 20 minutes (BENCH_ARGS="--only arq")
+	$(BIN)/python -m tests.benchmarks.peers.survival $(BENCH_ARGS)
 
 bench-page: $(DEV_STAMP) ## Write docs/explanation/benchmarks.md and its plots from the results
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'

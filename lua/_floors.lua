@@ -27,6 +27,12 @@ local function archive_floor(archived)
   return archived and successor(archived) or '0-0'
 end
 
+-- Before which id entries may go for the archive's part.
+local function archive_ceiling(trim, archive, last)
+  local stored = archive_floor(redis.call('HGET', trim, 'archived'))
+  return archive == '1' and earlier(stored, successor(last)) or successor(last)
+end
+
 -- The first expected group that is not there.
 local function absent(groups, expected)
   local present = {}

@@ -24,6 +24,10 @@ local function older(a, b)
   return less(a_seq, b_seq)
 end
 
+local function earlier(a, b)
+  return older(a, b) and a or b
+end
+
 -- One more, or one less, than a decimal text: the last digit that does not carry changes, the
 -- digits behind it become zeros (or nines).
 local function plus_one(digits)

@@ -1,5 +1,6 @@
 -- A place is the one true name of a pending entry: `m:<id>` in the partition stream, `r:<id>` in
 -- the group's retry stream. The two streams do issue equal ids, so an id alone names nothing.
+-- Needs _lists.
 
 -- The stream and the id that a place names; nothing when it is not a place.
 local function locate(stream, retry, place)
@@ -37,9 +38,6 @@ local function sorted(stream, retry, places)
   end
   return ids[stream], ids[retry], nil
 end
-
--- `unpack` takes fewer than 8,000 values: long lists go out in slices.
-local SLICE = 500
 
 local function acknowledge(source, group, ids)
   local acked = 0

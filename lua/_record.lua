@@ -5,10 +5,11 @@ local function note_trim(stream, trim, removed, record)
   if removed > 0 then
     redis.call('HINCRBY', trim, 'removed', removed)
   end
-  local info = named(redis.call('XINFO', 'STREAM', stream))
-  local first = info['first-entry'] and info['first-entry'][1]
-  record['first'] = first or successor(info['last-generated-id'])
-  record['size'] = string.format('%.0f', info['length'])
+  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+  -- That of an empty stream copies no bodies.
+  local info = not first and named(redis.call('XINFO', 'STREAM', stream))
+  record['first'] = first and first[1] or successor(info['last-generated-id'])
+  record['size'] = string.format('%.0f', redis.call('XLEN', stream))
   for name, value in pairs(record) do
     if redis.call('HGET', trim, name) ~= value then
       redis.call('HSET', trim, name, value)

@@ -13,9 +13,10 @@
 --
 -- Returns  OK      [2] removed [3] 1 = there may be more of the older ones
 --
--- Cost     O((count + letters named) x log n) + 512 KiB of bodies at most and one more, n = letters
+-- Cost     O((count + letters named) x log n) + 512 KiB of bodies at most and four more, n = letters
 -- Repeat   safe: removes the next older ones; letters named are gone. Works when memory is full
 -- @include _bytes
+-- @include _count
 -- @include _ids
 -- @include _lists
 
@@ -25,27 +26,17 @@ local before, count, ids = ARGV[1], tonumber(ARGV[2]), slice(ARGV, 3, #ARGV)
 redis.call('XLEN', dlq)
 redis.call('HLEN', moving)
 
--- Guards end here
-local removed, more = 0, 0
-local function remove(id)
-  removed = removed + redis.call('XDEL', dlq, id)
-  redis.call('HDEL', moving, id)
-end
-for _, id in ipairs(ids) do
-  remove(id)
-end
+local more = false
 if before ~= '' then
-  -- One at a time, as the server cannot name an entry without its body.
-  local size, left = 0, count
-  more = 1
-  while more == 1 and left > 0 and size < BYTES_MAX do
-    local first = redis.call('XRANGE', dlq, '-', '+', 'COUNT', 1)[1]
-    if first and older(first[1], before) then
-      remove(first[1])
-      size, left = size + size_of(first[2]), left - 1
-    else
-      more = 0
-    end
-  end
+  local _
+  _, _, more = count_after(dlq, '0-0', predecessor(before), count, ids)
 end
-return {'OK', removed, more}
+
+-- Guards end here
+local removed = 0
+for at = 1, #ids, SLICE do
+  local last = math.min(at + SLICE - 1, #ids)
+  removed = removed + redis.call('XDEL', dlq, unpack(ids, at, last))
+  redis.call('HDEL', moving, unpack(ids, at, last))
+end
+return {'OK', removed, more and 1 or 0}

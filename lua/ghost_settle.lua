@@ -18,6 +18,7 @@
 -- Cost     O(g + count x log n), g = groups, n = pending entries
 -- Repeat   safe: settles the next ones. Works when memory is full, but for the counting
 -- @include _groups
+-- @include _lists
 -- @include _places
 
 local stream, attempts, trim = KEYS[1], KEYS[2], KEYS[3]
@@ -33,11 +34,11 @@ redis.call('HLEN', attempts)
 redis.call('HLEN', trim)
 
 -- Guards end here
-local ids = {}
+local ids, places = {}, {}
 for at, row in ipairs(rows) do
-  ids[at] = row[1]
-  forget_attempts(attempts, 'm:' .. row[1])
+  ids[at], places[at] = row[1], 'm:' .. row[1]
 end
+forget_all_attempts(attempts, places)
 local settled = acknowledge(stream, group, ids)
 if settled > 0 then
   redis.call('HINCRBY', trim, 'dropped_pending:' .. group, settled)

@@ -29,6 +29,7 @@
 --          without what was forgotten. Works when memory is full
 -- @include _clock
 -- @include _groups
+-- @include _lists
 -- @include _places
 -- @include _forgetting
 

@@ -26,8 +26,8 @@ end
 redis.call('SCARD', partitions)
 
 -- Guards end here
-for _, stream in ipairs(streams) do
-  redis.call('SADD', partitions, stream)
+for at = 1, #streams, SLICE do
+  redis.call('SADD', partitions, unpack(streams, at, math.min(at + SLICE - 1, #streams)))
 end
 redis.call('HSET', meta, 'partitionCount', known[2])
 return {'OK'}

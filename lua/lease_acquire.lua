@@ -29,6 +29,7 @@
 -- Cost     O(log n), n = pending entries
 -- Repeat   safe, and late: answers MINE, HELD or MOVED, never takes twice. Works when memory is full
 -- @include _clock
+-- @include _lists
 -- @include _places
 
 local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

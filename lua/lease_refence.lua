@@ -27,8 +27,8 @@
 --          full
 -- @include _clock
 -- @include _fence
--- @include _places
 -- @include _lists
+-- @include _places
 
 local fence, lease, attempts, stream, retry = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local old, new, ttl_ms = ARGV[1], ARGV[2], ARGV[3]

@@ -61,30 +61,37 @@ redis.call('HLEN', items)
 redis.call('XLEN', target)
 
 -- Guards end here
--- Member by member, its insertion first and its source last; the first error of a write stops.
-local moved, orphans, unreadable, size = 0, 0, 0, 0
+-- Member by member the insertion, and behind them the sources of what was moved, all at once: an
+-- insertion that is refused (an error is a table) is the last one, and the first raises its error.
+local orphans, unreadable, size = 0, 0, 0
+local gone, written = {}, nil
 for _, member in ipairs(due) do
-  if size >= BYTES_MAX then
+  if size >= BYTES_MAX or type(written) == 'table' then
     break
   end
   local packed = redis.call('HGET', items, member)
   size = size + (packed and #packed or 0)
   local fields = packed and fields_of(packed)
-  if packed and not fields then
-    redis.call('ZADD', delayed, text(now + PUT_OFF_MS), member)
+  local write = #gone == 0 and redis.call or redis.pcall
+  if fields then
+    written = write('XADD', target, '*', unpack(fields))
+    gone[#gone + 1] = type(written) ~= 'table' and member or nil
+  elseif packed then
+    written = write('ZADD', delayed, text(now + PUT_OFF_MS), member)
     unreadable = unreadable + 1
   else
-    if fields then
-      redis.call('XADD', target, '*', unpack(fields))
-      moved = moved + 1
-    else
-      orphans = orphans + 1
-    end
     redis.call('ZREM', delayed, member)
-    redis.call('HDEL', items, member)
+    orphans = orphans + 1
   end
+end
+if #gone > 0 then
+  redis.call('ZREM', delayed, unpack(gone))
+  redis.call('HDEL', items, unpack(gone))
+end
+if type(written) == 'table' then
+  return written
 end
 local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
 local next_due = tonumber(first[2])
 local more = next_due and next_due <= now and 1 or 0
-return {'OK', moved, orphans, next_due and text(next_due) or '', unreadable, more}
+return {'OK', #gone, orphans, next_due and text(next_due) or '', unreadable, more}

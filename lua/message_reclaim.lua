@@ -30,6 +30,8 @@
 -- @include _bytes
 -- @include _fence
 -- @include _groups
+-- @include _lists
+-- @include _places
 
 local fence, source = KEYS[1], KEYS[2]
 local token, session, group = ARGV[1], ARGV[2], ARGV[3]
@@ -103,10 +105,9 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
 end
 
 -- Guards end here
-for _, id in ipairs(ids) do
-  redis.call('XCLAIM', source, group, 'w', 0, id, 'JUSTID')
+if #ids > 0 then
+  ids[#ids + 1] = 'JUSTID'
+  redis.call('XCLAIM', source, group, 'w', 0, unpack(ids))
 end
-for _, id in ipairs(ghosts) do
-  redis.call('XACK', source, group, id)
-end
+acknowledge(source, group, ghosts)
 return {'OK', entries, #ghosts, stop or {}}

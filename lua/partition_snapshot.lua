@@ -16,7 +16,7 @@
 --                   limit, or than can be counted at once
 -- Returns  NOGROUP  the group is missing on one of the streams
 --
--- Cost     O(limit x log n) + 1 MiB of bodies at most and sixteen more, n = entries
+-- Cost     O(limit x log n) + 1 MiB of bodies at most and eight more, n = entries
 -- Repeat   safe: reads only
 -- @include _groups
 -- @include _bytes

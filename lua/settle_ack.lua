@@ -19,8 +19,8 @@
 -- Cost     O(p), p = places
 -- Repeat   safe: the second acknowledges nothing. Works when memory is full
 -- @include _fence
--- @include _places
 -- @include _lists
+-- @include _places
 
 local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, group, charged_count = ARGV[1], ARGV[2], tonumber(ARGV[3])

@@ -22,8 +22,8 @@
 -- Cost     O(a), a = places acked
 -- Repeat   safe: marks the same again. Works when memory is full
 -- @include _fence
--- @include _places
 -- @include _lists
+-- @include _places
 
 local fence, stream, retry = KEYS[1], KEYS[2], KEYS[3]
 local token, session, group, place = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -11,8 +11,8 @@
 -- ARGV[1]  drop_before  id      entries before this id go; 0-0 = none goes for its age
 -- ARGV[2]  max_len      int     more entries than this go; -1 = no such bound
 -- ARGV[3]  archive      flag    1 = what is not archived stays
--- ARGV[4]  limit        int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about;
---                               one node at least
+-- ARGV[4]  limit        int     remove at most so many, 1 or more, and 16 MiB of them;
+--                               one node at least, or 512 KiB of one if its entries must be counted
 -- ARGV[5..] expected    list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] of each group: name, how many of them it had not read
@@ -33,8 +33,7 @@
 
 local stream, trim = KEYS[1], KEYS[2]
 local drop_before, max_len, archive = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local limit, first = freed_at_once(stream, tonumber(ARGV[4]))
-local expected = slice(ARGV, 5, #ARGV)
+local limit, expected = tonumber(ARGV[4]), slice(ARGV, 5, #ARGV)
 
 local groups = groups_of(stream)
 if #groups == 0 then
@@ -45,14 +44,9 @@ if missing then
   return {'MISSING_GROUP', missing}
 end
 local info = named(redis.call('XINFO', 'STREAM', stream))
-local ceiling = successor(info['last-generated-id'])
-local archived = redis.call('HGET', trim, 'archived')
-if archive == '1' and older(archive_floor(archived), ceiling) then
-  ceiling = archive_floor(archived)
-end
-local by_age = older(drop_before, ceiling) and drop_before or ceiling
-local length = info['length']
-local record = {}
+local ceiling = archive_ceiling(trim, archive, info['last-generated-id'])
+local by_age = earlier(drop_before, ceiling)
+local length, record = info['length'], {}
 lowest_floor(stream, groups, record)
 table.sort(groups, function(a, b)
   return older(a['last-delivered-id'], b['last-delivered-id'])
@@ -62,32 +56,48 @@ end)
 local removed = 0
 -- Remove what is before an id, as far as age and length want it gone.
 local function cut(before)
-  local age = older(by_age, before) and by_age or before
-  if removed < limit then
-    local most = removed == 0 and length or 0
-    removed = removed + remove_nodes(stream, first, age, limit - removed, most)
+  if removed < limit and not stopped then
+    local most, age = removed == 0 and length or 0, earlier(by_age, before)
+    removed = removed + remove_nodes(stream, info, age, limit - removed, most)
   end
   local excess = max_len >= 0 and length - removed - max_len or 0
   local room = math.min(excess, limit - removed)
-  if room > 0 then
-    local upto = older(ceiling, before) and ceiling or before
-    removed = removed + remove_nodes(stream, first, upto, room, removed == 0 and excess or 0)
+  if room > 0 and not stopped then
+    local upto, most = earlier(ceiling, before), removed == 0 and excess or 0
+    removed = removed + remove_nodes(stream, info, upto, room, most)
   end
 end
 
 -- From group to group, in the order of what they have read: what goes after a group's turn it has
--- not read, but for the read ones in the node where its reading ended, which are counted before.
-local unread = {}
+-- not read, but for the read ones in the node where its reading ended, which are counted before, as
+-- far as age or length may still want them gone.
+-- When they are more than one call may copy, those that were counted go, as the first of a call,
+-- and nothing behind them: the calls after this one go on.
+local unread, crowded = {}, false
 for at, group in ipairs(groups) do
-  cut(successor(group['last-delivered-id']))
+  local read = group['last-delivered-id']
+  if not crowded then
+    cut(successor(read))
+  end
   unread[at] = {removed, 0}
-  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-  local goes_on = first and (older(first[1], by_age) or max_len >= 0 and length - removed > max_len)
-  if goes_on and removed < limit then
-    unread[at][2] = count_after(stream, '0-0', group['last-delivered-id'], length)
+  local first = not (crowded or stopped) and redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+  local excess = math.max(0, max_len >= 0 and length - removed - max_len or 0)
+  local aged = first and older(first[1], by_age)
+  if first and removed < limit and (aged or excess > 0) then
+    local most = aged and length or excess
+    local upto = excess > 0 and read or earlier(read, by_age)
+    local count, last, more = count_after(stream, '0-0', upto, most)
+    crowded = more and count < most and last ~= upto
+    if crowded and removed == 0 then
+      local before = earlier(count > excess and by_age or ceiling, successor(last))
+      removed = redis.call('XTRIM', stream, 'MINID', '=', before)
+    end
+    unread[at] = {removed, count}
   end
 end
-cut(ceiling)
+if not crowded then
+  cut(ceiling)
+end
 local dropped = {}
 for at, group in ipairs(groups) do
   local lost = math.max(0, removed - unread[at][1] - unread[at][2])

@@ -7,12 +7,12 @@
 --
 -- ARGV[1]  after   id      position, exclusive; 0-0 is before every entry
 -- ARGV[2]  upto    id      do not go beyond this one
--- ARGV[3]  count   int     how many entries to go at most, 1000 or less: callers take several steps
+-- ARGV[3]  count   int     how many entries to go at most, 500 or less: callers take several steps
 --
 -- Returns  OK  [2] entries gone [3] id of the last of them, `after` when there was none
 --              [4] 1 = there may be more, though `upto` has not come
 --
--- Cost     O(count x log n) + 512 KiB of bodies at most and eight more, n = entries
+-- Cost     O(count x log n) + 512 KiB of bodies at most and four more, n = entries
 -- Repeat   safe: reads only
 -- @include _bytes
 -- @include _count

@@ -16,18 +16,18 @@
 --                             no such bound. Needs the record
 -- ARGV[5]  archive    flag    1 = what is not archived stays
 -- ARGV[6]  groupless  flag    1 = trim also what no group reads
--- ARGV[7]  limit      int     remove at most so many, 1 or more, and 16 MiB or 100 of them, about; one
---                             node at least
+-- ARGV[7]  limit      int     remove at most so many, 1 or more, and 16 MiB of them, about; one node at
+--                             least
 -- ARGV[8..] expected  list    groups that must exist
 --
 -- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' when
 --                         nobody needs an entry [5] first entry that is kept for the holder alone, as
---                         no bound retains it, or ''
+--                         no bound retains it, or '' [6] 1 = there may be more to remove
 -- Returns  NO_GROUPS      nobody reads the stream (or there is none)
 -- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
 --
--- Cost     O(g x log n + limit), g = groups, n = pending entries; with max_bytes also the sizes of
---          1,000 nodes, about 0.1 ms
+-- Cost     O(g x log n + limit) + size of five bodies, g = groups, n = pending entries; with
+--          max_bytes also the sizes of 1,000 nodes, about 0.1 ms
 -- Repeat   safe: removes the next ones. Works when memory is full
 -- @include _clock
 -- @include _bytes
@@ -41,8 +41,7 @@
 local stream, trim = KEYS[1], KEYS[2]
 local keep_from, max_len, max_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local shrink_ms, archive, groupless = tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local limit, first = freed_at_once(stream, tonumber(ARGV[7]))
-local expected = slice(ARGV, 8, #ARGV)
+local limit, expected = tonumber(ARGV[7]), slice(ARGV, 8, #ARGV)
 
 local recorded = trim ~= stream
 local groups = groups_of(stream)
@@ -90,12 +89,12 @@ end
 -- XTRIM first: accepted when memory is full, and so is every write behind it. `~` removes whole
 -- nodes, the last and partly filled one too once all of it may go; part of one would free nothing.
 local below = older(keep, floor) and keep or floor
-local removed = remove_nodes(stream, first, below, limit, length)
+local removed = remove_nodes(stream, info, below, limit, length)
 -- A LIMIT of 0 is none.
 local excess = max_len >= 0 and length - removed - max_len or 0
 if math.min(excess, limit - removed) > 0 then
   local room = math.min(excess, limit - removed)
-  local more = remove_nodes(stream, first, floor, room, removed == 0 and excess or 0)
+  local more = remove_nodes(stream, info, floor, room, removed == 0 and excess or 0)
   removed, excess = removed + more, excess - more
 end
 if recorded then
@@ -104,5 +103,6 @@ end
 -- Fewer than a node beyond the bound is not the floor's doing.
 local node = math.max(NODE, length / math.max(1, info['radix-tree-keys']))
 local beyond = older(floor, keep) or excess > node
-local held = removed < limit and beyond and redis.call('XRANGE', stream, floor, '+', 'COUNT', 1)[1]
-return {'OK', removed, floor, holder, held and held[1] or ''}
+local more = stopped or removed > 0 and 2 * removed >= limit
+local held = not more and beyond and redis.call('XRANGE', stream, floor, '+', 'COUNT', 1)[1]
+return {'OK', removed, floor, holder, held and held[1] or '', more and 1 or 0}

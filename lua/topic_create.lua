@@ -34,7 +34,7 @@ redis.call('SCARD', partitions)
 -- Guards end here
 local created = text(now_unix_ms())
 redis.call('HSET', meta, 'partitionCount', count, 'settings', settings, 'created', created)
-for _, stream in ipairs(streams) do
-  redis.call('SADD', partitions, stream)
+for at = 1, #streams, SLICE do
+  redis.call('SADD', partitions, unpack(streams, at, math.min(at + SLICE - 1, #streams)))
 end
 return {'OK'}

@@ -13,6 +13,7 @@ KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
 # What happens to a message that is to be tried again: `on_error`.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"
+BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 
 
 class Unit(NamedTuple):

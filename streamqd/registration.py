@@ -18,12 +18,15 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
 
-def ensure_topics(link: Link, settings: Settings, *, emptied: bool = False) -> dict[str, int]:
+def ensure_topics(
+    link: Link, settings: Settings, *, emptied: bool = False, restored: list[Unit] | None = None
+) -> dict[str, int]:
     """Register topics and create missing groups. Returns the partition counts.
 
     Repeating it changes nothing. A group that was never seen begins where its consumer says; one
     that was seen before and is gone begins at what is still there, and so do all groups when the
     server was `emptied` while they were consumed: what was sent since is not to be skipped.
+    Those that were made although they were expected to be there are added to `restored`.
     Raises ConfigError when the configuration names fewer partitions than are registered.
     """
     keys = Keys(settings.keys.control, settings.keys.streams)
@@ -63,7 +66,9 @@ def ensure_topics(link: Link, settings: Settings, *, emptied: bool = False) -> d
     if problems:
         raise ConfigError(problems)
     for consumer in settings.consumers:
-        _ensure_group(link, keys, consumer, counts[consumer.topic], emptied=emptied)
+        found = _ensure_group(link, keys, consumer, counts[consumer.topic], emptied=emptied)
+        if restored is not None:
+            restored += found
     return counts
 
 
@@ -86,26 +91,33 @@ def _unknown(link: Link, keys: Keys, settings: Settings, topic: str) -> bool:
     return topics.partition_count(link, keys, topic) is None
 
 
-def tell_restored(unit: Unit, reply: Reply) -> None:
-    """Log that a group had to be made where it was expected; `reply` is that of group_ensure."""
-    if reply.word == "CREATED":
+def tell_restored(unit: Unit, reply: Reply) -> bool:
+    """Log if a group had to be made where it was expected; `reply` is that of group_ensure."""
+    created = reply.word == "CREATED"
+    if created:
         logs.event("group.restored", logging.WARNING, unit=unit, after=reply.rest[0].decode())
+    return created
 
 
-def _ensure_group(link: Link, keys: Keys, consumer: Consumer, count: int, *, emptied: bool) -> None:
+def _ensure_group(
+    link: Link, keys: Keys, consumer: Consumer, count: int, *, emptied: bool
+) -> list[Unit]:
+    """Make the group where it is missing; return where it was expected to be there."""
     meta, field = keys.meta(consumer.topic), f"group:{consumer.unit_group}"
     seen_before = link.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
     start = "$" if consumer.start == "latest" and new else "0"
     units = [Unit(consumer.topic, number, consumer.unit_group) for number in range(count)]
+    restored: list[Unit] = []
     for first in range(0, count, 256):
         batch = units[first : first + 256]
         replies = link.run_many([messages.ensure_group(keys, unit, start) for unit in batch])
         for unit, reply in zip(batch, replies, strict=True):
             if isinstance(reply, RedisRefused):
                 raise reply
-            if not new:
-                tell_restored(unit, reply)
+            if not new and tell_restored(unit, reply):
+                restored.append(unit)
     if not seen_before:
         # Only after every partition has the group: a crash in between repeats the same start.
         link.execute("HSETNX", meta, field, count)
+    return restored

@@ -59,7 +59,7 @@ COUNTERS = (
 )
 BOARD_COUNTERS = (
     *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
-    *("exchange_errors", "housekeeper_restarts", "log_dropped"),
+    *("exchange_errors", "housekeeper_restarts", "log_dropped", "groups_restored"),
 )
 
 

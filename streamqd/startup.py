@@ -28,6 +28,7 @@ from streamqd.errors import (
     StartRefused,
 )
 from streamqd.inspection import ask_servers, check_servers
+from streamqd.model import Unit
 from streamqd.registration import ensure_topics
 from streamqd.store.cluster import connect
 
@@ -125,6 +126,7 @@ class Renewal(NamedTuple):
     problems: list[str]
     partitions: dict[str, int]
     sources: list[str] = []  # noqa: RUF012 - as in Probe
+    restored: int = 0  # how many groups had to be made again
 
 
 def renew(settings: Settings, only: frozenset[str]) -> Renewal:
@@ -134,30 +136,35 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
     )
     prepared = complete(settings, found, only)
     problems, partitions = prepared.problems, {}
+    restored: list[Unit] = []
     if not problems:
         try:
-            partitions = register(prepared.settings)
+            partitions = register(prepared.settings, restored)
         except ConfigError as error:
             problems = error.problems
         except (RedisUnavailable, RedisRefused) as error:
             problems = [f"redis: {error}; send the signal again when it answers"]
-    return Renewal(found.declared, problems, partitions, found.sources)
+    return Renewal(found.declared, problems, partitions, found.sources, len(restored))
 
 
-def restore(settings: Settings) -> str:
-    """Register again what an emptied server has lost. Returns what is wrong, '' for nothing."""
+def restore(settings: Settings) -> tuple[str, int]:
+    """Register again what an emptied server has lost. Run it in an errand.
+
+    Returns what is wrong, '' for nothing, and how many groups had to be made again.
+    """
+    problem, restored = "", list[Unit]()
     try:
-        register(settings, emptied=True)
+        register(settings, restored, emptied=True)
     except (ConfigError, RedisUnavailable, RedisRefused) as error:
-        return str(error)
-    return ""
+        problem = str(error)
+    return problem, len(restored)
 
 
-def register(settings: Settings, *, emptied: bool = False) -> dict[str, int]:
-    """Register topics and groups over a connection of its own; return the partition counts."""
+def register(settings: Settings, restored: list[Unit], *, emptied: bool = False) -> dict[str, int]:
+    """Register topics and groups over a connection of its own; as `ensure_topics`."""
     link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
-        return ensure_topics(link, settings, emptied=emptied)
+        return ensure_topics(link, settings, emptied=emptied, restored=restored)
     finally:
         link.close()
 

@@ -13,8 +13,11 @@ import pytest
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.support import servers, users
+from tests.support.proxy import FaultProxy
 
-SPARK = Path(__file__).parent / "spark"
+HERE = Path(__file__).parent
+SPARK = HERE / "spark"
+LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # then all the others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A Spark session leaves threads behind for good, and a process with threads must not fork as
     # the supervisor does, which most other tests are about.
-    items.sort(key=lambda item: SPARK in Path(item.path).parents)
+    items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))
+
+
+def _rank(path: Path) -> int:
+    """Where the folder of a test is in the order that keeps several processes busy to the end."""
+    folder = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+    return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -63,6 +72,21 @@ def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     started = _start(request.config.getoption("--server"))
     yield started
     started.close()
+
+
+@pytest.fixture
+def process_server(server: servers.Server) -> servers.ProcessServer:
+    """The shared server, where its process and its socket are at hand."""
+    if not isinstance(server, servers.ProcessServer):
+        pytest.skip("needs the server's socket")
+    return server
+
+
+@pytest.fixture
+def proxy(process_server: servers.ProcessServer, link: Link) -> Iterator[FaultProxy]:
+    """A proxy in front of the shared server, which is emptied first."""
+    with FaultProxy(process_server.socket_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

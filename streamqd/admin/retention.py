@@ -15,8 +15,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.retention import Stand, Trimmed
 
-PAGE = 10_000  # entries removed by one script, at most
-STEP = 1_000  # entries counted by one script
+PAGE = 4_000  # entries removed by one script, at most
 COUNT_MAX = 100_000  # entries counted one by one in a partition
 ARCHIVE = "@archive"  # stands for the archive where a group is named
 
@@ -124,7 +123,7 @@ def count_between(
     upto = "+" if before is None else str(_before(before))
     stream, total = keys.stream(topic, partition), 0
     while total <= COUNT_MAX:
-        (reply,) = measure(link, [spark.step(stream, after, upto, STEP)])
+        (reply,) = measure(link, [spark.step(stream, after, upto, spark.STEP_MAX)])
         gone, last, more = reply.rest
         total, after = total + int(gone), last.decode()
         if not more:
@@ -178,7 +177,7 @@ def _trim_one(
             raise _missing(topic, partition, reply.rest[0].decode())
         trimmed = Trimmed.parse(reply)
         removed += trimmed.removed
-        if trimmed.removed < retention.MORE_FROM:
+        if not trimmed.more:
             return removed
 
 

@@ -20,7 +20,7 @@ from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 
 PAGE = 200
-BATCH = 128  # retries that are changed by one call
+BATCH = 64  # retries that are changed by one call
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 _CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from streamqd.config.guards import CLASS, CLASS_HINT, Breaker, FloodGuard
 from streamqd.config.setting import NAME, NAME_HINT, Kind, described
 from streamqd.config.values import RATE_PATTERN, parse_rate
-from streamqd.model import BLOCK, HOLD_KEY, LETTERS, REQUEUE, Backoff, RetryPolicy
+from streamqd.model import (
+    BATCHED,
+    BLOCK,
+    EACH,
+    HOLD_KEY,
+    LETTERS,
+    REQUEUE,
+    Backoff,
+    RetryPolicy,
+)
 
 _RATE = re.compile(rf"(?=[0-9.]*[1-9]){RATE_PATTERN}")
 _RATE_HINT = 'write a number per s, m or h, such as "100/s", "5/m" or "0.5/s"'
@@ -106,6 +115,15 @@ class Consumer:
             "What keeps its order when concurrency is more than 1. key: messages of one key."
             " partition: all of them, so that one is handled at a time. none: nothing.",
             choices=("key", "none", "partition"),
+        ),
+    )
+    ack: str = field(
+        default=BATCHED,
+        metadata=described(
+            "When Redis is told that a message is done. batched: with others that took less than"
+            " 20 ms, within 20 ms; they run again when the host is lost before. each: before the"
+            " next run begins, which costs a round trip for every message.",
+            choices=(BATCHED, EACH),
         ),
     )
     rate: str | None = field(

@@ -54,6 +54,7 @@ class HandlerOptions(TypedDict, total=False):
     codec: Literal["json", "msgpack"] | None
     concurrency: int | None
     order: Literal["key", "none", "partition"] | None
+    ack: Literal["batched", "each"] | None
     rate: str | None
     rate_burst: int | None
     max_attempts: int | None

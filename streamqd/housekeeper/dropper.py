@@ -22,7 +22,7 @@ from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Call, Reply
 
 PAGE = 2_000  # entries removed by one script, at most
-GHOSTS = 500  # pending entries settled by one script, at most
+GHOSTS = 256  # pending entries settled by one script, at most
 ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed anew
 
 Place = tuple[str, int]  # topic, partition
@@ -110,7 +110,7 @@ class Dropper:
             ghosts |= {Unit(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():
             losses[*place, group, "unread"] += lost
-        return dropped.removed >= retention.MORE_FROM
+        return dropped.removed > 0
 
     def _settle(
         self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]

@@ -23,8 +23,8 @@ from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import unix_ms
 
-PAGE = 10_000  # entries removed by one script, at most
-ROUNDS_MAX = 20  # scripts for one stream before the streams are listed anew
+PAGE = 4_000  # entries removed by one script, at most
+ROUNDS_MAX = 50  # scripts for one stream before the streams are listed anew
 SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at once
 
 Place = tuple[str, int]  # topic, partition
@@ -139,7 +139,7 @@ class Trimmer:
                 self._view.held[stream] = trimmed.holder, unix_ms(trimmed.held)
             if trimmed.removed:
                 self._view.count("trimmed", (stream[0], str(stream[1])), trimmed.removed)
-        return trimmed.removed >= retention.MORE_FROM
+        return trimmed.more
 
     def _say_refused(self, stream: Place | Unit, reply: Reply) -> None:
         if isinstance(stream, Unit) or stream in self._refused or reply.word != "MISSING_GROUP":

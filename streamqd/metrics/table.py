@@ -248,6 +248,7 @@ TABLE: tuple[Metric, ...] = (
         _board("renew_late"),
         "Leases that had expired and were renewed without a change of owner.",
     ),
+    _counter("groups_restored", INSTANCE, _board("groups_restored"), "Missing groups made again."),
     _counter(
         "housekeeper_restarts",
         INSTANCE,

@@ -18,8 +18,9 @@ from streamqd import config
 from streamqd.producer.encoding import Envelope, Outgoing
 from streamqd.producer.options import ProducerOptions, Size, checked
 from streamqd.producer.outbox import Outbox
+from streamqd.producer.posting import Result
 from streamqd.producer.producer import told
-from streamqd.producer.sender import CHUNK_COUNT, Result, Sender, confirmed
+from streamqd.producer.sender import CHUNK_COUNT, Sender, confirmed
 
 Ticket = asyncio.Future[list[Result]]
 

@@ -16,7 +16,8 @@ from streamqd.errors import BufferFull, UnknownOutcome
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import Duration, ProducerOptions, Size, checked
 from streamqd.producer.outbox import Outbox
-from streamqd.producer.sender import Result, Sender
+from streamqd.producer.posting import Result
+from streamqd.producer.sender import Sender
 
 
 class Receipt(Future[str]):

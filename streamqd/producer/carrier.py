@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope
-from streamqd.producer.guard import Command, Guard, Outcome
+from streamqd.producer.guard import Guard, Outcome, Prepared
 from streamqd.producer.routes import Routes
 from streamqd.store import publishing, scripts
 from streamqd.store.client import Link
@@ -22,13 +22,6 @@ def _unrouted(_envelope: Envelope) -> int:
     raise AssertionError("the partition count has not been looked at")
 
 
-class Routed(NamedTuple):
-    """A message with the partition that it goes to."""
-
-    partition: int
-    envelope: Envelope
-
-
 @dataclass
 class Chunk:
     """Messages of one kind and one transaction, routed by one partition count.
@@ -38,9 +31,17 @@ class Chunk:
 
     topic: str
     counted: int = 0
-    messages: list[Routed] = field(default_factory=list)
+    envelopes: list[Envelope] = field(default_factory=list)
+    partitions: list[int] = field(default_factory=list)  # where each goes
     fixed: bool = False
     choose: Callable[[Envelope], int] = _unrouted  # the partition of a message
+    commands: Prepared | None = None  # those that write it where it goes now
+
+    def part(self, numbers: Sequence[int], *, fixed: bool) -> Chunk:
+        """Some of the messages, to be written by themselves."""
+        envelopes = [self.envelopes[at] for at in numbers]
+        partitions = [self.partitions[at] for at in numbers]
+        return Chunk(self.topic, self.counted, envelopes, partitions, fixed)
 
 
 class Changed(Exception):  # noqa: N818 - an answer within the producer, never an error of its
@@ -66,63 +67,67 @@ class Carrier:
         self._window = window
         self._max_backlog = max_backlog
 
-    def add(self, link: Link, chunk: Chunk, envelopes: Sequence[Envelope]) -> None:
+    def add(self, own: Callable[[], Link], chunk: Chunk, envelopes: Sequence[Envelope]) -> None:
         """Route messages and put them behind those of the chunk. Raises as `Routes` does.
 
-        Those before the one that an error is about have been added then.
+        Those before the one that an error is about have been added then. Redis is asked only for a
+        count that is not known.
         """
-        if not chunk.messages:
+        if not chunk.envelopes:
             self._routes.begin_batch(chunk.topic)
-            # Should it change before the chunk is full, all of it is routed anew.
-            chunk.counted = self._routes.count(link, chunk.topic)
+            # Should it change before the chunk is written, all of it is routed anew.
+            known = self._routes.known(chunk.topic)
+            chunk.counted = self._routes.count(own(), chunk.topic) if known is None else known
             chunk.choose = self._routes.chooser(chunk.topic, chunk.counted)
-        choose, messages = chunk.choose, chunk.messages
+        choose = chunk.choose
         for envelope in envelopes:
-            messages.append(Routed(choose(envelope), envelope))
+            chunk.partitions.append(choose(envelope))
+            chunk.envelopes.append(envelope)
 
-    def node_of(self, link: Link, topic: str, message: Routed) -> str:
-        """The node of a cluster that a message goes to, as far as is known."""
-        return link.node_of(self._keys.stream(topic, message.partition))
+    def prepare(self, chunk: Chunk) -> None:
+        """Make the commands that write the messages. Redis is not asked."""
+        if self._plain(chunk):
+            chunk.commands = self._appends(chunk)
+
+    def node_of(self, link: Link, topic: str, partition: int) -> str:
+        """The node of a cluster that serves a partition, as far as is known."""
+        return link.node_of(self._keys.stream(topic, partition))
 
     def write(self, link: Link, chunk: Chunk) -> Answers:
         """Write the messages. Their replies are entry ids, or the replies of a script.
 
         Raises RedisUnavailable when nothing was written, TopicMissing, Refused, Changed.
         """
-        first = chunk.messages[0].envelope
-        if first.send_id or first.dedup_id is not None or self._max_backlog is not None:
-            return self._call(link, chunk)
-        return self._append(link, chunk)
+        return self._append(link, chunk) if self._plain(chunk) else self._call(link, chunk)
 
-    def write_one(self, link: Link, topic: str, envelope: Envelope) -> Outcome | None:
-        """Try to write a message that is nothing special; None when it must go into a chunk.
+    def write_at_once(self, link: Link, chunk: Chunk) -> Outcome | None:
+        """Try to write a plain chunk without waiting for a connection; None when it cannot be.
 
-        Raises as `write` does, and what concerns the message as `Routes` does.
+        Raises RedisUnavailable, RedisRefused: then nothing was written.
         """
-        if not link.connected:
+        if not link.connected or not self._plain(chunk):
             return None  # nobody waits once more for a server that does not answer
-        count = self._routes.known(topic)
-        special = envelope.send_id or envelope.dedup_id is not None or self._max_backlog is not None
-        if count is None or special:
-            return None
-        self._routes.begin_batch(topic)
-        partition = self._routes.chooser(topic, count)(envelope)
-        command = ("XADD", self._keys.stream(topic, partition), "*", *envelope.fields)
-        return self._guard.run(link, topic, count, (command,))
+        commands = self._appends(chunk)
+        return self._guard.run(link, chunk.topic, chunk.counted, commands)
+
+    def _plain(self, chunk: Chunk) -> bool:
+        """Whether nothing needs a script."""
+        first = chunk.envelopes[0]
+        return not first.send_id and first.dedup_id is None and self._max_backlog is None
+
+    def _appends(self, chunk: Chunk) -> Prepared:
+        streams = {each: self._keys.stream(chunk.topic, each) for each in set(chunk.partitions)}
+        return self._guard.appends(
+            [
+                (streams[partition], envelope.fields)
+                for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
+            ]
+        )
 
     def _append(self, link: Link, chunk: Chunk) -> Answers:
-        def commands() -> list[Command]:
-            names: dict[int, str] = {}
-            found: list[Command] = []
-            for partition, envelope in chunk.messages:
-                name = names.get(partition)
-                if name is None:
-                    name = names[partition] = self._keys.stream(chunk.topic, partition)
-                found.append(("XADD", name, "*", *envelope.fields))
-            return found
-
         for _ in range(REROUTES_MAX):
-            found = self._guard.run(link, chunk.topic, chunk.counted, commands())
+            commands = self._appends(chunk) if chunk.commands is None else chunk.commands
+            found = self._guard.run(link, chunk.topic, chunk.counted, commands)
             if found.replies is not None:
                 return found.replies, found.lost
             self._reroute(link, chunk)
@@ -132,9 +137,13 @@ class Carrier:
         """Run a script for each message. A server that does not know it knows it for none."""
         by_source = False
         for _ in range(REROUTES_MAX):
-            calls = [self._call_of(chunk.topic, each) for each in chunk.messages]
+            calls = [
+                self._call_of(chunk.topic, partition, envelope)
+                for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
+            ]
             commands = [scripts.command(call, by_source=by_source) for call in calls]
-            found = self._guard.run(link, chunk.topic, chunk.counted, commands)
+            prepared = self._guard.prepared(commands)
+            found = self._guard.run(link, chunk.topic, chunk.counted, prepared)
             if found.replies is None:
                 self._reroute(link, chunk)
             elif found.lost is not None:
@@ -153,14 +162,14 @@ class Carrier:
     def _reroute(self, link: Link, chunk: Chunk) -> None:
         if chunk.fixed:
             raise Changed
+        chunk.commands = None
         chunk.counted = self._routes.count(link, chunk.topic)
-        chunk.messages = [
-            Routed(self._routes.again(link, chunk.topic, envelope, was), envelope)
-            for was, envelope in chunk.messages
+        chunk.partitions = [
+            self._routes.again(link, chunk.topic, envelope, was)
+            for was, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
         ]
 
-    def _call_of(self, topic: str, message: Routed) -> Call:
-        partition, envelope = message
+    def _call_of(self, topic: str, partition: int, envelope: Envelope) -> Call:
         dedup_id = envelope.dedup_id or ""
         if not envelope.send_id:
             return publishing.publish(

@@ -51,9 +51,11 @@ class Outgoing(NamedTuple):
 
 
 _ALONE = Outgoing(b"")[1:]  # what is beside a value that is no more than that
+_PAYLOAD = b"payload"
 
 
-class Envelope(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class Envelope:
     """A message as it is written: its entry's fields, and what decides where and when.
 
     A scheduled message has a `send_id`, and either of the two times.
@@ -71,12 +73,12 @@ class Envelope(NamedTuple):
 
 def envelope_of(item: Any, max_bytes: int) -> Envelope:
     """Encode a message, an `Outgoing` or a value. Raises MessageTooLarge, TypeError, ValueError."""
-    alone = not isinstance(item, Outgoing)
-    value = item if alone else item.value
-    if type(value) is bytes and len(value) <= max_bytes and (alone or item[1:] == _ALONE):
-        return Envelope([b"payload", value], len(b"payload") + len(value))  # nothing to look into
-    if alone:
-        item = Outgoing(value)
+    outgoing = isinstance(item, Outgoing)
+    if not outgoing or item[1:] == _ALONE:
+        payload = _encoded(item.value if outgoing else item)
+        if len(payload) <= max_bytes:
+            return Envelope([_PAYLOAD, payload], len(_PAYLOAD) + len(payload))
+        item = Outgoing(payload)  # refused below
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
         raise TypeError(f"dedup_id is a text, not {item.dedup_id!r}")
     if item.dedup_id == "":
@@ -110,7 +112,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
     Raises MessageTooLarge, TypeError, ValueError.
     """
     payload = _encoded(item.value)
-    fields = [b"payload", payload]
+    fields = [_PAYLOAD, payload]
     extra = 0
     if item.key is not None:
         raw_key = encoded_key(item.key)
@@ -145,25 +147,21 @@ def batches(
     held = 0
     kind = ""
     failure: Exception | None = None
-    source = iter(items)
-    while failure is None:
-        try:
-            envelope = encode(next(source))
-        except StopIteration:
-            break
-        except Exception as error:  # noqa: BLE001 - raised below, behind the items before it
-            failure = error
-            continue
-        own = kind_of(envelope)
-        if batch and own != kind:
-            yield batch
-            batch, held = [], 0
-        kind = own
-        batch.append(envelope)
-        held += envelope.size
-        if len(batch) >= count or held >= size:
-            yield batch
-            batch, held = [], 0
+    try:
+        for item in items:
+            envelope = encode(item)
+            own = kind_of(envelope)
+            if own != kind and batch:
+                yield batch
+                batch, held = [], 0
+            kind = own
+            batch.append(envelope)
+            held += envelope.size
+            if held >= size or len(batch) >= count:
+                yield batch
+                batch, held = [], 0
+    except Exception as error:  # noqa: BLE001 - raised below, behind the items before it
+        failure = error
     if batch:
         yield batch
     if failure is not None:

@@ -10,7 +10,8 @@ so this costs no round trip: the same device as the fetch of a worker.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import hiredis
@@ -20,9 +21,12 @@ from streamqd.store import topics
 from streamqd.store.client import Link, missing_of
 from streamqd.store.keys import Keys
 
+_EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
 WATCHED_MAX = 8  # topics watched at once: those written to last
 
 Command = tuple[Any, ...]
+Entry = tuple[str, Sequence[bytes]]  # the stream, and names and values of the fields
+Prepared = Sequence[Any]  # commands as a guard made them ready, each in one piece
 
 
 class Outcome(NamedTuple):
@@ -36,6 +40,63 @@ class Outcome(NamedTuple):
     lost: RedisUnavailable | None = None
 
 
+class Flight:
+    """A transaction that is sent, and its answer, which is read once.
+
+    In between anything may happen: another use of the connection, its end, a fork. What is read
+    later on than that is no answer to this.
+    """
+
+    def __init__(self, link: Link, end: int, count: int) -> None:
+        """Of `count` replies, `end` are those of the transaction. The link must be open."""
+        self.link = link
+        self.end = end
+        self.outcome: Outcome | None = None
+        self._count = count
+        self._lost: RedisUnavailable | None = None
+        self._owner = (os.getpid(), link.opened)
+
+    def send(self, packed: Sequence[bytes]) -> None:
+        """Raises RedisUnavailable only when nothing was written."""
+        wire: Any = self.link.connection
+        wire.begin(self.link.timeout)
+        try:
+            wire.transmit(packed)
+        except RedisUnavailable as error:
+            self.link.close()
+            if not error.sent:
+                raise
+            self._lost = error
+        finally:
+            wire.finish()
+
+    def receive(self) -> tuple[list[Any], RedisUnavailable | None]:
+        """Return the replies that came, and the error if not all of them did.
+
+        `Link.pipeline` would answer all or nothing, and so hide that EXEC was answered.
+        """
+        replies: list[Any] = []
+        link, lost = self.link, self._lost
+        if lost is None and self._owner != (os.getpid(), link.opened):
+            lost = RedisUnavailable("the connection was given up", sent=True)
+        if lost is not None:
+            return replies, lost
+        wire: Any = link.connection
+        wire.begin(link.timeout)
+        try:
+            wire.receive_all(self._count, replies)
+        except RedisUnavailable as error:
+            link.close()
+            return replies, error
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            wire.finish()
+        link.judge(replies)
+        return replies, None
+
+
 class Guard:
     """Knows the partition counts of topics as of the last WATCH on the present connection."""
 
@@ -44,6 +105,10 @@ class Guard:
         self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
         self._begin = self._end = b""  # what surrounds the commands of a transaction, packed
         self._connection = 0  # the value of `Link.opened` for which the watch stands, 0 = none
+        self._flight: Flight | None = None  # what has not been answered yet
+        # Called once, while the server works on the next transaction. It may use this guard, behind
+        # `settle`; an error that it raises is raised by `run`, which then knows no outcome.
+        self.meanwhile: Callable[[], None] | None = None
 
     def count(self, link: Link, topic: str) -> int | None:
         """The partition count as far as this guard knows; None when there is no such topic.
@@ -60,7 +125,28 @@ class Guard:
         """The partition count as of the last WATCH; None when it is to be looked up."""
         return self._counts.get(topic)
 
-    def run(self, link: Link, topic: str, expected: int, commands: Sequence[Command]) -> Outcome:
+    def prepared(self, commands: Sequence[Command]) -> Prepared:
+        """Make commands ready for `run`."""
+        return [hiredis.pack_command(command) for command in commands]
+
+    def appends(self, entries: Sequence[Entry]) -> Prepared:
+        """Make ready what adds entries to streams, with ids of the server's."""
+        heads: dict[tuple[str, bytes], bytes] = {}
+        packed: list[bytes] = []
+        for stream, fields in entries:
+            if len(fields) > 2:
+                packed.append(hiredis.pack_command(_append(stream, fields)))
+                continue
+            # Most are no more than a payload, and alike but for that.
+            name, value = fields
+            head = heads.get((stream, name))
+            if head is None:
+                head = hiredis.pack_command(_append(stream, (name, b""))).removesuffix(_EMPTY)
+                heads[stream, name] = head
+            packed.append(b"%b$%d\r\n%b\r\n" % (head, len(value), value))
+        return packed
+
+    def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
         """Run commands on the topic at once, if its count is the expected one.
 
         Raises RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
@@ -73,21 +159,45 @@ class Guard:
             self._arm(link, topic)
         if self._counts.get(topic) != expected:
             return Outcome(None)
-        packed = [self._begin, *map(hiredis.pack_command, commands), self._end]
         end = len(commands) + 2
-        replies, lost = _exchange(link, packed, end + 1 + len(self._counts))
-        self._connection = 0  # the watch was used up
-        if len(replies) < end:
-            return Outcome([], lost)
-        if lost is None:
-            # What was written is written; the next use meets the same trouble.
-            with contextlib.suppress(RedisRefused, ContractError):
-                self._learn(link, replies[end:])
-        return _outcome(replies[:end])
+        flight = self._flight = Flight(link, end, end + 1 + len(self._counts))
+        self._connection = 0  # the watch is used up
+        meanwhile, self.meanwhile = self.meanwhile, None
+        try:
+            flight.send([self._begin, *commands, self._end])
+            if meanwhile is not None:
+                meanwhile()
+            return self._land(flight)
+        except BaseException:
+            # Whatever interrupts this, nobody must take the answer for that to something else.
+            self._flight = None
+            link.close()
+            raise
+
+    def settle(self) -> None:
+        """Read the answer that is under way, if one is: the connection is free afterwards."""
+        if self._flight is not None:
+            self._land(self._flight)
+
+    def _land(self, flight: Flight) -> Outcome:
+        """Read the answer, if that was not done in between, and learn from it."""
+        if flight.outcome is None:
+            replies, lost = flight.receive()
+            if len(replies) < flight.end:
+                flight.outcome = Outcome([], lost)
+            else:
+                flight.outcome = _outcome(replies[: flight.end])
+            if lost is None:
+                # What was written is written; the next use meets the same trouble.
+                with contextlib.suppress(RedisRefused, ContractError):
+                    self._learn(flight.link, replies[flight.end :])
+        self._flight = None
+        return flight.outcome
 
     def forget(self) -> None:
         """The connection is another process's."""
         self._connection = 0
+        self._flight = None
 
     def _arm(self, link: Link, topic: str) -> None:
         """Watch in an exchange of its own: at first, and on a new connection."""
@@ -126,7 +236,13 @@ class ClusterGuard(Guard):
     which happens only when a topic is deleted and made anew, because none grows on a cluster.
     """
 
-    def run(self, link: Link, topic: str, expected: int, commands: Sequence[Command]) -> Outcome:
+    def prepared(self, commands: Sequence[Command]) -> Prepared:
+        return commands  # each is sent to a node by its key
+
+    def appends(self, entries: Sequence[Entry]) -> Prepared:
+        return [_append(*each) for each in entries]
+
+    def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
         if self._counts.get(topic) != expected:
             return Outcome(None)
         look = ("HGET", self._keys.meta(topic), "partitionCount")
@@ -149,6 +265,10 @@ class ClusterGuard(Guard):
         self._counts[topic] = topics.partition_count(link, self._keys, topic)
 
 
+def _append(stream: str, fields: Sequence[bytes]) -> Command:
+    return ("XADD", stream, "*", *fields)
+
+
 def _outcome(replies: list[Any]) -> Outcome:
     """Read the answers to MULTI, the commands and EXEC."""
     *queued, executed = replies
@@ -159,31 +279,3 @@ def _outcome(replies: list[Any]) -> Outcome:
     # Nothing was done, because a command was refused as it came: the reason is there.
     refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
     return Outcome([refused] * (len(queued) - 1))
-
-
-def _exchange(
-    link: Link, packed: Sequence[bytes], count: int
-) -> tuple[list[Any], RedisUnavailable | None]:
-    """Write at once; return the replies that came of `count`, and the error if not all came.
-
-    `Link.pipeline` would answer all or nothing, and so hide that EXEC was answered. Raises
-    RedisUnavailable only when nothing was written. The link must be open.
-    """
-    wire: Any = link.connection
-    replies: list[Any] = []
-    try:
-        wire.begin(link.timeout)
-        wire.transmit(packed)
-        wire.receive_all(count, replies)
-    except RedisUnavailable as error:
-        link.close()
-        if not error.sent:
-            raise
-        return replies, error
-    except BaseException:
-        link.close()
-        raise
-    finally:
-        wire.finish()
-    link.judge(replies)
-    return replies, None

@@ -19,7 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
 from streamqd.producer.encoding import Envelope, check_topic, kind_of
-from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Posting, Result, Sender
+from streamqd.producer.posting import Posting, Result
+from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender
 
 _log = logging.getLogger("streamqd.producer")
 

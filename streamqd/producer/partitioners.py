@@ -35,7 +35,12 @@ class Chooser:
     def choose(self, key: bytes | None, dedup_id: str | None, count: int) -> int:
         """Choose. Raises ValueError for what a function chose that is no partition."""
         if self.takes_turns(key, dedup_id):
-            return self._next(count)
+            turn = self._turn
+            if turn is None:
+                # Many short-lived producers must not all begin at 0.
+                turn = random.randrange(count)
+            self._turn = turn if self._name == "sticky" else turn + 1
+            return turn % count
         if dedup_id is not None and (key is None or self._name == "round-robin"):
             return self._by_key(dedup_id.encode(), count)
         if self._function is None:
@@ -52,15 +57,6 @@ class Chooser:
         """What comes next is written in another transaction than what came before."""
         if self._name == "sticky" and self._turn is not None:
             self._turn += 1
-
-    def _next(self, count: int) -> int:
-        if self._turn is None:
-            # Many short-lived producers must not all begin at 0.
-            self._turn = random.randrange(count)
-        turn = self._turn
-        if self._name != "sticky":
-            self._turn += 1
-        return turn % count
 
 
 class Partitioners:

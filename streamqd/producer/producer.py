@@ -11,6 +11,7 @@ from streamqd import config
 from streamqd.errors import BacklogFull, ChunkRefused, ChunkUnknown
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import ProducerOptions
+from streamqd.producer.posting import Ahead
 from streamqd.producer.sender import Sender, confirmed
 
 if TYPE_CHECKING:
@@ -103,16 +104,21 @@ class Producer:
         """Write many messages, pipelined; return their entry ids in order.
 
         An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
-        the items, in chunks, each waiting for the answer to the one before. When something fails,
-        what came before it has been written and the error says how much that is: ChunkUnknown,
-        ChunkRefused and BacklogFull have the ids; an item that cannot be encoded, or an error
-        raised by `items` itself, stops the sending behind the items before it and is raised with
-        a note.
+        the items, in chunks, each waiting for the answer to the one before. Meanwhile the next
+        chunk is made, so items of one chunk more may have been taken than are sent. When something
+        fails, what came before it has been written and the error says how much that is:
+        ChunkUnknown, ChunkRefused and BacklogFull have the ids; an item that cannot be encoded, or
+        an error raised by `items` itself, stops the sending behind the items before it and is
+        raised with a note.
         """
         ids: list[str] = []
+        ahead = Ahead(self._sender.prepared(topic, items))
         try:
-            for chunk in self.send_chunks(topic, items):
+            for posting in ahead:
+                chunk, failure = confirmed(topic, self._sender.complete(posting, ahead.fetch))
                 ids += chunk
+                if failure is not None:
+                    raise failure
         except Exception as error:
             told(error, ids)
             raise
@@ -130,8 +136,7 @@ class Producer:
         if delay is not None:
             items = (_delayed(item, delay) for item in items)
         for batch in self._sender.cut(items):
-            [results] = self._sender.post(topic, [batch])
-            ids, failure = confirmed(topic, results)
+            ids, failure = confirmed(topic, self._sender.post(topic, batch))
             if ids:
                 yield ids
             if failure is not None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from streamqd import config
@@ -27,6 +27,7 @@ from streamqd.producer.encoding import Envelope, batches, check_topic, envelope_
 from streamqd.producer.guard import ClusterGuard, Guard
 from streamqd.producer.options import Duration, checked
 from streamqd.producer.partitioners import Partitioner, Partitioners
+from streamqd.producer.posting import NOT_YET, Posting, Result
 from streamqd.producer.routes import Routes
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
@@ -36,77 +37,11 @@ CHUNK_COUNT = 512  # messages of one transaction at most
 CHUNK_BYTES = 1 << 20  # and about so many bytes
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
 DEDUP_WINDOW = 600.0
-BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between looks for room; the last one repeats
 
 # Replies that mean "not now": nothing was done, and a moment later it may work.
 _TRANSIENT = frozenset(
     {"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS"}
 )
-
-Result = str | Exception  # of one message: its id, or why there is none
-_NOT_YET = BacklogFull("not tried yet")  # nobody is told so: it waits behind others
-
-
-@dataclass(eq=False)
-class Posting:
-    """Messages that are written together, of which some may wait for room until `deadline`.
-
-    It is `open` while some do; the next look for room is due at `look_at`. Times are monotonic.
-    """
-
-    chunk: Chunk
-    spans: list[tuple[int, int, Exception | None]]  # of the batches
-    results: list[Result]
-    deadline: float
-    looks: int = 0
-    look_at: float = 0.0
-    open: bool = True
-    waiting: list[int] = field(default_factory=list)  # numbers of messages
-    partitions: frozenset[int] = frozenset()  # of those that wait
-    unsettled: frozenset[int] = frozenset()  # numbers of their batches
-
-    def __post_init__(self) -> None:
-        self.waiting = list(range(len(self.results)))
-
-    def plan(self) -> None:
-        """After an attempt: note what waits still, and when the next one is due."""
-        full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
-        now = time.monotonic()
-        self.open = bool(full) and now < self.deadline
-        self.waiting = full if self.open else []
-        if not full:
-            return
-        messages = self.chunk.messages
-        if not self.open:
-            for at in full:
-                if self.results[at] is _NOT_YET:
-                    self.results[at] = _no_room(self.chunk.topic, messages[at].partition)
-        waiting = set(self.waiting)
-        self.partitions = frozenset(messages[at].partition for at in waiting)
-        self.unsettled = frozenset(
-            number
-            for number, (begin, end, _) in enumerate(self.spans)
-            if not waiting.isdisjoint(range(begin, end))
-        )
-        pause = BACKLOG_PAUSES[min(self.looks, len(BACKLOG_PAUSES) - 1)]
-        self.look_at = min(self.deadline, now + pause)
-        self.looks += 1
-
-    def give_up(self) -> None:
-        """Wait no more: what has found no room has BacklogFull as its result."""
-        self.deadline = 0.0
-        self.plan()
-
-    def fail(self, error: Exception) -> None:
-        """Wait no more: an error is the result of what waits."""
-        for at in self.waiting:
-            self.results[at] = error
-        self.plan()
-
-    def answer(self, number: int) -> list[Result]:
-        """The results of a batch."""
-        begin, end, failure = self.spans[number]
-        return self.results[begin:end] + ([] if failure is None else [failure])
 
 
 class Sender:
@@ -164,60 +99,76 @@ class Sender:
         """Encode many messages and cut them into batches for `post`."""
         return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
-    def post(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> list[list[Result]]:
-        """Write the messages of several batches in one transaction; results are as the batches are.
+    def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
+        """Write the messages of a batch in one transaction, and wait for room.
 
-        All must be of one kind. When a message of a batch cannot be routed, those before it are
-        written, its result is the error, and those behind it have none. Raises what concerns all.
+        All must be of one kind. When one cannot be routed, those before it are written, its result
+        is the error, and those behind it have none. Raises what concerns all.
         """
-        posting = self.begin(topic, bundle)
-        while posting.open:
-            time.sleep(max(0.0, posting.look_at - time.monotonic()))
-            self.look(posting)
-        return [posting.answer(number) for number in range(len(bundle))]
+        return self.complete(self.prepare(topic, [batch]))
 
     def post_one(self, topic: str, envelope: Envelope) -> Result:
         """Write one message as `post` does. What is nothing special takes a shorter way.
 
         What that way does not write, for whatever reason, goes the other one, which knows all of
-        them. Raises what concerns the message.
+        them. Raises what concerns all messages.
         """
-        check_topic(topic)
+        posting = self._routed(topic, [(envelope,)])
         found = None
-        with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
-            found = self._carrier.write_one(self._own(), topic, envelope)
+        if posting.results:
+            with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
+                found = self._carrier.write_at_once(self._own(), posting.chunk)
         if found is not None and found.replies is not None:
             if not found.replies:
                 assert found.lost is not None
                 return _unknown(topic, found.lost, found.lost)
             if isinstance(found.replies[0], bytes):
                 return found.replies[0].decode()
-        [[result]] = self.post(topic, [[envelope]])
+        [result] = self.complete(posting)
         return result
+
+    def prepared(self, topic: str, items: Iterable[Any]) -> Iterator[Posting]:
+        """Encode and route many messages; each posting is for `complete`, one after the other."""
+        for batch in self.cut(items):
+            yield self.prepare(topic, [batch])
+
+    def prepare(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> Posting:
+        """Make what writes the messages of several batches in one transaction, and do not write.
+
+        Redis is asked only for the partition count of a topic that is not known.
+        """
+        posting = self._routed(topic, bundle)
+        if posting.results:
+            self._carrier.prepare(posting.chunk)
+        return posting
+
+    def complete(
+        self, posting: Posting, meanwhile: Callable[[], None] | None = None
+    ) -> list[Result]:
+        """Write what was prepared, wait for room, and return the results of its only batch.
+
+        `meanwhile` is called while Redis works, at most once. It may use this sender.
+        """
+        self._guard.meanwhile = meanwhile
+        try:
+            self._start(posting, ())
+        finally:
+            self._guard.meanwhile = None
+        while posting.open:
+            time.sleep(max(0.0, posting.look_at - time.monotonic()))
+            self.look(posting)
+        return posting.answer(0)
 
     def begin(
         self, topic: str, bundle: Sequence[Sequence[Envelope]], ahead: Sequence[Posting] = ()
     ) -> Posting:
-        """Write as `post` does, but wait for no room: `look` does so for a posting that is open.
+        """Write several batches in one transaction, but wait for no room: `look` does so later.
 
         `ahead` are the open postings of the topic: what goes to a partition for which one of their
         messages waits is not written before those.
         """
-        check_topic(topic)
-        chunk = Chunk(topic)
-        spans: list[tuple[int, int, Exception | None]] = []
-        for envelopes in bundle:
-            begin, failure = len(chunk.messages), None
-            try:
-                self._carrier.add(self._own(), chunk, envelopes)
-            except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
-                failure = error
-            spans.append((begin, len(chunk.messages), failure))
-        results: list[Result] = [_NOT_YET] * len(chunk.messages)
-        posting = Posting(chunk, spans, results, time.monotonic() + self._backlog_wait)
-        if chunk.messages:
-            self._attempt(posting, ahead)
-        posting.plan()
+        posting = self.prepare(topic, bundle)
+        self._start(posting, ahead)
         return posting
 
     def look(self, posting: Posting, ahead: Sequence[Posting] = ()) -> None:
@@ -228,14 +179,39 @@ class Sender:
     # --- writing and repeating ---
 
     def _own(self) -> Link:
-        """Return the link, made this process's own when the producer was inherited by a fork."""
+        """Return the link, with nothing under way on it."""
+        self._notice_fork()
+        self._guard.settle()
+        return self._link
+
+    def _notice_fork(self) -> None:
+        """Make a link that was inherited by a fork this process's own."""
         pid = os.getpid()
         if pid != self._pid:
             self._link.detach()
             self._guard.forget()
             self._routes.forget_turns()
             self._pid = pid
-        return self._link
+
+    def _routed(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> Posting:
+        check_topic(topic)
+        self._notice_fork()
+        chunk = Chunk(topic)
+        spans: list[tuple[int, int, Exception | None]] = []
+        for envelopes in bundle:
+            begin, failure = len(chunk.envelopes), None
+            try:
+                self._carrier.add(self._own, chunk, envelopes)
+            except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
+                failure = error
+            spans.append((begin, len(chunk.envelopes), failure))
+        return Posting(chunk, spans, [NOT_YET] * len(chunk.envelopes))
+
+    def _start(self, posting: Posting, ahead: Sequence[Posting]) -> None:
+        posting.deadline = time.monotonic() + self._backlog_wait
+        if posting.results:
+            self._attempt(posting, ahead)
+        posting.plan()
 
     def _attempt(self, posting: Posting, ahead: Sequence[Posting]) -> None:
         """Write what waits and has nothing ahead of it in its partition."""
@@ -243,16 +219,16 @@ class Sender:
         if any(each.chunk.counted != chunk.counted for each in ahead):
             return  # the topic has changed: nobody knows yet where those ahead go
         held = {partition for each in ahead for partition in each.partitions}
+        if not posting.looks and not held:
+            chunk.fixed = bool(ahead)
+            posting.results = self._persist(chunk)
+            return
         # Those of a partition that found no room are its last ones: their order is kept.
-        free = [at for at in posting.waiting if chunk.messages[at].partition not in held]
+        free = [at for at in posting.waiting if chunk.partitions[at] not in held]
         if not free:
             return
-        messages = [chunk.messages[at] for at in free]
-        for at, result in zip(
-            free,
-            self._persist(Chunk(chunk.topic, chunk.counted, messages, bool(ahead))),
-            strict=True,
-        ):
+        found = self._persist(chunk.part(free, fixed=bool(ahead)))
+        for at, result in zip(free, found, strict=True):
             unsent = isinstance(result, RedisUnavailable) and not result.sent
             if not (unsent and posting.looks):
                 posting.results[at] = result
@@ -262,35 +238,36 @@ class Sender:
         if not self._spread:
             return self._persist_part(chunk)
         parts: dict[str, list[int]] = {}
-        for at, each in enumerate(chunk.messages):
-            parts.setdefault(self._carrier.node_of(self._link, chunk.topic, each), []).append(at)
+        for at, partition in enumerate(chunk.partitions):
+            parts.setdefault(self._carrier.node_of(self._link, chunk.topic, partition), []).append(
+                at
+            )
         results: dict[int, Result] = {}
         for numbers in parts.values():
-            messages = [chunk.messages[at] for at in numbers]
-            part = Chunk(chunk.topic, chunk.counted, messages, chunk.fixed)
+            part = chunk.part(numbers, fixed=chunk.fixed)
             results |= zip(numbers, self._persist_part(part), strict=True)
-        return [results[at] for at in range(len(chunk.messages))]
+        return [results[at] for at in range(len(chunk.envelopes))]
 
     def _persist_part(self, chunk: Chunk) -> list[Result]:
         """Write, again after each of `PAUSES` while that cannot write a second message."""
-        repeatable = all(self._may_repeat(each.envelope) for each in chunk.messages)
+        repeatable = all(map(self._may_repeat, chunk.envelopes))
         lost: RedisUnavailable | None = None  # the first answer that did not come
         for pause in (*PAUSES, None):
             try:
                 replies, missing = self._carrier.write(self._own(), chunk)
             except Changed:
-                return [_NOT_YET] * len(chunk.messages)
+                return [NOT_YET] * len(chunk.envelopes)
             except RedisUnavailable as error:
                 replies, missing = [], error
             except RedisRefused as error:
-                replies, missing = [error] * len(chunk.messages), None
+                replies, missing = [error] * len(chunk.envelopes), None
             if missing is None:
                 if pause is None or not all(map(_for_the_moment, replies)):
                     return _results(chunk, replies, lost)
             else:
                 lost = missing if missing.sent and lost is None else lost
                 if pause is None or (missing.sent and not repeatable):
-                    return [_unknown(chunk.topic, missing, lost) for _ in chunk.messages]
+                    return [_unknown(chunk.topic, missing, lost) for _ in chunk.envelopes]
             time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -306,21 +283,18 @@ class Sender:
         return envelope.delay is not None and envelope.delay > longest
 
 
-def _no_room(topic: str, partition: int) -> BacklogFull:
-    return BacklogFull(
-        f"messages of this producer wait for room in {topic}/{partition}; one behind them was not"
-        " sent"
-    )
-
-
 def _for_the_moment(reply: Any) -> bool:
     return isinstance(reply, RedisRefused) and reply.code in _TRANSIENT
 
 
 def _results(chunk: Chunk, replies: list[Any], lost: RedisUnavailable | None) -> list[Result]:
+    if set(map(type, replies)) == {bytes}:
+        return [reply.decode() for reply in replies]
     return [
-        _result(chunk.topic, each.partition, each.envelope, reply, lost)
-        for each, reply in zip(chunk.messages, replies, strict=True)
+        _result(chunk.topic, partition, envelope, reply, lost)
+        for partition, envelope, reply in zip(
+            chunk.partitions, chunk.envelopes, replies, strict=True
+        )
     ]
 
 

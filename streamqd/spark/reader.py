@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Iterator
 
+from streamqd.errors import RedisUnavailable
 from streamqd.spark import offsets
 from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import Facts, Loss, Span
@@ -127,7 +128,10 @@ class Reader:
             self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH * self._size))
 
     def _report(self, least: int) -> None:
-        """Add to the progress that a command line shows; approximate, tasks may run twice."""
+        """Add to the progress that a command line shows; approximate, tasks may run twice.
+
+        What Redis does not answer is not shown: no task fails for that, and nothing counts twice.
+        """
         key, place = self._options.progress_key, self._span.place
         if not key or self._unreported <= least:
             return
@@ -136,7 +140,8 @@ class Reader:
             ("EXPIRE", key, PROGRESS_TTL),
         ]
         self._unreported = 0
-        link_for(self._options.connection).pipeline(commands)
+        with contextlib.suppress(RedisUnavailable):
+            link_for(self._options.connection).pipeline(commands)
 
     def _overtaken(self) -> bool:
         """Whether trimming has come into the span since it was planned."""

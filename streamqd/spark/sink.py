@@ -298,14 +298,17 @@ class _ExactTask(_Task):
                 self.topics.counts[topic] = int(marker.digest.partition("p")[2])
 
     def send(self, held: Mapping[Place, Sequence[Row]]) -> None:
-        calls = []
+        places, calls = [], []
         for place, rows in held.items():
             sent = self._sent.setdefault(place, _Sent())
-            first = sent.rows
-            marked = [SinkRow(self._digest(place[0], sent, row), row.fields) for row in rows]
-            calls.append(store.append(self.keys, *place, self._writer, self._batch, first, marked))
+            for start in range(0, len(rows), store.ROWS_MAX):
+                first, part = sent.rows, rows[start : start + store.ROWS_MAX]
+                marked = [SinkRow(self._digest(place[0], sent, row), row.fields) for row in part]
+                call = store.append(self.keys, *place, self._writer, self._batch, first, marked)
+                calls.append(call)
+                places.append(place)
         replies = persist(self.options.connection, lambda link: link.run_many(calls))
-        for place, reply in zip(held, _checked(replies), strict=True):
+        for place, reply in zip(places, _checked(replies), strict=True):
             if reply.word != "OK":
                 raise self._refusal(place, reply.word)
 

@@ -44,7 +44,8 @@ class Round(NamedTuple):
     `executed` is False when EXEC refused (the fence changed in between) or when the read could not
     be done; then nothing was acknowledged either. `mine` tells whether the fence carries our token
     now. `error` is the code of an error reply of the read, as NOGROUP. `received` are the bytes
-    that came, with those of the doorbell, and never fewer than the entries have.
+    that came, with those of the doorbell, and never fewer than the entries have. `rung` are the ids
+    for which the doorbell rang, of the retry stream and of the partition, b"" where it did not.
     """
 
     executed: bool
@@ -54,6 +55,7 @@ class Round(NamedTuple):
     main: list[Entry]
     error: str
     received: int = 0
+    rung: tuple[bytes, bytes] = (b"", b"")
 
 
 class Fetcher:
@@ -126,7 +128,13 @@ class Fetcher:
                 retried = entries
             else:
                 main = entries
-        return Round(True, mine, acked, retried, main, "", self._received)
+        rung = self._rung(replies[0]) if rang else (b"", b"")
+        return Round(True, mine, acked, retried, main, "", self._received, rung)
+
+    def _rung(self, bell: Any) -> tuple[bytes, bytes]:
+        # nil: the time was over. An error: the server has sent off who waited, as a replica does.
+        found = {name: entries[0][0] for name, entries in bell} if isinstance(bell, list) else {}
+        return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
     def _mine(self, fence: Any) -> bool:
         """Whether the fence carries our token. A refusal to say so is no answer to that."""

@@ -14,8 +14,8 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 5_000  # pending entries that go with a group: dropping it frees them quickest
-PART_MAX = 1_000  # that one call forgets while there are more
+AT_ONCE_MAX = 1_000  # pending entries that go with a group: dropping it frees them quickest
+PART_MAX = 250  # that one call forgets while there are more
 KEPT_SECONDS = 15.0  # from one call to the next others are kept out
 
 

@@ -339,7 +339,7 @@ class Promoted(NamedTuple):
         return cls(moved, orphans, int(due) if due else None, unreadable, bool(more))
 
 
-def snapshot(keys: Keys, unit: Unit, limit: int = 100_000) -> Call:
+def snapshot(keys: Keys, unit: Unit, limit: int = 500) -> Call:
     """Count where the messages of a group on a partition are, at one instant."""
     return scripts.get("partition_snapshot").call(
         {

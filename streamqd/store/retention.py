@@ -16,9 +16,6 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 REMOVED_MAX = 1_000_000  # entries removed by one call at most
-# A call to trim or drop that removed so many may have left more: it frees a bounded number of bytes
-# in whole nodes of up to 100 entries.
-MORE_FROM = 50
 SAMPLES = 1_000  # nodes that the server looks at to tell the size of a stream, as the scripts say
 GHOSTS_MAX = 5_000  # pending entries settled by one call at most
 
@@ -74,19 +71,20 @@ class Trimmed(NamedTuple):
     """How many went, the smallest id that must stay, and the group (or archive) that holds it.
 
     `held` is the first entry that is kept for the holder alone, as no bound retains it, or ''.
-    `holder` is '' when nobody needs any.
+    `holder` is '' when nobody needs any. `more` tells that a call may remove more.
     """
 
     removed: int
     floor: str
     holder: str
     held: str
+    more: bool
 
     @classmethod
     def parse(cls, reply: Reply) -> Trimmed:
         """Read OK."""
-        removed, floor, holder, held = reply.rest
-        return cls(removed, floor.decode(), holder.decode(), held.decode())
+        removed, floor, holder, held, more = reply.rest
+        return cls(removed, floor.decode(), holder.decode(), held.decode(), bool(more))
 
 
 def drop(

@@ -13,8 +13,8 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
-STEP_MAX = 1000  # entries of one step
-ROWS_MAX = 1000  # rows of one call
+STEP_MAX = 500  # entries of one step
+ROWS_MAX = 250  # rows of one call
 FIELDS_MAX = 4000  # names and values of one row; Lua's `unpack` ends near 8,000
 
 

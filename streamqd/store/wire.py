@@ -97,12 +97,10 @@ class _Parser(_HiredisParser):
         if self._reader is None:
             raise redis.ConnectionError("the connection is not open")
         gets = self._reader.gets
-        while len(replies) < count:
-            reply = gets(False)
-            if reply is NOT_ENOUGH_DATA:
+        for _ in range(count - len(replies)):
+            while (reply := gets(False)) is NOT_ENOUGH_DATA:
                 self.read_from_socket()
-            else:
-                replies.append(reply)
+            replies.append(reply)
 
 
 class Wire(AbstractConnection):

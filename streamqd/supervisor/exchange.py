@@ -23,6 +23,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.policy import beats
 from streamqd.policy.rebalance import View
+from streamqd.policy.twin import Twin
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import control, leases, members, messages
 from streamqd.store.cluster import connect
@@ -33,6 +34,7 @@ from streamqd.supervisor.holding import Holding, Phase
 from streamqd.supervisor.looks import Looks
 from streamqd.supervisor.names import Names
 from streamqd.supervisor.pauses import Pauses
+from streamqd.supervisor.rounds import Rounds
 from streamqd.supervisor.wakes import Wakes
 from streamqd.version import __version__
 
@@ -41,11 +43,11 @@ from streamqd.version import __version__
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 BACKOFF_SECONDS = (0.1, 2.0)
-TOGETHER = 0.2  # of an interval: how much earlier than it must a lease may be renewed
 
 _ALL = "*"  # for the nodes of which none answered
 
 Answer = Callable[[Reply | RedisRefused], None]
+Calls = list[tuple[Call, Answer]]
 
 
 class Exchange:
@@ -69,7 +71,10 @@ class Exchange:
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = Wakes(redis(name="streamqd:wake", key=channel), channel)
         self.view = FleetView()
+        self.twin = Twin(self.ttl, self.interval)
         self._looks = Looks(self.keys)
+        self._rounds = Rounds(self.interval)
+        self._asked = False  # calls have had the last turn
         self.leaving = False
         self.suspects_empty = False  # a fence was gone: the topics may be gone too
         self.beat_at = 0.0
@@ -94,7 +99,7 @@ class Exchange:
 
     def next_at(self) -> float:
         """When there is something to say next (monotonic)."""
-        more = self.views_due or self._notices or self._dead_nonce
+        more = self.views_due or self._notices or self._dead_nonce or self._rounds.goes_on
         return max(0.0 if more else min(self.beat_at, self.wakes.next_at()), self._retry_at)
 
     # --- one tick ---
@@ -107,19 +112,10 @@ class Exchange:
             self._say(now, holdings, offers)
 
     def _say(self, now: float, holdings: Mapping[Unit, Holding], offers: Sequence[Unit]) -> None:
-        calls: list[tuple[Call, Answer]] = []
-        sent_ns = now_ns()
-        self._jitter = random()
-        due = self._due(now, holdings)
-        for holding in holdings.values():
-            self._wishes(holding, due, sent_ns, calls)
-        calls = [each for each in calls if not self._rests(each[0].key, now)]
-        if now >= self.beat_at:
-            beat = self._beat_call(now, holdings, offers)
-            if self._rests(beat.key, now):
-                self.beat_at = self._silent.end_of(self.link.node_of(beat.key))
-            else:
-                calls.append((beat, self._on_beat))
+        others = self.views_due or self._notices or self._dead_nonce or now >= self.wakes.next_at()
+        # What is refused is wanted at every tick: the others have theirs in between.
+        calls = [] if self._asked and others else self._calls(now, holdings, offers)
+        self._asked = bool(calls)
         try:
             if calls:
                 self._ask(calls)
@@ -135,16 +131,20 @@ class Exchange:
         except RedisUnavailable as error:
             self._failed(error)
 
-    def _due(self, now: float, holdings: Mapping[Unit, Holding]) -> float:
-        """Until when renewals are due: those that would come soon come along with the first.
+    def _calls(self, now: float, holdings: Mapping[Unit, Holding], offers: Sequence[Unit]) -> Calls:
+        self._jitter = random()
+        wishes = partial(self._wishes, now_ns())
+        calls = self._rounds.next(now, self.beat_at, holdings, wishes)
+        calls = [each for each in calls if not self._rests(each[0].key, now)]
+        if now >= self.beat_at:
+            beat = self._beat_call(now, holdings, offers)
+            if self._rests(beat.key, now):
+                self.beat_at = self._silent.end_of(self.link.node_of(beat.key))
+            else:
+                calls.append((beat, self._on_beat))
+        return calls
 
-        They also come along with a beat. Else each lease would have an exchange of its own.
-        """
-        renewals = (each.renew_at for each in holdings.values() if each.phase is Phase.HELD)
-        first = min(renewals, default=self.beat_at)
-        return now + self.interval * TOGETHER if min(first, self.beat_at) <= now else now
-
-    def _ask(self, calls: list[tuple[Call, Answer]]) -> None:
+    def _ask(self, calls: Calls) -> None:
         """Run the calls in one exchange and hand out the answers.
 
         Where only a part of the nodes answers, the others rest, each for itself, and what they are
@@ -182,21 +182,18 @@ class Exchange:
         """Whether the node that serves a key did not answer a moment ago."""
         return bool(self._silent) and self._silent.rests(self.link.node_of(key), now)
 
-    def _wishes(
-        self, holding: Holding, due: float, sent_ns: int, calls: list[tuple[Call, Answer]]
-    ) -> None:
+    def _wishes(self, sent_ns: int, holding: Holding, due: float) -> Calls:
         call = holding.intent(self.keys, self.ttl, self.me)
         if call is not None:
-            calls.append((call, partial(self._on_intent, holding, sent_ns)))
-            return
-        if holding.phase is not Phase.HELD:
-            return
-        if not holding.groups_ready:
+            return [(call, partial(self._on_intent, holding, sent_ns))]
+        calls: Calls = []
+        if holding.phase is Phase.HELD and not holding.groups_ready:
             call = messages.ensure_group(self.keys, holding.unit, "0")
             calls.append((call, partial(self._on_group, holding)))
-        if due >= holding.renew_at:
+        if holding.phase is Phase.HELD and due >= holding.renew_at:
             call = leases.renew(self.keys, holding.unit, holding.token, self.ttl)
             calls.append((call, partial(self._on_renew, holding, sent_ns)))
+        return calls
 
     def _failed(self, error: RedisUnavailable) -> None:
         now = time.monotonic()  # not of the start: waiting in vain is no pause
@@ -245,7 +242,7 @@ class Exchange:
         if isinstance(reply, RedisRefused):
             self._refused(holding, "group", reply)
             return
-        registration.tell_restored(holding.unit, reply)
+        self.board.add("groups_restored", registration.tell_restored(holding.unit, reply))
         holding.groups_ready = True
 
     def _on_renew(self, holding: Holding, sent_ns: int, reply: Reply | RedisRefused) -> None:
@@ -315,14 +312,13 @@ class Exchange:
         if isinstance(reply, RedisRefused):
             logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
             return
-        self.view.twin = reply.word == "TWIN"
-        if self.view.twin:
-            twin = members.twin(reply).info
+        if reply.word == "TWIN":
+            _, beaten, other = members.twin(reply)
             # Whoever beat with the lock that we hold now is dead, and so are all its processes.
-            if twin.get("lock") == self.lock_id:
-                self._dead_nonce = str(twin.get("nonce", ""))
-                self.view.twin = not self._dead_nonce
+            if self.twin.heard(beaten, now) or other.get("lock") == self.lock_id:
+                self._dead_nonce = str(other.get("nonce", ""))
             return
+        self.twin.gone()
         present = members.Present.parse(reply)
         self.view.server_unix_ms = present.now_unix_ms
         self.view.seen = [members.seen_of(member) for member in present.members]

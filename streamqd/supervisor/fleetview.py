@@ -15,7 +15,6 @@ class FleetView:
 
     seen: list[Seen] = field(default_factory=list)
     server_unix_ms: int = 0
-    twin: bool = False
     views: dict[Unit, View] = field(default_factory=dict)
     tokens: dict[Unit, str] = field(default_factory=dict)  # of the fences, '' for none
     fresh: bool = False  # the views belong to the last beat and have not been acted on

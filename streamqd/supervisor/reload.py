@@ -121,6 +121,7 @@ class Reload:
             self._refused([f"validating the new configuration failed: {found.trouble}"])
             return
         renewal = startup.Renewal(*found.result)
+        supervisor.board.add("groups_restored", renewal.restored)
         if supervisor.watcher is not None:
             supervisor.watcher.watch(renewal.sources, self._begun_unix_ns)
         if renewal.problems:

@@ -40,7 +40,9 @@ class Restore:
             if found is None:
                 return
             self._errand = None
-            trouble = found.trouble or found.result
+            problem, restored = found.result or ("", 0)
+            trouble = found.trouble or problem
+            self.exchange.board.add("groups_restored", restored)
             if trouble:
                 self._next_at = now + RETRY_SECONDS
                 self._refusals.failed(error=trouble)

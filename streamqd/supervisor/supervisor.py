@@ -82,7 +82,6 @@ class Supervisor:
         self.signals = signals
         self.paused = False
         self.exit_code: int | None = None
-        self._twin_since = 0.0
         self._next_look = 0.0
         self._embedded_at = 0.0
 
@@ -132,7 +131,7 @@ class Supervisor:
         self._keep_embedded(now)
         self.exchange.tick(now, self.holdings, self.wanted_units())
         self.restore.tick(now, self.settings)
-        self._judge_twin(now)
+        self._judge_twin()
         self.steering.tick()
         self.moves.tick(now)
         self._start_workers(now)
@@ -347,13 +346,9 @@ class Supervisor:
         else:
             logs.event("embedded.started", child=self.embedded.pid)
 
-    def _judge_twin(self, now: float) -> None:
-        """Another instance beats under our id: wait one ttl, it may be a corpse; then give way."""
-        if not self.exchange.view.twin:
-            self._twin_since = 0.0
-            return
-        self._twin_since = self._twin_since or now
-        if now - self._twin_since > self.exchange.ttl + self.exchange.interval:
+    def _judge_twin(self) -> None:
+        """Another instance beats under our id, for longer than one ttl: give way."""
+        if self.exchange.twin.stays:
             logs.event("twin", logging.ERROR, instance=self.settings.daemon.instance)
             for holding in self.holdings.values():
                 self.crew.kill(holding, "quit")

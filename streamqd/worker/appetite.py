@@ -28,9 +28,7 @@ class Appetite:
         self._least = max(consumer.batch or 1, consumer.lanes)  # what one call, or all lanes, take
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
-        rate = consumer.rate_per_second
-        # What the rate lets wait is better off in the stream: another worker may get it first.
-        self._rated = max(consumer.batch or 1, int(rate)) if rate else COUNT_MAX
+        self._rated = rated(consumer)
         self._eaten = 0
         self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
         self._entry_bytes = 0.0  # moving mean
@@ -53,6 +51,15 @@ class Appetite:
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self._rated)))
         # The mean forgets slowly that entries were small; one read of large ones is too many.
         self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count
+
+
+def rated(consumer: Consumer) -> int:
+    """Return how many entries the rate of a consumer lets begin soon: within a second, or one call.
+
+    What it lets wait is better off in the stream: another worker may get it first.
+    """
+    rate = consumer.rate_per_second
+    return max(consumer.batch or 1, int(rate)) if rate else COUNT_MAX
 
 
 def bytes_of(entries: list[Any], total: int) -> int:

@@ -132,29 +132,53 @@ class ConcurrentWorker(Worker):
     def _serve(self) -> None:
         empty = False
         while True:
-            self._advance()
-            if self.runner.released:
-                self._begin_anew()
-                continue
-            fetched = None
-            if self.takeover.wanted and self.takeover.has_turn(reading=self._hungry()):
-                if self._bell_ns:
-                    raise Anew  # the bell keeps the connection for seconds
-                self._reclaim()
-            elif self._bell_ns:
-                fetched = self._answer()
-            elif not (self._hungry() or self._overdue_may_ride()):
-                self._wait()
-            elif empty and not (self._overdue() or self.takeover.wanted):
-                self._ring()
-            else:
-                fetched = self._round(doorbell=False)
+            self._look()
+            ahead = not empty and self._may_read_ahead()
+            fetched = self._round(doorbell=False) if ahead else self._turn(empty)
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
                 self._take(fetched)
 
+    def _turn(self, empty: bool) -> Round | None:
+        """Begin with what can begin, then do what is next. Returns what was read.
+
+        `empty`: the read before has brought nothing.
+        """
+        self._go_on()
+        if self.runner.released:
+            self._begin_anew()
+        elif self.takeover.wanted and self.takeover.has_turn(reading=self._hungry()):
+            if self._bell_ns:
+                raise Anew  # the bell keeps the connection for seconds
+            self._reclaim()
+        elif self._bell_ns:
+            return self._answer()
+        elif not (self._hungry() or self._overdue_may_ride()):
+            self._wait()
+        elif empty and not (self._overdue() or self.takeover.wanted):
+            self._ring()
+        else:
+            return self._round(doorbell=False)
+        return None
+
+    def _may_read_ahead(self) -> bool:
+        """Whether to read before what can begin does, which then runs while Redis answers."""
+        runner, busy = self.runner, self._bell_ns or self.takeover.wanted
+        if busy or runner.released or runner.ack_each or not self.settler.only_plain_acks:
+            return False
+        return runner.about_to_begin > 0 and self._hungry()
+
+    def _meanwhile(self) -> None:
+        if self.runner.about_to_begin:
+            self.runner.start_ready()
+
     def _advance(self) -> None:
         """Obey, note what has ended, begin with what can begin, settle what is due."""
+        self._look()
+        self._go_on()
+
+    def _look(self) -> None:
+        """Obey, and note what has ended."""
         self._obey()
         self.runner.collect()
         if self.runner.spent:
@@ -163,16 +187,21 @@ class ConcurrentWorker(Worker):
         if guards is not None and guards.flooded:
             self._finish_running(whatever=True)
             guards.heed(more=False)
+        now = now_ns()
+        if now - self._published_ns > PUBLISH_NS:
+            self._published_ns = now
+            self.runner.publish()
+
+    def _go_on(self) -> None:
+        """Begin with what can begin, and settle what is due."""
+        if self.runner.ack_each and self.settler.since_ns:
+            self.settler.flush()
         self.runner.start_ready()
         if self._overdue():
             if not self._overdue_may_ride():
                 self.settler.flush()
         elif self.settler.items and not self.settler.since_ns:
             self.settler.flush_verdicts()
-        now = now_ns()
-        if now - self._published_ns > PUBLISH_NS:
-            self._published_ns = now
-            self.runner.publish()
 
     def _obey(self) -> None:
         """When the supervisor wants a stop or a pause, begin nothing and let the runs end."""
@@ -323,7 +352,8 @@ class ConcurrentWorker(Worker):
 
     def _idle(self) -> None:
         now = now_ns()
-        if self.runner.running or self.settler.owed:
+        # What a rate, a circuit or a held key lets wait is pending, too.
+        if self.runner.running or self.runner.ordering.waiting or self.settler.owed:
             self._idle_since = 0
             return
         self._idle_since = self._idle_since or now

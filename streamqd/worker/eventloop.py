@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import selectors
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -19,6 +21,7 @@ from streamqd import logs
 from streamqd.logs import Handled
 
 CLOSE_SECONDS = 5.0  # what tasks that a handler has left behind may take to be cancelled
+DESCRIPTOR_MAX = 1023  # select takes no higher one
 
 Work = Callable[[], object]  # returns the coroutine; called in the loop's thread
 
@@ -44,7 +47,12 @@ class Run:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin. In the loop's thread, as all that follows."""
-        self._task = loop.create_task(self)  # type: ignore[arg-type]
+        try:
+            self._task = loop.create_task(self)  # type: ignore[arg-type]
+        except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
+            if self._coroutine is None:  # else it has begun, and ends by itself
+                ended, self._work, self._ended = self._ended, _withdrawn, _nobody
+                ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
         """Raise an exception in the coroutine, where it waits. What has ended is left alone."""
@@ -96,6 +104,14 @@ class Run:
         raise StopIteration
 
 
+def _withdrawn() -> object:
+    raise asyncio.CancelledError("its task could not be made")
+
+
+def _nobody(_end: object) -> None:
+    pass
+
+
 def _start(runs: list[Run]) -> None:
     loop = asyncio.get_running_loop()
     for run in runs:
@@ -115,11 +131,31 @@ def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.T
     return partial(asyncio.Task, loop=loop, name=name)
 
 
+class PreciseSelector(selectors.EpollSelector):
+    """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events, at most so many seconds, and return what is ready."""
+        if timeout and timeout > 0 and self.fileno() <= DESCRIPTOR_MAX:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop that asyncio's policy makes; asyncio's own with timers that are precise."""
+    loop = asyncio.new_event_loop()
+    if type(loop) is not asyncio.SelectorEventLoop:
+        return loop
+    loop.close()
+    return asyncio.SelectorEventLoop(PreciseSelector())
+
+
 class EventLoop:
     """The loop and its thread. Its methods are called by the main thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
         self._waited: Run | None = None

@@ -14,6 +14,7 @@ from asyncio import CancelledError, Task
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from time import CLOCK_BOOTTIME, clock_gettime_ns
 from typing import Any
@@ -139,7 +140,14 @@ class TaskLanes(Lanes):
     def _begin(self, entries: list[Entry]) -> None:
         make = maker_of_tasks(self._name)
         for entry in entries:
-            task = make(self._handle(entry))
+            handled = self._handle(entry)
+            try:
+                task = make(handled)
+            except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
+                if getcoroutinestate(handled) == CORO_CREATED:  # else it ends by itself
+                    handled.close()
+                    self._over(entry, raised)
+                continue
             if not task.done():
                 entry.run = task  # the loop itself does not keep it
         self._loop.soon(partial(self._see_to_cancelled, entries))

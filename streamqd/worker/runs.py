@@ -13,6 +13,7 @@ from time import CLOCK_BOOTTIME, clock_gettime_ns
 from streamqd import handlers, logs
 from streamqd.config import Consumer
 from streamqd.message import Delivery, Entry, Message, of_read
+from streamqd.model import EACH
 from streamqd.scoreboard import (
     BUCKETS,
     DONE,
@@ -50,6 +51,7 @@ class Runner(Verdicts):
         self._in_handler = False
         self._last_run_ns = 0
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last
+        self.ack_each = consumer.ack == EACH
         self._times = [0] * 64  # runs since `publish`, by the bits of their microseconds
         self._times_ns = 0  # and all of them together
 
@@ -96,14 +98,13 @@ class Runner(Verdicts):
         slot, settler, function, current = self.slot, self.settler, self.function, logs.current
         words, states, lanes, times = slot.words, slot.states, slot.lanes, self._times
         limit, throttled = self.consumer.max_messages, self.throttle is not None
+        quick_ns = -1 if self.ack_each else QUICK_RUN_NS
         sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
         for index, message in enumerate(messages, first):
             if words[WORD_COMMAND] and index > first:
                 self.gate.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
-            if settler.since_ns and (
-                elapsed > QUICK_RUN_NS or now - settler.since_ns > ACK_DELAY_NS
-            ):
+            if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
                 now = self._settle_first(now)
             if throttled or now > words[WORD_TRUSTED_UNTIL]:
                 now = self._await_turn(now)
@@ -139,7 +140,8 @@ class Runner(Verdicts):
     def _settle_first(self, now: int) -> int:
         """Settle what has failed, and what is due, before the next run: that may take hours."""
         waited = now - self.settler.since_ns
-        if self.settler.items or is_due(self._last_run_ns, waited, self._settling_ns):
+        due = self.ack_each or is_due(self._last_run_ns, waited, self._settling_ns)
+        if self.settler.items or due:
             self.settler.flush()
             settled = now_ns()
             self._settling_ns = settled - now

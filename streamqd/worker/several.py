@@ -15,7 +15,7 @@ from streamqd.scoreboard import (
     Slot,
     now_ns,
 )
-from streamqd.worker.appetite import WORK_IN_HAND_NS
+from streamqd.worker.appetite import WORK_IN_HAND_NS, rated
 from streamqd.worker.gate import Gate
 from streamqd.worker.lanes import Entry, Lanes
 from streamqd.worker.ordering import Ordering
@@ -41,6 +41,7 @@ class SeveralRunner(Runner):
         self.run_ns = 0.0  # moving mean
         self.alone = False  # nothing comes into hand beside what is there
         self.may_expire = False  # whether a message that has come might have an end
+        self._rated = rated(consumer)
         self._free = list(range(consumer.lanes))
         self._indexes: list[int] = []  # some that are free
         slot.open_table()
@@ -58,22 +59,33 @@ class SeveralRunner(Runner):
         return bytes(self.slot.states).count(SETTLED)
 
     @property
+    def about_to_begin(self) -> int:
+        """How many `start_ready` would begin now; 0 where it may do anything else, or wait."""
+        return min(self._startable, self.ordering.ready) if self._begins_at_once else 0
+
+    @property
+    def _waiting_on(self) -> int:
+        """How many wait and are not about to begin."""
+        return self.ordering.waiting - self.about_to_begin
+
+    @property
     def room(self) -> int:
         """How many more entries of each stream may come into hand."""
-        return self.consumer.prefetch_max - self.ordering.waiting
+        return self.consumer.prefetch_max - self._waiting_on
 
     def wants(self, count: int) -> bool:
-        """Whether fewer than so many are ready to begin, and what is ready does not last for long.
+        """Whether fewer than so many will be ready, and what is ready does not last for long.
 
         Quick handlers find the next ones there when their lanes are free. What is slow lies in the
-        stream until a lane is free, where another worker may get it.
+        stream until a lane is free, and what the rate lets wait, where another worker may get it.
         """
-        quick = self.run_ns < WORK_IN_HAND_NS
-        return (quick or self.free_lanes > 0) and self.ordering.ready < count
+        quick, begin = self.run_ns < WORK_IN_HAND_NS, self.about_to_begin
+        ready = self.ordering.ready - begin
+        return (quick or self.free_lanes > begin) and ready < min(count, self._rated)
 
     def is_full(self) -> bool:
         """Whether nothing more may come into hand."""
-        return self.ordering.waiting >= self.consumer.prefetch_max
+        return self._waiting_on >= self.consumer.prefetch_max
 
     @property
     def spent(self) -> bool:
@@ -120,13 +132,18 @@ class SeveralRunner(Runner):
         ordering = self.ordering
         if ordering.ready and now_ns() > self.slot.words[WORD_TRUSTED_UNTIL]:
             self.gate.await_trust()
-        if self.may_expire or self.guards is not None or self.throttle is not None:
-            begun = self._begin_each()
-        else:
+        if self._begins_at_once:
             begun = ordering.take(self._startable)
             self._mark_running(begun)
+        else:
+            begun = self._begin_each()
         if begun:
             self.lanes.start(begun)
+
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether nothing but lanes decides what begins."""
+        return not (self.may_expire or self.guards is not None or self.throttle is not None)
 
     def _begin_each(self) -> list[Entry]:
         begun = []

@@ -88,6 +88,11 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
 
     # --- running ---
 
+    @property
+    def about_to_begin(self) -> int:
+        """Nobody knows: what is due comes first."""
+        return 0
+
     def start_ready(self) -> None:
         """Begin with as many entries as there are lanes for, also with what is due."""
         while not self.alone and self._wants_due and self.free_indexes:

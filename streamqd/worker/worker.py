@@ -34,7 +34,7 @@ from streamqd.worker.takeover import Takeover
 
 BLOCK_SECONDS = 15.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
-RECOVER_PAGE = 128
+RECOVER_PAGE = 64
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
 
@@ -289,6 +289,7 @@ class Worker:
         count = min(self.appetite.count, room)
         self.fetcher.send_round(settler.main_acks, settler.retry_acks, count, bell)
         self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
+        self._meanwhile()
         if doorbell and not self.gate.await_reply(
             self.fetcher.fileno(), BLOCK_SECONDS + REPLY_SECONDS
         ):
@@ -302,6 +303,9 @@ class Worker:
             settler.acks_confirmed(now_ns())
         return self._accepted(fetched, count)
 
+    def _meanwhile(self) -> None:
+        """What is done while Redis answers. It must not add to what is acknowledged."""
+
     def _bell_seconds(self) -> float:
         """How long a doorbell waits. What a full server refused is tried again soon."""
         return PARK_SECONDS if self.settler.items else BLOCK_SECONDS
@@ -314,6 +318,9 @@ class Worker:
             fetched = self._read_when_full(count)
         elif fetched.error:
             raise RedisRefused(fetched.error, f"reading {self.unit} was refused: {fetched.error}")
+        # What it rang for has been read, by us or by a foreign consumer: it must not ring again.
+        retry, main = fetched.rung
+        self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
             self.trouble.recovered(unit=self.unit)

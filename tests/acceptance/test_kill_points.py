@@ -15,7 +15,7 @@ import pytest
 from streamqd.store import messages, scripts
 from tests.support import crash_points, kill_matrix
 from tests.support.crash_points import Strikes
-from tests.support.daemon import GROUP, Daemon
+from tests.support.daemon import GROUP, UNREAD_MAX, Daemon
 from tests.support.kill_matrix import (
     BLOCKED,
     ROWS,
@@ -170,7 +170,9 @@ def test_an_instance_that_stands_still_at_any_point_and_comes_back_when_another_
 def unsettled(daemon: Daemon, partitions: set[int]) -> int:
     """How many messages of some partitions are not settled yet."""
     units = [unit for unit in daemon.units() if unit.partition in partitions]
-    replies = daemon.link.run_many([messages.snapshot(daemon.keys, unit) for unit in units])
+    replies = daemon.link.run_many(
+        [messages.snapshot(daemon.keys, unit, UNREAD_MAX) for unit in units]
+    )
     found = [messages.Snapshot.parse(reply) for reply in replies]
     return sum(
         one.unread + one.pending + one.delayed + one.retry_unread + one.retry_pending

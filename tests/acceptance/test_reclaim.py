@@ -86,12 +86,18 @@ def test_entries_of_foreign_consumers_are_claimed_and_handled(new_daemon: NewDae
         assert (found["reclaimed"], found["ghosts"]) == (21, 0)
 
 
-def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon):
+def looking_often(new_daemon: NewDaemon) -> Daemon:
+    """Configure a daemon that looks every second, but takes over what is idle for a minute."""
     daemon = new_daemon(groups=[GROUP, "other"])
     patient, hasty = daemon.tables["consumers"]
     patient |= {"reclaim_idle": "60s"}
-    hasty |= IDLE  # so that there is a look every second
+    hasty |= IDLE
     daemon.write_config()
+    return daemon
+
+
+def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon):
+    daemon = looking_often(new_daemon)
     stream = ready_for(daemon)
     daemon.send(["ok"])
     (entry,) = read_as(daemon.link, "legacy", stream, 1)
@@ -157,24 +163,24 @@ def test_pending_entries_that_were_trimmed_are_settled_and_counted(
 
 def test_an_idle_worker_is_woken_for_what_is_to_be_taken_over(new_daemon: NewDaemon):
     """It leaves its doorbell by connecting anew. A bell may end by itself just then, not twice."""
-    daemon = new_daemon(consumer=IDLE)
+    daemon = looking_often(new_daemon)
     stream = ready_for(daemon)
-
-    def connection() -> bytes:
-        name = f"name=streamqd:{UNIT} ".encode()
-        lines = daemon.link.execute("CLIENT", "LIST").splitlines()
-        return next((line.split()[0] for line in lines if name in line), b"")
-
     with daemon:
         woken = 0
         for _ in range(2):
             daemon.pause()
+            # A server that has not noticed yet that the bell is left would read for it.
+            daemon.wait_for(lambda: not daemon.bell(), what="the bell is left")
             (uid,) = daemon.send(["ok"])
-            assert len(read_as(daemon.link, "legacy", stream, 1)) == 1
+            (entry,) = read_as(daemon.link, "legacy", stream, 1)
             daemon.signal(signal.SIGCONT)
-            before = daemon.wait_for(connection, what="it is connected")
-            daemon.wait_run(uid, "end")
+            before = daemon.wait_for(daemon.bell, what="it waits for messages")
+            # Now, and not while it was about to wait, somebody has left it for long enough.
+            daemon.link.execute(
+                *("XCLAIM", stream, GROUP, "legacy", 0, entry, "IDLE", 100_000, "JUSTID")
+            )
+            daemon.wait_run(uid, "end", count=2)
             daemon.wait_settled()
-            woken += connection() != before
+            woken += daemon.wait_for(daemon.bell, what="it waits again") != before
         assert woken
         assert daemon.stop() == 0

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from streamqd.store.client import Link
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer
+from tests.support.servers import ProcessServer, free_port
 
 Make = Callable[..., Daemon]
 
@@ -59,6 +60,18 @@ def wait_clock(daemon: Daemon, since: float, seconds: float) -> None:
     daemon.wait_for(
         lambda: time.monotonic() - since >= seconds, what=f"{seconds} s are over", every=0.02
     )
+
+
+def wait_counted(daemon: Daemon, port: int) -> None:
+    """Wait until the metric counts all the groups that were told to be made again."""
+
+    def counted() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        (line,) = [line for line in lines if line.startswith("streamqd_groups_restored_total{")]
+        return float(line.split()[-1]) == len(daemon.events("group.restored"))
+
+    daemon.wait_for(counted, what="the metric counts what was told")
 
 
 @contextmanager
@@ -194,8 +207,10 @@ def test_scripts_that_are_forgotten_under_load_are_taught_again(make: Make):
 
 @pytest.mark.fault("F15")
 def test_an_emptied_server_is_furnished_again(make: Make):
-    with make(partitions=4) as daemon:
+    port = free_port()
+    with make(partitions=4, http=f"127.0.0.1:{port}") as daemon:
         assert daemon.events("group.restored") == [], "new ones are no news"
+        wait_counted(daemon, port)
         for _ in range(3):
             epochs, mark = daemon.epochs(), daemon.mark()
             daemon.send("sleep 0.003" for _ in range(600))
@@ -213,6 +228,7 @@ def test_an_emptied_server_is_furnished_again(make: Make):
             assert {each["partition"] for each in told} == {0, 1, 2, 3}, "it is told loudly"
             assert daemon.events("worker.crashed") == []
             assert len(daemon.events("worker.started", mark)) <= 8, "a crash loop"
+        wait_counted(daemon, port)
         assert all(len(daemon.ledger.of(uid, "start")) == 1 for uid in fresh)
         registered = daemon.link.execute("HGET", daemon.keys.meta(TOPIC), "partitionCount")
         assert registered == b"4"
@@ -238,6 +254,23 @@ def test_a_group_that_was_destroyed_is_made_again(make: Make):
         (told,) = daemon.events("group.restored")
         assert (told["partition"], told["after"]) == (0, "0-0")
         assert len(daemon.ledger.of(old[0], "start")) == 2
+
+
+@pytest.mark.fault("F26")
+def test_a_group_that_a_reload_finds_missing_is_made_again_and_counted(make: Make):
+    port = free_port()
+    with make(partitions=2, http=f"127.0.0.1:{port}") as daemon:
+        daemon.send(["ok"] * 10)
+        daemon.wait_settled()
+        for number in range(2):
+            stream = daemon.keys.stream(TOPIC, number)
+            assert daemon.link.execute("XGROUP", "DESTROY", stream, GROUP) == 1
+        mark = daemon.mark()
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reload.done", after=mark)
+        told = daemon.events("group.restored")
+        assert sorted(each["partition"] for each in told) == [0, 1]
+        wait_counted(daemon, port)
 
 
 @pytest.mark.fault("F26")

@@ -36,13 +36,11 @@ def obey(message: Message) -> None:
 
 
 @pytest.fixture
-def login(server: Server, link: Link) -> Iterator[str]:
+def login(process_server: ProcessServer, link: Link) -> Iterator[str]:
     """A user that needs the password, with the rights of a daemon; the URL of its server."""
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the socket of a server that the suite starts")
     rules = users.line("daemon").split()[2:]
     link.execute("ACL", "SETUSER", USER, *rules, f">{PASSWORD}")
-    yield f"unix://{USER}:{PASSWORD}@{server.socket_path}"
+    yield f"unix://{USER}:{PASSWORD}@{process_server.socket_path}"
     link.execute("ACL", "DELUSER", USER)
 
 

@@ -233,11 +233,13 @@ class Host:
         self.server.close()
 
 
-def within(word: str, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
+def within(options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
     """Do something on a host that is there for this alone; add what is known of the whole time."""
     with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
-        host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
+        host = Host(ProcessServer("bench", find_binary(options.server)), Path(folder))
         try:
+            if options.first:
+                host.server.come_first()
             return {**work(host), **host.whole()}
         finally:
             host.close()

@@ -121,6 +121,7 @@ def test_purges_the_oldest_so_many_at_a_time(desk: Desk) -> None:
         call = dead.purge_before(desk.keys, "access", 0, before, count)
         return int(desk.expect("dead_purge", "OK", call)[0])
 
+    assert purged("0-0", 10) == 0, "nothing is older than that"
     assert purged("8-0", 10) == 0
     assert purged("11-0", 2) == 2
     assert list(desk.state()["dlq"].entries) == ["10-0", "11-0", "12-0"]

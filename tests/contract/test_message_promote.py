@@ -60,6 +60,20 @@ def test_moves_so_many_at_a_time_the_earliest_first(desk: Desk) -> None:
     assert list(desk.state()["delayed"]) == ["m:3-0"]
 
 
+def test_a_write_that_the_server_refuses_halfway_leaves_each_message_in_one_place(
+    desk: Desk,
+) -> None:
+    """A retry stream at the last possible id takes one more entry, and not two."""
+    desk.groups()
+    delay(desk, ("m:1-0", 1), ("m:2-0", 2), ("m:3-0", 3))
+    desk.add("18446744073709551615-18446744073709551614", stream=desk.retry)
+    with pytest.raises(Exception, match="exhausted"):
+        desk.link.run(promote(desk))
+    state = desk.state()
+    assert len(state["retry"].entries) == 2
+    assert list(state["delayed"]) == list(state["items"]) == ["m:2-0", "m:3-0"]
+
+
 def test_a_member_without_an_item_goes(desk: Desk) -> None:
     desk.groups()
     desk.do("ZADD", desk.delayed, 1, "m:1-0")

@@ -10,6 +10,7 @@ from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Reply
 from tests.contract.desk import Desk
 from tests.contract.scenarios import drop_all, trim_all
+from tests.support.costs import Meter
 
 NODE = 100  # entries of a whole node of a stream, by the servers' defaults
 
@@ -99,6 +100,57 @@ def test_the_counts_are_exact_whatever_was_read(desk: Desk, seed: int) -> None:
         lost = {name: lost[name] + found.unread[name] for name in marks}
     record = desk.state().get("trim", {})
     assert {name: int(record.get(f"dropped_unread:{name}", 0)) for name in marks} == lost
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_they_are_exact_where_a_node_holds_more_than_one_call_may_copy(
+    desk: Desk, large_nodes: int, seed: int
+) -> None:
+    """Groups have read up to any point of it, and everything goes, a bounded part at a time."""
+    chance = random.Random(seed)
+    total = chance.randrange(400, large_nodes)
+    desk.groups()
+    desk.link.pipeline(
+        [("XADD", desk.stream, f"{n}-0", "payload", "x" * 3000) for n in range(1, total + 1)]
+    )
+    marks = {"hits": total - chance.randrange(100), "audit": chance.randrange(200, total)}
+    desk.do("XGROUP", "SETID", desk.stream, "hits", f"{marks['hits']}-0")
+    desk.do("XGROUP", "CREATE", desk.stream, "audit", f"{marks['audit']}-0")
+    kept = chance.choice([0, chance.randrange(total)])
+    bounds = chance.choice(
+        [
+            {"max_length": kept, "drop_before": "0-0"},
+            {"max_length": None, "drop_before": f"{total - kept + 1}-0"},
+        ]
+    )
+    archived = chance.choice([None, chance.randrange(total)])
+    if archived is not None:
+        desk.do("HSET", desk.trim, "archived", f"{archived}-0")
+        kept = max(kept, total - archived)
+
+    lost = dict.fromkeys(marks, 0)
+    while (found := dropped(desk, archive=archived is not None, **bounds)).removed:
+        lost = {name: lost[name] + found.unread[name] for name in marks}
+    gone = total - length(desk)
+    assert 0 < gone <= total - kept or total == kept
+    assert lost == {name: max(0, gone - mark) for name, mark in marks.items()}
+    if kept == 0:
+        assert gone == total, "what must go goes"
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"max_length": 1950, "drop_before": "0-0"}, {"drop_before": "51-0"}]
+)
+def test_what_is_just_beyond_a_bound_is_not_counted_at_each_call(
+    desk: Desk, bounds: dict[str, object]
+) -> None:
+    """Part of a node stays, and a group has read far ahead of it."""
+    fill(desk, 2000, read=2000)
+    call = drop_all(desk, **{"max_length": None, **bounds})
+    desk.link.run(call)
+    with Meter(desk.link).measuring() as cost:
+        assert desk.expect("stream_drop", "OK", call) == [0, [b"hits", 0]]
+    assert cost.commands["xrange"] <= 20, "some fifty entries, four at a time"
 
 
 def test_what_is_in_hand_goes_too_and_stays_pending(desk: Desk) -> None:

@@ -226,10 +226,10 @@ def test_a_retry_stream_keeps_no_record(desk: Desk) -> None:
     fill(desk, 3, acked=2, stream=desk.retry)
     before = desk.state()
     call = retention.trim_retry(desk.keys, desk.unit, 1000)
-    assert desk.expect("stream_trim", "OK", call) == [0, b"3-0", b"hits", b"3-0"]
+    assert desk.expect("stream_trim", "OK", call) == [0, b"3-0", b"hits", b"3-0", 0]
     assert desk.changes(before) == {}
     desk.do("XACK", desk.retry, "hits", "3-0")
-    assert desk.expect("stream_trim", "OK", call) == [3, b"3-1", b"hits", b""]
+    assert desk.expect("stream_trim", "OK", call) == [3, b"3-1", b"hits", b"", 0]
     assert list(desk.changes(before)) == ["retry"]
     desk.do("XGROUP", "DESTROY", desk.retry, "hits")
     desk.expect("stream_trim", "NO_GROUPS", call)
@@ -262,7 +262,7 @@ def test_bytes_keep_about_so_many(desk: Desk) -> None:
 def test_bytes_obey_the_floor(desk: Desk) -> None:
     fill(desk, 350, acked=120)
     found = answered(desk, keep_from="0-0", max_bytes=1)
-    assert found == (100, "121-0", "hits", "121-0")
+    assert found == (100, "121-0", "hits", "121-0", False)
 
 
 def test_bytes_and_length_the_narrower_counts(desk: Desk) -> None:
@@ -304,7 +304,7 @@ def test_a_clock_that_was_set_back_does_not_stop_the_shrinking(desk: Desk) -> No
 
 def test_it_says_when_the_floor_keeps_what_no_bound_retains(desk: Desk) -> None:
     fill(desk, 350, acked=120)
-    assert answered(desk, keep_from="100-0") == (0, "121-0", "hits", "")
+    assert answered(desk, keep_from="100-0") == (0, "121-0", "hits", "", False)
     assert answered(desk, keep_from="300-0").held
     assert answered(desk, keep_from="0-0", max_length=10).held
     assert not answered(desk, keep_from="0-0", max_length=1000).held
@@ -319,7 +319,7 @@ def test_what_no_group_reads_is_trimmed_where_that_is_asked_for(desk: Desk) -> N
         desk.add(f"{number}-0")
     desk.expect("stream_trim", "NO_GROUPS", trim_all(desk, expected=[]))
     alone = {"expected": [], "without_groups": True}
-    assert answered(desk, archive=True, **alone) == (0, "0-0", "@archive", "1-0")
+    assert answered(desk, archive=True, **alone) == (0, "0-0", "@archive", "1-0", False)
     desk.do("HSET", desk.trim, "archived", "150-0")
     assert trimmed(desk, archive=True, **alone) == (100, "150-1", "@archive")
     assert trimmed(desk, keep_from="0-0", max_length=120, **alone) == (100, "350-1", "")

@@ -23,7 +23,7 @@ from tests.faults import (
 from tests.faults.rehearsal import BY_SOURCE, FAULTS, WHOLE, Rehearsal, Scene
 from tests.support import usage
 from tests.support.proxy import Fault
-from tests.support.servers import ProcessServer, Server
+from tests.support.servers import ProcessServer
 
 ROLES: tuple[Scene, ...] = (
     scenes_worker.one_at_a_time,
@@ -78,10 +78,8 @@ NEED_NO_SCENE = {
 
 
 @pytest.fixture
-def rehearse(server: Server, link: Link, keys: Keys) -> Callable[..., Rehearsal]:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs a server on a unix socket")
-    return lambda scene, **options: Rehearsal(server, link, keys, scene, **options)
+def rehearse(process_server: ProcessServer, link: Link, keys: Keys) -> Callable[..., Rehearsal]:
+    return lambda scene, **options: Rehearsal(process_server, link, keys, scene, **options)
 
 
 @pytest.mark.fault("F12")

@@ -6,7 +6,6 @@ handle the loss is shown in test_lost_replies_of_callers.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from tests.contract import scenarios
 from tests.contract.desk import Desk
 from tests.contract.scenarios import WHEN_FULL, Scenario
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
 
 # What the second call answers, when it is not what the first one did.
 AGAIN: dict[Scenario, str] = {
@@ -59,14 +57,6 @@ def measures(desk: Desk) -> dict[str, Call]:
 @pytest.fixture
 def desk(link: Link, keys: Keys) -> Desk:
     return Desk(link, keys)
-
-
-@pytest.fixture
-def proxy(server: Server, link: Link) -> Iterator[FaultProxy]:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs a server on a unix socket")
-    with FaultProxy(server.socket_path) as made:
-        yield made
 
 
 def repeat(desk: Desk, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str, bool]:

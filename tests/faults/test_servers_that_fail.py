@@ -85,6 +85,27 @@ def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
         assert second.stop() == 0
 
 
+@pytest.mark.fault("F10", "F32")
+def test_who_died_before_a_clock_is_set_back_is_nobodys_twin(
+    make: Make, fresh_server: ProcessServer
+):
+    """The next run is on another host, or after a boot: no lock proves that this one is dead."""
+    clock = Clock(fresh_server)
+    settings = {"instance": "same", "lease_ttl": f"{TTL}s"}
+    with make(name="east", daemon=settings) as first:
+        first.send(["ok"] * 20)
+        first.wait_settled()
+        first.kill()
+        first.wait_gone(2.0)
+    clock.jump_to(-HOUR)
+    second = make(name="west", daemon={**settings, "state_dir": "elsewhere"})
+    with second:
+        second.send(["ok"] * 20)
+        second.wait_settled()
+        assert second.events("twin") == []
+        assert second.stop() == 0
+
+
 @pytest.mark.fault("F10")
 def test_a_retry_is_due_by_the_servers_clock_alone(make: Make, fresh_server: ProcessServer):
     clock = Clock(fresh_server)

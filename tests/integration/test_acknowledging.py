@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -46,6 +47,11 @@ def many(messages: list[Message]) -> None:
         lives.handle(message)
 
 
+async def one(message: Message) -> None:
+    """A coroutine that does the same."""
+    lives.handle(message)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
@@ -71,3 +77,41 @@ def test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run(
     assert life.run(worker, work) == ExitCode.RECYCLE
     every = [f"{number}-0" for number in range(1, 5)]
     assert pending == [{*every[at:]} for at in range(4)]
+
+
+EACH: dict[str, Any] = {"ack": "each"}
+
+
+@pytest.mark.parametrize(
+    ("lanes", "settings"),
+    [
+        (1, EACH),
+        (1, EACH | {"handler": f"{__name__}:many", "batch": 1}),
+        (4, EACH | {"concurrency": 4, "order": "none"}),
+        (4, EACH | {"concurrency": 4, "order": "none", "handler": f"{__name__}:one"}),
+    ],
+    ids=["one by one", "in batches", "in threads", "in coroutines"],
+)
+def test_each_end_is_acknowledged_before_its_lane_begins_anew(
+    link: Link, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
+):
+    """However quick it was. So a lost host repeats what its lanes were at, and no more."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    for number in range(1, 101):
+        desk.add(f"{number}-0")
+    begun: set[str] = set()
+    open_: list[int] = []
+    lock = threading.Lock()
+
+    def work(message: Message) -> None:
+        with lock:
+            begun.add(message.id)
+            rows = link.execute("XPENDING", desk.stream, desk.unit.group, "-", "+", 1000)
+            open_.append(len(begun & {row[0].decode() for row in rows}))
+
+    worker = life.worker("t1", max_messages=100, prefetch_bytes=1 << 30, **settings)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert len(open_) == 100
+    assert max(open_) <= lanes

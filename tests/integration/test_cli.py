@@ -26,7 +26,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.servers import Server
 from tests.support.verbs import At, Run, document
 from tests.support.waiting import wait_until
 
@@ -360,17 +360,14 @@ def test_a_topic_is_not_created_when_told_so(run: Run, link: Link, keys: Keys) -
 
 
 def test_a_lost_connection_is_told_with_numbers(
-    run: Run, server: Server, file: Path, link: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    run: Run, proxy: FaultProxy, file: Path, link: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     monkeypatch.setattr("streamqd.producer.sender.CHUNK_COUNT", 10)
     topics.create(link, keys, "orders", config.Topic())
-    with FaultProxy(server.socket_path) as proxy:
-        file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
-        proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=3)
-        text = "".join(f"{n}\n" for n in range(100))
-        result = run("produce", "orders", "--from", "-", "--json", typed=text, code=4)
+    file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
+    proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=3)
+    text = "".join(f"{n}\n" for n in range(100))
+    result = run("produce", "orders", "--from", "-", "--json", typed=text, code=4)
 
     sent = document(result)
     # A chunk is one transaction: all of it or nothing was written.

@@ -339,7 +339,7 @@ def test_what_a_dead_node_did_not_answer_is_unknown_and_the_rest_is_written(
     hung = cluster.master_of(keys.stream("orders", 0))
     hung.pause()
     try:
-        [results] = sender.post("orders", [envelopes])
+        results = sender.post("orders", envelopes)
     finally:
         hung.resume()
     cluster.wait_ok()

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
+from multiprocessing import get_context
+from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
 
-from streamqd.handlers import Release
+from streamqd.config.guards import Breaker
+from streamqd.handlers import Release, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import RUNNING, Slot
 from streamqd.store.client import Link
-from streamqd.worker import ExitCode, concurrent
+from streamqd.worker import ExitCode, concurrent, worker
 from tests.contract.desk import Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
-from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 SEVERAL = {"concurrency": 4, "order": "none"}
@@ -112,10 +119,8 @@ def test_what_is_in_hand_is_bounded(
 
 
 def test_what_runs_is_not_begun_again_after_a_lost_connection(
-    desk: Desk, new_life: Callable[[str], Life], server: Server
+    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     for number in range(1, 13):
         desk.add(f"{number}-0")
     runs: Counter[str] = Counter()
@@ -128,22 +133,21 @@ def test_what_runs_is_not_begun_again_after_a_lost_connection(
             running.wait(5)
             again.wait(5)
 
-    with FaultProxy(server.socket_path) as proxy:
-        worker = new_life(proxy.url).worker("t1", max_messages=12, **SEVERAL)
+    worker = new_life(proxy.url).worker("t1", max_messages=12, **SEVERAL)
 
-        def cut() -> None:
-            running.wait(5)
-            before = worker.link.opened
-            proxy.cut()
-            # It lists what is pending while three still run, and goes on with the others.
-            wait_until(lambda: worker.link.opened > before, what="a new connection")
-            wait_until(lambda: runs.total() == 12, what="the others have run")
-            again.set()
+    def cut() -> None:
+        running.wait(5)
+        before = worker.link.opened
+        proxy.cut()
+        # It lists what is pending while three still run, and goes on with the others.
+        wait_until(lambda: worker.link.opened > before, what="a new connection")
+        wait_until(lambda: runs.total() == 12, what="the others have run")
+        again.set()
 
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
-        cutter.join()
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
+    cutter.join()
     assert runs == {f"{number}-0": 1 for number in range(1, 13)}
     assert settled(desk)
 
@@ -267,6 +271,87 @@ def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(desk: Desk, life:
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert len(seen) == 8
     assert settled(desk)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"breaker": Breaker(failures=1, window=60.0, probe_every=3600.0, on=("OSError",))},
+        {"on_error": "hold-key", "order": "key"},
+        {"on_error": "hold-key", "order": "key", "rate": "1/h", "rate_burst": 4},
+    ],
+    ids=["circuit", "hold-key", "hold-key and rate"],
+)
+def test_what_waits_in_hand_is_no_reason_to_connect_anew(
+    desk: Desk,
+    life: Life,
+    slot: Slot,
+    monkeypatch: pytest.MonkeyPatch,
+    held: dict[str, Any],
+):
+    """However long it waits, it is pending because it is in hand, and not because it got lost."""
+    monkeypatch.setattr(concurrent, "IDLE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "BLOCK_SECONDS", 0.01)
+    for number in range(1, 7):
+        desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
+    other = Link(life.settings.redis, timeout=5.0, name="test:other")
+    sessions: list[bytes] = []
+
+    def work(_message: Message) -> None:
+        raise OSError("down")
+
+    def look() -> None:
+        wait_until(lambda: slot.counter("fetched") == 6 and slot.counter("failed") >= 4)
+        sessions.append(other.execute("HGET", desk.fence, "session"))
+        before = slot.counter("round_trips")
+        wait_until(lambda: slot.counter("round_trips") > before + 4, what="four looks")
+        sessions.append(other.execute("HGET", desk.fence, "session"))
+        life.stop()
+
+    player = threading.Thread(target=look)
+    player.start()
+    settings = {**SEVERAL, "backoff": Backoff("fixed", 3600.0, 3600.0, "none"), **held}
+    assert life.run(life.worker("t1", **settings), work) == ExitCode.STOPPED
+    player.join()
+    other.close()
+    assert sessions[0] == sessions[1]
+
+
+def trace() -> None:
+    """Trace a call."""
+    traced: list[CodeType] = []
+    sys.settrace(lambda frame, _event, _argument: traced.append(frame.f_code))
+    os.fspath(Path())
+    sys.settrace(None)
+    assert Path.__fspath__.__code__ in traced
+
+
+def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life, slot: Slot):
+    """By a debugger that looks into a worker, or by what counts lines that are covered."""
+    for number in range(1, 5):
+        desk.add(f"{number}-0")
+    interrupted: list[str] = []
+
+    def work(message: Message) -> None:
+        if message.id != "2-0":
+            return
+        place = b"m:" + message.id_bytes
+        slot.soft_kill_seq = next(run.sequence for run in slot.running if run.place == place)
+        os.kill(os.getpid(), signal.SIGUSR1)  # the supervisor has decided
+        try:
+            while True:
+                pass
+        except SoftTimeout:
+            interrupted.append(message.id)
+
+    worker = life.worker("t1", max_messages=4, timeout=1.0, **SEVERAL)
+    assert life.run(worker, work) == ExitCode.RECYCLE
+    assert interrupted == ["2-0"]
+    tracing = get_context("fork").Process(target=trace)  # where it cannot be, nothing ends it
+    tracing.start()
+    tracing.join(10)
+    tracing.kill()
+    assert tracing.exitcode == 0
 
 
 def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot: Slot):

@@ -26,7 +26,7 @@ from streamqd.worker import worker
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
-from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, Handling, Seed
+from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, RECOVERED, Handling, Seed
 from tests.support.life import Life, Work
 from tests.support.servers import Server
 
@@ -100,7 +100,7 @@ def test_handling_costs_the_same_whatever_lies_around(
 def test_what_was_pending_is_recovered_by_pages(handled: Handling, desk: Desk, page: Page) -> None:
     cost = handled.more(seed=lambda count: pending(desk, count))
     # A page is listed by one script and acknowledged by another.
-    pages = FULL // PAGE
+    pages = FULL // RECOVERED
     assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
     page.holds("Messages pending at a takeover", cost, units=FULL / 1000, per="1,000 messages")
 

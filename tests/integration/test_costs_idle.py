@@ -17,8 +17,9 @@ from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from streamqd.supervisor.exchange import TOGETHER, Exchange
+from streamqd.supervisor.exchange import Exchange
 from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.rounds import TOGETHER
 from streamqd.worker import worker
 from tests.contract.desk import Desk
 from tests.support import users

@@ -19,7 +19,7 @@ from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.promoter import Promoter, retry_promoter, send_promoter
 from streamqd.message import Message
 from streamqd.metrics import View
-from streamqd.model import Unit
+from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
 from streamqd.store.client import Link
@@ -27,7 +27,7 @@ from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, delayed, letters, retries
-from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, Handling
+from tests.support.handling import BATCH, FIRST, FULL, PAGE, PROMOTED, READS, Handling
 from tests.support.life import Life
 from tests.support.servers import Server
 
@@ -132,6 +132,55 @@ def test_an_order_of_keys_costs_nothing_while_all_goes_well(
     page.holds("Messages of a backlog, hold-key", cost, units=FULL / 1000, per="1,000 messages")
 
 
+# --- what has failed in its place -----------------------------------------------------------------
+
+AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
+
+
+def fail_once(message: Message) -> None:
+    if message.attempt == 1:
+        raise ValueError("not yet")
+
+
+def test_a_failure_in_place_costs_a_note_and_the_end_of_its_counters(
+    handled: Handling, desk: Desk, page: Page
+) -> None:
+    costs = [
+        handled(
+            count,
+            fail_once,
+            seed=lambda count: backlog(desk, count),
+            runs=2,
+            on_error="block",
+            backoff=AT_ONCE,
+        )
+        # The first lets the server learn the scripts; the last has one full read more.
+        for count in (READS[0], FIRST - 2 * BATCH, FIRST - BATCH)
+    ]
+    cost = costs[2] - costs[1]
+    # Before a message waits its failure is written down, and the one before acknowledged: by
+    # scripts of their own, because the server has counted that one's failure, too.
+    assert (cost.trips, cost.scripts) == (1 + 2 * BATCH, 2 * BATCH)
+    page.holds("Messages that fail once, block", cost, units=BATCH / 1000, per="1,000 messages")
+
+
+def test_failures_of_held_keys_are_settled_together(
+    handled: Handling, desk: Desk, page: Page
+) -> None:
+    def seed(count: int) -> None:
+        fields = ("payload", "x", "key")
+        desk.link.pipeline([("XADD", desk.stream, "*", *fields, n) for n in range(count)])
+
+    cost = handled.more(
+        fail_once, seed=seed, runs=2, on_error="hold-key", backoff=AT_ONCE, prefetch_max=PAGE
+    )
+    # A batch is read, its failures are written down, and when all have run again and are done they
+    # are acknowledged: by scripts, because the server has counted their failures.
+    rounds = FULL // PAGE
+    assert (cost.trips, cost.scripts) == (3 * rounds, 2 * rounds)
+    page.holds("Messages that fail once, hold-key", cost, units=FULL / 1000, per="1,000 messages")
+
+
 # --- what was delayed -----------------------------------------------------------------------------
 
 
@@ -163,7 +212,7 @@ def test_due_retries_are_promoted_by_pages_and_read_again(
         promote(retry_promoter(ours, view, desk.keys), desk.unit)
 
     cost = handled.more(seed=lambda count: retries(desk, count, ahead=due), first=first)
-    pages, rounds = FULL // PAGE, FULL // BATCH
+    pages, rounds = FULL // PROMOTED, FULL // BATCH
     assert (cost.trips, cost.scripts) == (pages + rounds, pages)
     assert cost.sent["xreadgroup"] == rounds
     page.holds("Due retries: promote and read again", cost, units=FULL / 1000, per="1,000 retries")
@@ -184,7 +233,7 @@ def test_due_sends_are_promoted_by_pages_whatever_is_due_later(
             assert desk.do("XLEN", desk.stream) == FULL
         costs.append(cost)
     assert costs[0] == costs[1]
-    assert (cost.trips, cost.scripts) == (FULL // PAGE, FULL // PAGE)
+    assert (cost.trips, cost.scripts) == (FULL // PROMOTED, FULL // PROMOTED)
     page.holds("Due sends: promote", cost, units=FULL / 1000, per="1,000 sends")
 
 

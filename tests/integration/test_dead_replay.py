@@ -29,7 +29,6 @@ from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 At = Callable[..., Desk]
@@ -44,14 +43,6 @@ def at(link: Link, keys: Keys) -> At:
     return lambda partition, group="hits", topic=TOPIC: Desk(
         link, keys, Unit(topic, partition, group)
     )
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
-    with FaultProxy(server.socket_path) as proxy:
-        yield proxy
 
 
 @pytest.fixture

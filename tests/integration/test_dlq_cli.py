@@ -22,7 +22,6 @@ from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
 from tests.support.verbs import At, Run, document
 from tests.support.waiting import wait_until
 
@@ -222,39 +221,33 @@ def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Link, keys: Keys) -> 
 
 
 def test_an_export_that_fails_leaves_the_old_file(
-    dlq: Run, at: At, file: Path, tmp_path: Path, server: Server
+    dlq: Run, at: At, file: Path, tmp_path: Path, proxy: FaultProxy
 ) -> None:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     write(at(0), 250)
     out = tmp_path / "dead.jsonl"
     out.write_text("old\n")
-    with FaultProxy(server.socket_path) as proxy:
-        file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
-        proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
-        dlq("export", "access", "-o", str(out), "--yes", code=4)
+    file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
+    proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
+    dlq("export", "access", "-o", str(out), "--yes", code=4)
     assert out.read_text() == "old\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.jsonl", "streamq.toml"]
 
 
 def test_a_replay_without_redis_says_how_far_it_came(
-    dlq: Run, at: At, file: Path, server: Server, link: Link, keys: Keys
+    dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Link, keys: Keys
 ) -> None:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     write(at(1), 1)
     dlq("replay", "access", "--all", "--yes")
     write(at(0), 250)
-    with FaultProxy(server.socket_path) as proxy:
-        file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
-        proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=150)
-        result = dlq("replay", "access", "--all", "--yes", code=4)
-        assert result.stdout == "100 dead letters of access replayed\n"
-        assert "100 letters may have been replayed or not" in result.stderr
-        [again] = [line for line in result.stderr.splitlines() if "go on with: " in line]
-        words = again.partition("go on with: ")[2].split()
-        assert words[4:7] == ["replay", "access", "--all"]
-        rest = dlq(*words[4:], "--yes")
+    file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
+    proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=150)
+    result = dlq("replay", "access", "--all", "--yes", code=4)
+    assert result.stdout == "100 dead letters of access replayed\n"
+    assert "100 letters may have been replayed or not" in result.stderr
+    [again] = [line for line in result.stderr.splitlines() if "go on with: " in line]
+    words = again.partition("go on with: ")[2].split()
+    assert words[4:7] == ["replay", "access", "--all"]
+    rest = dlq(*words[4:], "--yes")
     left = int(rest.stdout.split()[0])
     assert 50 <= left <= 150
     assert link.execute("XLEN", at(0).retry) == 250

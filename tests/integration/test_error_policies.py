@@ -21,7 +21,6 @@ from streamqd.worker.runs import ACK_DELAY_NS
 from tests.contract.desk import Desk
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
@@ -150,25 +149,22 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
 def test_a_blocked_message_keeps_its_place_and_count_over_a_lost_connection(
-    desk: Desk, new_life: Callable[[str], Life], server: Server, fault: Fault
+    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, fault: Fault
 ):
     sha = scripts.get("settle_note").sha.encode()
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     add(desk, "abcd")
     runs: Runs = []
-    with FaultProxy(server.socket_path) as proxy:
 
-        def work(message: Message) -> None:
-            runs.append((message.id, message.attempt))
-            if message.id == "2-0" and message.attempt < 4:
-                # The failure cannot be written down at once, or nobody learns that it was.
-                proxy.arm(fault, wanted=lambda arguments: sha in arguments)
-                raise ValueError
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if message.id == "2-0" and message.attempt < 4:
+            # The failure cannot be written down at once, or nobody learns that it was.
+            proxy.arm(fault, wanted=lambda arguments: sha in arguments)
+            raise ValueError
 
-        life = new_life(proxy.url)
-        worker = life.worker("t1", max_messages=7, max_attempts=0, **BLOCK)
-        assert life.run(worker, work) == ExitCode.RECYCLE
+    life = new_life(proxy.url)
+    worker = life.worker("t1", max_messages=7, max_attempts=0, **BLOCK)
+    assert life.run(worker, work) == ExitCode.RECYCLE
     assert runs == [
         *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("2-0", 4)),
         *(("3-0", 1), ("4-0", 1)),
@@ -228,24 +224,21 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_in_solo_mode_a_held_key_goes_on_when_its_mark_is_lost(
-    desk: Desk, new_life: Callable[[str], Life], server: Server, policy: dict[str, Any]
+    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     add(desk, "aa")
     desk.fetch(2)
     desk.do("HSET", desk.fence, "solo", "1")
     runs: Runs = []
-    with FaultProxy(server.socket_path) as proxy:
 
-        def work(message: Message) -> None:
-            runs.append((message.id, message.attempt))
-            if len(runs) == 1:
-                proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")  # that nobody is suspected
-                raise ValueError
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if len(runs) == 1:
+            proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")  # that nobody is suspected
+            raise ValueError
 
-        worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)
-        assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
+    worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)
+    assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("1-0", 2), ("2-0", 1)]
     assert pending(desk) == set()
 
@@ -506,62 +499,56 @@ def test_a_failure_in_its_place_stays_due_when_acknowledgements_have_ridden_on_a
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_nothing_gets_past_a_held_message_when_the_connection_is_lost(
-    desk: Desk, new_life: Callable[[str], Life], server: Server, policy: dict[str, Any]
+    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     add(desk, "abcabcabcabcabcabcabcabc")
     runs: dict[bytes, list[str]] = defaultdict(list)
     failures: Counter[str] = Counter()
     lock = threading.Lock()
-    with FaultProxy(server.socket_path) as proxy:
 
-        def work(message: Message) -> None:
-            with lock:
-                if int(message.id_bytes[:-2]) % 2 and failures[message.id] < 2:
-                    failures[message.id] += 1
-                    if failures[message.id] == 1:
-                        proxy.cut()
-                    raise ValueError
-                assert message.key is not None
-                runs[message.key].append(message.id)
+    def work(message: Message) -> None:
+        with lock:
+            if int(message.id_bytes[:-2]) % 2 and failures[message.id] < 2:
+                failures[message.id] += 1
+                if failures[message.id] == 1:
+                    proxy.cut()
+                raise ValueError
+            assert message.key is not None
+            runs[message.key].append(message.id)
 
-        life = new_life(proxy.url)
-        worker = life.worker("t1", max_messages=24 + 24, max_attempts=0, **policy)
-        assert life.run(worker, work) == ExitCode.RECYCLE
+    life = new_life(proxy.url)
+    worker = life.worker("t1", max_messages=24 + 24, max_attempts=0, **policy)
+    assert life.run(worker, work) == ExitCode.RECYCLE
     for key, first in ((b"a", 1), (b"b", 2), (b"c", 3)):
         assert list(dict.fromkeys(runs[key])) == [f"{n}-0" for n in range(first, 25, 3)], key
     assert pending(desk) == set()
 
 
 def test_a_key_that_was_due_when_the_connection_was_lost_is_not_forgotten(
-    desk: Desk, new_life: Callable[[str], Life], server: Server
+    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     add(desk, "abc")
     runs: Runs = []
-    with FaultProxy(server.socket_path) as proxy:
 
-        def work(message: Message) -> None:
-            runs.append((message.id, message.attempt))
-            if len(runs) <= 2:
-                raise Retry(after=0.005)
-            if len(runs) == 3:
-                be_long()  # both are due when this one has ended
-            if len(runs) == 4:
-                proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")
-                be_long()
-                raise Dead  # which is settled before the next run, and cannot be
+    def work(message: Message) -> None:
+        runs.append((message.id, message.attempt))
+        if len(runs) <= 2:
+            raise Retry(after=0.005)
+        if len(runs) == 3:
+            be_long()  # both are due when this one has ended
+        if len(runs) == 4:
+            proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")
+            be_long()
+            raise Dead  # which is settled before the next run, and cannot be
 
-        def be_long() -> None:
-            late = now_ns() + ACK_DELAY_NS
-            while now_ns() <= late:
-                pass
+    def be_long() -> None:
+        late = now_ns() + ACK_DELAY_NS
+        while now_ns() <= late:
+            pass
 
-        life = new_life(proxy.url)
-        worker = life.worker("t1", max_messages=5, **HOLD)
-        assert life.run(worker, work) == ExitCode.RECYCLE
+    life = new_life(proxy.url)
+    worker = life.worker("t1", max_messages=5, **HOLD)
+    assert life.run(worker, work) == ExitCode.RECYCLE
     assert sorted(runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
     assert pending(desk) == set()
 

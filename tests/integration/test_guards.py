@@ -23,7 +23,7 @@ from streamqd.worker.outage import Outage
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
@@ -138,29 +138,26 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
 
 
 def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
-    link: Link, keys: Any, new_life: Callable[[str], Life], server: Server
+    link: Link, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
     for number, key in enumerate("ab", 1):
         desk.add(f"{number}-0", "payload", "x", "key", key)
     runs = []
-    with FaultProxy(server.socket_path) as proxy:
 
-        def work(message: Message) -> None:
-            runs.append(message.id)
-            if len(runs) <= 2:
-                raise ConnectionError
-            if len(runs) == 3:
-                proxy.cut()
+    def work(message: Message) -> None:
+        runs.append(message.id)
+        if len(runs) <= 2:
+            raise ConnectionError
+        if len(runs) == 3:
+            proxy.cut()
 
-        breaker = Breaker(failures=2, window=60.0, probe_every=0.05, on=())
-        kept = HOLD | {"breaker": breaker, "backoff": AT_ONCE, "concurrency": 4}
-        life = new_life(proxy.url)
-        assert life.run(life.worker("t1", max_messages=4, **kept), work) == ExitCode.RECYCLE
+    breaker = Breaker(failures=2, window=60.0, probe_every=0.05, on=())
+    kept = HOLD | {"breaker": breaker, "backoff": AT_ONCE, "concurrency": 4}
+    life = new_life(proxy.url)
+    assert life.run(life.worker("t1", max_messages=4, **kept), work) == ExitCode.RECYCLE
     assert sorted(runs) == ["1-0", "1-0", "2-0", "2-0"]
 
 

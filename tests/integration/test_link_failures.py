@@ -18,20 +18,11 @@ from streamqd import config
 from streamqd.errors import RedisUnavailable
 from streamqd.store.client import Link
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.servers import ProcessServer
 from tests.support.waiting import wait_until
 from tests.support.writer import writer
 
 NewLink = Callable[..., Link]
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
-    """A proxy in front of the shared server."""
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs a server on a unix socket")
-    with FaultProxy(server.socket_path) as made:
-        yield made
 
 
 @pytest.fixture

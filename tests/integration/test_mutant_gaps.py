@@ -28,7 +28,7 @@ from tests.contract.desk import TTL, UNIT, Desk
 from tests.support import daemon as support
 from tests.support.life import Life
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.servers import Server
 
 
 @pytest.fixture
@@ -76,21 +76,16 @@ def test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so(
 
 
 def test_what_a_lost_read_has_moved_is_handled_over_the_next_connection(
-    desk: Desk, new_life: Callable[[str], Life], server: Server
+    desk: Desk, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     desk.groups()
     desk.own("t1")
     desk.add("1-0")
     desk.add("2-0")
     handled = []
-    with FaultProxy(server.socket_path) as proxy:
-        life = new_life(proxy.url)
-        lost = proxy.arm(Fault.DROP_REPLY, command="EXEC")
-        code = life.run(
-            life.worker("t1", max_messages=2), lambda message: handled.append(message.id)
-        )
+    life = new_life(proxy.url)
+    lost = proxy.arm(Fault.DROP_REPLY, command="EXEC")
+    code = life.run(life.worker("t1", max_messages=2), lambda message: handled.append(message.id))
     assert lost.hit
     assert handled == ["1-0", "2-0"]
     assert code == ExitCode.RECYCLE

@@ -25,8 +25,8 @@ from streamqd.producer.guard import Outcome
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.proxy import Fault
+from tests.support.servers import Server
 
 Make = Callable[..., Producer]
 
@@ -35,14 +35,6 @@ Make = Callable[..., Producer]
 def producer(server: Server, link: Link) -> Iterator[Producer]:
     with Producer(server.url) as made:
         yield made
-
-
-@pytest.fixture
-def proxied(server: Server, link: Link) -> Iterator[FaultProxy]:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
-    with FaultProxy(server.socket_path) as proxy:
-        yield proxy
 
 
 def create(link: Link, keys: Keys, topic: str, partitions: int) -> None:
@@ -230,10 +222,10 @@ def test_a_producer_repairs_a_registration_that_stopped_half_way(producer, link,
     assert topics.registered(link, keys) == ["access"]
 
 
-def test_an_unreadable_count_is_never_taken_for_one(proxied, link, keys):
+def test_an_unreadable_count_is_never_taken_for_one(proxy, link, keys):
     create(link, keys, "access", 4)
-    proxied.arm(Fault.DROP_REPLY, command="HGET")
-    with Producer(proxied.url) as producer:
+    proxy.arm(Fault.DROP_REPLY, command="HGET")
+    with Producer(proxy.url) as producer:
         with pytest.raises(RedisUnavailable, match="nothing was sent") as caught:
             producer.send("access", b"x")
         assert not caught.value.sent
@@ -297,10 +289,10 @@ def pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.fault("F12")
-def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxied, link, keys):
-    with Producer(proxied.url) as producer:
+def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxy, link, keys):
+    with Producer(proxy.url) as producer:
         producer.send("access", b"first")
-        proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.arm(Fault.DROP_REPLY, command="EXEC")
         with pytest.raises(UnknownOutcome, match="may or may not"):
             producer.send("access", b"second")
         producer.send("access", b"third")
@@ -313,12 +305,10 @@ def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxied, link, 
 
 
 @pytest.mark.fault("F12")
-def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxied, link, keys):
-    with Producer(proxied.url) as producer:
+def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxy, link, keys):
+    with Producer(proxy.url) as producer:
         producer.send("access", b"first")
-        trigger = proxied.arm(
-            Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA")
-        )
+        trigger = proxy.arm(Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA"))
         # The first answer is NOSCRIPT on a fresh server: what counts is that it is lost.
         entry_id = producer.send("access", b"second", dedup_id="2")
         assert trigger.hit
@@ -327,10 +317,10 @@ def test_with_a_dedup_id_a_lost_answer_is_repeated_and_writes_once(proxied, link
     assert [entry["payload"] for entry in entries(link, keys, "access")] == [b"first", b"second"]
 
 
-def test_with_a_dedup_id_the_executed_script_is_not_executed_twice(proxied, link, keys):
-    with Producer(proxied.url) as producer:
+def test_with_a_dedup_id_the_executed_script_is_not_executed_twice(proxy, link, keys):
+    with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
-        trigger = proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        trigger = proxy.arm(Fault.DROP_REPLY, command="EXEC")
         entry_id = producer.send("access", b"second", dedup_id="2")
         assert trigger.hit
 
@@ -338,24 +328,24 @@ def test_with_a_dedup_id_the_executed_script_is_not_executed_twice(proxied, link
     assert [raw_id.decode() for raw_id, _ in found][1:] == [entry_id]
 
 
-def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxied, link, keys, monkeypatch):
+def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxy, link, keys, monkeypatch):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0, 0.0))
-    with Producer(proxied.url) as producer:
+    with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
         for nth in (1, 2, 3):
-            proxied.arm(Fault.DROP_REPLY, command="EXEC", nth=nth)
+            proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=nth)
         with pytest.raises(UnknownOutcome):
             producer.send("access", b"second", dedup_id="2")
 
     assert len(entries(link, keys, "access")) == 2
 
 
-def test_an_outcome_stays_unknown_when_redis_is_gone_afterwards(proxied, link, keys, monkeypatch):
+def test_an_outcome_stays_unknown_when_redis_is_gone_afterwards(proxy, link, keys, monkeypatch):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
-    with Producer(proxied.url) as producer:
+    with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
-        proxied.arm(Fault.DROP_REPLY, command="EXEC")
-        proxied.refusing = True
+        proxy.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.refusing = True
         with pytest.raises(UnknownOutcome):
             producer.send("access", b"second", dedup_id="2")
 
@@ -363,10 +353,10 @@ def test_an_outcome_stays_unknown_when_redis_is_gone_afterwards(proxied, link, k
 
 
 @pytest.mark.parametrize("delay", [5, 3600])
-def test_a_long_delay_makes_repeating_safe(proxied, link, keys, delay):
-    with Producer(proxied.url) as producer:
+def test_a_long_delay_makes_repeating_safe(proxy, link, keys, delay):
+    with Producer(proxy.url) as producer:
         producer.send("access", b"warm", delay=delay)
-        trigger = proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        trigger = proxy.arm(Fault.DROP_REPLY, command="EXEC")
         if delay < 30:
             with pytest.raises(UnknownOutcome):
                 producer.send("access", b"second", delay=delay)
@@ -377,29 +367,29 @@ def test_a_long_delay_makes_repeating_safe(proxied, link, keys, delay):
     assert link.execute("ZCARD", keys.scheduled("access", 0)) == 2
 
 
-def test_a_command_that_never_left_is_sent_again(proxied, link, keys):
-    with Producer(proxied.url) as producer:
+def test_a_command_that_never_left_is_sent_again(proxy, link, keys):
+    with Producer(proxy.url) as producer:
         producer.send("access", b"first")
-        proxied.cut()
+        proxy.cut()
         producer.send("access", b"second")
 
     assert len(entries(link, keys, "access")) == 2
 
 
-def test_while_nobody_listens_nothing_was_written(proxied, link, keys, monkeypatch):
+def test_while_nobody_listens_nothing_was_written(proxy, link, keys, monkeypatch):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
-    with Producer(proxied.url) as producer:
+    with Producer(proxy.url) as producer:
         producer.send("access", b"first")
-        proxied.refusing = True
-        proxied.cut()
+        proxy.refusing = True
+        proxy.cut()
         with pytest.raises(RedisUnavailable) as caught:
             producer.send("access", b"second")
         assert not isinstance(caught.value, UnknownOutcome)
         assert not caught.value.sent
-        tried = proxied.refused
+        tried = proxy.refused
         with pytest.raises(RedisUnavailable):
             producer.send("access", b"second")
-        assert proxied.refused == tried + 2, "before the pause and behind it"
+        assert proxy.refused == tried + 2, "before the pause and behind it"
         with pytest.raises(RedisUnavailable) as caught:
             producer.send_many("access", [b"third"])
         assert not caught.value.sent
@@ -418,8 +408,8 @@ def test_many_messages_keep_their_order_and_get_their_ids(producer, link, keys):
     assert [fields[1] for _, fields in found] == [b"%d" % n for n in range(1300)]
 
 
-def test_many_messages_travel_in_bounded_chunks(proxied, link, keys):
-    with Producer(proxied.url) as producer:
+def test_many_messages_travel_in_bounded_chunks(proxy, link, keys):
+    with Producer(proxy.url) as producer:
         chunks = list(producer.send_chunks("access", (b"x" for _ in range(1100))))
         large = list(producer.send_chunks("access", (b"y" * 400_000 for _ in range(6))))
 
@@ -447,10 +437,10 @@ def test_items_may_have_keys_headers_and_partitions(producer, link, keys):
 
 
 @pytest.mark.fault("F13")
-def test_a_lost_connection_tells_how_many_are_confirmed(proxied, link, keys):
-    with Producer(proxied.url) as producer:
+def test_a_lost_connection_tells_how_many_are_confirmed(proxy, link, keys):
+    with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
-        proxied.arm(Fault.CUT_AFTER, command="XADD", nth=512 + 100)
+        proxy.arm(Fault.CUT_AFTER, command="XADD", nth=512 + 100)
         with pytest.raises(ChunkUnknown) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
 

@@ -21,20 +21,10 @@ from streamqd import (
 )
 from streamqd.errors import Refused
 from streamqd.store import topics
-from streamqd.store.client import Link
 from tests.integration.test_producer_buffered import Gate, in_child, payloads, transactions
-from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.proxy import Fault
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-def proxied(server: Server, link: Link) -> Iterator[FaultProxy]:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
-    with FaultProxy(server.socket_path) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -144,14 +134,14 @@ def test_a_timeout_is_a_cancellation(server, link, keys, gate):
     assert payloads(link, keys)[-1] == b"2"
 
 
-def test_a_lost_answer_is_unknown_and_not_repeated(proxied, link, keys):
+def test_a_lost_answer_is_unknown_and_not_repeated(proxy, link, keys):
     async def work() -> None:
-        async with AsyncProducer(proxied.url) as producer:
+        async with AsyncProducer(proxy.url) as producer:
             await producer.send("access", b"warm")
-            proxied.arm(Fault.DROP_REPLY, command="EXEC")
+            proxy.arm(Fault.DROP_REPLY, command="EXEC")
             with pytest.raises(UnknownOutcome):
                 await producer.send("access", b"1")
-            proxied.arm(Fault.DROP_REPLY, command="EXEC", nth=2)
+            proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=2)
             with pytest.raises(ChunkUnknown) as caught:
                 await producer.send_many("access", (b"%d" % n for n in range(1200)))
             assert (len(caught.value.ids), caught.value.unknown) == (512, 512)

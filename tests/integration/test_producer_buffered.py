@@ -26,19 +26,10 @@ from streamqd.errors import Refused
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
+from tests.support.proxy import Fault
 from tests.support.waiting import wait_until
 
 NEVER = 3600.0  # seconds to linger: nothing is written but for another reason
-
-
-@pytest.fixture
-def proxied(server: Server, link: Link) -> Iterator[FaultProxy]:
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
-    with FaultProxy(server.socket_path) as proxy:
-        yield proxy
 
 
 def payloads(link: Link, keys: Keys, topic: str = "access", partition: int = 0) -> list[bytes]:
@@ -177,11 +168,11 @@ def test_each_message_has_its_own_error(server, link, keys):
     assert payloads(link, keys) == [b"1", b"4"]
 
 
-def test_a_lost_answer_is_unknown_for_its_batch_only(proxied, link, keys):
-    with BufferedProducer(proxied.url, linger=NEVER) as producer:
+def test_a_lost_answer_is_unknown_for_its_batch_only(proxy, link, keys):
+    with BufferedProducer(proxy.url, linger=NEVER) as producer:
         producer.send("access", b"warm")
         producer.flush()
-        proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.arm(Fault.DROP_REPLY, command="EXEC")
         lost = [producer.send("access", b"%d" % n) for n in range(3)]
         producer.flush()
         good = producer.send("access", b"good")
@@ -193,11 +184,11 @@ def test_a_lost_answer_is_unknown_for_its_batch_only(proxied, link, keys):
     assert payloads(link, keys) == [b"warm", b"0", b"1", b"2", b"good"]
 
 
-def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxied, link, keys):
-    with BufferedProducer(proxied.url, linger=NEVER) as producer:
+def test_with_dedup_ids_a_lost_answer_is_asked_for_again(proxy, link, keys):
+    with BufferedProducer(proxy.url, linger=NEVER) as producer:
         producer.send("access", b"warm", dedup_id="warm")
         producer.flush()
-        proxied.arm(Fault.DROP_REPLY, command="EXEC")
+        proxy.arm(Fault.DROP_REPLY, command="EXEC")
         receipts = [producer.send("access", b"%d" % n, dedup_id=f"id-{n}") for n in range(3)]
         producer.flush()
 

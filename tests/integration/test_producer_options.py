@@ -17,8 +17,7 @@ from streamqd.store import growth, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.integration.test_producer_buffered import payloads
-from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer
+from tests.support.proxy import Fault
 
 GROUP = "hits"
 
@@ -174,10 +173,8 @@ def test_waiting_for_room_ends(server, link, keys):
             producer.send("access", b"2")
 
 
-def test_a_lost_answer_is_unknown_with_a_limit_too(server, link, keys):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
-    with FaultProxy(server.socket_path) as proxy, Producer(proxy.url, max_backlog=10) as producer:
+def test_a_lost_answer_is_unknown_with_a_limit_too(proxy, link, keys):
+    with Producer(proxy.url, max_backlog=10) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.DROP_REPLY, command="EXEC")
         with pytest.raises(ChunkUnknown) as caught:

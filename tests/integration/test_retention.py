@@ -227,6 +227,21 @@ def test_what_is_dropped_is_counted_told_and_recorded(
     assert desk.fetch(1) == [b"701-0"]
 
 
+def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: View) -> None:
+    """A part of 512 KiB is six entries here: what is read is counted, and lies in one node."""
+    desk.do("CONFIG", "SET", "stream-node-max-bytes", 0)
+    try:
+        write(desk, 30, size=100_000)
+    finally:
+        desk.do("CONFIG", "SET", "stream-node-max-bytes", 4096)
+    desk.fetch(20)
+    trimmer = trimmer_of(desk, view, Topic(retention=Retention(drop_unacked_above=0)))
+    trimmer.run()
+    assert length(desk) == 0
+    lost = {("access", "0", "hits", "pending"): 20, ("access", "0", "hits", "unread"): 10}
+    assert view.tally["dropped"] == lost
+
+
 def test_age_drops_too_and_fresh_entries_stay(desk: Desk, view: View) -> None:
     now = desk.now_unix_ms()
     write(desk, 300, first=now - 10_000_000)

@@ -15,6 +15,7 @@ from streamqd.spark.options import WriteOptions, write_options
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+from streamqd.store.spark import ROWS_MAX
 from tests.support.servers import Server
 
 pa = pytest.importorskip("pyarrow")
@@ -87,6 +88,17 @@ def test_a_batch_that_is_done_again_is_written_once(shop: Shop, key: bool) -> No
         assert first == [each for each in first if crc32_partition(each, 2) == 0]
     shop.exact(made, batch=4)
     assert sum(map(len, shop.written())) == 52
+
+
+def test_what_is_too_much_for_one_script_goes_in_several(shop: Shop) -> None:
+    names = [f"{number:04}" for number in range(4 * ROWS_MAX + 50)]
+    for _ in range(2):  # the second writes nothing
+        task = sink._ExactTask(shop.options(), "query", 3, 0)
+        assert task.write(rows(*names, key=False)).rows == len(names)
+    for page in shop.written():
+        assert len(page) == 2 * ROWS_MAX + 25
+        assert page == sorted(page)
+    assert shop.all_written() == [name.encode() for name in names]
 
 
 def test_chunks_need_not_be_those_of_the_first_try(shop: Shop) -> None:

@@ -22,7 +22,8 @@ from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import messages, retention, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
-from tests.support.servers import Server
+from tests.support.proxy import Fault, FaultProxy
+from tests.support.servers import ProcessServer, Server
 
 PLACE: Place = ("access", 0)
 
@@ -229,6 +230,22 @@ def test_progress_is_added_up(shop: Shop, link: Link) -> None:
     ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
     assert link.execute("HGETALL", "p") == [b"access/0", b"100"]
     assert link.execute("TTL", "p") > 0
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
+@pytest.mark.parametrize("rows", [50, reading.BATCH_ROWS + 50], ids=["at the end", "meanwhile"])
+def test_a_report_of_progress_that_is_not_answered_fails_no_task(
+    shop: Shop, link: Link, server: Server, fault: Fault, rows: int
+) -> None:
+    if not isinstance(server, ProcessServer):
+        pytest.skip("needs the server's socket")
+    shop.add(*(f"{n}-0" for n in range(1, rows + 1)))
+    with FaultProxy(server.socket_path) as proxy:
+        options = shop.options(url=proxy.url, progressKey="p", retryIntervalMs=1)
+        trigger = proxy.arm(fault, command="HINCRBY")
+        assert len(ids_of(options, shop.span(Catalog(options)))) == rows
+        assert trigger.hit
+    assert int(link.execute("HGET", "p", "access/0") or 0) <= rows, "nothing counts twice"
 
 
 def test_a_lost_connection_is_opened_again(shop: Shop, link: Link) -> None:

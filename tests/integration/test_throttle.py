@@ -150,6 +150,28 @@ def test_no_more_is_fetched_than_the_rate_lets_run_soon(
     assert slot.counter("fetched") <= prefetched
 
 
+@pytest.mark.parametrize("order", ["none", "key"])
+def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
+    desk: Desk, life: Life, slot: Slot, order: str
+):
+    """A message for each of eight lanes would be eight hours of work that nobody else can begin."""
+    fill(desk, 100)
+
+    def stop_when_held() -> None:
+        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED)
+        seen = slot.progress_ns
+        life.tell(Command.NONE)
+        wait_until(lambda: slot.progress_ns != seen, what="it has read all it wants, and waits")
+        life.stop()
+
+    player = threading.Thread(target=stop_when_held)
+    player.start()
+    worker = life.worker("t1", rate="1/h", concurrency=8, order=order)
+    assert life.run(worker, lambda _message: None) == ExitCode.STOPPED
+    player.join()
+    assert slot.counter("fetched") <= 3
+
+
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_a_stop_does_not_wait_for_the_rate(
     desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]

@@ -19,7 +19,6 @@ from tests.contract.desk import Desk
 from tests.support import life as lives
 from tests.support.life import NEVER, Life
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.servers import ProcessServer, Server
 
 LONG_AGO = 1  # nanoseconds since the machine was started
 
@@ -35,45 +34,42 @@ def many(messages: list[Message]) -> None:
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
 def test_a_lease_that_ends_while_redis_is_slow_to_settle(
-    link: Link, keys: Any, server: Server, slot: Slot, new_life: Callable[[str], Life],
+    link: Link, keys: Any, proxy: FaultProxy, slot: Slot, new_life: Callable[[str], Life],
     settings: dict[str, Any],
 ):  # fmt: skip
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs a server with a socket")
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")
     begun: list[str] = []
     looks = threading.Event()
-    with FaultProxy(server.socket_path) as proxy:
-        life = new_life(proxy.url)
-        worker = life.worker("t1", max_messages=2, **settings)
-        for number in (1, 2):
-            desk.add(f"{number}-0")
-        late = proxy.arm(Fault.HOLD_REPLY, wanted=lambda words: b"1-0" in words[-1])
+    life = new_life(proxy.url)
+    worker = life.worker("t1", max_messages=2, **settings)
+    for number in (1, 2):
+        desk.add(f"{number}-0")
+    late = proxy.arm(Fault.HOLD_REPLY, wanted=lambda words: b"1-0" in words[-1])
 
-        def work(message: Message) -> None:
-            begun.append(message.id)
-            worker.settler.since_ns = LONG_AGO  # it took so long that it is settled before the next
+    def work(message: Message) -> None:
+        begun.append(message.id)
+        worker.settler.since_ns = LONG_AGO  # it took so long that it is settled before the next
 
-        def await_trust() -> int:
-            looks.set()
-            return found()
+    def await_trust() -> int:
+        looks.set()
+        return found()
 
-        found, worker.gate.await_trust = worker.gate.await_trust, await_trust  # type: ignore[method-assign]
+    found, worker.gate.await_trust = worker.gate.await_trust, await_trust  # type: ignore[method-assign]
 
-        def slow() -> None:
-            late.wait()
-            slot.trusted_until_ns = LONG_AGO
-            late.release()
-            looks.wait(5)
-            too_soon.extend(begun)
-            slot.trusted_until_ns = NEVER
+    def slow() -> None:
+        late.wait()
+        slot.trusted_until_ns = LONG_AGO
+        late.release()
+        looks.wait(5)
+        too_soon.extend(begun)
+        slot.trusted_until_ns = NEVER
 
-        too_soon: list[str] = []
-        helper = threading.Thread(target=slow)
-        helper.start()
-        life.run(worker, work)
-        helper.join()
+    too_soon: list[str] = []
+    helper = threading.Thread(target=slow)
+    helper.start()
+    life.run(worker, work)
+    helper.join()
     assert too_soon == ["1-0"]
     assert begun == ["1-0", "2-0"]

@@ -48,3 +48,43 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
     assert life.run(waiting, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
     thread.join()
     assert runs == ["1-0"]
+
+
+@pytest.mark.parametrize("retried", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
+def test_what_foreign_consumers_have_read_rings_once(
+    link: Link, keys: Keys, life: Life, slot: Slot, kind: dict[str, Any], retried: bool
+):
+    """The bell knows what was read here: it must not ring for ever for what was read elsewhere."""
+    desk = Desk(link, keys)
+    desk.groups()
+    desk.own("t1")
+    stream = desk.retry if retried else desk.stream
+    unread: list[int] = []
+
+    def waits() -> str:
+        lines = link.execute("CLIENT", "LIST").decode().splitlines()
+        told = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
+        return next((each["id"] for each in told if "b" in each["flags"]), "")
+
+    def read_elsewhere() -> None:
+        wait_until(waits, what="the worker waits at its doorbell")
+        before = slot.counter("round_trips")
+        for number in range(1, 6):
+            read = ("XREADGROUP", "GROUP", "hits", "someone", "STREAMS", stream, ">")
+            link.pipeline([("MULTI",), ("XADD", stream, f"{number}-0", "payload", "x"), read])
+            link.execute("EXEC")
+            wait_until(waits, what="it waits again")
+        unread.append(slot.counter("round_trips") - before)
+        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # as a server that becomes a replica
+        wait_until(waits, what="it waits after all")
+        desk.add("9-0", "payload", "x", stream=stream)
+
+    thread = threading.Thread(target=read_elsewhere)
+    thread.start()
+    runs: list[str] = []
+    waiting = life.worker("t1", max_messages=1, **kind)
+    assert life.run(waiting, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
+    thread.join()
+    assert runs == ["9-0"]
+    assert unread[0] <= 5 + 2

@@ -27,7 +27,6 @@ from streamqd.worker.settler import Item, Settler
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
-from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
 WIDE = 4500  # fields; with as many values more than a script can pass to one command
@@ -252,31 +251,28 @@ def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
 
 
 def test_a_pause_while_redis_is_away_is_a_pause(
-    desk: Desk, new_life: Callable[[str], Life], slot: Slot, server: Server
+    desk: Desk, new_life: Callable[[str], Life], slot: Slot, proxy: FaultProxy
 ):
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     desk.add("1-0")
     desk.add("2-0")
-    with FaultProxy(server.socket_path) as proxy:
-        life = new_life(proxy.url)
+    life = new_life(proxy.url)
 
-        def come_back() -> None:
-            wait_until(lambda: slot.state == WorkerState.PAUSED, what="it pauses")
-            proxy.refusing = False
-            life.tell(Command.NONE)
+    def come_back() -> None:
+        wait_until(lambda: slot.state == WorkerState.PAUSED, what="it pauses")
+        proxy.refusing = False
+        life.tell(Command.NONE)
 
-        helper = threading.Thread(target=come_back)
+    helper = threading.Thread(target=come_back)
 
-        def work(message: Message) -> None:
-            if message.id == "1-0":
-                proxy.refusing = True
-                proxy.cut()
-                life.tell(Command.PAUSE)
-                helper.start()
+    def work(message: Message) -> None:
+        if message.id == "1-0":
+            proxy.refusing = True
+            proxy.cut()
+            life.tell(Command.PAUSE)
+            helper.start()
 
-        code = life.run(life.worker("t1", max_messages=2), work)
-        helper.join()
+    code = life.run(life.worker("t1", max_messages=2), work)
+    helper.join()
     assert code == ExitCode.RECYCLE
     assert desk.state()["stream"].groups == {"hits": ("2-0", {})}
 
@@ -464,46 +460,40 @@ def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, sl
 def test_what_has_ended_is_settled_over_a_new_connection_when_the_old_one_takes_nothing_more(
     desk: Desk,
     new_life: Callable[[str], Life],
-    server: Server,
+    proxy: FaultProxy,
     concurrency: int,
     end: Exception | None,
 ):
     """A failure would run again at the next owner, and would not have been counted."""
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
     desk.add("1-0")
-    with FaultProxy(server.socket_path) as proxy:
-        life = new_life(proxy.url)
-        worker = life.worker("t1", max_messages=1, concurrency=concurrency)
-        if worker.settler.link is not worker.link:
-            worker.settler.link.open()
-            proxy.deafen()  # the connection that the worker reads over is not open yet
+    life = new_life(proxy.url)
+    worker = life.worker("t1", max_messages=1, concurrency=concurrency)
+    if worker.settler.link is not worker.link:
+        worker.settler.link.open()
+        proxy.deafen()  # the connection that the worker reads over is not open yet
 
-        def work(_message: Message) -> object:
-            if worker.settler.link is worker.link:
-                proxy.deafen()
-            return end
+    def work(_message: Message) -> object:
+        if worker.settler.link is worker.link:
+            proxy.deafen()
+        return end
 
-        assert life.run(worker, work) == ExitCode.RECYCLE
+    assert life.run(worker, work) == ExitCode.RECYCLE
     state = desk.state()
     assert state["stream"].groups == {"hits": ("1-0", {})}
     assert list(state.get("items", {})) == (["m:1-0"] if end else [])
 
 
 def test_a_server_that_cannot_be_reached_is_not_asked_twice_at_the_end(
-    new_life: Callable[[str], Life], server: Server
+    new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     """The end of a worker would take twice as long as a connection may take to open."""
-    if not isinstance(server, ProcessServer):
-        pytest.skip("needs the server's socket")
-    with FaultProxy(server.socket_path) as proxy:
-        settler = new_life(proxy.url).worker("t1").settler
-        settler.ack(b"1-0", 0, 1, retried=False, charged=False)
-        proxy.refusing = True
-        with pytest.raises(RedisUnavailable):
-            settler.flush_last()
-        assert proxy.refused == 1
-        assert settler.owed == 1
+    settler = new_life(proxy.url).worker("t1").settler
+    settler.ack(b"1-0", 0, 1, retried=False, charged=False)
+    proxy.refusing = True
+    with pytest.raises(RedisUnavailable):
+        settler.flush_last()
+    assert proxy.refused == 1
+    assert settler.owed == 1
 
 
 # --- order and size of what is read ---------------------------------------------------------------

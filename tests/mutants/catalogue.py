@@ -180,10 +180,21 @@ DEATH = (
         "a long run whose end waits for the end of the next one",
         "when a host is lost what ran for long does not run again beside what was running",
         "streamqd/worker/runs.py",
-        ("elapsed > QUICK_RUN_NS or now - settler", "now - settler"),
+        ("elapsed > quick_ns or now - settler", "now - settler"),
         tests={
             "integration/test_acknowledging.py": (
                 "test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run[one by one]"
+            )
+        },
+    ),
+    mutant(
+        "a lane that begins anew before its end is acknowledged",
+        'with ack = "each" a lost host repeats one message of each lane',
+        "streamqd/worker/concurrent.py",
+        ("if self.runner.ack_each and self.settler.since_ns:", "if False:"),
+        tests={
+            "integration/test_acknowledging.py": (
+                "test_each_end_is_acknowledged_before_its_lane_begins_anew[in threads]"
             )
         },
     ),
@@ -608,8 +619,8 @@ AROUND = (
         "nothing that somebody needs is removed by a policy",
         "lua/stream_trim.lua",
         (
-            "remove_nodes(stream, first, floor, room",
-            "remove_nodes(stream, first, successor(last), room",
+            "remove_nodes(stream, info, floor, room",
+            "remove_nodes(stream, info, successor(last), room",
         ),
         tests={
             "contract/test_stream_trim.py": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,37 @@ RESULTS: dict[str, Any] = {
         name: {
             "version": "1.2",
             "survives": "stay pending",
+            "tuning": {
+                "settings": f"one thread for {name}",
+                "acknowledges": "late",
+                "pages": ["https://example.org/one", "https://example.org/two"],
+            },
             "figures": {
                 key: {"median": 1234.5 / rank, "min": 1.0 / rank, "max": 4321.0 / rank}
                 for key, _, _ in page.COLUMNS
             },
         }
         for rank, name in enumerate([*excerpt.SHOWN, "another"], 1)
+    },
+    "environments": {"celery": {"celery": "1.2"}},
+}
+OUTCOME: dict[str, Any] = {
+    "version": "1.2",
+    "survives": "lost",
+    "restarts": 0,
+    "jobs": 1000,
+    "never_run": 0,
+    "struck_again_s": 0.0421,
+    "others_done_s": 0.05,
+    "twice": 0,
+}
+SURVIVAL: dict[str, Any] = {
+    "date": "2026-01-03",
+    "patience_minutes": 15.0,
+    "systems": {
+        "streamqd": OUTCOME,
+        "huey": OUTCOME | {"never_run": 17, "struck_again_s": None},
+        "arq": OUTCOME | {"struck_again_s": 310.4, "others_done_s": 311.0, "twice": 2},
     },
 }
 
@@ -97,18 +121,19 @@ def test_both_have_the_same_tables() -> None:
 @pytest.mark.parametrize("path", excerpt.PAGES, ids=str)
 def test_the_figures_are_the_measured_ones(path: Path) -> None:
     """Mend it with `make bench-page`."""
-    results = json.loads(page.RESULTS.read_text()) if page.RESULTS.exists() else None
     text = (ROOT / path).read_text()
 
-    assert excerpt.between(text) == excerpt.wanted(path, results)
+    wanted = excerpt.wanted(path, page.read(page.RESULTS), page.read(page.SURVIVAL))
+    assert excerpt.between(text) == wanted
 
 
 def test_the_page_of_the_comparison_is_current() -> None:
     """Mend it with `make bench-page`."""
-    if not page.RESULTS.exists():
+    results = page.read(page.RESULTS)
+    if results is None:
         assert not page.PAGE.exists()
         pytest.skip("make bench has not been run for this version")
-    assert page.PAGE.read_text() == page.text(json.loads(page.RESULTS.read_text()))
+    assert page.PAGE.read_text() == page.text(results, page.read(page.SURVIVAL))
 
 
 def test_figures_go_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
@@ -116,14 +141,50 @@ def test_figures_go_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text((ROOT / path).read_text())
 
-    excerpt.write(RESULTS, tmp_path)
-    excerpt.write(RESULTS, tmp_path)  # a second time changes nothing more
+    excerpt.write(RESULTS, None, tmp_path)
+    excerpt.write(RESULTS, None, tmp_path)  # a second time changes nothing more
 
     for path in excerpt.PAGES:
         before, after = (ROOT / path).read_text(), (tmp_path / path).read_text()
         assert excerpt.with_figures(before, "") == excerpt.with_figures(after, "")
-        assert excerpt.between(after) == excerpt.wanted(path, RESULTS)
+        assert excerpt.between(after) == excerpt.wanted(path, RESULTS, None)
     table = excerpt.between((tmp_path / "README.md").read_text())
-    assert "| streamqd (1.2) | 617 | 617.2 ms | 617.2 ms | 617 µs | 617 MiB |" in table
+    assert "| streamqd (1.2) | 412 | 411.5 ms | 411.5 ms | 412 µs | 412 MiB |" in table
     assert "another" not in table
     assert "| another (1.2) |" in page.text(RESULTS)
+
+
+def test_the_page_tells_how_each_was_tuned_and_by_which_pages() -> None:
+    links = "[1](https://example.org/one), [2](https://example.org/two)"
+
+    assert f"| huey | one thread for huey | late | {links} |" in page.text(RESULTS)
+
+
+def test_results_of_before_settings_were_recorded_make_a_page_too() -> None:
+    """One without a limit, as `--only celery` leaves it behind."""
+    about = {key: value for key, value in RESULTS["systems"]["huey"].items() if key != "tuning"}
+    old = RESULTS | {"systems": {"huey": about}}
+
+    text = page.text(old)
+    assert "How each was tuned" not in text
+    assert "raw hiredis" not in text
+    assert "| huey (1.2) | - | 1" in text
+    assert "| huey | stay pending |" in text
+
+
+def test_what_became_of_jobs_replaces_what_documentations_say_of_it() -> None:
+    text = page.text(RESULTS, SURVIVAL)
+
+    assert "By their documentation and not by a measurement" not in text
+    assert "After\n15 minutes nobody" in text
+    assert "| streamqd (1.2) | after 0.04 s | 0 | 0.05 s | 0 | lost |" in text
+    assert "| huey (1.2) | not in 15 min | 17 | 0.05 s | 0 | lost |" in text
+    assert "| arq (1.2) | after 5.2 min | 0 | 5.2 min | 2 | lost |" in text
+
+
+def test_the_readme_has_a_column_more_when_workers_were_killed() -> None:
+    table = excerpt.wanted(Path("README.md"), RESULTS, SURVIVAL)
+
+    assert f"| {excerpt.HEADS[-1]} | {excerpt.KILLED_HEAD} |" in table
+    assert re.search(r"^\| streamqd \(1\.2\) \|.* \| after 0\.04 s \|$", table, re.MULTILINE)
+    assert re.search(r"^\| BullMQ \(1\.2\) \|.* MiB \|  \|$", table, re.MULTILINE)

@@ -25,6 +25,7 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.support.killed_archive import POINTS, strike
 from tests.support.servers import Server
+from tests.support.spark_process import QUICK
 
 dataset = pytest.importorskip("pyarrow.dataset")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -250,7 +251,8 @@ def test_killed_and_run_again(desk: Desk, server: Server, tmp_path: Path) -> Non
         desk.add("access", number, 5)
         command = [sys.executable, "-m", "tests.support.killed_archive", point, "1"]
         command += ["--config", str(tmp_path / "streamq.toml"), "pipeline", "archive"]
-        command += ["--archive", str(desk.folder), "--batch-rows", "3", "--master", "local[1]"]
+        command += ["--archive", str(desk.folder), "--batch-rows", "3"]
+        command += ["--master", "local[1]", *QUICK]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
     desk.run()

@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 OBEDIENT = Path(__file__).with_name("obedient.py")
 TOPIC, GROUP = "orders", "bill"
 KILL_SECONDS = 10.0
+UNREAD_MAX = 100_000  # more in one partition are not counted
 
 Event = dict[str, Any]
 
@@ -262,6 +263,15 @@ class Daemon:
         }
         return {number: pid for number, pid in found.items() if pid is not None}
 
+    def bell(self, partition: int = 0) -> str:
+        """The id of the connection on which a worker waits for messages; '' while it does not."""
+        name = f" name=streamqd:{Unit(TOPIC, partition, GROUP)} "
+        for line in self.link.execute("CLIENT", "LIST").decode().splitlines():
+            told = dict(word.partition("=")[::2] for word in line.split())
+            if name in line and "b" in told["flags"]:
+                return told["id"]
+        return ""
+
     def worker_states(self) -> set[object]:
         """What the workers are doing, asked for by a dump."""
         mark = self.mark()
@@ -388,9 +398,10 @@ class Daemon:
 
     def unsettled(self) -> int:
         """How many messages are not settled yet, over all groups."""
-        calls = [messages.snapshot(self.keys, unit) for unit in self.units()]
+        calls = [messages.snapshot(self.keys, unit, UNREAD_MAX) for unit in self.units()]
         found = [messages.Snapshot.parse(reply) for reply in self.link.run_many(calls)]
         assert all(found), "a group is missing"
+        assert all(one.unread >= 0 <= one.retry_unread for one in found if one is not None)
         return sum(
             one.unread + one.pending + one.delayed + one.retry_unread + one.retry_pending
             for one in found

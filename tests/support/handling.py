@@ -23,7 +23,9 @@ BATCH = 256  # prefetch_max where nobody says otherwise
 READS = (4, 8, 16, 32, 64, 128, BATCH, BATCH, BATCH)
 FIRST = sum(READS)
 FULL = 10 * BATCH  # messages of ten reads more
-PAGE = 128  # entries of one script that recovers, settles or promotes
+PAGE = 128  # entries of one script that settles
+RECOVERED = 64  # of one that recovers
+PROMOTED = 32  # of one that promotes
 
 # Shorter, and quick messages are settled one by one; longer, and they are in doubt for too long.
 MS = 1_000_000
@@ -70,9 +72,10 @@ class Handling:
         work: Work = nothing,
         seed: Seed = nobody,
         first: Callable[[], None] | None = None,
+        runs: int = 1,
         **changed: Any,
     ) -> Cost:
-        """What a life costs that handles so many messages and ends.
+        """What a life costs that handles so many messages and ends, each in so many `runs`.
 
         What `first` does is part of it; `changed` are settings of its consumer.
         """
@@ -81,7 +84,7 @@ class Handling:
         token = secrets.token_hex(4)
         self._desk.own(token)
         seed(count)
-        one = self._life.worker(token, max_messages=count, **changed)
+        one = self._life.worker(token, max_messages=count * runs, **changed)
         with self._meter.measuring() as cost:
             if first is not None:
                 first()

@@ -34,6 +34,7 @@ from tests.support.verdict import ATTEMPTS_MAX, Blame, Report, judge
 from tests.support.waiting import wait_until
 
 GROUPS = ("bill", "ship")
+EACH = "ship"  # the group that acknowledges each message before it begins the next
 WORK = Path(__file__).with_name("soak_work.py")
 STEP_SECONDS = 0.02
 CHECK_SECONDS = 0.25
@@ -114,6 +115,8 @@ class Trial:
                 code=WORK.read_text(),
             )
             self._open.callback(daemon.close)
+            for each in daemon.tables["consumers"]:
+                each["ack"] = "each" if each["group"] == EACH else "batched"
             # What the trial itself asks goes past the proxy.
             topics = {"orders": {"partitions": partitions, "retention": {"max_length": 100}}}
             daemon.write_config(redis={"url": proxy.url}, topics=topics)
@@ -218,6 +221,7 @@ class Trial:
             report=judge(
                 *(self.ledger.records(), strikes, self.conservation.dead()),
                 charges=self.conservation.charges,
+                each={EACH},
                 blames=[*_blames(crashes, "charged"), *_blames(acquired, "suspected")],
             ),
             strikes=strikes,

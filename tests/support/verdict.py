@@ -77,6 +77,7 @@ class Report:
     stall_seconds: float = 0.0  # the longest that a message waited for its first run
     stalled: str = ""
     slack_seconds: float = 0.0  # what of the slack the causes of the duplicates needed
+    each: frozenset[str] = frozenset()  # groups that acknowledge each message by itself
 
     @property
     def unexplained(self) -> list[Duplicate]:
@@ -101,6 +102,11 @@ class Report:
             found[how] = max(found.get(how, 0), count)
         return dict(sorted(found.items()))
 
+    def several(self) -> list[tuple[str, int, str]]:
+        """Blows that made a process of a group in `each` repeat more than one message."""
+        blows = Counter(dup.blow for dup in self.duplicated if dup.cause and dup.group in self.each)
+        return [blow for blow, count in blows.items() if count > 1]
+
     def faults_of_ours(self) -> dict[str, list[object]]:
         """All that is wrong; empty when nothing is."""
         most = self.most()
@@ -108,6 +114,7 @@ class Report:
             "lost": [*self.lost],
             "duplicated without a cause": [*self.unexplained],
             "several were running": [most] if most.get("running", 0) > 1 else [],
+            "several of one strike and slot": [*self.several()],
             "unexpected": [*self.unexpected],
             "misattributed": [*self.misattributed],
             "overcharged": [*self.overcharged],
@@ -142,13 +149,16 @@ def judge(
     letters: Mapping[str, set[str]],
     charges: Mapping[tuple[str, str], int] | None = None,
     blames: Iterable[Blame] = (),
+    each: Iterable[str] = (),
 ) -> Report:
     """Judge a soak that is over: nothing is left unsettled.
 
     `letters`: group -> dead numbers. `charges`: group, number -> the most crashes that were seen.
+    `each`: groups that acknowledge a message before they begin the next.
     """
     runs = runs_of(records)
-    report = Report(handled=len(runs), dead=sum(map(len, letters.values())))
+    dead = sum(map(len, letters.values()))
+    report = Report(handled=len(runs), dead=dead, each=frozenset(each))
     _count_messages(report, records, runs, letters)
     causes = Causes(runs, strikes)
     _judge_duplicates(report, runs, causes)

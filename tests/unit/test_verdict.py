@@ -256,6 +256,8 @@ def test_the_most_that_one_strike_repeats_is_told_by_process_and_way(story: Stor
     assert report.unexplained == []
     assert report.most() == {"not acknowledged": 2, "running": 1}
     assert [each.seconds for each in report.duplicated] == [0.001, 0.001, None, 0.001, 0.001]
+    assert report.several() == []
+    assert story.judged(each={G}).several() == [("0", 100, G), ("0", 200, G)]
 
 
 @of_instances

@@ -2,12 +2,14 @@
 
 Each round runs every system once, one after the other, so that a noisy minute hits all of them. A
 round takes about eight minutes; the first run installs the systems from PyPI and npm (BullMQ needs
-Node). Figures of one machine: compare the ratios.
+Node). Figures of one machine: compare the ratios. `--scale 0.01` shows in a minute or two whether
+all of it works; such figures mean nothing, and need an `--output` of their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -18,46 +20,41 @@ from typing import Any
 
 from tests.benchmarks.peers import environments, page, server
 from tests.benchmarks.peers.bench import Round
-from tests.benchmarks.peers.systems import SYSTEMS
+from tests.benchmarks.peers.systems import System, chosen
 from tests.support.machine import machine
+
+Figures = dict[str, list[dict[str, float]]]
 
 
 def main() -> int:
-    """Measure, write the results, print the table. 1: nothing could be measured."""
+    """Measure, write the results, print the table. 1: nothing could be measured; 2: bad usage."""
     arguments = argparse.ArgumentParser(prog="make bench", description=__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--only", action="append", default=[], help="part of a system's name")
+    arguments.add_argument("--scale", type=float, default=1.0, help="part of the numbers of jobs")
     arguments.add_argument("--output", type=Path, default=page.RESULTS)
     options = arguments.parse_args()
-    chosen = [each for each in SYSTEMS if _chosen(each.name, options.only)]
-    commands = {system.name: environments.prepare(system) for system in chosen}
-    missing = [name for name, found in commands.items() if found is None]
+    if options.scale != 1 and options.output == page.RESULTS:
+        arguments.error("figures of another scale are not for the page: name a file by --output")
+    systems = chosen(options.only)
+    folders = {system: environments.prepare(system) for system in systems}
+    there = {system: folder for system, folder in folders.items() if folder is not None}
+    missing = [system.name for system in systems if system not in there]
     for name in missing:
         print(f"left out, cannot be installed here: {name}", file=sys.stderr)
-    figures: dict[str, list[dict[str, float]]] = {each.name: [] for each in chosen}
-    with server.private() as (port, pid, about):
-        for number in range(options.rounds):
-            for system in chosen:
-                folder = commands[system.name]
-                if folder is None:
-                    continue
-                print(f"round {number + 1}: {system.name}", file=sys.stderr)
-                try:
-                    figures[system.name].append(Round(system, folder, port, pid).measure())
-                except Exception:  # noqa: BLE001 - one that fails must not cost the others' rounds
-                    traceback.print_exc()
+    figures, about = _measure(there, options.rounds, options.scale)
+    installed = {each: environments.packages(each, folder) for each, folder in there.items()}
     results = {
         "machine": machine() | {"server": about},
         "date": time.strftime("%Y-%m-%d"),
         "rounds": options.rounds,
+        "scale": options.scale,
+        "environments": {
+            system.environment or "streamqd": found for system, found in installed.items()
+        },
         "systems": {
-            system.name: {
-                "version": environments.version(system, commands[system.name] or Path()),
-                "survives": system.survives,
-                "rounds": len(figures[system.name]),
-                "figures": _summary(figures[system.name]),
-            }
-            for system in chosen
+            system.name: _about(system, installed[system]) | _summarised(figures[system.name])
+            for system in there
             if figures[system.name]
         },
         "left out": missing + [name for name, rounds in figures.items() if not rounds],
@@ -72,8 +69,31 @@ def main() -> int:
     return 0
 
 
-def _chosen(name: str, parts: list[str]) -> bool:
-    return not parts or any(part.lower() in name.lower() for part in parts)
+def _measure(there: dict[System, Path], rounds: int, scale: float) -> tuple[Figures, str]:
+    """The figures of all rounds by system, and which server it was."""
+    figures: Figures = {each.name: [] for each in there}
+    with server.private() as (port, pid, about):
+        for number in range(rounds):
+            for system, folder in there.items():
+                print(f"round {number + 1}: {system.name}", file=sys.stderr)
+                try:
+                    figures[system.name].append(Round(system, folder, port, pid, scale).measure())
+                except Exception:  # noqa: BLE001 - one that fails must not cost the others' rounds
+                    traceback.print_exc()
+    return figures, about
+
+
+def _about(system: System, installed: dict[str, str]) -> dict[str, Any]:
+    return {
+        "version": installed[system.package],
+        "package": system.package,
+        "survives": system.survives,
+        "tuning": dataclasses.asdict(system.tuning),
+    }
+
+
+def _summarised(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    return {"rounds": len(rounds), "figures": _summary(rounds)}
 
 
 def _summary(rounds: list[dict[str, float]]) -> dict[str, Any]:

@@ -1,68 +1,113 @@
-"""An environment for each system, so that none sees another's libraries."""
+"""An environment for each system, so that none sees another's libraries.
+
+requirements/NAME.in says what is wanted, requirements/NAME.txt what is installed: each package of
+the environment with its version. `python -m tests.benchmarks.peers.environments NAME ...` writes
+the second anew from the first, with the newest versions that may be had.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.benchmarks.peers.systems import System
+from tests.benchmarks.peers.systems import SYSTEMS, System
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".cache" / "bench"
+OWN = ("streamqd", "redis", "hiredis", "psutil")  # of this repository's, what a worker imports
+TOOLS = {"pip", "setuptools", "wheel"}  # of a new environment, and of no concern here
 
 
 def prepare(system: System) -> Path | None:
     """Install it when it is not; return its folder of commands, None when it cannot be had."""
     if not system.environment:
         return Path(sys.executable).parent
-    return _node(system) if system.node else _python(system)
-
-
-def version(system: System, folder: Path) -> str:
-    """Which version is installed."""
-    if system.node:
-        text = (folder.parent / "bullmq" / "package.json").read_text()
-        return text.partition('"version": "')[2].partition('"')[0]
-    name = system.environment or ("streamqd" if system.name.startswith("streamqd") else "redis")
-    code = f"from importlib.metadata import version; print(version({name!r}))"
-    done = subprocess.run([folder / "python", "-c", code], capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def _python(system: System) -> Path | None:
-    wanted = (HERE / "requirements" / f"{system.environment}.txt").read_text()
     home = CACHE / system.environment
+    pinned = _requirements(system.environment, "txt")
     stamp = home / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+    if not stamp.exists() or stamp.read_text() != pinned.read_text():
         print(f"installing {system.environment} ...", file=sys.stderr)
-        pip = [home / "bin" / "pip", "install", "--quiet", "-r"]
-        pip.append(HERE / "requirements" / f"{system.environment}.txt")
-        if not _runs(pip):
+        if not _install(home, _wanted(pinned), node=system.node):
             return None
-        stamp.write_text(wanted)
-    return home / "bin"
-
-
-def _node(system: System) -> Path | None:
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        return None
-    home = CACHE / system.environment
-    if not (home / "node_modules" / "bullmq").exists():
-        home.mkdir(parents=True, exist_ok=True)
-        print(f"installing {system.environment} ...", file=sys.stderr)
-        npm = ["npm", "install", "--silent", "--no-save", "--prefix", home, "bullmq@5"]
-        if not _runs(npm):
-            return None
+        shutil.copy(pinned, stamp)
+    if not system.node:
+        return home / "bin"
     # Modules are found from the script's own folder, not from the current one.
-    shutil.copy(HERE / "apps" / "bullmq_app.mjs", home)
+    shutil.copy(HERE / "apps" / system.app, home)
     return home / "node_modules" / ".bin"
 
 
-def _runs(command: list[str | Path]) -> bool:
+def packages(system: System, folder: Path) -> dict[str, str]:
+    """What is installed in its environment, by name: the versions."""
+    if system.node:
+        return _modules(folder.parents[1])
+    code = (
+        "import json; from importlib.metadata import distributions as d;"
+        "print(json.dumps({each.name: each.version for each in d()}))"
+    )
+    done = subprocess.run([folder / "python", "-c", code], capture_output=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    wanted = set(found) - TOOLS if system.environment else OWN
+    return {name: found[name] for name in sorted(wanted, key=str.lower)}
+
+
+def renew(name: str) -> None:
+    """Write requirements/NAME.txt anew, from an environment that is made from NAME.in."""
+    system = next(each for each in SYSTEMS if each.environment == name)
+    home = CACHE / name
+    if not _install(home, _wanted(_requirements(name, "in")), node=system.node):
+        raise SystemExit(f"{name} cannot be installed here: see above why")
+    folder = home / "node_modules" / ".bin" if system.node else home / "bin"
+    equals = "@" if system.node else "=="
+    found = packages(system, folder).items()
+    lines = [f"{each}{equals}{version}\n" for each, version in found if each != "node"]
+    _requirements(name, "txt").write_text("".join(lines))
+    shutil.copy(_requirements(name, "txt"), home / "installed.txt")
+
+
+def _requirements(name: str, kind: str) -> Path:
+    return HERE / "requirements" / f"{name}.{kind}"
+
+
+def _wanted(path: Path) -> list[str]:
+    return path.read_text().split()
+
+
+def _install(home: Path, wanted: Iterable[str], *, node: bool) -> bool:
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    if not node:
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        return _runs([home / "bin" / "pip", "install", "--quiet", *wanted])
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        print("Node and npm are not installed", file=sys.stderr)
+        return False
+    return _runs(["npm", "install", "--silent", "--no-save", "--prefix", home, *wanted])
+
+
+def _modules(home: Path) -> dict[str, str]:
+    lock: dict[str, Any] = json.loads((home / "node_modules" / ".package-lock.json").read_text())
+    found = {
+        path.rpartition("node_modules/")[2]: each["version"]
+        for path, each in lock["packages"].items()
+        if "cpu" not in each  # what belongs to one kind of processor comes with what wants it
+    }
+    done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
+    return {"node": done.stdout.strip().removeprefix("v"), **found}
+
+
+def _runs(command: Sequence[str | Path]) -> bool:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
     return done.returncode == 0
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        renew(each)

@@ -1,7 +1,8 @@
 """The figures that README.md and docs/README.zh-CN.md show, and the line of docs/index.md.
 
 They stand between two marks, so that the rest of the pages is written by people. `make bench-page`
-puts them there from benchmarks/peers.json; without results there is nothing between the marks.
+puts them there from benchmarks/peers.json and survival.json; without the first there is nothing
+between the marks, without the second a column less.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ ROOT = Path(__file__).parents[3]
 BEGIN = "<!-- figures: written by make bench-page -->"
 END = "<!-- end of the figures -->"
 LIMIT = "the limit: a bare loop"  # of redis-py
+RAW = "the limit: raw hiredis"
 SHOWN = (
+    RAW,
     LIMIT,
     "streamqd",
     "streamqd, batch handler",
@@ -63,46 +66,72 @@ INDEX = """\
   measured.
 """
 CHINESE_HEADS = ("每秒处理", "延迟中位数", "延迟 99%", "每条消息的工作进程 CPU", "每个工作进程内存")
+KILLED_HEAD = "a killed worker's message"
+KILLED_CHINESE_HEAD = "工作进程被杀时的消息"
+MINUTE_S = 60.0
+
+Results = dict[str, Any]
 
 
-def _english(results: dict[str, Any]) -> str:
-    return _filled(ENGLISH, results, ("", *HEADS))
+def _english(results: Results, survival: Results | None) -> str:
+    return _filled(ENGLISH, results, survival, ("", *HEADS, KILLED_HEAD))
 
 
-def _chinese(results: dict[str, Any]) -> str:
-    return _filled(CHINESE, results, ("", *CHINESE_HEADS))
+def _chinese(results: Results, survival: Results | None) -> str:
+    return _filled(CHINESE, results, survival, ("", *CHINESE_HEADS, KILLED_CHINESE_HEAD))
 
 
-def _index(_results: dict[str, Any]) -> str:
+def _index(_results: Results, _survival: Results | None) -> str:
     return INDEX
 
 
-PAGES: dict[Path, Callable[[dict[str, Any]], str]] = {
+PAGES: dict[Path, Callable[[Results, Results | None], str]] = {
     Path("README.md"): _english,
     Path("docs/README.zh-CN.md"): _chinese,
     Path("docs/index.md"): _index,
 }
 
 
-def _filled(text: str, results: dict[str, Any], heads: tuple[str, ...]) -> str:
-    table = "\n".join(_lines(results["systems"], heads))
+def version(name: str, about: Results) -> str:
+    """How a row names the version: the limit has that of its client library."""
+    return f"redis-py {about['version']}" if name == LIMIT else str(about["version"])
+
+
+def again(name: str, survival: Results) -> str:
+    """What became of the job of this system whose worker was killed; nobody waits for ever."""
+    after = survival["systems"][name]["struck_again_s"]
+    if after is None:
+        return f"not in {survival['patience_minutes']:g} min"
+    return f"after {seconds(after)}"
+
+
+def seconds(time_s: float) -> str:
+    """A time as people read it."""
+    if time_s < 1:
+        return f"{time_s:.2f} s"
+    return f"{time_s:.1f} s" if time_s < MINUTE_S else f"{time_s / MINUTE_S:.1f} min"
+
+
+def _filled(text: str, results: Results, survival: Results | None, heads: tuple[str, ...]) -> str:
+    table = "\n".join(_lines(results["systems"], survival, heads if survival else heads[:-1]))
     told = {"rounds": results["rounds"], "date": results["date"], **results["machine"]}
     return text.format(table=table, **told)
 
 
-def _lines(systems: dict[str, Any], heads: tuple[str, ...]) -> Iterator[str]:
+def _lines(systems: Results, survival: Results | None, heads: tuple[str, ...]) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
-    yield f"| {' | '.join(['---', *['--:'] * len(COLUMNS)])} |"
+    yield f"| {' | '.join(['---', *['--:'] * (len(heads) - 1)])} |"
     for name in SHOWN:
         if name not in systems:
             continue
         each = systems[name]
-        cells = (
+        cells = [
             format(each["figures"][key]["median"], form) + unit
             for (key, form), unit in zip(COLUMNS, UNITS, strict=True)
-        )
-        version = f"redis-py {each['version']}" if name == LIMIT else each["version"]
-        yield f"| {' | '.join([f'{name} ({version})', *cells])} |"
+        ]
+        if survival:
+            cells.append(again(name, survival) if name in survival["systems"] else "")
+        yield f"| {' | '.join([f'{name} ({version(name, each)})', *cells])} |"
 
 
 def between(text: str) -> str:
@@ -117,13 +146,14 @@ def with_figures(text: str, figures: str) -> str:
     return f"{text[:begin]}{figures}{text[end:]}"
 
 
-def wanted(path: Path, results: dict[str, Any] | None) -> str:
+def wanted(path: Path, results: Results | None, survival: Results | None) -> str:
     """What a page of PAGES must have between its marks; None: nothing was measured yet."""
-    return "\n" + PAGES[path](results) + "\n" if results else ""
+    return "\n" + PAGES[path](results, survival) + "\n" if results else ""
 
 
-def write(results: dict[str, Any], root: Path = ROOT) -> None:
+def write(results: Results, survival: Results | None, root: Path = ROOT) -> None:
     """Put the figures into all pages."""
     for path in PAGES:
         page = root / path
-        page.write_text(with_figures(page.read_text(), wanted(path, results)))
+        figures = wanted(path, results, survival)
+        page.write_text(with_figures(page.read_text(), figures))

@@ -1,4 +1,4 @@
-"""arq: results not kept, many jobs at once, a short poll."""
+"""arq: results not kept, many jobs at once, a short poll, uvloop, no log line for each job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import tally
+import uvloop
 from arq import create_pool
 from arq.connections import RedisSettings
 
+uvloop.install()
+LOGGING = {"version": 1, "loggers": {"arq": {"level": "WARNING"}}}
 SETTINGS = RedisSettings.from_dsn(os.environ["BENCH_REDIS"])
 
 

@@ -6,11 +6,11 @@ then a plain call per message. `python bare_app.py` runs two of them.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterable
 from itertools import cycle
 
+import pair
 import redis
 import tally
 
@@ -52,7 +52,7 @@ def work(stream: str) -> None:
             pipe.execute_command("XACK", stream, "g", *ids)
             pipe.execute_command(*read, "STREAMS", stream, ">")
         else:
-            pipe.execute_command(*read, "BLOCK", 5000, "STREAMS", stream, ">")
+            pipe.execute_command(*read, "BLOCK", 1000, "STREAMS", stream, ">")
         found = pipe.execute()[-1]
         entries = found[0][1] if found else []
         ids = [entry[0] for entry in entries]
@@ -61,9 +61,4 @@ def work(stream: str) -> None:
 
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=work, args=(stream,)) for stream in STREAMS]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    pair.run(work, STREAMS)

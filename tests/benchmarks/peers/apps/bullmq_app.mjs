@@ -1,4 +1,4 @@
-// BullMQ: completed jobs removed, many at once. `node bullmq_app.mjs work|single|bulk|paced [COUNT]`
+// BullMQ: completed jobs removed, many at once. `node bullmq_app.mjs work|single|bulk|paced|numbered|trickle [COUNT]`
 import fs from 'node:fs'
 import { Queue, Worker } from 'bullmq'
 
@@ -7,6 +7,19 @@ const connection = { host, port: Number(port) }
 const PAYLOAD = 'x'.repeat(100)
 const RATE = 200
 const now = () => process.hrtime.bigint() // CLOCK_MONOTONIC, as everybody's here
+
+// As tally.py does it.
+const runs = process.env.BENCH_RUNS
+function note (number) {
+  const record = Buffer.alloc(16)
+  record.writeBigInt64LE(number)
+  record.writeBigInt64LE(now(), 8)
+  if (number === BigInt(process.env.BENCH_VICTIM) && !fs.existsSync(`${runs}.killed`)) {
+    fs.writeFileSync(`${runs}.killed`, record.subarray(8))
+    process.kill(process.pid, 'SIGKILL')
+  }
+  fs.appendFileSync(runs, record)
+}
 
 if (process.argv[2] === 'work') {
   const tally = fs.openSync(process.env.BENCH_TALLY, 'r+')
@@ -17,7 +30,9 @@ if (process.argv[2] === 'work') {
   new Worker('bench', async (job) => {
     cell.writeBigUInt64LE(++count)
     fs.writeSync(tally, cell, 0, 8, (process.pid % 4096) * 8)
-    if (job.data.payload[0] !== 'x') {
+    if (runs && job.data.payload[0] !== 'x') {
+      note(BigInt(job.data.payload.slice(0, 20)))
+    } else if (job.data.payload[0] !== 'x') {
       delay.writeBigInt64LE(now() - BigInt(job.data.payload.slice(0, 20)))
       fs.writeSync(late, delay)
     }
@@ -39,6 +54,10 @@ if (process.argv[2] === 'work') {
         const wait = Number(began - now()) / 1e6 + (sent * 1000) / RATE
         if (wait > 0) await new Promise((done) => setTimeout(done, wait))
         payload = String(now()).padStart(20, '0').padEnd(100, 'x')
+      } else if (process.argv[2] === 'trickle') {
+        await new Promise((done) => setTimeout(done, 1000))
+      } else if (process.argv[2] === 'numbered') {
+        payload = String(sent).padStart(20, '0').padEnd(100, 'x')
       }
       await queue.add('job', { payload })
     }

@@ -1,4 +1,7 @@
-"""Send jobs, in the environment of one system: `python drive.py APP single|bulk|paced COUNT`.
+"""Send jobs, in the environment of one system: `python drive.py APP MODE COUNT`.
+
+MODE is single, bulk, paced (RATE per second), numbered (each payload is a number, from 0 on), or
+trickle (one per second).
 
 The module APP offers `single(payloads)`, which sends them one by one as it gets them, and
 `bulk(payloads)`, which sends a list as its system's documentation recommends for many. Prints the
@@ -26,6 +29,10 @@ def main() -> None:
         app.single(PAYLOAD for _ in range(count - 1))
     elif mode == "bulk":
         app.bulk([PAYLOAD] * (count - 1))
+    elif mode == "numbered":
+        app.single(f"{number:020d}".ljust(100, "x") for number in range(count - 1))
+    elif mode == "trickle":
+        app.single(_trickle(count - 1))
     else:
         app.single(_paced(count - 1))
     print(time.perf_counter() - began)
@@ -36,6 +43,12 @@ def _paced(count: int) -> Iterator[str]:
     for number in range(count):
         time.sleep(max(0.0, begin + number / RATE - time.monotonic()))
         yield f"{time.monotonic_ns():020d}".ljust(100, "x")
+
+
+def _trickle(count: int) -> Iterator[str]:
+    for _ in range(count):
+        time.sleep(1)
+        yield PAYLOAD
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ if os.environ.get("BENCH_BATCH"):
 
     @broker.subscriber(stream=StreamSub("jobs", batch=True, max_records=200, **_SUBSCRIPTION))
     async def jobs(payloads: list[str]) -> None:
-        tally.done(payloads[0], len(payloads))
+        tally.done_all(len(payloads), iter(payloads))
 
 else:
 

@@ -15,7 +15,7 @@ def job(message: Message) -> None:
 
 
 def jobs(messages: list[Message]) -> None:
-    tally.done(messages[0].payload, len(messages))
+    tally.done_all(len(messages), (each.payload for each in messages))
 
 
 def single(payloads: Iterable[str]) -> None:

@@ -1,24 +1,29 @@
-"""streaq: many tasks at once, results not kept."""
+"""streaq: many tasks at once, results not kept, uvloop, no log lines for each task."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable
 
 import tally
+import uvloop
 from streaq import Worker
 
-worker = Worker(redis_url=os.environ["BENCH_REDIS"], concurrency=100, prefetch=200)
+worker = Worker(
+    redis_url=os.environ["BENCH_REDIS"],
+    concurrency=100,
+    prefetch=200,
+    anyio_kwargs={"use_uvloop": True},
+)
 
 
-@worker.task(ttl=0)
+@worker.task(ttl=0, silent=True)
 async def job(payload: str) -> None:
     tally.done(payload)
 
 
 def single(payloads: Iterable[str]) -> None:
-    asyncio.run(_single(payloads))
+    uvloop.run(_single(payloads))
 
 
 async def _single(payloads: Iterable[str]) -> None:
@@ -28,7 +33,7 @@ async def _single(payloads: Iterable[str]) -> None:
 
 
 def bulk(payloads: list[str]) -> None:
-    asyncio.run(_bulk(payloads))
+    uvloop.run(_bulk(payloads))
 
 
 async def _bulk(payloads: list[str]) -> None:

@@ -3,6 +3,9 @@
 Imported in each system's own environment: standard library only. BENCH_TALLY names a file of 4,096
 counters of 8 bytes, one per process; the harness adds them up. A payload that begins with digits
 says when it was sent (CLOCK_MONOTONIC, ns); the delay goes to BENCH_LATE, 8 bytes each.
+
+Where BENCH_RUNS is set, the digits are the number of the job: each run of it is noted in that file,
+and the job BENCH_VICTIM kills the process that runs it, the first time.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import struct
 import threading
 import time
+from collections.abc import Iterator
 
 SLOTS = 4096
 
@@ -24,6 +29,9 @@ _guard: contextlib.AbstractContextManager[object] | None = None
 if os.environ.get("BENCH_THREADS"):
     _guard = threading.Lock()
 _slot = os.getpid() % SLOTS
+_runs = os.environ.get("BENCH_RUNS", "")
+if _runs:
+    _noted = os.open(_runs, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def _forked() -> None:
@@ -42,5 +50,32 @@ def done(payload: str | bytes, count: int = 1) -> None:
         with _guard:
             _cells[_slot] += count
     if payload[0] not in ("x", 120):
-        late = time.monotonic_ns() - int(payload[:20])
-        os.write(_late, struct.pack("=q", late))
+        _note(int(payload[:20]))
+
+
+def done_all(count: int, payloads: Iterator[str | bytes]) -> None:
+    """Count the jobs of a batch."""
+    if not _runs:
+        done(next(payloads), count)
+        return
+    for each in payloads:
+        done(each)
+
+
+def _note(number: int) -> None:
+    now = time.monotonic_ns()
+    if not _runs:
+        os.write(_late, struct.pack("=q", now - number))
+        return
+    if number == int(os.environ["BENCH_VICTIM"]) and _is_first(now):
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.write(_noted, struct.pack("=qq", number, now))
+
+
+def _is_first(now: int) -> bool:
+    try:
+        mark = os.open(f"{_runs}.killed", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return False
+    os.write(mark, struct.pack("=q", now))
+    return True

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 
 import tally
+from taskiq.serializers import ORJSONSerializer
 from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 if os.environ.get("BENCH_STREAM"):
@@ -14,6 +15,7 @@ if os.environ.get("BENCH_STREAM"):
     broker = RedisStreamBroker(url=os.environ["BENCH_REDIS"], consumer_id="0")
 else:
     broker = ListQueueBroker(url=os.environ["BENCH_REDIS"])
+broker = broker.with_serializer(ORJSONSerializer())
 
 
 @broker.task

@@ -1,0 +1,223 @@
+"""Coroutines of a worker: its event loop, the tasks that they run in, and the reads beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import select
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from streamqd.message import Message
+from streamqd.scoreboard import RUNNING, Slot
+from streamqd.worker import ExitCode
+from streamqd.worker.eventloop import DESCRIPTOR_MAX, EventLoop, new_loop
+from streamqd.worker.several import SeveralRunner
+from tests.contract.desk import Desk
+from tests.support.life import Life
+
+SEVERAL = {"concurrency": 4, "order": "none"}
+
+
+def settled(desk: Desk) -> bool:
+    return desk.state()["stream"].groups["hits"][1] == {}
+
+
+# --- tasks that cannot be made --------------------------------------------------------------------
+
+_begun: list[str] = []
+
+
+async def spoil(message: Message) -> None:
+    """A handler whose first run lets no more than one task be made after it."""
+    _begun.append(message.id)
+    if len(_begun) == 1:
+        asyncio.get_running_loop().set_task_factory(refuse_two)
+
+
+def refuse_two(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **named: Any
+) -> asyncio.Task[Any]:
+    """A factory that raises twice: before it has made a task, and after. Then it is gone."""
+    if _refused:
+        loop.set_task_factory(None)
+        _refused.append(asyncio.Task(work, loop=loop, **named))
+    else:
+        _refused.append(None)
+    raise RuntimeError("no more tasks")
+
+
+_refused: list[asyncio.Task[Any] | None] = []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [SEVERAL, {**SEVERAL, "timeout": 60.0}, {}, {"timeout": 60.0}],
+    ids=["several", "several with a limit", "one by one", "one by one with a limit"],
+)
+def test_a_factory_that_makes_no_task_fails_the_run_and_the_others_go_on(
+    desk: Desk, life: Life, slot: Slot, settings: dict[str, Any]
+):
+    for number in range(1, 13):
+        desk.add(f"{number}-0")
+    _begun.clear()
+    _refused.clear()
+    # The first read brings one: the factory is there before the next are begun.
+    largest = life.settings.daemon.max_message_bytes
+    bounds = {"max_messages": 12, "prefetch_bytes": largest}
+    worker = life.worker("t1", handler=f"{__name__}:spoil", **bounds, **settings)
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert len(_refused) == 2
+    assert len(_begun) == len(set(_begun)) == 10
+    assert (slot.counter("failed"), slot.counter("acked"), settled(desk)) == (2, 10, True)
+    assert bytes(slot.states).count(RUNNING) == 0
+
+
+# --- timers ---------------------------------------------------------------------------------------
+
+
+def slept(loop: EventLoop, seconds: float) -> float:
+    """Sleep for so long in a loop; return how long it took."""
+    began = time.monotonic()
+    assert loop.wait(lambda: asyncio.sleep(seconds, "slept")) == "slept"
+    return time.monotonic() - began
+
+
+def test_timers_are_as_precise_as_the_system(monkeypatch: pytest.MonkeyPatch):
+    """The wait before a timer is left to what knows more than milliseconds."""
+    waits: list[float] = []
+    wait = select.select
+
+    def told(*given: Any) -> Any:
+        waits.append(given[3])
+        return wait(*given)
+
+    monkeypatch.setattr(select, "select", told)
+    loop = EventLoop()
+    late = sorted(slept(loop, 0.0101) - 0.0101 for _ in range(20))
+    loop.close()
+    print(f"late by {late[10] * 1e3:.2f} ms in the middle")
+    assert max(waits) <= 0.0101
+
+
+def test_a_loop_of_many_descriptors_waits_as_well():
+    """`select` takes no descriptor beyond the first 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with ExitStack() as stack:
+            while True:
+                descriptor = os.open(os.devnull, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                if descriptor > DESCRIPTOR_MAX:
+                    break
+            loop = EventLoop()
+            assert slept(loop, 0.01) >= 0.01
+            loop.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class OwnLoop(asyncio.SelectorEventLoop):
+    """What somebody's policy makes."""
+
+
+class OwnPolicy(asyncio.DefaultEventLoopPolicy):
+    """A policy of somebody who wants another loop."""
+
+    _loop_factory = OwnLoop
+
+
+def test_a_loop_that_the_handlers_module_wants_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(asyncio, "new_event_loop", OwnPolicy().new_event_loop)
+    loop = new_loop()
+    loop.close()
+    assert type(loop) is OwnLoop
+
+
+# --- reads beside runs ----------------------------------------------------------------------------
+
+
+async def quick(_message: Message) -> None:
+    """A handler that is over at once."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead"),
+    [
+        ({}, True),
+        ({"ack": "each"}, False),
+        ({"on_error": "hold-key", "order": "key", "concurrency": 16}, False),
+    ],
+    ids=["plain", "each acknowledged before the next", "hold-key"],
+)
+def test_the_next_are_asked_for_before_those_in_hand_begin(
+    desk: Desk,
+    life: Life,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    ahead: bool,
+):
+    """So they run while Redis answers. Not where it must have answered before anything begins."""
+    for number in range(1, 201):
+        desk.add(f"{number}-0", "payload", "x", "key", f"k{number}")
+    events: list[str] = []
+
+    def told(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(*given: Any, **named: Any) -> Any:
+            events.append(name)
+            return function(*given, **named)
+
+        return tell
+
+    worker = life.worker(
+        *("t1",),
+        handler=f"{__name__}:quick",
+        max_messages=200,
+        prefetch_max=8,
+        prefetch_bytes=1 << 30,
+        **{**SEVERAL, **settings},
+    )
+    fetcher = worker.fetcher
+    monkeypatch.setattr(fetcher, "send_round", told("ask ", fetcher.send_round))
+    monkeypatch.setattr(fetcher, "receive_round", told("answer ", fetcher.receive_round))
+    begin = SeveralRunner._mark_running
+    monkeypatch.setattr(
+        SeveralRunner,
+        "_mark_running",
+        lambda runner, entries: told("begin ", begin)(runner, entries) if entries else None,
+    )
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert settled(desk)
+    assert ("ask begin answer" in "".join(events)) is ahead
+
+
+_retried: list[int] = []
+_slots: list[Slot] = []
+
+
+async def fail_first(message: Message) -> None:
+    """A handler that fails once, and looks much later whether that was settled."""
+    if message.id == "1-0":
+        raise ValueError
+    if message.id == "150-0":
+        _retried.append(_slots[-1].counter("retried"))
+
+
+def test_a_failure_is_settled_before_the_next_read(desk: Desk, life: Life, slot: Slot):
+    """However few come with each read, so that lanes are always free and the next is due."""
+    for number in range(1, 201):
+        desk.add(f"{number}-0")
+    _retried.clear()
+    _slots.append(slot)
+    worker = life.worker(
+        "t1", handler=f"{__name__}:fail_first", max_messages=200, prefetch_max=2, **SEVERAL
+    )
+    assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
+    assert _retried == [1]
+    assert settled(desk)

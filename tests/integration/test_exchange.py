@@ -1,0 +1,118 @@
+"""What one exchange of the supervisor carries, and that nothing keeps the rest from its turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from streamqd.config import Consumer, Daemon, Settings
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from streamqd.supervisor import rounds
+from streamqd.supervisor.exchange import Exchange
+from streamqd.supervisor.holding import Holding, Phase
+from tests.support.costs import Meter
+from tests.support.owning import with_groups
+from tests.support.servers import Server
+from tests.support.waiting import wait_until
+
+MANY = 2 * rounds.CALLS_MAX + 10
+OTHER = Unit("orders", 0, "hits")  # somebody may have it
+
+
+class Talk:
+    """An exchange, and the holdings it speaks for."""
+
+    def __init__(self, server: Server, units: list[Unit]) -> None:
+        consumer = Consumer(topic="access", group="hits", handler="work:go")
+        ours = Settings(
+            redis=server.settings,
+            daemon=Daemon(instance="west-1", lease_ttl=60.0),
+            consumers=(consumer,),
+        )
+        board = Scoreboard(len(units) + 1)
+        self.exchange = Exchange(ours, board, "lock")
+        self.offers = [*units, OTHER]
+        self.holdings = {unit: Holding(unit, consumer, board.allot(unit)) for unit in self.offers}
+        self.held = [self.holdings[unit] for unit in units]
+
+    def tick(self) -> bool:
+        """Take a turn; tell whether another one is wanted at once."""
+        self.exchange.tick(time.monotonic(), self.holdings, self.offers)
+        return self.exchange.next_at() <= time.monotonic()
+
+    def own(self) -> None:
+        """Hold all but the other one, with nothing left to say."""
+        for each in self.held:
+            each.take(0)
+        wait_until(
+            lambda: (
+                not self.tick()
+                and all(each.phase is Phase.HELD and each.groups_ready for each in self.held)
+            ),
+            what="all is held",
+        )
+        self.exchange.beat_at = float("inf")
+
+    def renew_all(self) -> None:
+        for each in self.held:
+            each.renew_at = 0.0
+
+    def renewed(self) -> int:
+        return sum(each.renew_at > 0.0 for each in self.held)
+
+
+@pytest.fixture
+def talk(server: Server, link: Link, keys: Keys) -> Iterator[Talk]:
+    made = Talk(server, with_groups(link, keys, MANY))
+    yield made
+    made.exchange.close()
+
+
+def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter: Meter) -> None:
+    talk.own()
+    for _ in range(2):  # the first lets the server learn the script
+        talk.renew_all()
+        parts = []
+        wanted = True
+        while wanted:
+            with meter.measuring() as cost:
+                wanted = talk.tick()
+            parts.append((cost.trips, cost.scripts))
+    assert parts == [(1, rounds.CALLS_MAX), (1, rounds.CALLS_MAX), (1, 10)]
+    assert talk.renewed() == MANY
+
+
+def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
+    talk: Talk, link: Link, keys: Keys
+) -> None:
+    """Neither the leases behind it, nor the look at what others have."""
+    talk.own()
+    refused = talk.held[: rounds.CALLS_MAX + 5]
+    for each in refused:  # a fence of another type is an error at each call
+        link.execute("DEL", keys.fence(*each.unit))
+        link.execute("SET", keys.fence(*each.unit), "not a hash")
+    talk.renew_all()
+    for _ in range(2):  # they are wanted again
+        talk.exchange.view.views, talk.exchange.beat_at = {}, 0.0
+        ticks = 1
+        while talk.tick():
+            ticks += 1
+            assert ticks < 20, "it never comes to rest"
+        assert talk.renewed() == MANY - len(refused)
+        assert OTHER in talk.exchange.view.views
+
+
+def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> None:
+    talk.own()
+    talk.renew_all()
+    assert talk.tick()
+    for each in talk.held[rounds.CALLS_MAX : -1]:
+        del talk.holdings[each.unit]
+    talk.offers = [*talk.holdings]
+    assert not talk.tick()
+    assert talk.renewed() == rounds.CALLS_MAX + 1

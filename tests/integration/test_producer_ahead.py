@@ -1,0 +1,404 @@
+"""`send_many` makes the next chunk while Redis works on one: what then goes wrong in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from streamqd import ChunkRefused, ChunkUnknown, Outgoing, Producer
+from streamqd.config import Topic
+from streamqd.errors import RedisRefused
+from streamqd.store import growth, topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.integration.test_producer_buffered import payloads
+from tests.support.proxy import Fault
+from tests.support.servers import Server
+from tests.support.waiting import wait_until
+
+CHUNK = 512  # messages of a transaction
+UNDER_WAY = CHUNK + 88  # while this item is made, the first chunk has no answer
+
+
+@pytest.fixture
+def producer(server: Server, link: Link) -> Iterator[Producer]:
+    with Producer(server.url) as made:
+        made.send("access", b"warm")
+        yield made
+
+
+def numbers(count: int, step: Callable[[], object], at: int = UNDER_WAY) -> Iterator[bytes]:
+    """Items, of which one does something before it is there."""
+    for number in range(count):
+        if number == at:
+            step()
+        yield b"%d" % number
+
+
+def texts(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def ids_of(link: Link, keys: Keys, topic: str = "access", partition: int = 0) -> list[str]:
+    found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
+    return [raw_id.decode() for raw_id, _ in found]
+
+
+def in_step(producer: Producer, link: Link, keys: Keys, topic: str = "access") -> None:
+    """What the producer takes for the answer is the answer to what it sent."""
+    for text in (b"one", b"two"):
+        sent = producer.send(topic, text)
+        [[_, fields]] = link.execute("XRANGE", keys.stream(topic, 0), sent, sent)
+        assert fields == [b"payload", text]
+
+
+# --- what is made ahead ---------------------------------------------------------------------------
+
+
+def test_one_chunk_is_made_while_redis_works_and_none_is_sent(proxy, link, keys):
+    made: list[int] = []
+    ahead = threading.Event()
+
+    def items() -> Iterator[bytes]:
+        for number in range(2000):
+            made.append(number)
+            if len(made) == 2 * CHUNK:
+                ahead.set()
+            yield b"%d" % number
+
+    with Producer(proxy.url) as producer, ThreadPoolExecutor() as pool:
+        producer.send("access", b"warm")
+        answer = proxy.arm(Fault.HOLD_REPLY, command="EXEC")
+        sending = pool.submit(producer.send_many, "access", items())
+        assert ahead.wait(10)
+        answer.wait()
+        sent = len(payloads(link, keys))
+        known = len(made)
+        answer.release()
+        ids = sending.result(10)
+
+    assert (sent, known) == (1 + CHUNK, 2 * CHUNK)
+    assert ids_of(link, keys)[1:] == ids
+    assert payloads(link, keys)[1:] == texts(2000)
+
+
+def test_chunks_that_are_asked_for_are_not_made_ahead(producer, link, keys):
+    made: list[int] = []
+    chunks = producer.send_chunks("access", (made.append(n) or b"x" for n in range(2000)))
+    next(chunks)
+
+    assert len(made) == CHUNK
+    assert len(payloads(link, keys)) == 1 + CHUNK
+
+
+def test_an_item_that_fails_while_a_chunk_is_under_way_stops_behind_those_before(
+    producer, link, keys
+):
+    def fail() -> None:
+        raise LookupError("the source is gone")
+
+    with pytest.raises(LookupError) as caught:
+        producer.send_many("access", numbers(2000, fail))
+
+    assert caught.value.__notes__ == [f"{UNDER_WAY} messages of this call were written before it"]
+    assert payloads(link, keys)[1:] == texts(UNDER_WAY)
+    in_step(producer, link, keys)
+
+
+# --- an answer that does not come -----------------------------------------------------------------
+
+
+@pytest.mark.fault("F13")
+@pytest.mark.parametrize("fault", [Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.SWALLOW_REPLY])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_behind_a_lost_answer_nothing_is_sent(proxy, link, keys, fault, chunk):
+    with Producer(proxy.url, timeout=0.5) as producer:
+        producer.send("access", b"warm")
+        proxy.arm(fault, command="EXEC", nth=chunk)
+        with pytest.raises(ChunkUnknown) as caught:
+            producer.send_many("access", (b"%d" % n for n in range(2000)))
+        in_step(producer, link, keys)
+
+    written = chunk * CHUNK  # each fault lets the server execute
+    assert caught.value.unknown == CHUNK
+    assert caught.value.ids == ids_of(link, keys)[1 : 1 + written - CHUNK]
+    assert payloads(link, keys)[1 : 1 + written] == texts(written)
+    assert payloads(link, keys)[1 + written :] == [b"one", b"two"]
+
+
+def test_an_answer_waits_for_items_that_take_longer_than_the_timeout(server, link, keys):
+    with Producer(server.url, timeout=0.2) as producer:
+        ids = producer.send_many("access", numbers(2000, lambda: threading.Event().wait(0.5)))
+
+    assert ids == ids_of(link, keys)
+
+
+@pytest.mark.fault("F13")
+def test_a_reset_before_the_end_of_a_chunk_writes_nothing_of_it(proxy, link, keys):
+    with Producer(proxy.url) as producer:
+        producer.send("access", b"warm")
+        proxy.arm(Fault.CUT_BEFORE, command="EXEC", nth=2)
+        with pytest.raises(ChunkUnknown) as caught:
+            producer.send_many("access", (b"%d" % n for n in range(2000)))
+        in_step(producer, link, keys)
+
+    assert (len(caught.value.ids), caught.value.unknown) == (CHUNK, CHUNK)
+    assert payloads(link, keys)[1:] == [*texts(CHUNK), b"one", b"two"]
+
+
+def test_with_dedup_ids_a_lost_answer_is_asked_for_again_and_the_rest_follows(proxy, link, keys):
+    with Producer(proxy.url) as producer:
+        producer.send("access", b"warm", dedup_id="warm")
+        proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=2)
+        items = (Outgoing(b"%d" % n, dedup_id=str(n)) for n in range(3 * CHUNK))
+        ids = producer.send_many("access", items)
+
+    assert ids == ids_of(link, keys)[1:]
+    assert payloads(link, keys)[1:] == texts(3 * CHUNK)
+
+
+# --- an error in the middle -----------------------------------------------------------------------
+
+
+def _no_memory(link: Link) -> Callable[[], object]:
+    link.execute("CONFIG", "SET", "maxmemory", "1")
+    return lambda: link.execute("CONFIG", "SET", "maxmemory", "0")
+
+
+def _no_right(link: Link) -> Callable[[], object]:
+    link.execute("ACL", "SETUSER", "default", "-xadd")
+    return lambda: link.execute("ACL", "SETUSER", "default", "+@all")
+
+
+def _no_master(link: Link) -> Callable[[], object]:
+    link.execute("REPLICAOF", "127.0.0.1", "1")
+    return lambda: link.execute("REPLICAOF", "NO", "ONE")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"), [(_no_memory, "OOM"), (_no_right, "NOPERM"), (_no_master, "READONLY")]
+)
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_chunk_that_is_refused_ends_it(producer, link, keys, monkeypatch, spoil, code, before):
+    monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0,))
+    mend: list[Callable[[], object]] = []
+
+    def spoil_it() -> None:
+        wait_until(lambda: len(payloads(link, keys)) == 1 + before * CHUNK)
+        mend.append(spoil(link))
+
+    items = numbers(2000, spoil_it, at=before * CHUNK + 88)
+    try:
+        with pytest.raises(ChunkRefused) as caught:
+            producer.send_many("access", items)
+    finally:
+        for each in mend:
+            each()
+
+    assert caught.value.code == code
+    assert caught.value.ids == ids_of(link, keys)[1:] + [None] * CHUNK
+    assert payloads(link, keys)[1:] == texts(before * CHUNK)
+    in_step(producer, link, keys)
+
+
+def test_an_interruption_closes_the_connection_on_its_answer(producer, link, keys):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        producer.send_many("access", numbers(2000, interrupt))
+    in_step(producer, link, keys)
+
+
+# --- items that use the producer ------------------------------------------------------------------
+
+
+def test_an_item_may_be_made_by_sending_with_the_same_producer(producer, link, keys):
+    def items() -> Iterator[bytes]:
+        for number in range(3 * CHUNK):
+            if number % 100 == 50:
+                in_step(producer, link, keys, "other")
+            yield b"%d" % number
+
+    ids = producer.send_many("access", items())
+
+    assert ids == ids_of(link, keys)[1:]
+    assert payloads(link, keys)[1:] == texts(3 * CHUNK)
+    assert payloads(link, keys, "other") == [b"one", b"two"] * 15
+
+
+def test_an_item_may_be_made_by_sending_many_with_the_same_producer(producer, link, keys):
+    inner: list[str] = []
+
+    def send() -> None:
+        inner.extend(producer.send_many("other", (b"%d" % n for n in range(2000))))
+
+    ids = producer.send_many("access", numbers(2000, send))
+
+    assert (ids, inner) == (ids_of(link, keys)[1:], ids_of(link, keys, "other"))
+    assert payloads(link, keys, "other") == texts(2000)
+
+
+def test_a_producer_that_an_item_closes_has_its_answer(producer, link, keys):
+    ids = producer.send_many("access", numbers(2000, producer.close))
+
+    assert ids == ids_of(link, keys)[1:]
+    assert payloads(link, keys)[1:] == texts(2000)
+
+
+def test_an_answer_that_is_lost_in_an_inner_use_is_lost_to_the_outer(proxy, link, keys):
+    with Producer(proxy.url, timeout=0.5) as producer:
+        producer.send("access", b"warm")
+
+        def cut_and_go_on() -> None:
+            proxy.cut()
+            in_step(producer, link, keys, "other")
+
+        lost = proxy.arm(Fault.HOLD_REPLY, command="EXEC")
+        with pytest.raises(ChunkUnknown) as caught:
+            producer.send_many("access", numbers(2000, cut_and_go_on))
+        lost.release()
+        in_step(producer, link, keys)
+
+    assert (caught.value.ids, caught.value.unknown) == ([], CHUNK)
+
+
+class Interruption(BaseException):
+    """As KeyboardInterrupt is one."""
+
+
+def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(proxy, link, keys):
+    def interrupt(_number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_name != "read_all":
+            frame = frame.f_back
+        if frame is not None:
+            raise Interruption
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # it does not wait yet
+
+    def swallow_it() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with contextlib.suppress(Interruption):
+            producer.send("other", b"zero")
+        held.release()
+        in_step(producer, link, keys, "other")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Producer(proxy.url) as producer:
+            producer.send("access", b"warm")
+            held = proxy.arm(Fault.HOLD_REPLY, command="EXEC")
+            with pytest.raises(ChunkUnknown) as caught:
+                producer.send_many("access", numbers(2000, swallow_it))
+            in_step(producer, link, keys)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    assert (caught.value.ids, caught.value.unknown) == ([], CHUNK)
+
+
+# --- what changes in between ----------------------------------------------------------------------
+
+
+def test_a_chunk_that_was_made_before_the_topic_grew_is_routed_anew(server, link, keys):
+    topics.create(link, keys, "access", Topic(partitions=2))
+    routed = 0
+
+    def choose(key: bytes | None, count: int) -> int:
+        nonlocal routed
+        routed += 1
+        if routed == 2 * CHUNK:  # the last one of the second chunk, before that is sent
+            link.run(growth.begin(keys, "access", 2, 3, "t1"))
+            link.run(growth.switch(keys, "access", "t1", range(2, 3)))
+        return zlib.crc32(key or b"") % count
+
+    with Producer(server.url, partitioner=choose) as producer:
+        producer.send_many("access", (Outgoing(b"%d" % n, key=b"%d" % n) for n in range(3 * CHUNK)))
+
+    found = {
+        int(payload): partition
+        for partition in range(3)
+        for payload in payloads(link, keys, partition=partition)
+    }
+    key_of: Any = lambda n: zlib.crc32(b"%d" % n)  # noqa: E731
+    assert [found[n] for n in range(CHUNK)] == [key_of(n) % 2 for n in range(CHUNK)]
+    assert [found[n] for n in range(CHUNK, 3 * CHUNK)] == [
+        key_of(n) % 3 for n in range(CHUNK, 3 * CHUNK)
+    ]
+
+
+@pytest.mark.parametrize("count", [UNDER_WAY, CHUNK])
+def test_a_fork_while_a_chunk_is_under_way_leaves_its_answer_to_the_parent(
+    producer, link, keys, count
+):
+    child = status = -1
+
+    def items() -> Iterator[bytes]:
+        nonlocal child, status
+        yield from texts(count)
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+
+    try:
+        ids = producer.send_many("access", items())
+    except ChunkUnknown as error:
+        if child == 0:
+            os._exit(_of_child(producer, error))
+        raise
+    if child == 0:
+        os._exit(3)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert ids == ids_of(link, keys)[1:]
+    assert payloads(link, keys)[1:] == texts(count)
+    assert payloads(link, keys, "other") == [b"of the child"]
+    in_step(producer, link, keys)
+
+
+def _of_child(producer: Producer, error: ChunkUnknown) -> int:
+    try:
+        producer.send("other", b"of the child")
+    except BaseException:  # noqa: BLE001 - the parent reads the code
+        return 2
+    return 0 if (error.ids, error.unknown) == ([], CHUNK) else 1
+
+
+# --- one message ----------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_refused_has_its_partition_chosen_once(server, link, keys):
+    topics.create(link, keys, "access", Topic(partitions=4))
+    asked: list[bytes | None] = []
+
+    def choose(key: bytes | None, count: int) -> int:
+        asked.append(key)
+        return 1
+
+    with Producer(server.url, partitioner=choose) as chosen, Producer(server.url) as turns:
+        chosen.send("access", b"warm")
+        turns.send("access", b"first")
+        mend = _no_memory(link)
+        try:
+            for producer in (chosen, turns):
+                with pytest.raises(RedisRefused):
+                    producer.send("access", b"refused")
+        finally:
+            mend()
+        turns.send("access", b"third")
+
+    [first], [third] = (
+        [n for n in range(4) if text in payloads(link, keys, partition=n)]
+        for text in (b"first", b"third")
+    )
+    assert asked == [None, None]
+    assert third == (first + 2) % 4  # the refused one took one turn

@@ -1,0 +1,39 @@
+"""What `make bench-survival` makes of the runs that were noted."""
+
+from __future__ import annotations
+
+from tests.benchmarks.peers.survival import JOBS, VICTIM, Run, outcome
+
+DIED_NS = 5_000_000_000
+MS = 1_000_000
+
+
+def test_all_that_ran_once_is_neither_lost_nor_doubled() -> None:
+    runs = [Run(number, DIED_NS - 1) for number in range(JOBS) if number != VICTIM]
+    runs.append(Run(VICTIM, DIED_NS + 40 * MS))
+
+    assert outcome(runs, DIED_NS) == {
+        "jobs": JOBS,
+        "never_run": 0,
+        "struck_again_s": 0.04,
+        "others_done_s": 0.0,
+        "twice": 0,
+    }
+
+
+def test_what_never_ran_is_counted_without_the_one_that_was_struck() -> None:
+    runs = [Run(number, DIED_NS + number * MS) for number in range(VICTIM)]
+
+    found = outcome(runs, DIED_NS)
+    assert found["never_run"] == JOBS - 1 - VICTIM
+    assert found["struck_again_s"] is None
+    assert found["others_done_s"] == (VICTIM - 1) / 1000
+
+
+def test_a_second_run_is_no_later_end_of_the_work() -> None:
+    """In the order in which they were noted, which need not be that of the clock."""
+    runs = [Run(1, DIED_NS + 9 * MS), Run(1, DIED_NS + MS), Run(2, DIED_NS + 2 * MS)]
+
+    found = outcome(runs, DIED_NS)
+    assert found["twice"] == 1
+    assert found["others_done_s"] == 0.002
