@@ -101,9 +101,9 @@ def test_the_hard_limit_kills_a_handler_that_keeps_the_interpreter_and_charges_i
 
 def test_a_handler_under_its_limits_is_left_alone(new_daemon: NewDaemon):
     """Many short runs together are longer than the limit; none of them is."""
-    daemon = new_daemon(consumer={"timeout": "500ms", "hard_timeout": "1s"})
+    daemon = new_daemon(consumer={"timeout": "1s", "hard_timeout": "2s"})
     with daemon:
-        daemon.send(["sleep 0.02"] * 60)  # a busy machine may take some times as long for one
+        daemon.send(["sleep 0.02"] * 110)  # a busy machine may take some times as long for one
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.events("worker.killed") == daemon.ledger.records("raise") == []

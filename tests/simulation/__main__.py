@@ -1,6 +1,6 @@
 """Run every scenario with 500 instances and 10,000 partitions; write the page. See `make simulate`.
 
-Takes about two hours of one core; a tenth of each takes two minutes.
+Takes about an hour and a half of one core; a tenth of each takes two minutes.
 """
 
 from __future__ import annotations
