@@ -48,8 +48,10 @@ def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_cha
         daemon.wait_run(victim)
         mark = daemon.mark()
 
-        (daemon.folder / gate).touch()  # the second run of it shall return
         os.kill(before, signal.SIGSTOP)  # or else it might return before it is killed
+        stopped = psutil.Process(before)
+        daemon.wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, what="it stands still")
+        (daemon.folder / gate).touch()  # the second run of it shall return
         os.kill(before, signal.SIGKILL)
         killed_at = time.monotonic()
         daemon.wait_run(victim, "end")

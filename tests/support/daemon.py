@@ -397,19 +397,14 @@ class Daemon:
         self.wait_for(settled, timeout=timeout, what="everything is settled", every=0.03)
 
     def unsettled(self) -> int:
-        """How many messages are not settled yet, over all groups; too many to count are many."""
+        """How many messages are not settled yet, over all groups.
+
+        Many, where they are too many to count, or the server has the group no more: nothing is
+        settled there until somebody makes it again.
+        """
         calls = [messages.snapshot(self.keys, unit, UNREAD_MAX) for unit in self.units()]
         found = [messages.Snapshot.parse(reply) for reply in self.link.run_many(calls)]
-        assert all(found), "a group is missing"
-        return sum(
-            _counted(one.unread)
-            + one.pending
-            + one.delayed
-            + _counted(one.retry_unread)
-            + one.retry_pending
-            for one in found
-            if one is not None
-        )
+        return sum(map(_unsettled, found))
 
     def pending(self, partition: int | None = None, group: str = GROUP) -> int:
         """How many messages were fetched and are not acknowledged."""
@@ -478,5 +473,7 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _counted(unread: int) -> int:
-    return unread if unread >= 0 else UNREAD_MAX
+def _unsettled(found: messages.Snapshot | None) -> int:
+    if found is None or min(found.unread, found.retry_unread) < 0:
+        return UNREAD_MAX
+    return found.unread + found.pending + found.delayed + found.retry_unread + found.retry_pending
