@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope
 from streamqd.producer.guard import Guard, Outcome, Prepared
-from streamqd.producer.routes import Routes
+from streamqd.producer.routes import Choose, Routes
 from streamqd.store import publishing, scripts
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -18,7 +18,7 @@ from streamqd.store.scripts import Call
 REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
 
 
-def _unrouted(_envelope: Envelope) -> int:
+def _unrouted(_envelopes: Sequence[Envelope]) -> Iterable[int]:
     raise AssertionError("the partition count has not been looked at")
 
 
@@ -34,7 +34,7 @@ class Chunk:
     envelopes: list[Envelope] = field(default_factory=list)
     partitions: list[int] = field(default_factory=list)  # where each goes
     fixed: bool = False
-    choose: Callable[[Envelope], int] = _unrouted  # the partition of a message
+    choose: Choose = _unrouted
     commands: Prepared | None = None  # those that write it where it goes now
 
     def part(self, numbers: Sequence[int], *, fixed: bool) -> Chunk:
@@ -79,10 +79,11 @@ class Carrier:
             known = self._routes.known(chunk.topic)
             chunk.counted = self._routes.count(own(), chunk.topic) if known is None else known
             chunk.choose = self._routes.chooser(chunk.topic, chunk.counted)
-        choose = chunk.choose
-        for envelope in envelopes:
-            chunk.partitions.append(choose(envelope))
-            chunk.envelopes.append(envelope)
+        before = len(chunk.partitions)
+        try:
+            chunk.partitions.extend(chunk.choose(envelopes))
+        finally:
+            chunk.envelopes += envelopes[: len(chunk.partitions) - before]
 
     def prepare(self, chunk: Chunk) -> None:
         """Make the commands that write the messages. Redis is not asked."""
@@ -117,12 +118,7 @@ class Carrier:
 
     def _appends(self, chunk: Chunk) -> Prepared:
         streams = {each: self._keys.stream(chunk.topic, each) for each in set(chunk.partitions)}
-        return self._guard.appends(
-            [
-                (streams[partition], envelope.fields)
-                for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
-            ]
-        )
+        return self._guard.appends(map(streams.__getitem__, chunk.partitions), chunk.envelopes)
 
     def _append(self, link: Link, chunk: Chunk) -> Answers:
         for _ in range(REROUTES_MAX):

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import hiredis
 
 from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.producer.encoding import Bare, Envelope
 from streamqd.store import topics
 from streamqd.store.client import Link, missing_of
 from streamqd.store.keys import Keys
@@ -25,7 +26,6 @@ _EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
 WATCHED_MAX = 8  # topics watched at once: those written to last
 
 Command = tuple[Any, ...]
-Entry = tuple[str, Sequence[bytes]]  # the stream, and names and values of the fields
 Prepared = Sequence[Any]  # commands as a guard made them ready, each in one piece
 
 
@@ -129,21 +129,19 @@ class Guard:
         """Make commands ready for `run`."""
         return [hiredis.pack_command(command) for command in commands]
 
-    def appends(self, entries: Sequence[Entry]) -> Prepared:
-        """Make ready what adds entries to streams, with ids of the server's."""
-        heads: dict[tuple[str, bytes], bytes] = {}
+    def appends(self, streams: Iterable[str], envelopes: Sequence[Envelope]) -> Prepared:
+        """Make ready what adds messages, each to its stream, with ids of the server's."""
+        heads: dict[str, bytes] = {}  # how a message without more than a payload begins
         packed: list[bytes] = []
-        for stream, fields in entries:
-            if len(fields) > 2:
-                packed.append(hiredis.pack_command(_append(stream, fields)))
+        for stream, envelope in zip(streams, envelopes, strict=True):
+            if type(envelope) is not Bare:
+                packed.append(hiredis.pack_command(_append(stream, envelope)))
                 continue
-            # Most are no more than a payload, and alike but for that.
-            name, value = fields
-            head = heads.get((stream, name))
+            head = heads.get(stream)
             if head is None:
-                head = hiredis.pack_command(_append(stream, (name, b""))).removesuffix(_EMPTY)
-                heads[stream, name] = head
-            packed.append(b"%b$%d\r\n%b\r\n" % (head, len(value), value))
+                command = _append(stream, Bare())
+                head = heads[stream] = hiredis.pack_command(command).removesuffix(_EMPTY)
+            packed.append(b"%b$%d\r\n%b\r\n" % (head, len(envelope), envelope))
         return packed
 
     def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
@@ -239,8 +237,8 @@ class ClusterGuard(Guard):
     def prepared(self, commands: Sequence[Command]) -> Prepared:
         return commands  # each is sent to a node by its key
 
-    def appends(self, entries: Sequence[Entry]) -> Prepared:
-        return [_append(*each) for each in entries]
+    def appends(self, streams: Iterable[str], envelopes: Sequence[Envelope]) -> Prepared:
+        return list(map(_append, streams, envelopes))
 
     def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
         if self._counts.get(topic) != expected:
@@ -265,8 +263,8 @@ class ClusterGuard(Guard):
         self._counts[topic] = topics.partition_count(link, self._keys, topic)
 
 
-def _append(stream: str, fields: Sequence[bytes]) -> Command:
-    return ("XADD", stream, "*", *fields)
+def _append(stream: str, envelope: Envelope) -> Command:
+    return ("XADD", stream, "*", *envelope.fields)
 
 
 def _outcome(replies: list[Any]) -> Outcome:

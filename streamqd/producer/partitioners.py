@@ -35,12 +35,8 @@ class Chooser:
     def choose(self, key: bytes | None, dedup_id: str | None, count: int) -> int:
         """Choose. Raises ValueError for what a function chose that is no partition."""
         if self.takes_turns(key, dedup_id):
-            turn = self._turn
-            if turn is None:
-                # Many short-lived producers must not all begin at 0.
-                turn = random.randrange(count)
-            self._turn = turn if self._name == "sticky" else turn + 1
-            return turn % count
+            [turn] = self.turns(1, count)
+            return turn
         if dedup_id is not None and (key is None or self._name == "round-robin"):
             return self._by_key(dedup_id.encode(), count)
         if self._function is None:
@@ -52,6 +48,18 @@ class Chooser:
                 f"the partitioner chose {chosen!r}, which is none of the {count} partitions"
             )
         return chosen
+
+    def turns(self, number: int, count: int) -> list[int]:
+        """Choose for so many messages that take turns."""
+        turn = self._turn
+        if turn is None:
+            # Many short-lived producers must not all begin at 0.
+            turn = random.randrange(count)
+        if self._name == "sticky":
+            self._turn = turn
+            return [turn % count] * number
+        self._turn = turn + number
+        return [each % count for each in range(turn, turn + number)]
 
     def begin_batch(self) -> None:
         """What comes next is written in another transaction than what came before."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused, TopicMissing
-from streamqd.producer.encoding import Envelope
+from streamqd.producer.encoding import Bare, Envelope
 from streamqd.producer.guard import Guard
 from streamqd.producer.partitioners import Partitioners
 from streamqd.store import topics
@@ -16,6 +16,8 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
 _log = logging.getLogger("streamqd.producer")
+
+Choose = Callable[[Sequence[Envelope]], Iterable[int]]  # partitions of messages, in their order
 
 
 class Routes:
@@ -45,31 +47,41 @@ class Routes:
         """What is chosen next is written in another transaction than what was before."""
         self._partitioners.of(topic).begin_batch()
 
-    def chooser(self, topic: str, count: int) -> Callable[[Envelope], int]:
-        """What chooses the partition of a message, as long as the topic has so many.
+    def chooser(self, topic: str, count: int) -> Choose:
+        """What chooses the partitions of messages, as long as the topic has so many.
 
-        It raises Refused, and what a partitioner of the user's raises.
+        What it returns raises Refused, and what a partitioner of the user's raises, where the
+        partition of that message is asked for.
         """
-        choose = self._partitioners.of(topic).choose
+        chooser = self._partitioners.of(topic)
 
         def chosen(envelope: Envelope) -> int:
-            partition = envelope.partition
+            partition = envelope.own_partition
             if partition is None:
-                return choose(envelope.key, envelope.dedup_id, count)
+                return chooser.choose(envelope.key, envelope.dedup_id, count)
             if not 0 <= partition < count:
                 raise Refused(
                     f"the topic {topic} has {count} partitions: there is no partition {partition}"
                 )
             return partition
 
-        return chosen
+        def choose(envelopes: Sequence[Envelope]) -> Iterable[int]:
+            if set(map(type, envelopes)) == {Bare} and chooser.takes_turns(None, None):
+                return chooser.turns(len(envelopes), count)
+            return map(chosen, envelopes)
+
+        return choose
 
     def again(self, link: Link, topic: str, envelope: Envelope, was: int) -> int:
         """Choose anew after the count has changed; a message whose turn it was stays, if it can."""
         chooser = self._partitioners.of(topic)
-        free = envelope.partition is None and chooser.takes_turns(envelope.key, envelope.dedup_id)
+        chosen = envelope.own_partition is None
+        free = chosen and chooser.takes_turns(envelope.key, envelope.dedup_id)
         count = self.count(link, topic)
-        return was if free and was < count else self.chooser(topic, count)(envelope)
+        if free and was < count:
+            return was
+        [partition] = self.chooser(topic, count)([envelope])
+        return partition
 
     def known(self, topic: str) -> int | None:
         """The topic's partition count, when that needs no look at all."""

@@ -7,6 +7,7 @@ repeated unless that is certain to write a message once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,7 +98,8 @@ class Sender:
 
     def cut(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
         """Encode many messages and cut them into batches for `post`."""
-        return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
+        encode = functools.partial(envelope_of, max_bytes=self._max_bytes)
+        return batches(items, encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
@@ -339,9 +341,10 @@ def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Excepti
 
     An error that says of itself how far the batch came leaves no ids.
     """
+    sent = [each for each in results if isinstance(each, str)]
+    if len(sent) == len(results):
+        return sent, None
     failures = [each for each in results if isinstance(each, Exception)]
-    if not failures:
-        return [each for each in results if isinstance(each, str)], None
     ids = [each if isinstance(each, str) else None for each in results]
     for at, each in enumerate(results):
         if isinstance(each, UnknownOutcome):

@@ -6,20 +6,37 @@ import hiredis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamqd.producer.encoding import Bare, Outgoing, envelope_of
 from streamqd.producer.guard import ClusterGuard, Guard
 from streamqd.store.keys import Keys
 
-NAMES = st.sampled_from(["stream:topic:{access:p:0}", "stream:topic:{access:p:1}", "s"])
-VALUES = st.binary(max_size=300)
-FIELDS = st.lists(st.tuples(st.sampled_from([b"payload", b"key", b"x"]), VALUES), min_size=1)
-ENTRIES = st.lists(
-    st.tuples(NAMES, FIELDS.map(lambda pairs: [each for pair in pairs for each in pair]))
+STREAMS = st.sampled_from(["stream:topic:{access:p:0}", "stream:topic:{access:p:1}", "s"])
+PAYLOADS = st.binary(max_size=300)
+MESSAGES = st.one_of(
+    PAYLOADS,
+    PAYLOADS.map(Outgoing),
+    PAYLOADS.map(lambda payload: Outgoing(payload, b"a key", {"a": "1"})),
 )
 
 
-@given(ENTRIES)
-def test_entries_are_packed_as_hiredis_packs_them(entries: list[tuple[str, list[bytes]]]) -> None:
-    commands = [("XADD", stream, "*", *fields) for stream, fields in entries]
+@given(st.lists(st.tuples(STREAMS, MESSAGES)))
+def test_messages_are_packed_as_hiredis_packs_them(
+    messages: list[tuple[str, bytes | Outgoing]],
+) -> None:
+    streams = [each for each, _ in messages]
+    envelopes = [envelope_of(each, 1000) for _, each in messages]
+    commands = [
+        ("XADD", stream, "*", *each.fields) for stream, each in zip(streams, envelopes, strict=True)
+    ]
+    packed = [hiredis.pack_command(each) for each in commands]
 
-    assert Guard(Keys()).appends(entries) == [hiredis.pack_command(each) for each in commands]
-    assert ClusterGuard(Keys()).appends(entries) == commands
+    assert Guard(Keys()).appends(streams, envelopes) == packed
+    assert ClusterGuard(Keys()).appends(streams, envelopes) == commands
+
+
+@given(PAYLOADS)
+def test_a_payload_alone_is_the_only_field(payload: bytes) -> None:
+    for found in (envelope_of(payload, 1000), envelope_of(Outgoing(payload), 1000)):
+        assert type(found) is Bare
+        assert found.fields == [b"payload", payload]
+        assert found.size == len(b"payload") + len(payload)
