@@ -22,8 +22,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     monkeypatch.setenv(URL, "redis://:secret@cache:6379/0")
+    threshold = gc.get_threshold()
     yield
     gc.unfreeze()
+    gc.set_threshold(*threshold)
 
 
 def seen_by_child(target: Path) -> dict[str, str]:
@@ -60,6 +62,17 @@ def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
     before = gc.get_freeze_count()
     inheritance.freeze()
     assert gc.get_freeze_count() > before
+
+
+def test_the_collector_looks_less_often() -> None:
+    inheritance.freeze()
+    assert gc.get_threshold()[0] == inheritance.YOUNG_OBJECTS
+
+
+def test_how_often_it_looks_is_the_users_to_say() -> None:
+    gc.set_threshold(123, 4, 5)
+    inheritance.freeze()
+    assert gc.get_threshold() == (123, 4, 5)
 
 
 def test_a_child_is_chosen_when_memory_runs_out(tmp_path: Path) -> None:
