@@ -17,7 +17,7 @@ _SUPERVISOR_ONLY = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FD
 # The collector looks for circles after so many new objects. A worker holds thousands of messages,
 # coroutines and tasks for a moment: with Python's 700 a fifth of its time went into the looks.
 YOUNG_OBJECTS = 5_000
-_collecting = gc.get_threshold()  # as the interpreter begins
+_PYTHONS = (700, 2_000)  # what it is when nobody has set it: 2,000 since Python 3.13
 
 _at_freeze: dict[str, str | None] | None = None
 
@@ -25,13 +25,14 @@ _at_freeze: dict[str, str | None] | None = None
 def freeze() -> None:
     """Move all objects out of the collector's sight before forking, so pages stay shared.
 
-    It looks at new ones less often, unless a preloaded module has set how often. From here on the
-    environment is taken to stay as it is.
+    It looks at new ones less often, unless somebody has set how often. From here on the environment
+    is taken to stay as it is.
     """
     global _at_freeze
     _at_freeze = _changes()
-    if gc.get_threshold() == _collecting:
-        gc.set_threshold(YOUNG_OBJECTS, *_collecting[1:])
+    first, *others = gc.get_threshold()
+    if first in _PYTHONS:
+        gc.set_threshold(YOUNG_OBJECTS, *others)
     gc.collect()
     gc.freeze()
 

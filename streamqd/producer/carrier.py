@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.producer.encoding import Envelope
+from streamqd.producer.encoding import Envelope, Full, full, kind_of
 from streamqd.producer.guard import Guard, Outcome, Prepared
 from streamqd.producer.routes import Choose, Routes
 from streamqd.store import publishing, scripts
@@ -81,6 +81,7 @@ class Carrier:
             chunk.choose = self._routes.chooser(chunk.topic, chunk.counted)
         before = len(chunk.partitions)
         try:
+            # Where choosing fails, those that were chosen before are there.
             chunk.partitions.extend(chunk.choose(envelopes))
         finally:
             chunk.envelopes += envelopes[: len(chunk.partitions) - before]
@@ -113,8 +114,7 @@ class Carrier:
 
     def _plain(self, chunk: Chunk) -> bool:
         """Whether nothing needs a script."""
-        first = chunk.envelopes[0]
-        return not first.send_id and first.dedup_id is None and self._max_backlog is None
+        return self._max_backlog is None and kind_of(chunk.envelopes[0]) == "plain"
 
     def _appends(self, chunk: Chunk) -> Prepared:
         streams = {each: self._keys.stream(chunk.topic, each) for each in set(chunk.partitions)}
@@ -134,7 +134,7 @@ class Carrier:
         by_source = False
         for _ in range(REROUTES_MAX):
             calls = [
-                self._call_of(chunk.topic, partition, envelope)
+                self._call_of(chunk.topic, partition, full(envelope))
                 for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
             ]
             commands = [scripts.command(call, by_source=by_source) for call in calls]
@@ -165,7 +165,7 @@ class Carrier:
             for was, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
         ]
 
-    def _call_of(self, topic: str, partition: int, envelope: Envelope) -> Call:
+    def _call_of(self, topic: str, partition: int, envelope: Full) -> Call:
         dedup_id = envelope.dedup_id or ""
         if not envelope.send_id:
             return publishing.publish(

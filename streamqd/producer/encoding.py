@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from streamqd.errors import MessageTooLarge
 
@@ -54,50 +54,38 @@ _ALONE = Outgoing(b"")[1:]  # what is beside a value that is no more than that
 _PAYLOAD = b"payload"
 
 
-class Bare(bytes):
-    """A message that is its payload and nothing else, as nearly all are that come in bulk.
-
-    So it is no object beside the payload, which the garbage collector would have to visit.
-    """
-
-    __slots__ = ()
-
-    key: Final = None
-    own_partition: Final = None
-    dedup_id: Final = None
-    send_id: Final = ""
-    delay: Final = None
-    at_unix_ms: Final = None
-
-    @property
-    def fields(self) -> list[bytes]:
-        """Names and values of its entry."""
-        return [_PAYLOAD, self]
-
-    @property
-    def size(self) -> int:
-        """Bytes of names and values."""
-        return len(_PAYLOAD) + len(self)
-
-
 @dataclasses.dataclass(slots=True)
-class Addressed:
-    """A message with more than a payload: its entry's fields, and what decides where and when.
+class Full:
+    """A message as it is written: its entry's fields, and what decides where and when.
 
     A scheduled message has a `send_id`, and either of the two times.
     """
 
     fields: list[bytes]
     size: int  # bytes of names and values
-    key: bytes | None
-    own_partition: int | None  # None: it is chosen
-    dedup_id: str | None
-    send_id: str
-    delay: float | None
-    at_unix_ms: int | None
+    key: bytes | None = None
+    partition: int | None = None
+    dedup_id: str | None = None
+    send_id: str = ""
+    delay: float | None = None
+    at_unix_ms: int | None = None
 
 
-Envelope = Bare | Addressed  # a message as it is written
+# A message that is a payload and nothing else, as nearly all of a bulk are, is that payload:
+# objects beside it were a sixth of the work, for the collector of circles has to visit them.
+Envelope = Full | bytes
+
+
+def full(envelope: Envelope) -> Full:
+    """Spell out what a payload alone stands for."""
+    if isinstance(envelope, bytes):
+        return Full([_PAYLOAD, envelope], size_of(envelope))
+    return envelope
+
+
+def size_of(envelope: Envelope) -> int:
+    """Bytes of names and values."""
+    return len(_PAYLOAD) + len(envelope) if isinstance(envelope, bytes) else envelope.size
 
 
 def envelope_of(item: Any, max_bytes: int) -> Envelope:
@@ -107,7 +95,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
         value = item.value if outgoing else item
         payload = value if type(value) is bytes else _encoded(value)
         if len(payload) <= max_bytes:
-            return Bare(payload)
+            return payload
         item = Outgoing(payload)  # refused below
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
         raise TypeError(f"dedup_id is a text, not {item.dedup_id!r}")
@@ -124,7 +112,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     fields = fields_of(item, max_bytes)
     delay = None if item.delay is None else _seconds("delay", item.delay)
     at_unix_ms = None if item.at is None else _unix_ms("at", item.at)
-    return Addressed(
+    return Full(
         fields,
         sum(map(len, fields)),
         None if item.key is None else encoded_key(item.key),
@@ -180,10 +168,10 @@ def batches(
     try:
         for item in items:
             envelope = encode(item)
-            if type(envelope) is Bare:
-                own, taken = "plain", len(envelope)  # at less than half the price of asking it
+            if type(envelope) is bytes:
+                own, taken = "plain", len(envelope)
             else:
-                own, taken = kind_of(envelope), envelope.size
+                own, taken = kind_of(envelope), size_of(envelope)
             if own != kind and batch:
                 yield batch
                 batch, held = [], 0
@@ -209,6 +197,8 @@ def check_topic(topic: object) -> None:
 
 def kind_of(envelope: Envelope) -> str:
     """How it is written: `plain`, `deduplicated` or `scheduled`. A transaction has one kind."""
+    if isinstance(envelope, bytes):
+        return "plain"
     if envelope.send_id:
         return "scheduled"
     return "plain" if envelope.dedup_id is None else "deduplicated"
@@ -223,11 +213,9 @@ def encoded_key(key: str | bytes) -> bytes:
 
 
 def _encoded(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
     if isinstance(value, str):
         return _utf8("the payload", value)
-    if isinstance(value, bytearray | memoryview):
+    if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     return _utf8("the payload", _to_json(value))
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import hiredis
 
 from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
-from streamqd.producer.encoding import Bare, Envelope
+from streamqd.producer.encoding import Envelope, full
 from streamqd.store import topics
 from streamqd.store.client import Link, missing_of
 from streamqd.store.keys import Keys
@@ -134,12 +134,12 @@ class Guard:
         heads: dict[str, bytes] = {}  # how a message without more than a payload begins
         packed: list[bytes] = []
         for stream, envelope in zip(streams, envelopes, strict=True):
-            if type(envelope) is not Bare:
+            if type(envelope) is not bytes:
                 packed.append(hiredis.pack_command(_append(stream, envelope)))
                 continue
             head = heads.get(stream)
             if head is None:
-                command = _append(stream, Bare())
+                command = _append(stream, b"")
                 head = heads[stream] = hiredis.pack_command(command).removesuffix(_EMPTY)
             packed.append(b"%b$%d\r\n%b\r\n" % (head, len(envelope), envelope))
         return packed
@@ -238,7 +238,7 @@ class ClusterGuard(Guard):
         return commands  # each is sent to a node by its key
 
     def appends(self, streams: Iterable[str], envelopes: Sequence[Envelope]) -> Prepared:
-        return list(map(_append, streams, envelopes))
+        return [_append(*each) for each in zip(streams, envelopes, strict=True)]
 
     def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
         if self._counts.get(topic) != expected:
@@ -264,7 +264,7 @@ class ClusterGuard(Guard):
 
 
 def _append(stream: str, envelope: Envelope) -> Command:
-    return ("XADD", stream, "*", *envelope.fields)
+    return ("XADD", stream, "*", *full(envelope).fields)
 
 
 def _outcome(replies: list[Any]) -> Outcome:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
-from streamqd.producer.encoding import Envelope, check_topic, kind_of
+from streamqd.producer.encoding import Envelope, check_topic, kind_of, size_of
 from streamqd.producer.posting import Posting, Result
 from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender
 
@@ -101,7 +101,7 @@ class Outbox(Generic[T]):
         An empty outbox has room for anything. Raises Refused once it is closed.
         """
         check_topic(topic)
-        size = sum(each.size for each in envelopes)
+        size = sum(map(size_of, envelopes))
         with self._changed:
             if self._closed:
                 raise Refused("the producer is closed")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused, TopicMissing
-from streamqd.producer.encoding import Bare, Envelope
+from streamqd.producer.encoding import Envelope, full
 from streamqd.producer.guard import Guard
 from streamqd.producer.partitioners import Partitioners
 from streamqd.store import topics
@@ -56,7 +56,10 @@ class Routes:
         chooser = self._partitioners.of(topic)
 
         def chosen(envelope: Envelope) -> int:
-            partition = envelope.own_partition
+            if type(envelope) is bytes:
+                return chooser.choose(None, None, count)
+            envelope = full(envelope)
+            partition = envelope.partition
             if partition is None:
                 return chooser.choose(envelope.key, envelope.dedup_id, count)
             if not 0 <= partition < count:
@@ -66,7 +69,7 @@ class Routes:
             return partition
 
         def choose(envelopes: Sequence[Envelope]) -> Iterable[int]:
-            if set(map(type, envelopes)) == {Bare} and chooser.takes_turns(None, None):
+            if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
                 return chooser.turns(len(envelopes), count)
             return map(chosen, envelopes)
 
@@ -75,8 +78,8 @@ class Routes:
     def again(self, link: Link, topic: str, envelope: Envelope, was: int) -> int:
         """Choose anew after the count has changed; a message whose turn it was stays, if it can."""
         chooser = self._partitioners.of(topic)
-        chosen = envelope.own_partition is None
-        free = chosen and chooser.takes_turns(envelope.key, envelope.dedup_id)
+        said = full(envelope)
+        free = said.partition is None and chooser.takes_turns(said.key, said.dedup_id)
         count = self.count(link, topic)
         if free and was < count:
             return was

@@ -24,7 +24,7 @@ from streamqd.errors import (
     UnknownOutcome,
 )
 from streamqd.producer.carrier import Carrier, Changed, Chunk
-from streamqd.producer.encoding import Envelope, batches, check_topic, envelope_of
+from streamqd.producer.encoding import Envelope, batches, check_topic, envelope_of, full
 from streamqd.producer.guard import ClusterGuard, Guard
 from streamqd.producer.options import Duration, checked
 from streamqd.producer.partitioners import Partitioner, Partitioners
@@ -279,6 +279,8 @@ class Sender:
         The same send id again changes nothing while the message waits. When it could be due before
         the last repetition arrives, only a dedup id makes repeating safe.
         """
+        if isinstance(envelope, bytes):
+            return False
         if envelope.dedup_id is not None:
             return True
         longest = sum(PAUSES) + (len(PAUSES) + 1) * self._link.timeout
@@ -317,8 +319,8 @@ def _result(
             f"{int(reply.rest[0]):,} messages wait in {topic}/{partition}, which is max_backlog or"
             " more; the message was not sent"
         )
-    if envelope.send_id and reply.word == "OK":
-        return envelope.send_id
+    if reply.word == "OK" and full(envelope).send_id:
+        return full(envelope).send_id
     return str(reply.rest[0].decode())
 
 

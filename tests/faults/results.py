@@ -3,7 +3,8 @@
     {"outcomes": {server: {test: passed | failed | skipped}}, "on_server": [test, …], …}
 
 A row is shown on a server when all of its tests that talk to one have passed there, and none of the
-others has failed. Rows without such tests are shown everywhere when one of theirs has passed.
+others has failed. Rows without such tests are shown everywhere when one of theirs has passed. A row
+with a test that has not been run at all is shown nowhere.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def shown_on(tests: Sequence[str], results: Results) -> list[str]:
     outcomes = results.get("outcomes", {})
     there = {test for test in tests if test in results.get("on_server", ())}
     anywhere = any(each.get(test) == "passed" for each in outcomes.values() for test in tests)
+    if any(all(test not in each for each in outcomes.values()) for test in tests):
+        return []
     found = []
     for server in SERVERS:
         of_server = outcomes.get(server, {})

@@ -66,8 +66,9 @@ def test_a_row_is_shown_where_all_that_talks_to_a_server_has_passed_and_nothing_
     good, bad, none = {"there": "passed"}, {"there": "failed"}, {"there": "skipped"}
     serverless = {"here": "passed"}
     for results, servers in (
-        (outcomes(valkey=good, redis7=good, redis62=good), [*SERVERS]),
-        (outcomes(valkey=good, redis7=bad, redis62=none), ["valkey"]),
+        (outcomes(valkey=good | serverless, redis7=good, redis62=good), [*SERVERS]),
+        (outcomes(valkey=good | serverless, redis7=bad, redis62=none), ["valkey"]),
+        (outcomes(valkey=good, redis7=good, redis62=good), []),
         (outcomes(valkey=good | {"here": "failed"}, redis7=good), ["redis7"]),
         (outcomes(valkey=serverless, redis7=good), ["redis7"]),
         (outcomes(valkey=good, redis7=none | serverless), ["valkey"]),

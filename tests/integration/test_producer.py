@@ -75,6 +75,18 @@ def test_values_are_written_as_bytes_text_or_json(producer, link, keys, value, p
     assert entries(link, keys, "access") == [{"payload": payload}]
 
 
+@pytest.mark.parametrize("payload", [b"", b"x"])
+@pytest.mark.parametrize(
+    ("options", "said"), [({}, {}), ({"max_backlog": 9}, {}), ({}, {"dedup_id": "1"})]
+)
+def test_a_payload_alone_is_the_same_entry_on_every_way(server, link, keys, payload, options, said):
+    with Producer(server.url, **options) as producer:
+        producer.send("access", payload, **said)
+        producer.send_many("access", [payload, Outgoing(payload)])
+
+    assert entries(link, keys, "access") == [{"payload": payload}] * 3
+
+
 def test_an_entry_holds_payload_key_and_headers_and_nothing_else(producer, link, keys):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -21,7 +21,7 @@ def machine() -> dict[str, Any]:
         "cpu": processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "kernel": platform.release(),
+        "kernel": ".".join(platform.release().split(".")[:2]),
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "redis_py": metadata.version("redis"),

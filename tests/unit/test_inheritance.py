@@ -69,10 +69,11 @@ def test_the_collector_looks_less_often() -> None:
     assert gc.get_threshold()[0] == inheritance.YOUNG_OBJECTS
 
 
-def test_how_often_it_looks_is_the_users_to_say() -> None:
-    gc.set_threshold(123, 4, 5)
+@pytest.mark.parametrize("said", [(123, 4, 5), (0, 10, 10), (50_000, 5, 5)])
+def test_how_often_it_looks_is_the_users_to_say(said: tuple[int, int, int]) -> None:
+    gc.set_threshold(*said)
     inheritance.freeze()
-    assert gc.get_threshold() == (123, 4, 5)
+    assert gc.get_threshold() == said
 
 
 def test_a_child_is_chosen_when_memory_runs_out(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 
 from streamqd.errors import MessageTooLarge
 from streamqd.handlers.payloads import decoder
-from streamqd.producer.encoding import Envelope, Outgoing, batches, envelope_of
+from streamqd.producer.encoding import Full, Outgoing, batches, envelope_of, full
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -39,8 +40,8 @@ class Model(pydantic.BaseModel):
     at: datetime = pydantic.Field(alias="when")
 
 
-def encode(item: Outgoing) -> Envelope:
-    return envelope_of(item, 1000)
+def encode(item: Outgoing) -> Full:
+    return full(envelope_of(item, 1000))
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,8 @@ def test_what_cannot_be_sent_is_said_in_a_sentence(
 
 
 def cut(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
-    found = batches(items, encode, count=count, size=size)
-    return [[each.fields[1] for each in batch] for batch in found]
+    found = batches(items, partial(envelope_of, max_bytes=1000), count=count, size=size)
+    return [[full(each).fields[1] for each in batch] for batch in found]
 
 
 def test_batches_are_bounded_by_count_and_bytes() -> None:
@@ -168,8 +169,8 @@ def test_an_error_comes_behind_what_was_before_it() -> None:
         yield b"2"
         raise LookupError("the source is gone")
 
-    found = batches(items(), encode, count=3, size=1000)
+    found = batches(items(), partial(envelope_of, max_bytes=1000), count=3, size=1000)
 
-    assert [each.fields[1] for each in next(found)] == [b"1", b"2"]
+    assert [full(each).fields[1] for each in next(found)] == [b"1", b"2"]
     with pytest.raises(LookupError):
         next(found)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hiredis
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.producer.encoding import Bare, Outgoing, envelope_of
+from streamqd.errors import MessageTooLarge
+from streamqd.producer.encoding import Outgoing, envelope_of, full, size_of
 from streamqd.producer.guard import ClusterGuard, Guard
 from streamqd.store.keys import Keys
 
@@ -26,7 +28,8 @@ def test_messages_are_packed_as_hiredis_packs_them(
     streams = [each for each, _ in messages]
     envelopes = [envelope_of(each, 1000) for _, each in messages]
     commands = [
-        ("XADD", stream, "*", *each.fields) for stream, each in zip(streams, envelopes, strict=True)
+        ("XADD", stream, "*", *full(each).fields)
+        for stream, each in zip(streams, envelopes, strict=True)
     ]
     packed = [hiredis.pack_command(each) for each in commands]
 
@@ -35,8 +38,21 @@ def test_messages_are_packed_as_hiredis_packs_them(
 
 
 @given(PAYLOADS)
-def test_a_payload_alone_is_the_only_field(payload: bytes) -> None:
+def test_a_payload_alone_is_its_own_envelope(payload: bytes) -> None:
     for found in (envelope_of(payload, 1000), envelope_of(Outgoing(payload), 1000)):
-        assert type(found) is Bare
-        assert found.fields == [b"payload", payload]
-        assert found.size == len(b"payload") + len(payload)
+        assert found is payload, "no copy, and nothing that the collector would visit"
+        assert full(found).fields == [b"payload", payload]
+        assert size_of(found) == full(found).size == len(b"payload") + len(payload)
+
+
+class Padded(bytes):
+    def __bytes__(self) -> bytes:
+        return self[:] + b" and more"
+
+
+def test_what_is_measured_is_what_is_written() -> None:
+    with pytest.raises(MessageTooLarge):
+        envelope_of(Padded(b"x" * 5), 5)
+    found = envelope_of(Padded(b"x"), 1000)
+    assert type(found) is bytes
+    assert full(found).fields == [b"payload", b"x and more"]

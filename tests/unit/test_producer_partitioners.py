@@ -71,6 +71,23 @@ def test_turns_visit_every_partition(partitioner: Partitioner, keys: list[bytes 
     assert found == [(found[0] + n) % 4 for n in range(8)]
 
 
+@given(
+    st.sampled_from(["hash", "round-robin", "sticky", "consistent"]),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7))),
+)
+def test_turns_of_many_are_those_of_one_after_the_other(
+    partitioner: Partitioner, batches: list[tuple[int, int]]
+) -> None:
+    one, many = (Partitioners(partitioner).of("orders") for _ in range(2))
+    first = one.choose(None, None, 4)
+    while many.turns(1, 4) != [first]:  # both begin anywhere
+        many = Partitioners(partitioner).of("orders")
+    for number, count in batches:
+        for chooser in (one, many):
+            chooser.begin_batch()
+        assert many.turns(number, count) == [one.choose(None, None, count) for _ in range(number)]
+
+
 def test_sticky_stays_for_a_batch() -> None:
     chooser = Partitioners("sticky").of("orders")
     found = []
