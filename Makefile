@@ -25,7 +25,7 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-growth bench-growth-page bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,13 @@ bench-spark: $(DEV_STAMP) ## Measure Spark beside one tuned process (BENCH_ARGS=
 
 bench-scale: $(DEV_STAMP) ## Measure hundreds of units on one host (BENCH_ARGS="--shapes 256x1 16x16")
 	$(BIN)/python -m tests.benchmarks.scale $(BENCH_ARGS)
+
+bench-growth: $(DEV_STAMP) ## Measure how the cost grows with units and with what lies around, 10 minutes
+	$(BIN)/python -m tests.benchmarks.growth $(BENCH_ARGS)
+
+bench-growth-page: $(DEV_STAMP) ## Write docs/explanation/growth.md and its plots from the results
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m tests.benchmarks.growth --page $(BENCH_ARGS)
 
 bench-blocking: $(DEV_STAMP) ## Measure how long each script keeps the server busy (BENCH_ARGS="--rounds 3")
 	$(BIN)/python -m tests.benchmarks.blocking $(BENCH_ARGS)

@@ -238,10 +238,7 @@ def look(
 
     All is per second, CPU in ms.
     """
-    titles = daemon.titles()
-    names = {"supervisor": [daemon.pid], "redis": [host.server.pid]}
-    names["housekeeper"] = [pid for title, pid in titles.items() if "housekeeper" in title]
-    names["workers"] = [pid for title, pid in titles.items() if "worker" in title]
+    names = processes(host, daemon)
     host.slow()
     host.pinger.delays()
     handled, used = host.handled(shape), {name: cpu(pids) for name, pids in names.items()}
@@ -262,6 +259,17 @@ def look(
         "redis, MiB": host.used_mib(),
         "another client, ms": host.pinger.delays()._asdict(),
         "slow": host.slow(),
+    }
+
+
+def processes(host: Host, daemon: Daemon) -> dict[str, list[int]]:
+    """The processes that use CPU, by kind."""
+    titles = daemon.titles()
+    return {
+        "supervisor": [daemon.pid],
+        "housekeeper": [pid for title, pid in titles.items() if "housekeeper" in title],
+        "workers": [pid for title, pid in titles.items() if "worker" in title],
+        "redis": [host.server.pid],
     }
 
 

@@ -1,0 +1,65 @@
+"""The plots of `make bench-growth`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+mpl.rcParams |= {"svg.hashsalt": "streamqd", "font.family": "sans-serif", "font.size": 9}
+OURS, REDIS = "#c2410c", "#475569"
+COLORS = ("#c2410c", "#0369a1", "#15803d", "#7c3aed", "#475569")
+RATE = "ms of CPU in each second"
+MESSAGE = "µs of CPU for each message"
+
+Row = dict[str, Any]
+
+
+def units(curves: dict[str, list[Row]], path: Path) -> None:
+    """Draw the cost at rest, and that of a message, by the number of units."""
+    figure, (rest, work) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for (what, rows), style in zip(curves.items(), ("-", "--"), strict=False):
+        numbers = [row["units"] for row in rows]
+        for axes, part, names in (
+            (rest, "rest", ("ours, ms/s", "redis, ms/s")),
+            (work, "work", ("workers, us/message", "redis, us/message")),
+        ):
+            for name, color in zip(names, (OURS, REDIS), strict=True):
+                label = f"{name.partition(',')[0]}, more {what}"
+                values = [row[part][name] for row in rows]
+                axes.plot(numbers, values, style, marker="o", ms=3, color=color, label=label)
+    ticks = sorted({row["units"] for rows in curves.values() for row in rows})
+    for axes, title, of in ((rest, "at rest", RATE), (work, "at work", MESSAGE)):
+        _finish(axes, title, "units", of)
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+    _save(figure, path)
+
+
+def amounts(kinds: dict[str, list[Row]], path: Path) -> None:
+    """Draw the cost at rest by what lies around; a logarithm has no place for nothing."""
+    figure, both = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for axes, name, title in zip(
+        both, ("ours, ms/s", "redis, ms/s"), ("ours, at rest", "Redis, at rest"), strict=True
+    ):
+        for (kind, rows), color in zip(kinds.items(), COLORS, strict=True):
+            some = [row for row in rows if row["amount"]]
+            numbers, values = [row["amount"] for row in some], [row[name] for row in some]
+            axes.plot(numbers, values, marker="o", ms=3, color=color, label=kind)
+        _finish(axes, title, "amount", RATE)
+    _save(figure, path)
+
+
+def _finish(axes: Axes, title: str, by: str, of: str) -> None:
+    axes.set(xscale="log", title=title, xlabel=by, ylabel=of)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

@@ -1,0 +1,112 @@
+"""docs/explanation/growth.md: what it says follows from the figures that were measured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import growth_page
+
+
+def shape(
+    topics: int, groups: int = 1, *, ours: float, worker: float = 2.0, redis: float = 2.0
+) -> dict[str, Any]:
+    return {
+        "shape": f"{topics}x1x{groups}",
+        "topics": topics,
+        "partitions": 1,
+        "groups": groups,
+        "units": topics * groups,
+        "rest": {"ours, ms/s": ours, "redis, ms/s": ours / 2, "commands/s": 1234.4},
+        "work": {
+            "messages/s": 5678,
+            "workers, us/message": worker,
+            "redis, us/message": redis,
+            "commands/message": 0.0254,
+        },
+    }
+
+
+def beside(amount: int, ours: float, redis: float = 10.0) -> dict[str, Any]:
+    rates = {"ours, ms/s": ours, "redis, ms/s": redis, "commands/s": 1000.0}
+    return {"amount": amount, **rates, "redis, MiB": 2.5}
+
+
+RESULTS: dict[str, Any] = {
+    "machine": {"cpu": "a processor", "cores": 2, "python": "3.11", "server": "valkey 9"},
+    "date": "2026-01-02",
+    "seconds": 8.0,
+    "messages": 200_000,
+    "bytes": 100,
+    "shape": "4x1x1",
+    "units": [
+        shape(1, ours=10.0),
+        shape(16, ours=13.0),
+        shape(256, ours=61.0, worker=3.0),
+        shape(16, 8, ours=24.2, redis=1.0),
+    ],
+    "amounts": {
+        "backlog": [beside(0, 20.0), beside(1_000, 10.0), beside(1_000_000, 12.5, redis=9.0)],
+    },
+}
+
+
+def words(text: str) -> str:
+    """A text on one line."""
+    return " ".join(text.split())
+
+
+def test_more_partitions_are_compared_without_the_shapes_that_have_groups() -> None:
+    """51 ms more for 255 units more."""
+    text = words(growth_page.text(RESULTS))
+
+    assert "**More partitions**, 1 to 256 units. At rest, ours goes from 10.0 to 61.0 ms" in text
+    assert "200 µs for each further unit, and 100 µs of Redis" in text
+    assert "Divided by the units that is 10,000 and 238 µs." in text
+    assert "4.0 µs for a message with 1 and 5.0 with 256 (+25%)" in text
+
+
+def test_more_groups_are_compared_with_one_group_of_the_same_partitions() -> None:
+    """11.2 ms more for 112 units more."""
+    text = words(growth_page.text(RESULTS))
+
+    assert "**More groups**, 16 to 128 units. At rest, ours goes from 13.0 to 24.2 ms" in text
+    assert "100 µs for each further unit, and 50 µs of Redis" in text
+    assert "4.0 µs for a message with 16 and 3.0 with 128 (-25%)" in text
+
+
+def test_shapes_without_groups_are_one_curve() -> None:
+    rows = [row for row in RESULTS["units"] if row["groups"] == 1]
+
+    assert growth_page.curves(reversed(rows)) == {"partitions": rows}
+
+
+def test_the_largest_amount_is_compared_with_the_smallest_and_not_with_nothing() -> None:
+    text = words(growth_page.text(RESULTS))
+
+    assert (
+        "**Backlog**, 1,000 to 1,000,000, at rest: ours goes from 10.0 to 12.5 ms of each second"
+        " (+25%), Redis goes from 10.0 to 9.0 ms of each second (-10%)."
+    ) in text
+
+
+def test_every_figure_has_a_row() -> None:
+    text = growth_page.text(RESULTS)
+
+    assert "| 16x1x8 | 128 | 24.2 | 0.19 | 12.1 | 1,234 |" in text
+    assert "| 256x1x1 | 256 | 5,678 | 3.00 | 2.00 | 5.00 | 0.025 |" in text
+    assert "| backlog | 0 | 20.0 | 10.0 | 1,000 | 2.5 |" in text
+    assert "8 seconds each" in text
+    assert "200,000 messages of 100 bytes" in text
+
+
+def test_the_page_is_current() -> None:
+    """Mend it with `make bench-growth-page`."""
+    if not growth_page.RESULTS.exists():
+        pytest.skip("make bench-growth has not been run")
+    results = json.loads(growth_page.RESULTS.read_text())
+    page = growth_page.page_of(growth_page.RESULTS)
+
+    assert page.read_text() == growth_page.text(results)
