@@ -2,8 +2,9 @@
 
 One file. The producer writes `sent` once the server has confirmed a message; a handler writes
 `start` when it is called and `end` or `raise` when it is about to return, and what it wrote is on
-the disk before it does. Each record is one write to the end of the file, so no process can spoil
-the record of another, and none is lost with the process that wrote it.
+the disk before it does. Each record is one write to the end of the file, so none is lost with the
+process that wrote it. Only SIGKILL can tear one, where it lies on two pages; each begins on a line
+of its own, so that does not spoil the record of another process.
 
 "Nothing lost" is judged by `audit`, never by what streamqd says about itself.
 """
@@ -120,7 +121,7 @@ class Ledger:
         self._write(Record(kind, *run, text))
 
     def _write(self, record: Record) -> None:
-        line = json.dumps(record).encode() + b"\n"
+        line = b"\n" + json.dumps(record).encode() + b"\n"
         assert os.write(self._descriptor, line) == len(line)
 
     # --- reading ---
@@ -136,7 +137,8 @@ class Ledger:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
-        self._records += [Record(*json.loads(line)) for line in whole.splitlines()]
+        lines = [line for line in whole.splitlines() if line.endswith(b"]")]  # not torn
+        self._records += [Record(*json.loads(line)) for line in lines]
         return self._records[count:]
 
     def of(self, uid: str, *kinds: str) -> list[Record]:

@@ -77,3 +77,12 @@ def test_a_record_that_is_being_written_is_read_later(ledger: Ledger):
         assert len(ledger.records()) == 1
         file.write(whole[5:])
     assert len(ledger.records()) == 2
+
+
+def test_a_record_that_a_kill_has_torn_spoils_no_other(ledger: Ledger):
+    ledger.sent("a", "1")
+    with ledger.path.open("ab") as file:
+        file.write(ledger.path.read_bytes()[:9])
+    ledger.sent("b", "2")
+
+    assert [each.uid for each in ledger.records()] == ["a", "b"]
