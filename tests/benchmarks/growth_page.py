@@ -49,9 +49,9 @@ wait, equally many in each partition, and each group handles all of them. The ha
 ## By what lies around
 
 The shape is {shape}, there is nothing to do, and more and more of one kind lies there: a *backlog*
-that is unread while its consumer is paused; what is *pending* in the hands of a living consumer, or
-of a dead one, which is looked at and not yet taken over; what is *delayed*, half retries and half
-scheduled sends, due in a day; *dead* letters. Bodies have {bytes:,} bytes.
+that is unread while its consumer is paused; what is *pending* in the hands of a consumer that is not
+ours, which is looked at and taken over after a day; what is *delayed*, half retries and half scheduled
+sends, due in a day; *dead* letters. Bodies have {bytes:,} bytes.
 
 ![What it costs at rest beside more and more](benchmarks/growth-amounts.svg)
 
