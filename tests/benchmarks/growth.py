@@ -8,8 +8,8 @@ paused, messages in hand, retries and scheduled sends, dead letters. Nobody else
 
 Writes growth.json, in ten minutes; `make bench-growth-page` makes docs/explanation/growth.md and
 its plots of it. 256 workers take 10 MiB each. A trial takes fewer and smaller sizes, and a file of
-its own: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --seconds 1 --settle 1 --output
-var/growth/benchmarks/growth.json`. With `--page` its page and its plots go into var/growth, too.
+its own: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --least 9 --seconds 1 --settle 1
+--output var/growth/benchmarks/growth.json`. With `--page` its page and plots go into var/growth.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.waiting import wait_until
 
 SHAPES = ("1x1", "4x1", "16x1", "64x1", "256x1", "16x1x2", "16x1x4", "16x1x8")
 PARTS = ("units", "amounts")
-SIZES = ("only", "shapes", "shape", "amounts", "messages", "bytes", "seconds", "settle")
+SIZES = ("only", "shapes", "shape", "amounts", "messages", "least", "bytes", "seconds", "settle")
 OURS = ("supervisor", "housekeeper", "workers")
 WATCH_SECONDS = 0.1  # between two looks whether the backlog is handled
 PAUSED = "backlog"  # the kind that waits for a consumer that is paused
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--shape", type=Shape.parse, default=Shape(4, 1), help="of the amounts")
     parser.add_argument("--amounts", type=int, nargs="+", default=[10**n for n in range(3, 7)])
     parser.add_argument("--messages", type=int, default=200_000, help="backlog of each group")
+    parser.add_argument("--least", type=int, default=10_000, help="of them, in each partition")
     parser.add_argument("--bytes", type=int, default=100, help="of each body")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each look lasts")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before each look")
@@ -68,7 +69,10 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": machine() | {"server": version(options.server)},
         "date": time.strftime("%Y-%m-%d"),
-        **{name: vars(options)[name] for name in ("messages", "bytes", "seconds", "settle")},
+        **{
+            name: vars(options)[name]
+            for name in ("messages", "least", "bytes", "seconds", "settle")
+        },
         "shape": options.shape.name,
     }
     if "units" in options.only:
@@ -97,7 +101,7 @@ def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     with alone(options) as host:
         daemon = started(host, shape, options)
         rest = at_rest(host, daemon, shape, options)
-        each = -(-options.messages // len(shape.places))
+        each = max(options.least, -(-options.messages // len(shape.places)))
         daemon.pause()
         host.write(shape, backlog, each, "x" * options.bytes)
         wanted = host.handled(shape) + each * len(shape.units)

@@ -42,16 +42,17 @@ At rest, beside empty streams:
 {rest}
 
 At work, from the end of a pause until all is handled: {messages:,} messages of {bytes:,} bytes
-wait, equally many in each partition, and each group handles all of them. The handler does nothing.
+wait, equally many in each partition, which are {least:,} at least; and each group handles all of
+them. The handler does nothing.
 
 {work}
 
 ## By what lies around
 
 The shape is {shape}, there is nothing to do, and more and more of one kind lies there: a *backlog*
-that is unread while its consumer is paused; what is *pending* in the hands of a consumer that is not
-ours, which is looked at and taken over after a day; what is *delayed*, half retries and half scheduled
-sends, due in a day; *dead* letters. Bodies have {bytes:,} bytes.
+that is unread while its consumer is paused; what is *pending* in the hands of a consumer that is
+not ours, which is looked at and taken over after a day; what is *delayed*, half retries and half
+scheduled sends, due in a day; *dead* letters. Bodies have {bytes:,} bytes.
 
 ![What it costs at rest beside more and more](benchmarks/growth-amounts.svg)
 
@@ -78,7 +79,9 @@ def text(results: dict[str, Any]) -> str:
     """The page."""
     units: list[Row] = results["units"]
     amounts: dict[str, list[Row]] = results["amounts"]
-    about = {name: results[name] for name in ("date", "seconds", "messages", "bytes", "shape")}
+    about = {
+        name: results[name] for name in ("date", "seconds", "messages", "least", "bytes", "shape")
+    }
     findings = [_by_units(what, rows) for what, rows in curves(units).items()]
     findings += [_by_amount(kind, rows) for kind, rows in amounts.items()]
     return TEXT.format(

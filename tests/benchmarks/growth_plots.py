@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 mpl.rcParams |= {"svg.hashsalt": "streamqd", "font.family": "sans-serif", "font.size": 9}
 OURS, REDIS = "#c2410c", "#475569"
-COLORS = ("#c2410c", "#0369a1", "#15803d", "#7c3aed", "#475569")
+COLORS = ("#c2410c", "#0369a1", "#15803d", "#7c3aed")
 RATE = "ms of CPU in each second"
 MESSAGE = "µs of CPU for each message"
 

@@ -39,6 +39,7 @@ RESULTS: dict[str, Any] = {
     "date": "2026-01-02",
     "seconds": 8.0,
     "messages": 200_000,
+    "least": 10_000,
     "bytes": 100,
     "shape": "4x1x1",
     "units": [
