@@ -226,6 +226,10 @@ ROWS = (
         "F32",
         "Two supervisors under one id.",
         "One of them ends with code 5 and a message, and acquires nothing any more.",
+        not_on={
+            "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
+            " its clock cannot be set back; the other tests of the row have passed there."
+        },
     ),
     Row(
         "F33",
