@@ -39,9 +39,7 @@ class Posting:
 
     def plan(self) -> None:
         """After an attempt: note what waits still, and when the next one is due."""
-        full = []
-        if BacklogFull in set(map(type, self.results)):
-            full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
+        full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
         now = time.monotonic()
         self.open = bool(full) and now < self.deadline
         self.waiting = full if self.open else []

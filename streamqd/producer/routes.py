@@ -56,9 +56,8 @@ class Routes:
         chooser = self._partitioners.of(topic)
 
         def chosen(envelope: Envelope) -> int:
-            if type(envelope) is bytes:
+            if isinstance(envelope, bytes):
                 return chooser.choose(None, None, count)
-            envelope = full(envelope)
             partition = envelope.partition
             if partition is None:
                 return chooser.choose(envelope.key, envelope.dedup_id, count)

@@ -76,7 +76,10 @@ class Sender:
             settings = replace(settings, redis=replace(settings.redis, url=url))
         self.settings = settings = config.resolved(settings)
         self._backlog_wait: float = options["backlog_wait"]
-        self._max_bytes = settings.daemon.max_message_bytes
+        # Encodes an `Outgoing` or a value; touches neither the connection nor what changes.
+        self.encode: Callable[[Any], Envelope] = functools.partial(
+            envelope_of, max_bytes=settings.daemon.max_message_bytes
+        )
         self._link = connect(settings.redis, timeout=options["timeout"], name="streamqd:producer")
         keys = Keys(settings.keys.control, settings.keys.streams)
         self._spread = bool(self._link.together(("{a}", "{b}"))[1:])  # over several nodes
@@ -92,14 +95,9 @@ class Sender:
         """Close the connection. The next use opens a new one."""
         self._own().close()
 
-    def encode(self, item: Any) -> Envelope:
-        """Encode an `Outgoing` or a value; touches neither the connection nor what changes."""
-        return envelope_of(item, self._max_bytes)
-
     def cut(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
         """Encode many messages and cut them into batches for `post`."""
-        encode = functools.partial(envelope_of, max_bytes=self._max_bytes)
-        return batches(items, encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
+        return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
@@ -279,12 +277,11 @@ class Sender:
         The same send id again changes nothing while the message waits. When it could be due before
         the last repetition arrives, only a dedup id makes repeating safe.
         """
-        if isinstance(envelope, bytes):
-            return False
-        if envelope.dedup_id is not None:
+        message = full(envelope)
+        if message.dedup_id is not None:
             return True
         longest = sum(PAUSES) + (len(PAUSES) + 1) * self._link.timeout
-        return envelope.delay is not None and envelope.delay > longest
+        return message.delay is not None and message.delay > longest
 
 
 def _for_the_moment(reply: Any) -> bool:
@@ -319,8 +316,9 @@ def _result(
             f"{int(reply.rest[0]):,} messages wait in {topic}/{partition}, which is max_backlog or"
             " more; the message was not sent"
         )
-    if reply.word == "OK" and full(envelope).send_id:
-        return full(envelope).send_id
+    send_id = full(envelope).send_id
+    if send_id and reply.word == "OK":
+        return send_id
     return str(reply.rest[0].decode())
 
 

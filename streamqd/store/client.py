@@ -277,10 +277,8 @@ class Link:
         self.judge(replies)
         return replies
 
-    def judge(self, replies: Sequence[Any]) -> RedisRefused | None:
+    def judge(self, replies: Iterable[Any]) -> RedisRefused | None:
         """Close the connection when a reply says that it serves us no more; return that reply."""
-        if not any(issubclass(kind, RedisRefused) for kind in set(map(type, replies))):
-            return None
         for reply in replies:
             if isinstance(reply, RedisRefused) and reply.code in self._drop_after:
                 self._wire.drop()

@@ -7,7 +7,7 @@ moment ago may have been stopped, demoted or cut off.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
@@ -221,7 +221,7 @@ class SlotLink(FoundLink):
             self._inquiry.avoid(address_of(self._wire))
             raise
 
-    def judge(self, replies: Sequence[Any]) -> RedisRefused | None:
+    def judge(self, replies: Iterable[Any]) -> RedisRefused | None:
         refused = super().judge(replies)
         redirect = refused and redirect_of(str(refused), address_of(self._wire))
         if redirect and not redirect.asking:

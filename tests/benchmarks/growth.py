@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import growth_page
-from tests.benchmarks.scale import GHOST, cpu, processes, told
-from tests.benchmarks.scale_host import PATIENCE, Host, Shape, until
+from tests.benchmarks.scale import GHOST, spent, told
+from tests.benchmarks.scale_host import PATIENCE, Host, Shape, add_options, private, until
 from tests.contract.desk import Desk
 from tests.support.costs import backlog, delayed, letters
 from tests.support.daemon import Daemon
 from tests.support.machine import machine
-from tests.support.servers import ProcessServer, find_binary
+from tests.support.servers import about
 from tests.support.waiting import wait_until
 
 SHAPES = ("1x1", "4x1", "16x1", "64x1", "256x1", "16x1x2", "16x1x4", "16x1x8")
@@ -53,10 +52,8 @@ def main() -> None:
     parser.add_argument("--amounts", type=int, nargs="+", default=[10**n for n in range(3, 7)])
     parser.add_argument("--messages", type=int, default=200_000, help="backlog of each group")
     parser.add_argument("--least", type=int, default=10_000, help="of them, in each partition")
-    parser.add_argument("--bytes", type=int, default=100, help="of each body")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each look lasts")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds before each look")
-    parser.add_argument("--server", default="valkey")
+    add_options(parser)
     parser.add_argument("--output", type=Path, default=growth_page.RESULTS)
     parser.add_argument("--page", action="store_true", help="make the page, measure nothing")
     options = parser.parse_args()
@@ -67,7 +64,7 @@ def main() -> None:
     if trial and options.output == growth_page.RESULTS:
         parser.error("figures of other sizes are not for the page: name a file by --output")
     results: dict[str, Any] = {
-        "machine": machine() | {"server": version(options.server)},
+        "machine": machine() | {"server": about(options.server)},
         "date": time.strftime("%Y-%m-%d"),
         **{
             name: vars(options)[name]
@@ -82,15 +79,6 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {options.output}; `make bench-growth-page` makes the page of it")
-
-
-def version(word: str) -> str:
-    """Which server that is."""
-    server = ProcessServer("bench", find_binary(word))
-    try:
-        return f"{server.product} {server.facts.version}"
-    finally:
-        server.close()
 
 
 # --- units ----------------------------------------------------------------------------------------
@@ -178,13 +166,9 @@ def of_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 @contextmanager
 def alone(options: argparse.Namespace) -> Iterator[Host]:
     """A server and a folder that are there for this alone."""
-    with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
-        host = Host(ProcessServer("bench", find_binary(options.server)), Path(folder))
-        try:
-            host.pinger.close()  # what its pings cost the server is not ours
-            yield host
-        finally:
-            host.close()
+    with private(options.server) as host:
+        host.pinger.close()  # what its pings cost the server is not ours
+        yield host
 
 
 def started(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
@@ -209,24 +193,6 @@ def at_rest(
         **{f"{name}, ms/s": rate for name, rate in rates.items()},
         "ours, ms/s": round(sum(rates[name] for name in OURS), 2),
         "commands/s": round(used["commands"] / used["seconds"], 1),
-    }
-
-
-def spent(host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]) -> dict[str, float]:
-    """What everybody uses during a call: seconds, of CPU too, commands, and messages handled."""
-    names = processes(host, daemon)
-    handled, asked = host.handled(shape), host.asked
-    began, before = time.monotonic(), {name: cpu(pids) for name, pids in names.items()}
-    with host.meter.measuring() as cost:
-        wait()
-        took = time.monotonic() - began
-        used = {name: cpu(pids) - before[name] for name, pids in names.items()}
-        asked = host.asked - asked
-    return {
-        **used,
-        "seconds": took,
-        "commands": cost.total - asked,
-        "messages": host.handled(shape) - handled,
     }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import markdown
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "explanation" / "benchmarks" / "growth.json"
 
@@ -88,18 +90,18 @@ def text(results: dict[str, Any]) -> str:
         **about,
         **results["machine"],
         findings="\n".join(_wrapped(each) for each in findings),
-        rest=_table(
+        rest=markdown.table(
             ("shape", "units", "ours, ms/s", "ours per unit, ms/s", "Redis, ms/s", "commands/s"),
             map(_rest, units),
         ),
-        work=_table(
+        work=markdown.table(
             (
                 *("shape", "units", "handled/s", "worker, µs/message", "Redis, µs/message"),
                 *("both", "commands/message"),
             ),
             map(_work, units),
         ),
-        amounts=_table(
+        amounts=markdown.table(
             ("kind", "amount", "ours, ms/s", "Redis, ms/s", "commands/s", "Redis, MiB"),
             (_amount(kind, row) for kind, rows in amounts.items() for row in rows),
         ),
@@ -199,8 +201,3 @@ def _work(row: Row) -> Sequence[str]:
 def _amount(kind: str, row: Row) -> Sequence[str]:
     rates = (f"{row[name]:,.1f}" for name in ("ours, ms/s", "redis, ms/s"))
     return (kind, f"{row['amount']:,}", *rates, f"{row['commands/s']:,.0f}", str(row["redis, MiB"]))
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-mpl.rcParams |= {"svg.hashsalt": "streamqd", "font.family": "sans-serif", "font.size": 9}
-OURS, REDIS = "#c2410c", "#475569"
-COLORS = ("#c2410c", "#0369a1", "#15803d", "#7c3aed")
+from tests.benchmarks.figures import OURS, REDIS, finish, save
+
+COLORS = (OURS, "#0369a1", "#15803d", "#7c3aed")
 RATE = "ms of CPU in each second"
 MESSAGE = "µs of CPU for each message"
 
@@ -33,10 +32,10 @@ def units(curves: dict[str, list[Row]], path: Path) -> None:
                 axes.plot(numbers, values, style, marker="o", ms=3, color=color, label=label)
     ticks = sorted({row["units"] for rows in curves.values() for row in rows})
     for axes, title, of in ((rest, "at rest", RATE), (work, "at work", MESSAGE)):
-        _finish(axes, title, "units", of)
+        _labelled(axes, title, "units", of)
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
-    _save(figure, path)
+    save(figure, path)
 
 
 def amounts(kinds: dict[str, list[Row]], path: Path) -> None:
@@ -49,17 +48,12 @@ def amounts(kinds: dict[str, list[Row]], path: Path) -> None:
             some = [row for row in rows if row["amount"]]
             numbers, values = [row["amount"] for row in some], [row[name] for row in some]
             axes.plot(numbers, values, marker="o", ms=3, color=color, label=kind)
-        _finish(axes, title, "amount", RATE)
-    _save(figure, path)
+        _labelled(axes, title, "amount", RATE)
+    save(figure, path)
 
 
-def _finish(axes: Axes, title: str, by: str, of: str) -> None:
-    axes.set(xscale="log", title=title, xlabel=by, ylabel=of)
+def _labelled(axes: Axes, title: str, by: str, of: str) -> None:
+    finish(axes, title)
+    axes.set(xlabel=by, ylabel=of)
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)

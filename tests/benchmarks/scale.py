@@ -37,8 +37,17 @@ import psutil
 
 from streamqd.model import Unit
 from tests.benchmarks.quick import machine
-from tests.benchmarks.scale_host import AT_ONCE, FAILING, PATIENCE, Host, Shape, until, within
-from tests.benchmarks.scale_page import table
+from tests.benchmarks.scale_host import (
+    AT_ONCE,
+    FAILING,
+    PATIENCE,
+    Host,
+    Shape,
+    add_options,
+    until,
+    within,
+)
+from tests.benchmarks.scale_page import KINDS, table
 from tests.contract.desk import Desk
 from tests.support.costs import backlog, delayed, letters, pending
 from tests.support.daemon import Daemon
@@ -59,10 +68,8 @@ def main() -> None:
     parser.add_argument("--pending", type=int, default=1_000, help="half of a dead consumer")
     parser.add_argument("--keep", type=int, default=1_000, help="messages that retention keeps")
     parser.add_argument("--failing", type=int, default=1_000, help="messages that fail and die")
-    parser.add_argument("--bytes", type=int, default=100, help="of each body")
     parser.add_argument("--takeover", type=int, default=4, help="partitions that are taken over")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each look lasts")
-    parser.add_argument("--server", default="valkey")
+    add_options(parser)
     parser.add_argument("--first", action="store_true", help="the server runs before all others")
     parser.add_argument("--output", type=Path, default=Path("var/scale"))
     options = parser.parse_args()
@@ -238,27 +245,45 @@ def look(
 
     All is per second, CPU in ms.
     """
-    names = processes(host, daemon)
-    host.slow()
-    host.pinger.delays()
-    handled, used = host.handled(shape), {name: cpu(pids) for name, pids in names.items()}
-    began, asked = time.monotonic(), host.asked
-    with host.meter.measuring() as cost:
-        while (left := began + seconds - time.monotonic()) > 0:
+
+    def wait() -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1) if done else left)
             if done and done():
                 break
-    took, asked = time.monotonic() - began, host.asked - asked
+
+    host.slow()
+    host.pinger.delays()
+    used = spent(host, daemon, shape, wait)
+    took = used["seconds"]
     return {
-        "CPU, ms/s": {
-            name: round((cpu(pids) - used[name]) / took * 1000, 2) for name, pids in names.items()
-        },
-        "messages/s": round((host.handled(shape) - handled) / took),
-        "commands/s": round((cost.total - cost.commands["ping"] - asked) / took, 1),
-        "scripts/s": round(cost.scripts / took, 1),
+        "CPU, ms/s": {name: round(used[name] / took * 1000, 2) for name in KINDS},
+        "messages/s": round(used["messages"] / took),
+        "commands/s": round(used["commands"] / took, 1),
+        "scripts/s": round(used["scripts"] / took, 1),
         "redis, MiB": host.used_mib(),
         "another client, ms": host.pinger.delays()._asdict(),
         "slow": host.slow(),
+    }
+
+
+def spent(host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]) -> dict[str, float]:
+    """What everybody uses during a call: seconds, of CPU too, commands, and messages handled."""
+    names = processes(host, daemon)
+    handled, asked = host.handled(shape), host.asked
+    began, before = time.monotonic(), {name: cpu(pids) for name, pids in names.items()}
+    with host.meter.measuring() as cost:
+        wait()
+        took = time.monotonic() - began
+        used = {name: cpu(pids) - before[name] for name, pids in names.items()}
+        asked = host.asked - asked
+    return {
+        **used,
+        "seconds": took,
+        "commands": cost.total - cost.commands["ping"] - asked,
+        "scripts": cost.scripts,
+        "messages": host.handled(shape) - handled,
     }
 
 

@@ -6,6 +6,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -233,16 +234,30 @@ class Host:
         self.server.close()
 
 
-def within(options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
-    """Do something on a host that is there for this alone; add what is known of the whole time."""
+@contextmanager
+def private(word: str) -> Iterator[Host]:
+    """A server of its own, which `word` names, and a folder."""
     with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
-        host = Host(ProcessServer("bench", find_binary(options.server)), Path(folder))
+        host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
         try:
-            if options.first:
-                host.server.come_first()
-            return {**work(host), **host.whole()}
+            yield host
         finally:
             host.close()
+
+
+def within(options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
+    """Do something on a host that is there for this alone; add what is known of the whole time."""
+    with private(options.server) as host:
+        if options.first:
+            host.server.come_first()
+        return {**work(host), **host.whole()}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every measurement on such a host takes."""
+    parser.add_argument("--bytes", type=int, default=100, help="of each body")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each look lasts")
+    parser.add_argument("--server", default="valkey")
 
 
 def until(condition: Callable[[], object], what: str) -> float:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
+
+from tests.benchmarks import markdown
 
 KINDS = ("supervisor", "housekeeper", "workers", "redis")
 RATES = ("messages/s", "commands/s", "scripts/s")
 IDLE = ("idle, empty", "paused, full", "idle, full")
 DONE = ("promoted", "expired", "trimmed", "recovered", "reclaimed")
+_table = partial(markdown.table, rule="---")
 START = ("partitions", "first handled after, s", "all handled after, s")
 
 
@@ -136,8 +140,3 @@ def _takeover(how: str, found: dict[str, Any]) -> Sequence[object]:
 def _slow(found: dict[str, dict[str, float]]) -> str:
     both = {**found["events"], **found["commands"]}
     return ", ".join(f"{name} {worst:g} ms" for name, worst in both.items()) or "nothing"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)

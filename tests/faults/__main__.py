@@ -80,7 +80,7 @@ def last_results() -> dict[str, Any]:
 
 def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
     """Run the marked tests on each server. Raises NoServerError, BrokenRunError."""
-    about = {word: _about(word) for word in words}
+    about = {word: servers.about(word) for word in words}
     began, seconds = time.monotonic(), {}
     outcomes: dict[str, dict[str, str]] = {}
     on_server: set[str] = set()
@@ -122,14 +122,6 @@ def _run_one(word: str, only: str, *, everything: bool) -> dict[str, Any]:
             raise BrokenRunError(f"the run on {word} was broken off (pytest's code {code})")
         found: dict[str, Any] = json.load(file)
     return found
-
-
-def _about(word: str) -> str:
-    server = servers.start(word)
-    try:
-        return f"{server.product} {server.facts.version}"
-    finally:
-        server.close()
 
 
 if __name__ == "__main__":

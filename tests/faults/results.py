@@ -23,7 +23,7 @@ def shown_on(tests: Sequence[str], results: Results) -> list[str]:
     outcomes = results.get("outcomes", {})
     there = {test for test in tests if test in results.get("on_server", ())}
     anywhere = any(each.get(test) == "passed" for each in outcomes.values() for test in tests)
-    if any(all(test not in each for each in outcomes.values()) for test in tests):
+    if not {*tests} <= {test for each in outcomes.values() for test in each}:
         return []
     found = []
     for server in SERVERS:

@@ -286,6 +286,15 @@ def start(word: str, *, aof: bool = False, tcp: bool = False) -> Server:
     return ProcessServer(word, find_binary(word), aof=aof, tcp=tcp)
 
 
+def about(word: str) -> str:
+    """Return the product and version of the server that `word` names. Raises NoServerError."""
+    server = start(word)
+    try:
+        return f"{server.product} {server.facts.version}"
+    finally:
+        server.close()
+
+
 def find_binary(word: str) -> Path:
     """Return the binary that `word` names. Raises NoServerError."""
     if word == "valkey":

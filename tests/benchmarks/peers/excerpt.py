@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import markdown
+
 ROOT = Path(__file__).parents[3]
 BEGIN = "<!-- figures: written by make bench-page -->"
 END = "<!-- end of the figures -->"
@@ -113,14 +115,13 @@ def seconds(time_s: float) -> str:
 
 
 def _filled(text: str, results: Results, survival: Results | None, heads: tuple[str, ...]) -> str:
-    table = "\n".join(_lines(results["systems"], survival, heads if survival else heads[:-1]))
+    rows = _rows(results["systems"], survival)
+    table = markdown.table(heads if survival else heads[:-1], rows)
     told = {"rounds": results["rounds"], "date": results["date"], **results["machine"]}
     return text.format(table=table, **told)
 
 
-def _lines(systems: Results, survival: Results | None, heads: tuple[str, ...]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield f"| {' | '.join(['---', *['--:'] * (len(heads) - 1)])} |"
+def _rows(systems: Results, survival: Results | None) -> Iterator[list[str]]:
     for name in SHOWN:
         if name not in systems:
             continue
@@ -131,7 +132,7 @@ def _lines(systems: Results, survival: Results | None, heads: tuple[str, ...]) -
         ]
         if survival:
             cells.append(again(name, survival) if name in survival["systems"] else "")
-        yield f"| {' | '.join([f'{name} ({version(name, each)})', *cells])} |"
+        yield [f"{name} ({version(name, each)})", *cells]
 
 
 def between(text: str) -> str:

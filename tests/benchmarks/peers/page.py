@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import markdown
 from tests.benchmarks.peers import excerpt
 from tests.benchmarks.peers.excerpt import LIMIT, RAW
 
@@ -179,7 +179,7 @@ def table(systems: dict[str, Any]) -> str:
         cells[0] += f" ({handled['min']:,.0f} to {handled['max']:,.0f})"
         share = f"{handled['median'] / limit:.1%}" if limit else "-"
         rows.append([f"{name} ({excerpt.version(name, each)})", share, *cells])
-    return "\n".join(_lines(head, rows))
+    return markdown.table(head, rows)
 
 
 def _tunings(systems: dict[str, Any]) -> str:
@@ -189,7 +189,7 @@ def _tunings(systems: dict[str, Any]) -> str:
         if "tuning" in each
     ]
     head = ["system", "settings other than its defaults", "a job is acknowledged", "documented"]
-    return TUNINGS.format(table="\n".join(_lines(head, rows, "---"))) if rows else ""
+    return TUNINGS.format(table=markdown.table(head, rows, "---")) if rows else ""
 
 
 def _links(tuning: dict[str, Any]) -> str:
@@ -198,7 +198,7 @@ def _links(tuning: dict[str, Any]) -> str:
 
 def _documented(systems: dict[str, Any]) -> str:
     rows = [[name, each["survives"]] for name, each in systems.items()]
-    return "\n".join(_lines(["system", "jobs in hand of a process that dies"], rows))
+    return markdown.table(["system", "jobs in hand of a process that dies"], rows)
 
 
 def _killed(survival: dict[str, Any]) -> str:
@@ -215,21 +215,13 @@ def _killed(survival: dict[str, Any]) -> str:
         for name, each in systems.items()
     ]
     head = ["system", "the job", "others never run", "all others done", "run twice"]
-    lines = _lines([*head, "its documentation"], rows)
     jobs = next(iter(systems.values()))["jobs"]
     return KILLED.format(
         date=survival["date"],
         patience=survival["patience_minutes"],
         jobs=f"{jobs:,}",
-        table="\n".join(lines),
+        table=markdown.table([*head, "its documentation"], rows),
     )
-
-
-def _lines(head: list[str], rows: Iterable[list[str]], rule: str = "--:") -> Iterable[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"| {' | '.join(['---', *[rule] * (len(head) - 1)])} |"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
+
+from tests.benchmarks.figures import OURS, finish, save
 
 
 def bars(
@@ -20,7 +21,6 @@ def bars(
 
     A figure has a median, a min and a max, of which the last two are the ends of the whisker.
     """
-    mpl.rcParams |= {"svg.hashsalt": "streamqd", "font.family": "sans-serif", "font.size": 9}
     ranked = sorted(figures.items(), key=lambda each: each[1]["median"], reverse=rising)
     values = [each["median"] for _, each in ranked]
     spread = [
@@ -28,13 +28,11 @@ def bars(
         [each["max"] - each["median"] for _, each in ranked],
     ]
     figure, axes = plt.subplots(figsize=(8, 0.32 * len(ranked) + 0.9), layout="constrained")
-    colors = ["#c2410c" if each.startswith("streamqd") else "#94a3b8" for each, _ in ranked]
+    colors = [OURS if each.startswith("streamqd") else "#94a3b8" for each, _ in ranked]
     whiskers = {"ecolor": "#475569", "elinewidth": 0.8, "capsize": 2}
     names = [name for name, _ in ranked]
     bars = axes.barh(names, values, color=colors, xerr=spread, error_kw=whiskers)
     axes.bar_label(bars, labels=[form.format(value) for value in values], padding=3)
-    axes.set(xscale="log", title=title)
     axes.margins(x=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    finish(axes, title)
+    save(figure, path)
