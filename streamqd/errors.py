@@ -86,6 +86,22 @@ class ContractError(StreamqdError):
     """A script answered what its contract does not allow: a bug in streamqd, please report it."""
 
 
+class BadValue(StreamqdError):
+    """A value in Redis is not what its key and field hold: somebody else wrote it.
+
+    `key` and `field` ('' for a key without fields) say where, `found` shows the value as one can
+    print it, `wanted` says what belongs there.
+    """
+
+    def __init__(self, key: str, field: str, found: str, wanted: str) -> None:
+        where = f"{field} of {key}" if field else key
+        super().__init__(f"{where} in Redis is {found} and not {wanted}")
+        self.key = key
+        self.field = field
+        self.found = found
+        self.wanted = wanted
+
+
 class Refused(StreamqdError):
     """What was asked for does not exist or is not allowed in the present state."""
 

@@ -15,8 +15,9 @@ COUNT_MAX = 10**12
 DURATION_MAX = 3650 * 86_400.0
 SIZE_MAX = 1 << 50
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-NAME_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ -"
+# A name becomes a part of keys and of paths: `.` and `..` must never be one.
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+NAME_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
 
 
 class Kind(enum.Enum):

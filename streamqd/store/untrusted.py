@@ -1,0 +1,112 @@
+"""Reading what Redis holds: every value is hostile until it has passed one of these functions.
+
+Anybody with a connection can write anything under our keys. Each function takes the raw reply, says
+by key and field where it stood, and returns a value within bounds or raises BadValue. Whoever reads
+for one partition, group or topic catches BadValue for that one and goes on with the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from streamqd.config.setting import NAME
+from streamqd.errors import BadValue
+
+INTEGER_MAX = (1 << 53) - 1  # what Lua, JSON and sorted sets hold exactly
+TEXT_BYTES_MAX = 64 << 10
+OBJECT_BYTES_MAX = 1 << 20
+SHOWN_BYTES = 40
+
+_INTEGER = re.compile(rb"-?[0-9]{1,16}")
+
+
+def integer(
+    raw: bytes | None,
+    key: str,
+    field: str = "",
+    *,
+    default: int | None = None,
+    low: int = 0,
+    high: int = INTEGER_MAX,
+) -> int:
+    """Return a whole number from `low` to `high`; the default, if there is one, for nothing."""
+    if raw is None and default is not None:
+        return default
+    if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
+        raise BadValue(key, field, shown(raw), f"a whole number from {low} to {high}")
+    return int(raw)
+
+
+def number(
+    raw: bytes | None,
+    key: str,
+    field: str = "",
+    *,
+    default: float | None = None,
+    low: float = 0.0,
+    high: float = float(INTEGER_MAX),
+) -> float:
+    """Return a finite number from `low` to `high`; the default, if there is one, for nothing."""
+    if raw is None and default is not None:
+        return default
+    try:
+        value = float(raw) if raw is not None and len(raw) <= 32 else math.nan
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:  # false for NaN
+        raise BadValue(key, field, shown(raw), f"a number from {low:g} to {high:g}")
+    return value
+
+
+def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
+    """Return UTF-8 text of at most 64 KiB; the default, if there is one, for nothing."""
+    if raw is None and default is not None:
+        return default
+    try:
+        if raw is not None and len(raw) <= TEXT_BYTES_MAX:
+            return raw.decode()
+    except UnicodeDecodeError:
+        pass
+    raise BadValue(key, field, shown(raw), "UTF-8 text of at most 64 KiB")
+
+
+def name(raw: bytes | None, key: str, field: str = "") -> str:
+    """Return the name of a topic, group or instance, by the rule for what people type."""
+    try:
+        found = (raw or b"").decode("ascii")
+    except UnicodeDecodeError:
+        found = ""
+    if not NAME.fullmatch(found):
+        raise BadValue(
+            key, field, shown(raw), "a name of 1 to 64 of A-Z a-z 0-9 . _ - without a dot first"
+        )
+    return found
+
+
+def json_object(
+    raw: bytes | None, key: str, field: str = "", *, default: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a JSON object of at most 1 MiB; the default, if there is one, for nothing.
+
+    What is in the object is still untrusted.
+    """
+    if raw is None and default is not None:
+        return default
+    try:
+        if raw is not None and len(raw) <= OBJECT_BYTES_MAX:
+            found = json.loads(raw)
+            if isinstance(found, dict):
+                return found
+    except (ValueError, RecursionError):
+        pass
+    raise BadValue(key, field, shown(raw), "a JSON object of at most 1 MiB")
+
+
+def shown(raw: bytes | None) -> str:
+    """Return the beginning of a value as one can print it: never an escape, never a line break."""
+    if raw is None:
+        return "nothing"
+    return repr(raw[:SHOWN_BYTES])[1:] + ("..." if len(raw) > SHOWN_BYTES else "")
