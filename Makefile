@@ -10,6 +10,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 DOCS_STAMP := $(VENV)/.installed-docs
 REDIS62 := .cache/servers/redis62/redis-server
+REDIS82 := .cache/servers/redis82/redis-server
 DEMO_DIR := var/demo
 # What does not touch a server need not be run again on another one; nor do the tests that start
 # Spark: what they say to a server is tested without it in tests/integration.
@@ -25,7 +26,7 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-growth bench-growth-page bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-redis82 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-growth bench-growth-page bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +52,9 @@ test-redis7: $(DEV_STAMP) ## Run what needs a server on the redis-server found i
 
 test-redis62: $(DEV_STAMP) $(REDIS62) ## Run what needs a server on Redis 6.2
 	$(BIN)/pytest $(PARALLEL) --server redis62 $(ON_SERVER) $(PYTEST_ARGS)
+
+test-redis82: $(DEV_STAMP) $(REDIS82) ## Run what needs a server on Redis 8.2
+	$(BIN)/pytest $(PARALLEL) --server redis82 $(ON_SERVER) $(PYTEST_ARGS)
 
 test-acl: $(DEV_STAMP) ## Run what needs a server as the restricted users of etc/acl (SERVER=redis7)
 	$(BIN)/pytest $(PARALLEL) --acl --server $(or $(SERVER),valkey) tests/integration \
@@ -205,5 +209,5 @@ $(DOCS_STAMP): pyproject.toml $(DEV_STAMP)
 	@$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
-$(REDIS62): | $(DEV_STAMP)
-	@$(BIN)/python tests/support/fetch_redis62.py
+.cache/servers/%/redis-server: | $(DEV_STAMP)
+	@$(BIN)/python tests/support/fetch_server.py $*

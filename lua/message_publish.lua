@@ -29,21 +29,17 @@
 local stream, dedup = KEYS[1], KEYS[2]
 local window_ms, max_backlog, fields = ARGV[1], tonumber(ARGV[2]), slice(ARGV, 3, #ARGV)
 
-local function end_of(command, from, to)
-  return redis.call(command, stream, from, to, 'COUNT', 1)[1][1]
-end
-
 local last
 local function unread(group, length)
   local read = group['last-delivered-id']
-  last = last or end_of('XREVRANGE', '+', '-')
+  last = last or redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1][1]
   if not older(read, last) then
     return 0
   end
   if group['lag'] then
     return math.min(group['lag'], length)
   end
-  local first = end_of('XRANGE', '-', '+')
+  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1][1]
   local first_ms, read_ms, last_ms = halves(first), halves(read), halves(last)
   local span = last_ms - first_ms
   if older(read, first) then

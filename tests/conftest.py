@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--server",
         default=os.environ.get("STREAMQD_TEST_SERVER", "valkey"),
-        help="valkey | redis7 | redis62 | redis:PATH | testcontainers | URL (default: valkey)",
+        help="valkey | redis7 | redis62 | redis82 | redis:PATH | testcontainers | URL",
     )
 
     parser.addoption(

