@@ -213,6 +213,14 @@ class Http:
             Kind.BOOLEAN,
         ),
     )
+    hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=described(
+            "Names by which clients may ask for the pages, besides addresses and localhost: that of"
+            " a proxy in front, for example. An address that other hosts reach takes every name.",
+            Kind.TEXTS,
+        ),
+    )
 
     @property
     def address(self) -> tuple[str, int] | Path | None:

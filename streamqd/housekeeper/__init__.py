@@ -261,7 +261,7 @@ class Housekeeper:
             text = page.render(self.summary.document(), health.ready(self.view))
             return Response(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
-        return {
+        pages: dict[str, Route] = {
             "/": access.guarded(front),
             "/status": access.guarded(status),
             "/metrics": access.guarded(metrics),
@@ -269,6 +269,7 @@ class Housekeeper:
             "/readyz": lambda asked: access.health(asked, health.ready(self.view)),
             "/startupz": lambda asked: access.health(asked, health.started(self.view)),
         }
+        return {path: access.addressed(route) for path, route in pages.items()}
 
 
 def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:

@@ -1,5 +1,9 @@
 """Who may read the pages: everybody, or whoever has the token.
 
+On the loopback a request must name an address, localhost or a configured host. Otherwise a page of
+the web could have its own name resolved to 127.0.0.1 and read the answers in an operator's browser
+(DNS rebinding). An address that other hosts reach has the token against that.
+
 Health is told to everybody, for a service manager has no token; on an address that other hosts
 reach only in one word, since the reasons name topics and groups.
 """
@@ -7,6 +11,7 @@ reach only in one word, since the reasons name topics and groups.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 from http import HTTPStatus
 
@@ -23,6 +28,33 @@ class Access:
     def __init__(self, http: config.Http) -> None:
         self._token = config.token_path(http)
         self._discreet = config.is_public(http)
+        self._hosts = None if self._discreet else {"localhost", *map(str.lower, http.hosts)}
+
+    def addressed(self, route: Route) -> Route:
+        """The route for requests that name this host; others are told 421 Misdirected Request."""
+
+        def answer(request: Request) -> Response:
+            if self.names_us(request.headers.get("host", "")):
+                return route(request)
+            status = HTTPStatus.MISDIRECTED_REQUEST
+            hint = "ask for an address or localhost, or add this name to http.hosts"
+            return Response(status, f"{status.value} {status.phrase}: {hint}\n".encode())
+
+        return answer
+
+    def names_us(self, host: str) -> bool:
+        """Whether the Host of a request, '' when it has none, can only mean this address."""
+        if self._hosts is None or not host:
+            return True
+        if host.startswith("["):
+            name = host.removeprefix("[").partition("]")[0]
+        else:
+            name = host.rpartition(":")[0] if ":" in host else host
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.lower().removesuffix(".") in self._hosts
+        return True
 
     def guarded(self, route: Route) -> Route:
         """The route for those who have the token, when there is one."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import shutil
+import stat
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from streamqd import config
 from streamqd.admin import rights
-from streamqd.errors import BacklogFull, RedisRefused
+from streamqd.errors import BacklogFull, RedisRefused, RedisUnavailable
 from streamqd.housekeeper.teacher import Teacher
 from streamqd.model import Unit
 from streamqd.producer import Producer
@@ -18,7 +23,7 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.support import usage, users
-from tests.support.servers import Server
+from tests.support.servers import ProcessServer, Server
 
 DAEMON = (
     *("startup.py", "registration.py", "inspection.py"),
@@ -323,6 +328,37 @@ def test_what_each_user_can_do_at_worst(
         link.execute("FLUSHALL")
         other.execute(*command)
     other.close()
+
+
+def test_the_server_of_compose_lets_in_the_daemon_alone(
+    new_server: Callable[..., ProcessServer], tmp_path: Path
+) -> None:
+    """S10: the password of the script opens the server of the example, and nothing else does."""
+    if os.geteuid() != 0:
+        pytest.skip("the script gives the password to the user of the image, which takes root")
+    shutil.copytree(users.FOLDER, tmp_path / "acl")
+    shutil.copytree(users.FOLDER.parent / "docker", tmp_path / "docker")
+    subprocess.run([tmp_path / "docker" / "make-password.sh"], check=True, capture_output=True)
+    secret, acl = tmp_path / "docker" / "redis-password", tmp_path / "docker" / "users.acl"
+    assert (secret.stat().st_uid, stat.S_IMODE(secret.stat().st_mode)) == (10001, 0o400)
+    password = secret.read_text().strip()
+    assert password not in acl.read_text()
+    server = new_server()
+    default = Link(server.settings, timeout=10.0, name="test:default")
+    for line in reversed(acl.read_text().splitlines()):
+        default.execute("ACL", "SETUSER", *users.rules(line))
+    default.close()
+
+    redis = dataclasses.replace(
+        server.settings, username=users.read("daemon").user, password_file=secret
+    )
+    link = Link(redis, timeout=10.0, name="test:compose")
+    assert link.execute("TIME")
+    link.close()
+    stranger = Link(server.settings, timeout=10.0, name="test:stranger")
+    with pytest.raises(RedisUnavailable, match="NOAUTH"):
+        stranger.execute("TIME")
+    stranger.close()
 
 
 def test_the_files_name_the_default_prefixes() -> None:

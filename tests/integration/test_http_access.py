@@ -117,3 +117,34 @@ def test_in_public_without_a_token_only_the_pages_tell() -> None:
     asked = Request("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body) == {"ok": False}
     assert access.guarded(lambda _: Response(200, b"figures"))(asked).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", 200),
+        ("[::1]:9464", 200),
+        ("10.0.0.7", 200),
+        ("localhost:9464", 200),
+        ("LOCALHOST.", 200),
+        ("metrics.example.com", 200),
+        ("", 200),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("[evil.example]:9464", 421),
+    ],
+)
+def test_a_name_that_was_made_to_lead_here_is_refused(host: str, status: int) -> None:
+    """S10: a page of another site cannot read ours by DNS rebinding."""
+    access = Access(config.Http(hosts=("Metrics.Example.com",)))
+    page = access.addressed(lambda _: Response(200, b"figures"))
+    answer = page(Request("/metrics", {"host": host} if host else {}))
+    assert answer.status == status
+    assert (b"figures" in answer.body) == (status == 200)
+
+
+def test_an_address_for_others_takes_every_name() -> None:
+    access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
+    page = access.addressed(lambda _: Response(200, b"figures"))
+    assert page(Request("/metrics", {"host": "streamqd.svc.cluster.local"})).status == 200

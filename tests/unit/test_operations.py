@@ -348,7 +348,7 @@ def test_the_units_wait_longer_than_a_drain_and_a_boot(defaults: config.Settings
 
 
 def test_kubernetes_waits_longer_than_a_drain_and_a_boot(defaults: config.Settings) -> None:
-    settings, deployment, _ = documents(KUBERNETES / "streamqd.yaml")
+    settings, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
     toml = tomllib.loads(settings["data"]["streamq.toml"])
@@ -374,7 +374,7 @@ def test_kubernetes_waits_longer_than_a_drain_and_a_boot(defaults: config.Settin
 
 
 def test_kubernetes_gives_the_pod_nothing_that_it_does_not_need() -> None:
-    _, deployment, budget = documents(KUBERNETES / "streamqd.yaml")
+    _, deployment, budget, policy = documents(KUBERNETES / "streamqd.yaml")
     [monitor] = documents(KUBERNETES / "podmonitor.yaml")
     template = deployment["spec"]["template"]
     pod = template["spec"]
@@ -395,12 +395,16 @@ def test_kubernetes_gives_the_pod_nothing_that_it_does_not_need() -> None:
     for other in (deployment, budget, monitor):
         assert other["spec"]["selector"]["matchLabels"] == labels
     assert deployment["spec"]["replicas"] > budget["spec"]["maxUnavailable"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    [scrape] = policy["spec"]["ingress"]
+    assert scrape["ports"] == [{"protocol": "TCP", "port": container["ports"][0]["name"]}]
+    assert "from" in scrape, "the pages are not for everybody in the cluster"
 
 
 def test_the_configuration_of_the_pod_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, deployment, _ = documents(KUBERNETES / "streamqd.yaml")
+    settings, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     path = tmp_path / "streamq.toml"
     path.write_text(settings["data"]["streamq.toml"])
@@ -419,7 +423,7 @@ def test_the_configuration_of_the_pod_is_valid(
 
 
 def test_the_image_and_the_manifests_agree() -> None:
-    _, deployment, _ = documents(KUBERNETES / "streamqd.yaml")
+    _, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
     pod = deployment["spec"]["template"]["spec"]
     [compose] = documents(DOCKER / "compose.yaml")
     image = (DOCKER / "Dockerfile").read_text()
@@ -451,4 +455,6 @@ def test_the_image_is_made_of_what_is_there() -> None:
     }
 
     assert copied == let_in
+    assert re.search(r"^ARG PYTHON=python:\S+@sha256:[0-9a-f]{64}$", "\n".join(lines), re.MULTILINE)
+    assert "--require-hashes -r requirements.lock" in "\n".join(lines)
     assert all((ROOT / name).exists() for name in copied)
