@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 README = ROOT / "README.md"
 LOG = ROOT / "streamqd" / "examples" / "data" / "apache_access.log.gz"
 ARCHIVE = "first-archive"  # tests/spark/test_tutorial.py
+GUIDES = {each: ROOT / "docs" / "how-to" / f"use-with-{each}.md" for each in ("django", "fastapi")}
 TUTORIALS = {page.stem: page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md"))}
 QUESTION = re.compile(r"^\|.*\| `(streamqd [^`]+)` \|$", re.MULTILINE)
 
@@ -31,7 +32,7 @@ def make_reader(home: Path, patience: float = 30.0) -> Reader:
     kept["STREAMQ_HTTP__BIND"] = f"127.0.0.1:{port}"
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
     (home / "streamqd").symlink_to(ROOT)
-    return Reader(home, kept, {"9464": port}, patience)
+    return Reader(home, kept, {"9464": port, "8000": str(free_port())}, patience)
 
 
 @pytest.fixture
@@ -45,6 +46,14 @@ def test_a_tutorial_is_true(reader: Reader, page: str) -> None:
     reader.work_through(TUTORIALS[page])
 
     assert reader.done > 10
+
+
+@pytest.mark.parametrize("framework", GUIDES)
+def test_a_project_of_a_framework_sends_and_handles(reader: Reader, framework: str) -> None:
+    """U15: the pages for FastAPI and Django, typed from an empty folder."""
+    reader.work_through(GUIDES[framework])
+
+    assert reader.done > 7
 
 
 def test_the_readme_is_true(reader: Reader) -> None:
