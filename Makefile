@@ -26,7 +26,7 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-redis82 test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-growth bench-growth-page bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
+.PHONY: help run serve test test-cluster test-redis7 test-redis62 test-redis82 test-containers test-acl audit lock lint format docs shots transcripts bench bench-page bench-quick bench-blocking bench-bounds bench-growth bench-growth-page bench-policies bench-produce bench-scale bench-spark bench-survival costs simulate faults faults-page model model-full mutants soak soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ test-redis62: $(DEV_STAMP) $(REDIS62) ## Run what needs a server on Redis 6.2
 
 test-redis82: $(DEV_STAMP) $(REDIS82) ## Run what needs a server on Redis 8.2
 	$(BIN)/pytest $(PARALLEL) --server redis82 $(ON_SERVER) $(PYTEST_ARGS)
+
+test-containers: $(DEV_STAMP) ## Run the scripts' contracts on a server in a container (a Docker engine)
+	PYTHON=$(BIN)/python tests/support/make_image.sh streamqd-test-server
+	STREAMQ_TEST_IMAGE=streamqd-test-server $(BIN)/pytest --server testcontainers tests/contract $(PYTEST_ARGS)
 
 test-acl: $(DEV_STAMP) ## Run what needs a server as the restricted users of etc/acl (SERVER=redis7)
 	$(BIN)/pytest $(PARALLEL) --acl --server $(or $(SERVER),valkey) tests/integration \

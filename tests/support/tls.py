@@ -16,12 +16,17 @@ def certificates(folder: Path) -> Path:
     openssl = shutil.which("openssl")
     if openssl is None:
         raise NoServerError("no openssl on PATH")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    (folder / "names").write_text(
+        "subjectAltName=IP:127.0.0.1\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+    )
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    # Python 3.13 takes no authority that does not say what it is for.
+    authority = f"{key} -addext basicConstraints=critical,CA:TRUE"
+    authority += " -addext keyUsage=critical,keyCertSign,cRLSign"
     signed_by_ca = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
     for command in (
-        f"req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority",
-        f"req -x509 {key} -keyout other.key -out other.pem -days 2 -subj /CN=stranger",
+        f"req -x509 {authority} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority",
+        f"req -x509 {authority} -keyout other.key -out other.pem -days 2 -subj /CN=stranger",
         f"req {key} -keyout server.key -out server.csr -subj /CN=server",
         f"x509 -req -in server.csr {signed_by_ca} -out server.pem",
     ):
