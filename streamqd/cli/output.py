@@ -115,6 +115,17 @@ def memory(size: int | None) -> str:
     return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
 
 
+def position(entry_id: str) -> str:
+    """The position of a group in words: `start`, `before ID` between two messages, else the id."""
+    ms, _, seq = entry_id.partition("-")
+    if entry_id == "0-0":
+        return "start"
+    if seq == str((1 << 64) - 1) and ms.isdigit():
+        # The greatest id of a millisecond, which no server issues: the place before the next one.
+        return f"before {int(ms) + 1}-0"
+    return entry_id
+
+
 def count(number: int, noun: str) -> str:
     """`1 dead letter`, `3 dead letters`, `no dead letters`."""
     shown = "no" if number == 0 else f"{number:,}"

@@ -233,8 +233,8 @@ def test_status_of_nobody(run: Run, at: At) -> None:
     assert shown.startswith("fleet default: no instances, no groups\n")
     assert "! no instance of the fleet default is alive" in shown
     assert list(document(run("status", "--json"))) == [
-        *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "units"),
-        *("behind", "dead_letters"),
+        *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "groups"),
+        *("units", "behind", "dead_letters"),
     ]
 
 
