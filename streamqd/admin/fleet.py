@@ -332,7 +332,11 @@ def _reason(alike: list[UnitStatus], control: Control) -> str:
 
 def _last_error(alike: list[UnitStatus]) -> str:
     known = [unit for unit in alike if unit.error_seconds is not None]
-    return min(known, key=lambda unit: unit.error_seconds or 0.0).error if known else ""
+    if not known:
+        return ""
+    error = min(known, key=lambda unit: unit.error_seconds or 0.0).error
+    # The name of a class alone: its module is in the log.
+    return error if " " in error else error.rpartition(".")[2]
 
 
 def _behind(units: list[UnitStatus]) -> list[Behind]:
@@ -398,55 +402,67 @@ def _unit_problems(units: list[UnitStatus]) -> list[str]:
         for word, these in sorted(alike.items(), key=lambda item: gravity(item[0])):
             if word == "running":
                 these = [u for u in these if (u.longest_run_seconds or 0.0) >= STUCK_SECONDS]
-            if these and (said := _problem(word, _named(these, len(some)), these)):
+            if these and (said := _problem(word, these, len(some))):
                 found.append(said)
-        holding = [unit for unit in some if unit.held and unit.condition != "keys-held"]
-        if holding:
-            found.append(_held(_named(holding, len(some)), holding))
+        if holding := [unit for unit in some if unit.held and unit.condition != "keys-held"]:
+            found.append(_held(holding, len(some)))
     return found
 
 
-def _problem(word: str, name: str, units: list[UnitStatus]) -> str:
+def _problem(word: str, units: list[UnitStatus], partitions: int) -> str:
     """What is wrong with units of a group that are in the same condition, '' for nothing."""
-    owners = sorted({unit.owner for unit in units if unit.owner})
-    on = f" on {', '.join(owners[:OWNERS_MAX])}" if owners else ""
-    on += f" and {len(owners) - OWNERS_MAX} more" if len(owners) > OWNERS_MAX else ""
+    name, where = _name(units), _on(units) + _where(units, partitions)
     error = _last_error(units)
     last = f"; last: {error}" if error else ""
     waits = [unit.waits_seconds for unit in units if unit.waits_seconds is not None]
     then = f", next try in {max(0.0, min(waits)):.0f} s" if waits else ""
     if word == "running":
         run = max(unit.longest_run_seconds or 0.0 for unit in units)
-        return f"{name} has been running one message for {run:.0f} s{on}"
+        return f"{name} has been running one message for {run:.0f} s{where}"
     said = {
-        "crash-loop": f"the worker of {name} crashes in a loop{on}{last}",
-        "free": f"nobody owns {name}",
-        "expired": f"the owner of {name} does not renew its lease{on}",
-        "circuit-open": f"the circuit breaker of {name} is open{on}{then}{last}",
-        "circuit-half-open": f"the circuit breaker of {name} is half-open{on}{then}{last}",
-        "flooded": f"the flood guard has stopped {name}{on}: most messages die{last}",
-        "blocked": f"{name} waits for a message that has failed{on}{then}{last}",
-        "keys-held": f"{name} holds as many messages as it may{on}{then}{last}",
+        "crash-loop": f"the worker of {name} crashes in a loop{where}{last}",
+        "free": f"nobody owns {name}{where}",
+        "expired": f"the owner of {name} does not renew its lease{where}",
+        "circuit-open": f"the circuit breaker of {name} is open{where}{then}{last}",
+        "circuit-half-open": f"the circuit breaker of {name} is half-open{where}{then}{last}",
+        "flooded": f"the flood guard has stopped {name}{where}: most messages die{last}",
+        "blocked": (
+            f"{name} waits for a message that has failed, and lets nothing past it"
+            f"{where}{then}{last}"
+        ),
+        "keys-held": f"{name} holds as many messages of held keys as it may{where}{then}{last}",
     }
     return said.get(word, "")
 
 
-def _held(name: str, units: list[UnitStatus]) -> str:
-    held = sum(unit.held or 0 for unit in units)
-    keys = sum(unit.held_keys or 0 for unit in units)
-    messages = "1 message waits" if held == 1 else f"{held} messages wait"
-    return f"{messages} behind {keys} held key{'s' * (keys != 1)} of {name}"
+def _held(units: list[UnitStatus], partitions: int) -> str:
+    held, keys = sum(unit.held or 0 for unit in units), sum(unit.held_keys or 0 for unit in units)
+    of = "one held key" if keys == 1 else f"{keys} held keys"
+    return f"{held} messages of {of} of {_name(units)} wait{_on(units)}{_where(units, partitions)}"
 
 
-def _named(units: list[UnitStatus], partitions: int) -> str:
-    """Units of one group of so many partitions in words; of one alone the name."""
+def _name(units: list[UnitStatus]) -> str:
+    """The name of one unit, or of the group of several."""
     first = units[0]
     if len(units) == 1:
         return str(Unit(first.topic, first.partition, first.group))
-    where = spans(unit.partition for unit in units)
+    return f"{first.topic}/{first.group}"
+
+
+def _where(units: list[UnitStatus], partitions: int) -> str:
+    """Which partitions of a group of so many; '' where the name says it."""
+    if len(units) == 1:
+        return ""
     if len(units) == partitions:
-        where = f"all {partitions} partitions"
-    return f"{first.topic}/{first.group} in {where}"
+        return f" in all {partitions} partitions"
+    return f" in {spans(unit.partition for unit in units)}"
+
+
+def _on(units: list[UnitStatus]) -> str:
+    """The instances that own units, as ` on west, east`; '' for nobody."""
+    owners = sorted({unit.owner for unit in units if unit.owner})
+    more = f" and {len(owners) - OWNERS_MAX} more" if len(owners) > OWNERS_MAX else ""
+    return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
 
 
 def _dead_letters(link: Link, keys: Keys, only: str | None) -> dict[str, int]:

@@ -230,11 +230,11 @@ def test_its_owner_is_silent(new_daemon: NewDaemon) -> None:
             one.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("place", ["orders", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
+@pytest.mark.parametrize("place", ["/", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
 def test_a_place_is_written_in_one_way(new_daemon: NewDaemon, place: str) -> None:
     code, said = ask(new_daemon(), "why", place)
     assert code == 2
-    assert "write TOPIC/PARTITION, such as access/3" in said
+    assert "write TOPIC, TOPIC/PARTITION, such as access/3" in said
 
 
 def test_what_does_not_exist_is_refused(new_daemon: NewDaemon) -> None:

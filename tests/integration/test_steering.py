@@ -344,7 +344,7 @@ def test_an_order_that_all_have_obeyed_is_listed_no_more(
         beat("b", reloaded=named)
         return "rebalance" not in run("control", "list").stdout
 
-    wait_until(obeyed, 10.0, "a beat in a later millisecond")
+    wait_until(obeyed, what="a beat in a later millisecond")
 
 
 @pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
