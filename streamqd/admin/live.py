@@ -9,7 +9,7 @@ every field may be missing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -335,21 +335,26 @@ def _failures(unit: LiveUnit, raw: dict[str, Any]) -> list[LiveFailure]:
 
 
 def _totals(units: list[LiveUnit]) -> LiveTotals:
-    # What belongs to a partition is published by the owner of each of its groups.
-    by_place = {(unit.topic, unit.partition): unit for unit in units}
+    def of_partitions(of: Callable[[LiveUnit], float | None]) -> float:
+        """The sum over partitions: the owner of each of its groups publishes the same figure."""
+        found: dict[tuple[str, int], float] = {}
+        for unit in units:
+            place = (unit.topic, unit.partition)
+            found[place] = max(found.get(place, 0), of(unit) or 0)
+        return sum(found.values())
 
-    def total(of: Callable[[LiveUnit], float | None], some: Iterable[LiveUnit] = units) -> float:
-        return sum(of(unit) or 0 for unit in some)
+    def total(of: Callable[[LiveUnit], float | None]) -> float:
+        return sum(of(unit) or 0 for unit in units)
 
     return LiveTotals(
-        arriving=round(total(lambda u: u.arriving, by_place.values()), 2),
+        arriving=round(of_partitions(lambda u: u.arriving), 2),
         acked=round(total(lambda u: u.acked), 2),
         failed=round(total(lambda u: u.failed), 2),
         lag=int(total(lambda u: u.lag)),
         lag_exact=all(unit.lag is not None for unit in units),
         pending=int(total(lambda u: u.pending)),
         delayed=int(total(lambda u: u.delayed)),
-        dead_letters=int(total(lambda u: u.partition_dead_letters, by_place.values())),
+        dead_letters=int(of_partitions(lambda u: u.partition_dead_letters)),
     )
 
 

@@ -63,16 +63,18 @@ class GroupTrace:
     `state` is unread, pending (handed out and not settled), running, waiting (for its next attempt,
     until `due_unix_ms`), retry-unread (that is due, and nobody has read it yet), dead, acknowledged
     (as far as Redis can tell: it was handed out and nothing of it is left), or unreadable, with the
-    reason in `problem`. `place` is where it is: `m:ID` in the partition, `r:ID` in the retry
-    stream. `attempt` is the number of the run that it waits for or is in, from 1; null when it is
-    not known. `crashes` are of the process, `failures` of the handler in place. `error_class` and
-    `error_message` tell the last failure, '' when that is not kept. `consumer` is the client that
-    holds it, '' for streamqd itself.
+    reason in `problem`. A pending one with `due_unix_ms` runs again then, in its place. `condition`
+    is that of the group on the partition, as in `status`. `place` is where it is: `m:ID` in the
+    partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
+    is in, from 1; null when it is not known. `crashes` are of the process, `failures` of the
+    handler in place. `error_class` and `error_message` tell the last failure, '' when that is not
+    kept. `consumer` is the client that holds it, '' for streamqd itself.
     """
 
     group: str
     state: str
     owner: str
+    condition: str
     place: str = ""
     attempt: int | None = None
     crashes: int = 0
@@ -270,12 +272,12 @@ class _Search:
     ) -> GroupTrace:
         unit = Unit(self._name.topic, self._name.partition, group)
         seen = told.get(unit)
-        owner = seen.owner if seen is not None else ""
+        owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
         try:
             found = self._state(unit, letters, seen)
         except RedisRefused as error:
             found = {"state": UNREADABLE, "problem": str(error)}
-        return GroupTrace(group=group, owner=owner, **found)
+        return GroupTrace(group=group, owner=owner, condition=condition, **found)
 
     def _state(
         self, unit: Unit, letters: list[LetterTrace], seen: live.LiveUnit | None
@@ -329,19 +331,22 @@ class _Search:
     ) -> dict[str, Any]:
         """How far a group is with one entry of a stream: unread, running, pending or done."""
         entry_id = place[2:]
-        groups, pending, crashes, failures = ask(
+        groups, pending, crashes, failures, due = ask(
             self._link,
             [
                 ("XINFO", "GROUPS", stream),
                 ("XPENDING", stream, unit.group, entry_id, entry_id, 1),
                 ("HGET", self._keys.attempts(*unit), f"{place}:c"),
                 ("HGET", self._keys.attempts(*unit), f"{place}:f"),
+                ("HGET", self._keys.attempts(*unit), f"{place}:due"),
             ],
         )
         told = {"place": place, "crashes": _count(crashes), "failures": _count(failures)}
         if pending:
             _, consumer, idle, deliveries = pending[0]
             told |= {"state": PENDING, "idle_ms": int(idle), "deliveries": int(deliveries)}
+            if due:
+                told["due_unix_ms"] = _unix_ms(due)
             if consumer != CONSUMER.encode():
                 told["consumer"] = consumer.decode("utf-8", "replace")
             if seen is not None and seen.running == place:

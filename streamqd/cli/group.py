@@ -9,7 +9,7 @@ from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember
-from streamqd.cli.output import age, confirm, count, emit, position, printable, table
+from streamqd.cli.output import age, confirm, count, emit, position, sentence, table
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import dry_run_option, finish, fleet_of, reason_option, wait_options
 from streamqd.errors import Refused
@@ -89,20 +89,20 @@ def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
     click.echo()
     table(
         (
-            *("PARTITION", "OWNER", "EPOCH", "LAG", "UNREAD", "IN HAND", "PENDING"),
-            *("DELAYED", "POSITION"),
+            *("PARTITION", "OWNER", "LAG", "UNREAD", "IN HAND", "PENDING", "DELAYED"),
+            *("POSITION", "EPOCH"),
         ),
         [
             (
                 str(row.partition),
                 f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
-                str(row.epoch) if row.epoch else None,
                 _lag(row.lag, row.lag_exact),
                 _ago(now, row.oldest_unread_unix_ms),
                 row.pending,
                 _ago(now, row.oldest_pending_unix_ms),
                 row.delayed,
                 position(row.position),
+                str(row.epoch) if row.epoch else None,
             )
             for row in detail.partitions
         ],
@@ -190,7 +190,7 @@ def reset(
     )
     if dry_run:
         if done.obstacle:
-            click.echo(printable(f"it would be refused now: {done.obstacle}"))
+            sentence(f"it would be refused now: {done.obstacle}", hang=2)
         session.note("nothing was changed")
 
 

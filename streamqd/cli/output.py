@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,6 +84,22 @@ def _cell(cell: Any) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
     return f"{cell:,.1f}" if isinstance(cell, float) else printable(str(cell))
+
+
+def sentence(text: str, begin: str = "", hang: int = 0) -> None:
+    """Print one line behind `begin`, control characters escaped.
+
+    A terminal wraps it between words, further lines indented by `hang`. Elsewhere it stays one
+    line, for programs that look for it.
+    """
+    line = begin + printable(text)
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size((WIDTH, 24)).columns
+        line = textwrap.fill(
+            line, max(room, hang + 20), subsequent_indent=" " * hang,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    click.echo(line)
 
 
 def age(milliseconds: float | None) -> str:

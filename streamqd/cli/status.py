@@ -10,7 +10,7 @@ import click
 from streamqd.admin import fleet
 from streamqd.admin.condition import in_words
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, printable, table
+from streamqd.cli.output import age, count, emit, printable, sentence, table
 from streamqd.cli.session import Session, pass_session
 
 STEADY = 0.5  # messages per second by which a lag must change to be said to change
@@ -43,12 +43,14 @@ def status(session: Session, topic: str | None, as_json: bool) -> None:
     _show_orders(seen)
     owned = sum(each.state == "owned" for each in seen.units)
     units = f"{owned} of {count(len(seen.units), 'partition')} owned" if seen.units else "no groups"
-    of = f" of {printable(topic)}" if topic else ""
-    click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {units}{of}")
+    if topic is None:
+        click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {units}")
+    else:
+        click.echo(f"topic {printable(topic)} in the fleet {seen.fleet}: {units}")
     for problem in seen.problems:
-        click.echo(printable(f"  ! {problem}"))
+        sentence(problem, "  ! ", 4)
     for group in seen.behind:
-        click.echo(f"  {_behind(seen.now_unix_ms, group)}")
+        sentence(_behind(seen.now_unix_ms, group), "  ", 4)
     if seen.instances and topic is None:
         click.echo()
         _show_instances(seen)
@@ -119,10 +121,11 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
 
 
 def _group_state(each: fleet.GroupStatus) -> str:
+    """The gravest state of the group; why it is so stands above the table."""
     said = _state(each.condition, each.longest_run_seconds)
     if each.condition_partitions < each.partitions:
-        said += f" in {each.condition_partitions}"
-    return f"{said}: {each.reason}" if each.reason else said
+        said += f" ({each.condition_partitions} of {each.partitions})"
+    return said
 
 
 def _state(condition: str, run_seconds: float | None) -> str:
@@ -158,7 +161,7 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
         if len(group.partitions) == 1
         else f"{len(group.partitions)} partitions"
     )
-    said = f"{printable(group.topic)}/{printable(group.group)} is {lag} behind in {where}"
+    said = f"{group.topic}/{group.group} is {lag} behind in {where}"
     if group.since_unix_ms is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(group.since_unix_ms / 1000))
         said += f", since {since} ({age(now_unix_ms - group.since_unix_ms)})"

@@ -10,8 +10,9 @@ import click
 
 from streamqd.admin import as_json as plain
 from streamqd.admin import trace as admin
+from streamqd.admin.condition import in_words
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, printable
+from streamqd.cli.output import age, count, emit, printable, sentence
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import Refused
 
@@ -49,11 +50,11 @@ def trace(session: Session, uid: str, folder: Path | None, as_json: bool) -> Non
         return
     click.echo(printable(found.uid))
     for line in (*_message(found), *_archive(found, folder, looked)):
-        click.echo(printable(f"  {line}"))
+        sentence(line, "  ", 4)
     for each in found.groups:
-        click.echo(printable(f"{each.group}: {_group(found, each)}"))
+        sentence(f"{each.group}: {_group(found, each)}", hang=4)
         if each.state == admin.DEAD:
-            click.echo(printable(f"  -> streamqd dlq show {found.topic} {each.letters[-1]}"))
+            sentence(f"streamqd dlq show {found.topic} {each.letters[-1]}", "  -> ", 5)
     if not found.groups and found.where != "scheduled":
         click.echo(printable(f"no group reads {found.topic}/{found.partition}"))
     if not found.complete:
@@ -113,7 +114,7 @@ def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
 def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
     """The state of one group as a clause."""
     now, attempt = found.now_unix_ms, f"attempt {each.attempt}" if each.attempt else "its attempt"
-    on = f" on {each.owner}" if each.owner else ", and nobody owns the partition"
+    on = f" on {each.owner}" if each.owner else ""
     error = _error(each.error_class, each.error_message)
     crashes = replayed = ""
     if each.crashes:
@@ -127,9 +128,13 @@ def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
         case admin.PENDING:
             held = f" by {each.consumer}, a client of others" if each.consumer else on
             since = f"handed out {age(each.idle_ms)} ago"
-            return f"pending, {since}{held}, {attempt}{crashes}{replayed}"
+            left = None if each.due_unix_ms is None else each.due_unix_ms - now
+            due = (
+                "" if left is None else f", which runs in {age(left)}" if left > 0 else ", due now"
+            )
+            return f"pending, {since}{held}, {attempt}{due}{crashes}{replayed}"
         case admin.READY:
-            return f"ready for {attempt}{crashes}{replayed}, not read yet{on}"
+            return f"ready for {attempt}{crashes}{replayed}, not read yet{_why(each)}"
         case admin.DELAYED:
             left = (each.due_unix_ms or 0) - now
             due = f"due in {age(left)}" if left > 0 else "due now"
@@ -141,13 +146,23 @@ def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
             runs = "" if letter.attempts is None else f" after {count(letter.attempts, 'attempt')}"
             return f"dead letter {letter.id}, {letter.reason}{runs}{ago}{replayed}{error}"
         case admin.UNREAD:
-            return f"unread{on}"
+            return f"unread{_why(each)}"
         case admin.DONE:
             return f"acknowledged, as far as Redis can tell{replayed}"
         case admin.UNREADABLE:
             return f"cannot be told: {each.problem}"
         case _:
             return "has not died, so nothing for it"
+
+
+def _why(each: admin.GroupTrace) -> str:
+    """What the group does on the partition, behind a message that it has not read."""
+    on = f" on {each.owner}" if each.owner else ""
+    if each.condition == "unknown":
+        return ""
+    if each.condition == "running":
+        return f", another message is running{on}"
+    return f", {in_words(each.condition)}{on}"
 
 
 def _error(error_class: str, message: str) -> str:

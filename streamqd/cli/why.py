@@ -10,7 +10,7 @@ from streamqd.admin import why as admin
 from streamqd.admin.cause import Cause
 from streamqd.admin.diagnosis.declaration import spans
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import emit, printable
+from streamqd.cli.output import emit, sentence
 from streamqd.cli.session import Session, pass_session
 
 EXIT_HELD = 1
@@ -44,17 +44,17 @@ def why(session: Session, place: str, as_json: bool) -> int | None:
         _show_topic(answers)
     else:
         for each in answers:
-            _show(each.causes, "")
+            _show(each.causes, each.causes[0].sentence)
     return None if all(each.moves for each in answers) else EXIT_HELD
 
 
-def _show(causes: list[Cause], also: str) -> None:
+def _show(causes: list[Cause], said: str) -> None:
     first, *others = causes
-    click.echo(printable(f"{first.sentence}{also}."))
+    sentence(f"{said}.", hang=2)
     if first.advice:
-        click.echo(printable(f"  -> {first.advice}"))
+        sentence(first.advice, "  -> ", 5)
     for other in others:
-        click.echo(printable(f"  also: {other.sentence}"))
+        sentence(f"also: {other.sentence}", "  ", 4)
 
 
 def _show_topic(answers: list[admin.Answer]) -> None:
@@ -65,9 +65,14 @@ def _show_topic(answers: list[admin.Answer]) -> None:
     # What holds something comes first.
     for some in sorted(alike.values(), key=lambda found: found[0].moves):
         worst = min(some, key=lambda each: each.oldest_unix_ms or math.inf)
-        same = [each for each in some if each is not worst]
-        also = f"; the same in {spans(each.partition for each in same)}" if same else ""
-        _show(worst.causes, also)
+        first = worst.causes[0]
+        said, same = first.sentence, [each.partition for each in some if each is not worst]
+        if first.word == "idle" and same:
+            where = spans(each.partition for each in some)
+            said = f"nothing waits in {where} of {worst.topic}/{worst.group}"
+        elif first.word != "stopped" and same:
+            said += f"; the same in {spans(same)}"
+        _show(worst.causes, said)
 
 
 def _place(text: str) -> tuple[str, int | None, str | None]:

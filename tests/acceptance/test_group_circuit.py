@@ -103,7 +103,7 @@ def test_an_outage_costs_a_group_as_many_messages_as_one_partition(new_daemon: N
         assert len(lines) == 1, said
         assert f"is open on one in all {PARTITIONS} partitions, next try in " in lines[0]
         assert lines[0].endswith("; last: ConnectionError")
-        assert "circuit open: ConnectionError" in said
+        assert " circuit open" in said
         said = ask(daemon, "why", TOPIC)
         assert said.count("circuit breaker") == 1, said
         assert "; the same in partitions " in said

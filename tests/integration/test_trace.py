@@ -70,7 +70,7 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
     assert said[0] == UID
     assert said[1].endswith("ago), key alice, 5 bytes, in the partition")
     assert said[2:] == [
-        "agents: unread, and nobody owns the partition",
+        "agents: unread",
         "hits: acknowledged, as far as Redis can tell",
     ]
 
@@ -81,8 +81,23 @@ def test_running(run: Run, handed_out: Desk, link: Link, keys: Keys) -> None:
     unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
     unit |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
     link.execute("SET", keys.instance("default", "west-1"), json.dumps({"units": [unit]}))
+    handed_out.add("1002-0")
+    said = run("trace", "access/0/1002-0").stdout
+    assert "hits: unread, another message is running on west-1" in said
     assert "hits: running for 12s on west-1, attempt 1" in run("trace", UID).stdout
     assert seen(run, "access/0/999-0")["state"] == "pending"
+
+
+def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
+    """U13: a message that blocks its partition is pending, and runs again at a time."""
+    desk = handed_out
+    due = desk.now_unix_ms() + 90_500
+    desk.do("HSET", desk.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
+    row = seen(run)
+    assert (row["state"], row["attempt"], row["crashes"]) == ("pending", 3, 0)
+    assert row["due_unix_ms"] == due
+    assert "hits: pending, handed out " in run("trace", UID).stdout
+    assert ", attempt 3, which runs in 1m" in run("trace", UID).stdout
 
 
 def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
@@ -100,7 +115,8 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     desk.do("ZADD", desk.delayed, 1, "m:1000-0")
     desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10))
     assert seen(run)["state"] == "retry-unread"
-    assert "ready for attempt 3 after a crash, not read yet" in run("trace", UID).stdout
+    said = run("trace", UID).stdout
+    assert "ready for attempt 3 after a crash, not read yet" in said
     [again] = desk.fetch(1, stream=desk.retry)
     row = seen(run)
     assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)

@@ -16,6 +16,7 @@ from streamqd.admin.live import (
     LiveTotals,
     LiveUnit,
     LiveView,
+    _totals,
     unit_of,
 )
 from streamqd.cli.screen import input as keyboard
@@ -149,6 +150,14 @@ def test_dead_letters_are_those_of_the_group() -> None:
         "access/0/agents": "5",
         "access/1/hits": "-",
     }
+
+
+def test_sums_are_of_partitions_whoever_reads_them() -> None:
+    """U8: a unit that nobody owns does not hide the dead letters of its partition."""
+    told = unit(0, dead_letters=7, arriving=2.0)
+    stray = unit(0, owner="", state="free", group="zoo")
+    sums = _totals([told, unit(0, group="agents", dead_letters=7, arriving=2.0), stray])
+    assert (sums.dead_letters, sums.arriving) == (7, 2.0)
 
 
 def test_a_message_that_runs_is_the_state() -> None:
