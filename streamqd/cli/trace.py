@@ -128,10 +128,10 @@ def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
         case admin.PENDING:
             held = f" by {each.consumer}, a client of others" if each.consumer else on
             since = f"handed out {age(each.idle_ms)} ago"
-            left = None if each.due_unix_ms is None else each.due_unix_ms - now
-            due = (
-                "" if left is None else f", which runs in {age(left)}" if left > 0 else ", due now"
-            )
+            due = ""
+            if each.due_unix_ms is not None:
+                left = each.due_unix_ms - now
+                due = f", which runs in {age(left)}" if left > 0 else ", due now"
             return f"pending, {since}{held}, {attempt}{due}{crashes}{replayed}"
         case admin.READY:
             return f"ready for {attempt}{crashes}{replayed}, not read yet{_why(each)}"

@@ -128,6 +128,11 @@ def test_the_handler_is_stuck_in_one_message(
             f"on one has been working on one message (m:{entry}) for"
             in (answer["causes"][0]["sentence"])
         )
+        one.wait_for(
+            lambda: re.search(rf"{TOPIC}/{GROUP} .* running [1-9]", ask(one, "status")[1]),
+            what="U8: status tells that it runs, not that it is ready",
+        )
+        assert ask(one, "why", TOPIC)[1].startswith(f"the handler of {PLACE}/{GROUP} on one has")
         (one.folder / "gate").touch()
 
 
