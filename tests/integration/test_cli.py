@@ -273,8 +273,10 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
     assert (hits["dead_letters"], hits["lag"], hits["owned"]) == (None, 3, 3)
     assert [each["condition"] for each in seen["units"][3:]] == ["running", "ready", "ready"]
     assert seen["problems"] == [
-        "the circuit breaker of access/agents is open on west-1 in all 3 partitions,"
-        " next try in 7 s; last: ConnectionError",
+        (
+            "the circuit breaker of access/agents is open on west-1 in all 3 partitions,"
+            " next try in 7 s; last: ConnectionError"
+        ),
         "access/0/hits has been running one message for 12 s on west-1",
     ]
     rows = said[said.index("GROUP ") :].splitlines()
