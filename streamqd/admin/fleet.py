@@ -164,15 +164,17 @@ def status(
     ]
     seen = partitions.view(link, keys, topic)
     now = seen.now_unix_ms
-    # Counted by leases: an instance that has fallen silent still tells of what it owned.
-    held = seen.units if topic is None else partitions.view(link, keys).units
-    owned = Counter(row.owner for row in held if row.state == "owned")
+    sight = steering.sight_of(place, beats, infos, orders, now_unix_ms=now)
+    # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
+    # topic that would be too few, and the others are not looked at.
+    owned = Counter(row.owner for row in seen.units if row.state == "owned")
+    if topic is not None:
+        owned = Counter({name: each.owned or 0 for name, each in sight.live.items()})
     dead_unix_ms = now - int(stale * 1000)
     instances = [
         _instance(name, int(float(beat)), told.get(name, {}), summary, dead_unix_ms, owned[name])
         for name, beat, summary in zip(names, beats[1::2], summaries, strict=True)
     ]
-    sight = steering.sight_of(place, beats, infos, orders, now_unix_ms=now)
     workers = {
         (summary.get("instance"), *_unit_of(raw)): raw
         for summary in summaries
@@ -188,8 +190,8 @@ def status(
     units = []
     for row in seen.units:
         unit = (row.topic, row.partition, row.group)
-        told = workers.get((row.owner, *unit)) or (broken.get(unit, {}) if not row.owner else {})
-        units.append(_unit_status(row, told, sight.control))
+        worker = workers.get((row.owner, *unit)) if row.owner else broken.get(unit)
+        units.append(_unit_status(row, worker or {}, sight.control))
     letters = _dead_letters(link, keys, topic)
     return StatusView(
         fleet=fleet,
