@@ -26,8 +26,8 @@ def status(session: Session, topic: str | None, as_json: bool) -> None:
     There is a row for each group, with totals. STATE is the gravest of its partitions' states, and
     in how many of them: `running 12s` is one message that has been running for so long. MSG/S is an
     average of about the last 10 seconds, DEAD counts the group's own dead letters (`-`: not
-    counted), LAG and the others are as in `partitions`. BEAT is the age of an instance's last sign
-    of life.
+    counted), LAG, PEND, DELAY and OLDEST are as in `partitions`. BEAT is the age of an instance's
+    last sign of life.
 
     \b
     Example:
@@ -98,7 +98,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
     ]
     if len(rows) > 1:
         rows.append(_total(seen))
-    table(("GROUP", "OWNED", "MSG/S", "LAG", "PENDING", "DELAYED", "DEAD", "OLDEST", "STATE"), rows)
+    table(("GROUP", "OWNED", "MSG/S", "LAG", "PEND", "DELAY", "DEAD", "OLDEST", "STATE"), rows)
 
 
 def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ def _state(condition: str, run_seconds: float | None) -> str:
 
 def _show_units(seen: fleet.StatusView) -> None:
     table(
-        ("PARTITION", "MSG/S", "LAG", "PENDING", "DELAYED", "OLDEST", "STATE", "OWNER"),
+        ("PARTITION", "MSG/S", "LAG", "PEND", "DELAY", "OLDEST", "STATE", "OWNER"),
         [
             (
                 f"{each.partition}/{each.group}",
