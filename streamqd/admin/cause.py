@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamqd.admin import cause_waits
+from streamqd.admin.condition import RUNNING_SECONDS
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit
 from streamqd.model import Unit
@@ -71,6 +72,7 @@ class Facts:
     drained: tuple[str, ...]
     members: tuple[MemberFacts, ...]
     solo: bool
+    stop: LiveOrder | None = None
 
 
 def causes(facts: Facts) -> list[Cause]:
@@ -89,6 +91,13 @@ def causes(facts: Facts) -> list[Cause]:
         return [_delayed(facts)]
     if owner is not None and facts.told is not None:
         text = f"{facts.unit} is owned by {owner.instance} and its worker is {facts.told.state}"
+        run = facts.told.longest_run_seconds or 0.0
+        if facts.told.state == "ready" and run >= RUNNING_SECONDS:
+            text = (
+                f"{facts.unit} has been running one message ({facts.told.running}) for {run:.0f} s"
+                f" on {owner.instance}, and {_waiting(facts)}"
+            )
+            return [Cause("running", text, "", True)]
         if facts.told.state == "ready":
             return [
                 Cause(
@@ -110,11 +119,24 @@ def causes(facts: Facts) -> list[Cause]:
 
 # These hold the unit also while nothing waits.
 _GRAVE = frozenset(
-    {"no-member", "no-offer", "crash-loop", "caps-full", "owner-silent", "paused", "drained"}
+    {
+        "no-member",
+        "no-offer",
+        "crash-loop",
+        "caps-full",
+        "owner-silent",
+        "paused",
+        "stopped",
+        "drained",
+    }
 )
 
 
 def _held(facts: Facts) -> Iterator[Cause]:
+    if facts.stop is not None:
+        # That nobody owns it, or soon will not, follows from it.
+        yield _stopped(facts.unit, facts.stop)
+        return
     yield from _paused(facts)
     yield from _ownerless(facts) if facts.lease != "owned" else _owned(facts)
     for client, count in sorted(facts.foreign.items()):
@@ -124,6 +146,16 @@ def _held(facts: Facts) -> Iterator[Cause]:
             " acknowledged",
             "stop that client; streamqd takes its entries over after reclaim_idle",
         )
+
+
+def _stopped(unit: Unit, order: LiveOrder) -> Cause:
+    who = f" by {order.by}" if order.by else ""
+    because = f" ({order.why})" if order.why else ""
+    return Cause(
+        "stopped",
+        f"the group {unit.group} of {unit.topic} is stopped{who}{because}",
+        f"`streamqd group start {unit.topic} {unit.group}`",
+    )
 
 
 def _paused(facts: Facts) -> Iterator[Cause]:

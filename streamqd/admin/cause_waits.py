@@ -32,12 +32,13 @@ def said(told: LiveUnit, *, moving: bool, last_error: str) -> Iterator[Said]:
             'mend what it fails of; with on_error = "block" nothing gets past it',
         )
     elif told.state in ("halted", "probing"):
-        begins = "one message at a time" if told.state == "probing" else "nothing"
+        half = told.state == "probing"
+        begins = "half-open" if half else "open"
+        then = "one message at a time is tried" if half else "no message is started"
         yield Said(
             "circuit-open",
-            f"the worker of {name} {on} begins {begins}, because what its handler depends on is"
-            f" down{when}{last_error}",
-            "mend the dependency: the circuit closes by itself when a message succeeds",
+            f"the circuit breaker of {name} is {begins} {on}: {then}{when}{last_error}",
+            "fix what the handler depends on: the circuit closes by itself when a message succeeds",
         )
     elif told.state == "flooded":
         yield Said(

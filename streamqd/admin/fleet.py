@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from streamqd.admin import partitions, steering
+from streamqd.admin.condition import condition, gravity
+from streamqd.admin.diagnosis.declaration import spans
 from streamqd.admin.pages import ask, measure
 from streamqd.admin.partitions import UnitRow
 from streamqd.admin.steering import OrderRow
 from streamqd.model import Unit
 from streamqd.store import statistics, topics
 from streamqd.store.client import Link
+from streamqd.store.control import Control
 from streamqd.store.keys import Keys
 
-ALIKE_MAX = 5  # partitions that are named with the same problem
+OWNERS_MAX = 4  # instances that a sentence names
+STUCK_SECONDS = 10.0  # one run that lasts longer is a problem
+RECENT_SECONDS = 300.0  # a failure that is older says nothing of now
+# Conditions that come from failures.
+_FAILING = frozenset(
+    {"crash-loop", "circuit-open", "circuit-half-open", "flooded", "blocked", "keys-held"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +52,23 @@ class InstanceRow:
     rate: float | None
 
 
-_WAITS = {
-    "blocked": "waits for a message that has failed, and lets nothing past it",
-    "full": "holds as many messages of held keys as it may, and reads no more",
-    "halted": "begins nothing, because what its handler depends on is down",
-    "probing": "tries one message at a time, because what its handler depends on was down",
-    "flooded": "is stopped by its flood guard, because most messages die",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class UnitStatus(UnitRow):
     """A unit as the partitions view shows it, and how its worker is doing.
 
-    `worker` is the state of the owner's worker process (booting, ready, paused, quiet, broken …),
-    or what a ready one waits for (blocked, full, halted, probing, flooded), '' when it is not
-    known. `held` messages of `held_keys` keys wait there for a message of their key. `in_hand` are
-    entries fetched and not handled, `rate` the messages acknowledged per second,
-    `longest_run_seconds` the age of the handler run that runs now, `progress_seconds` how long ago
-    a handler that runs has called `Message.progress`, if any has.
+    `condition` is one word for all of it: ready, running, starting, stopped, paused, free, expired,
+    circuit-open, circuit-half-open, crash-loop, blocked, keys-held, flooded, throttled or unknown
+    among them. `worker` is the state of the owner's worker process (booting, ready, paused, quiet,
+    broken …), or what a ready one waits for (blocked, full, halted, probing, flooded), '' when it
+    is not known; `waits_seconds` is how long it still waits. `held` messages of `held_keys` keys
+    wait there for a message of their key. `in_hand` are entries fetched and not handled, `rate` the
+    messages acknowledged per second, `longest_run_seconds` the age of the handler run that runs
+    now, `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any
+    has. `dead_letters` are the group's own, null when they are not counted. `error` is the class of
+    the last failure, `error_seconds` ago, '' when none was in the last five minutes.
     """
 
+    condition: str
     worker: str
     in_hand: int | None
     rate: float | None
@@ -71,6 +77,36 @@ class UnitStatus(UnitRow):
     progress_seconds: float | None
     held: int | None
     held_keys: int | None
+    waits_seconds: float | None
+    dead_letters: int | None
+    error: str
+    error_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """A group over all partitions of its topic.
+
+    `condition` is the gravest of its partitions' (see `UnitStatus`), in `condition_partitions` of
+    them; `longest_run_seconds` is how long the longest run lasts that runs now. `reason` says why
+    it is paused or stopped, or what failed last, '' for nothing. `lag` and `dead_letters` are null
+    when they are not known of every partition.
+    """
+
+    topic: str
+    group: str
+    partitions: int
+    owned: int
+    condition: str
+    condition_partitions: int
+    longest_run_seconds: float | None
+    reason: str
+    rate: float | None
+    lag: int | None
+    pending: int
+    delayed: int
+    dead_letters: int | None
+    oldest_unix_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +141,19 @@ class StatusView:
     strange_orders: dict[str, str]
     problems: list[str]
     instances: list[InstanceRow]
+    groups: list[GroupStatus]
     units: list[UnitStatus]
     behind: list[Behind]
     dead_letters: dict[str, int]
 
 
-def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
-    """Look at the fleet. `stale`: seconds after which a silent instance counts as gone."""
+def status(
+    link: Link, keys: Keys, fleet: str, *, stale: float, topic: str | None = None
+) -> StatusView:
+    """Look at the fleet, or at what it does with one topic. Raises TopicMissing.
+
+    `stale`: seconds after which a silent instance counts as gone.
+    """
     place = steering.Fleet(link, keys, fleet, stale)
     beats, infos, orders = ask(link, steering.stored(place))
     told = {name: steering.document(raw) for name, raw in _pairs(infos)}
@@ -120,10 +162,14 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
         steering.document(raw)
         for raw in ask(link, [("GET", keys.instance(fleet, n)) for n in names])
     ]
-    seen = partitions.view(link, keys)
+    seen = partitions.view(link, keys, topic)
     now = seen.now_unix_ms
-    # Counted by leases: an instance that has fallen silent still tells of what it owned.
+    sight = steering.sight_of(place, beats, infos, orders, now_unix_ms=now)
+    # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
+    # topic that would be too few, and the others are not looked at.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
+    if topic is not None:
+        owned = Counter({name: each.owned or 0 for name, each in sight.live.items()})
     dead_unix_ms = now - int(stale * 1000)
     instances = [
         _instance(name, int(float(beat)), told.get(name, {}), summary, dead_unix_ms, owned[name])
@@ -134,12 +180,19 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
         for summary in summaries
         for raw in _list(summary.get("units"))
     }
-    units = [
-        _unit_status(row, workers.get((row.owner, row.topic, row.partition, row.group), {}))
-        for row in seen.units
-    ]
-    letters = _dead_letters(link, keys)
-    sight = steering.sight_of(place, beats, infos, orders, now_unix_ms=now)
+    # A worker that crashes in a loop has given its lease back: its instance tells of it.
+    broken = {
+        _unit_of(raw): raw
+        for summary in summaries
+        for raw in _list(summary.get("units"))
+        if raw.get("state") == "broken"
+    }
+    units = []
+    for row in seen.units:
+        unit = (row.topic, row.partition, row.group)
+        worker = workers.get((row.owner, *unit)) if row.owner else broken.get(unit)
+        units.append(_unit_status(row, worker or {}, sight.control))
+    letters = _dead_letters(link, keys, topic)
     return StatusView(
         fleet=fleet,
         now_unix_ms=now,
@@ -147,6 +200,7 @@ def status(link: Link, keys: Keys, fleet: str, *, stale: float) -> StatusView:
         strange_orders=sight.control.strange,
         problems=_problems(fleet, instances, units, summaries, letters, now),
         instances=instances,
+        groups=_groups(units, sight.control),
         units=units,
         behind=_behind(units),
         dead_letters=letters,
@@ -178,11 +232,21 @@ def _instance(
     )
 
 
-def _unit_status(row: UnitRow, worker: dict[str, Any]) -> UnitStatus:
+def _unit_status(row: UnitRow, worker: dict[str, Any], control: Control) -> UnitStatus:
     run = worker.get("longest_run_seconds")
+    unit = Unit(row.topic, row.partition, row.group)
+    last = _last_failure(worker)
+    state = str(worker.get("state", ""))
     return UnitStatus(
         **{each.name: getattr(row, each.name) for each in fields(row)},
-        worker=str(worker.get("state", "")),
+        condition=condition(
+            row.state,
+            state,
+            _real(run),
+            paused=control.pause_of(unit) is not None,
+            stopped=control.stop_of(unit) is not None,
+        ),
+        worker=state,
         in_hand=_number(worker.get("in_hand")),
         rate=_rate(worker),
         longest_run_seconds=float(run) if run is not None else None,
@@ -190,7 +254,91 @@ def _unit_status(row: UnitRow, worker: dict[str, Any]) -> UnitStatus:
         progress_seconds=_real(worker.get("progress_seconds")),
         held=_number(worker.get("held")),
         held_keys=_number(worker.get("held_keys")),
+        waits_seconds=_real(worker.get("waits_seconds")),
+        dead_letters=_number(worker.get("group_dead_letters")),
+        error=last[1] if last else "",
+        error_seconds=last[0] if last else None,
     )
+
+
+def _last_failure(worker: dict[str, Any]) -> tuple[float, str] | None:
+    """Seconds since the last failure that is of now, and its class."""
+    found = [
+        (age, str(each.get("error", "")))
+        for each in _list(worker.get("failures"))
+        if (age := _real(each.get("seconds_ago"))) is not None and age <= RECENT_SECONDS
+    ]
+    return min(found, default=None)
+
+
+def _groups(units: list[UnitStatus], control: Control) -> list[GroupStatus]:
+    """A row for each group, in the order of the units."""
+    found = []
+    for (topic, group), some in _by_group(units).items():
+        word = min((unit.condition for unit in some), key=gravity)
+        alike = [unit for unit in some if unit.condition == word]
+        runs = [unit.longest_run_seconds for unit in some if unit.longest_run_seconds is not None]
+        oldest = [unit.oldest_unix_ms for unit in some if unit.oldest_unix_ms is not None]
+        rates = [unit.rate for unit in some if unit.rate is not None]
+        found.append(
+            GroupStatus(
+                topic=topic,
+                group=group,
+                partitions=len(some),
+                owned=sum(unit.state == "owned" for unit in some),
+                condition=word,
+                condition_partitions=len(alike),
+                longest_run_seconds=max(runs, default=None),
+                reason=_reason(alike, control),
+                rate=round(sum(rates), 2) if rates else None,
+                lag=_sum(unit.lag for unit in some),
+                pending=sum(unit.pending for unit in some),
+                delayed=sum(unit.delayed for unit in some),
+                dead_letters=_sum(unit.dead_letters for unit in some),
+                oldest_unix_ms=min(oldest, default=None),
+            )
+        )
+    return found
+
+
+def _by_group(units: list[UnitStatus]) -> dict[tuple[str, str], list[UnitStatus]]:
+    found: dict[tuple[str, str], list[UnitStatus]] = {}
+    for unit in units:
+        found.setdefault((unit.topic, unit.group), []).append(unit)
+    return found
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum, None when one of them is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _reason(alike: list[UnitStatus], control: Control) -> str:
+    """Why units are in the condition that they share, '' when nothing tells it."""
+    first = alike[0]
+    unit = Unit(first.topic, first.partition, first.group)
+    stop, pause = control.stop_of(unit), control.pause_of(unit)
+    if first.condition == "stopped" and stop is not None:
+        return stop.why
+    if first.condition == "paused" and pause is not None:
+        return pause[1].why
+    if first.condition in _FAILING:
+        return _last_error(alike)
+    return ""
+
+
+def _last_error(alike: list[UnitStatus]) -> str:
+    known = [unit for unit in alike if unit.error_seconds is not None]
+    if not known:
+        return ""
+    error = min(known, key=lambda unit: unit.error_seconds or 0.0).error
+    # The name of a class alone: its module is in the log.
+    return error if " " in error else error.rpartition(".")[2]
 
 
 def _behind(units: list[UnitStatus]) -> list[Behind]:
@@ -247,38 +395,81 @@ def _problems(
 
 
 def _unit_problems(units: list[UnitStatus]) -> list[str]:
-    """One sentence for each unit; of many that have the same problem only the first few."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for unit in units:
-        if problem := _unit_problem(unit):
-            alike.setdefault((unit.state, unit.worker, unit.owner), []).append(problem)
+    """One sentence for each group and condition, however many partitions are in it."""
     found = []
-    for (state, _, owner), some in alike.items():
-        found += some[:ALIKE_MAX]
-        if len(some) > ALIKE_MAX:
-            whose = "that nobody owns" if state == "free" else f"of {owner} with the same problem"
-            found.append(f"and {len(some) - ALIKE_MAX} more partitions {whose}")
+    for some in _by_group(units).values():
+        alike: dict[str, list[UnitStatus]] = {}
+        for unit in some:
+            alike.setdefault(unit.condition, []).append(unit)
+        for word, these in sorted(alike.items(), key=lambda item: gravity(item[0])):
+            if word == "running":
+                these = [u for u in these if (u.longest_run_seconds or 0.0) >= STUCK_SECONDS]
+            if these and (said := _problem(word, these, len(some))):
+                found.append(said)
+        if holding := [unit for unit in some if unit.held and unit.condition != "keys-held"]:
+            found.append(_held(holding, len(some)))
     return found
 
 
-def _unit_problem(unit: UnitStatus) -> str:
-    """What is wrong with a unit, '' for nothing."""
-    name = Unit(unit.topic, unit.partition, unit.group)
-    if unit.worker == "broken":
-        return f"the worker of {name} on {unit.owner} crashes in a loop"
-    if unit.worker in _WAITS:
-        return f"the worker of {name} on {unit.owner} {_WAITS[unit.worker]}"
-    if unit.held:
-        keys = "one held key" if unit.held_keys == 1 else f"{unit.held_keys} held keys"
-        return f"{unit.held} messages of {keys} of {name} wait on {unit.owner}"
-    if unit.state == "expired":
-        return f"the owner of {name}, {unit.owner}, does not renew its lease"
-    return f"nobody owns {name}" if unit.state == "free" else ""
+def _problem(word: str, units: list[UnitStatus], partitions: int) -> str:
+    """What is wrong with units of a group that are in the same condition, '' for nothing."""
+    name, where = _name(units), _on(units) + _where(units, partitions)
+    error = _last_error(units)
+    last = f"; last: {error}" if error else ""
+    waits = [unit.waits_seconds for unit in units if unit.waits_seconds is not None]
+    then = f", next try in {max(0.0, min(waits)):.0f} s" if waits else ""
+    if word == "running":
+        run = max(unit.longest_run_seconds or 0.0 for unit in units)
+        return f"{name} has been running one message for {run:.0f} s{where}"
+    said = {
+        "crash-loop": f"the worker of {name} crashes in a loop{where}{last}",
+        "free": f"nobody owns {name}{where}",
+        "expired": f"the owner of {name} does not renew its lease{where}",
+        "circuit-open": f"the circuit breaker of {name} is open{where}{then}{last}",
+        "circuit-half-open": f"the circuit breaker of {name} is half-open{where}{then}{last}",
+        "flooded": f"the flood guard has stopped {name}{where}: most messages die{last}",
+        "blocked": (
+            f"{name} waits for a message that has failed, and lets nothing past it"
+            f"{where}{then}{last}"
+        ),
+        "keys-held": f"{name} holds as many messages of held keys as it may{where}{then}{last}",
+    }
+    return said.get(word, "")
 
 
-def _dead_letters(link: Link, keys: Keys) -> dict[str, int]:
+def _held(units: list[UnitStatus], partitions: int) -> str:
+    held, keys = sum(unit.held or 0 for unit in units), sum(unit.held_keys or 0 for unit in units)
+    of = "one held key" if keys == 1 else f"{keys} held keys"
+    return f"{held} messages of {of} of {_name(units)} wait{_on(units)}{_where(units, partitions)}"
+
+
+def _name(units: list[UnitStatus]) -> str:
+    """The name of one unit, or of the group of several."""
+    first = units[0]
+    if len(units) == 1:
+        return str(Unit(first.topic, first.partition, first.group))
+    return f"{first.topic}/{first.group}"
+
+
+def _where(units: list[UnitStatus], partitions: int) -> str:
+    """Which partitions of a group of so many; '' where the name says it."""
+    if len(units) == 1:
+        return ""
+    if len(units) == partitions:
+        return f" in all {partitions} partitions"
+    return f" in {spans(unit.partition for unit in units)}"
+
+
+def _on(units: list[UnitStatus]) -> str:
+    """The instances that own units, as ` on west, east`; '' for nobody."""
+    owners = sorted({unit.owner for unit in units if unit.owner})
+    more = f" and {len(owners) - OWNERS_MAX} more" if len(owners) > OWNERS_MAX else ""
+    return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
+
+
+def _dead_letters(link: Link, keys: Keys, only: str | None) -> dict[str, int]:
     found = {}
-    for topic in topics.registered(link, keys):
+    for topic in topics.registered(link, keys) if only is None else (only,):
         meta = topics.meta(link, keys, topic)
         count = meta.partitions if meta else 0
         calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]

@@ -177,8 +177,8 @@ def owned_sentence(unit: Unit, owner: str) -> str:
             " once it is done, or in 15 s"
         )
     return (
-        f"{unit} is owned by {owner}: stop its consumer first, or say --force to take the partition"
-        " away from it"
+        f"{unit} is owned by {owner}: stop the group first with `streamqd group stop {unit.topic}"
+        f" {unit.group} --wait`, or say --force to take the partition away from its owner"
     )
 
 

@@ -47,7 +47,10 @@ class PartitionReset:
 
 @dataclass(frozen=True, slots=True)
 class GroupReset:
-    """What `group reset` did, or with `dry_run` would do."""
+    """What `group reset` did, or with `dry_run` would do.
+
+    `obstacle` is a sentence: why it would be refused now; '' when it would not be.
+    """
 
     topic: str
     group: str
@@ -55,6 +58,7 @@ class GroupReset:
     dry_run: bool
     retries: str  # keep | drop
     partitions: list[PartitionReset]
+    obstacle: str = ""
 
 
 def position(text: str, now_unix_ms: int) -> str:
@@ -116,7 +120,8 @@ def reset(
     """Set the position of a group on some partitions of a topic, or on all.
 
     Partition by partition, each in one step; nothing is done when one of them is owned and `force`
-    does not say to take it, or is kept by a growth. Raises TopicMissing, Refused.
+    does not say to take it, or is kept by a growth. A dry run reads only, so it tells that as
+    `obstacle`. Raises TopicMissing, Refused.
     """
     count = groups.known(link, keys, topic, group)
     for number in partitions:
@@ -125,7 +130,9 @@ def reset(
     after = position(to, server_unix_ms(link))
     chosen = sorted({*partitions}) or range(count)
     units = [Unit(topic, number, group) for number in chosen]
-    _refuse_owned(link, keys, units, force=force)
+    obstacle = _obstacle(link, keys, units, force=force)
+    if obstacle and not dry_run:
+        raise Refused(obstacle)
     rows = []
     for unit in units:
         if dry_run:
@@ -134,7 +141,8 @@ def reset(
         done = _reset(link, keys, unit, after, drop_retries=drop_retries, force=force)
         if done is not None:
             rows.append(_row(link, keys, unit, done))
-    return GroupReset(topic, group, to, dry_run, "drop" if drop_retries else "keep", rows)
+    retries = "drop" if drop_retries else "keep"
+    return GroupReset(topic, group, to, dry_run, retries, rows, obstacle)
 
 
 def _reset(
@@ -168,13 +176,17 @@ def _reset(
             return part
 
 
-def _refuse_owned(link: Link, keys: Keys, units: Sequence[Unit], *, force: bool) -> None:
-    """A partition that a growth keeps is not taken by force: its keys would lose their order."""
+def _obstacle(link: Link, keys: Keys, units: Sequence[Unit], *, force: bool) -> str:
+    """Why these units cannot be reset now, '' when they can.
+
+    A partition that a growth keeps is not taken by force: its keys would lose their order.
+    """
     replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
     for number, unit in enumerate(units):
         view = leases.LeaseView.parse(*replies[2 * number : 2 * number + 2])
         if view.ttl is not None and (view.owner == growth.OWNER or not force):
-            raise Refused(_owned_sentence(unit, view.owner))
+            return _owned_sentence(unit, view.owner)
+    return ""
 
 
 def _owned_sentence(unit: Unit, owner: str) -> str:

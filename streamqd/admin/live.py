@@ -9,11 +9,12 @@ every field may be missing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from streamqd.admin import partitions
+from streamqd.admin.condition import condition
 from streamqd.admin.pages import ask
 from streamqd.model import Unit
 from streamqd.store import control
@@ -48,6 +49,8 @@ class LiveUnit:
     last 10 seconds, `arriving` (entries written to the partition) of about the last 20;
     `lag_per_second` is the middle of its changes in that time. `p50_seconds` and `p99_seconds` are
     of the handler runs of about the last minute.
+    `dead_letters` are the group's own, null when its owner has not counted them,
+    `partition_dead_letters` those of all groups on the partition.
     `longest_run_seconds` is how long the run has lasted that runs now, `running` its place, and
     `progress_seconds` how long ago a handler that runs has called `Message.progress`, if any has.
     """
@@ -65,6 +68,7 @@ class LiveUnit:
     delayed: int | None
     in_hand: int | None
     dead_letters: int | None
+    partition_dead_letters: int | None
     oldest_seconds: float | None
     oldest_unread_unix_ms: int | None
     next_due_unix_ms: int | None
@@ -85,6 +89,15 @@ class LiveUnit:
     timeout: float | None
     hard_timeout: float | None
     paused: bool  # by an order of an operator, obeyed or not yet
+    stopped: bool  # its group, in the same way
+
+    @property
+    def condition(self) -> str:
+        """What `condition` calls it."""
+        lease = self.state if self.state in ("free", "expired") else "owned"
+        worker = "" if self.state in ("free", "expired", "unknown") else self.state
+        run = self.longest_run_seconds
+        return condition(lease, worker, run, paused=self.paused, stopped=self.stopped)
 
     @property
     def name(self) -> str:
@@ -110,9 +123,9 @@ class LiveInstance:
 
 @dataclass(frozen=True, slots=True)
 class LiveOrder:
-    """A pause or a drain that holds. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
+    """An order that holds. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
 
-    kind: str  # pause | drain
+    kind: str  # pause | stop | drain
     scope: str
     at_unix_ms: int
     by: str
@@ -196,10 +209,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
     strays = [unit for unit in wanted if unit not in owned]
     seen = partitions.rows(link, keys, strays[:STRAYS_MAX])
     units = sorted(
-        (
-            replace(one, paused=True) if orders.pause_of(unit_key(one)) else one
-            for one in (*owned.values(), *(_stray(row, now) for row in seen))
-        ),
+        (_ordered(one, orders) for one in (*owned.values(), *(_stray(row, now) for row in seen))),
         key=lambda one: (one.topic, one.group, one.partition),
     )
     return LiveView(
@@ -207,6 +217,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
         now_unix_ms=now,
         orders=[
             *(order_of("pause", str(scope), each) for scope, each in orders.pauses.items()),
+            *(order_of("stop", str(scope), each) for scope, each in orders.stops.items()),
             *(order_of("drain", name, each) for name, each in orders.drains.items()),
         ],
         instances=instances,
@@ -236,6 +247,13 @@ def _instance(
     )
 
 
+def _ordered(unit: LiveUnit, orders: control.Control) -> LiveUnit:
+    """A row with what operators have ordered of it."""
+    paused = orders.pause_of(unit_key(unit)) is not None
+    stopped = orders.stop_of(unit_key(unit)) is not None
+    return replace(unit, paused=paused, stopped=stopped) if paused or stopped else unit
+
+
 def unit_key(unit: LiveUnit) -> Unit:
     """Which unit a row is about."""
     return Unit(unit.topic, unit.partition, unit.group)
@@ -250,6 +268,9 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
     """Read what an instance has published of one unit."""
     numbers: dict[str, Any] = {name: _whole(raw.get(name)) for name in _WHOLE}
     numbers |= {name: _real(raw.get(name)) for name in _REAL}
+    # An older instance tells only of the partition.
+    numbers["partition_dead_letters"] = numbers["dead_letters"]
+    numbers["dead_letters"] = _whole(raw.get("group_dead_letters"))
     return LiveUnit(
         topic=str(raw.get("topic", "")),
         partition=_whole(raw.get("partition")) or 0,
@@ -260,6 +281,7 @@ def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
         since_unix_ms=_whole(raw.get("since_unix_ms")),
         handler=str(raw.get("handler", "")),
         paused=False,
+        stopped=False,
         running=str(raw.get("running") or ""),
         acked=_rate(raw, "acked"),
         failed=_rate(raw, "failed"),
@@ -313,21 +335,26 @@ def _failures(unit: LiveUnit, raw: dict[str, Any]) -> list[LiveFailure]:
 
 
 def _totals(units: list[LiveUnit]) -> LiveTotals:
-    # What belongs to a partition is published by the owner of each of its groups.
-    by_place = {(unit.topic, unit.partition): unit for unit in units}
+    def of_partitions(of: Callable[[LiveUnit], float | None]) -> float:
+        """The sum over partitions: the owner of each of its groups publishes the same figure."""
+        found: dict[tuple[str, int], float] = {}
+        for unit in units:
+            place = (unit.topic, unit.partition)
+            found[place] = max(found.get(place, 0), of(unit) or 0)
+        return sum(found.values())
 
-    def total(of: Callable[[LiveUnit], float | None], some: Iterable[LiveUnit] = units) -> float:
-        return sum(of(unit) or 0 for unit in some)
+    def total(of: Callable[[LiveUnit], float | None]) -> float:
+        return sum(of(unit) or 0 for unit in units)
 
     return LiveTotals(
-        arriving=round(total(lambda u: u.arriving, by_place.values()), 2),
+        arriving=round(of_partitions(lambda u: u.arriving), 2),
         acked=round(total(lambda u: u.acked), 2),
         failed=round(total(lambda u: u.failed), 2),
         lag=int(total(lambda u: u.lag)),
         lag_exact=all(unit.lag is not None for unit in units),
         pending=int(total(lambda u: u.pending)),
         delayed=int(total(lambda u: u.delayed)),
-        dead_letters=int(total(lambda u: u.dead_letters, by_place.values())),
+        dead_letters=int(of_partitions(lambda u: u.partition_dead_letters)),
     )
 
 

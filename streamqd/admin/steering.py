@@ -55,10 +55,11 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class OrderRow:
-    """One order. `kind` is pause, move, drain, reload or rebalance, `target` what it is about.
+    """One order. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
 
     `to` is the instance that a move names. `gone` tells that it names an instance that does not
-    live. `name` is what `control clear` takes.
+    live, `done` that every live instance has obeyed an order that is obeyed once. `name` is what
+    `control clear` takes.
     """
 
     name: str
@@ -69,6 +70,7 @@ class OrderRow:
     by: str
     why: str
     gone: bool
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +151,17 @@ def view(fleet: Fleet) -> ControlView:
 
 
 def rows(sight: Sight) -> list[OrderRow]:
-    """The orders in one list: pauses first, then drains, moves and the rest."""
+    """The orders in one list: pauses first, then stops, drains, moves and the rest."""
     found, live = sight.control, sight.live
 
-    def row(kind: str, target: str, order: Order, *, gone: bool = False) -> OrderRow:
+    def row(
+        kind: str, target: str, order: Order, *, gone: bool = False, done: bool = False
+    ) -> OrderRow:
         name = f"{kind}:{target}" if target else kind
-        return OrderRow(name, kind, target, order.to, *order[:3], gone)
+        return OrderRow(name, kind, target, order.to, *order[:3], gone, done)
 
     listed = [row("pause", str(scope), order) for scope, order in sorted(_named(found.pauses))]
+    listed += [row("stop", str(scope), order) for scope, order in sorted(_named(found.stops))]
     listed += [
         row("drain", name, order, gone=name not in live)
         for name, order in sorted(found.drains.items())
@@ -166,12 +171,30 @@ def rows(sight: Sight) -> list[OrderRow]:
         for unit, order in sorted(found.moves.items())
     ]
     listed += [
-        row("reload", name, order, gone=name not in (control.EVERYBODY, *live))
+        row(
+            "reload",
+            name,
+            order,
+            gone=name not in (control.EVERYBODY, *live),
+            done=_reloaded(sight, name, order.at_unix_ms),
+        )
         for name, order in sorted(found.reloads.items())
     ]
-    if found.rebalance is not None:
-        listed.append(row("rebalance", "", found.rebalance))
+    if (order := found.rebalance) is not None:
+        # Every instance reads it with its next beat, and obeys at once.
+        beaten = [seen.beat_unix_ms > order.at_unix_ms for seen in live.values()]
+        listed.append(row("rebalance", "", order, done=bool(beaten) and all(beaten)))
     return listed
+
+
+def _reloaded(sight: Sight, name: str, ordered_unix_ms: int) -> bool:
+    """Whether everybody who was told to reload has. Who does not tell is not waited for."""
+    done = [
+        one.reloaded is None or one.reloaded >= ordered_unix_ms
+        for member, one in sight.live.items()
+        if name in (control.EVERYBODY, member)
+    ]
+    return bool(done) and all(done)
 
 
 def _named(pauses: dict[Scope, Order]) -> list[tuple[str, Order]]:
@@ -259,6 +282,35 @@ def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
 
 def _meet(one: Scope, other: Scope) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
+    """Let no instance own a partition of a group. Refused when there is no such group."""
+    scope = control.stop_scope(topic, group)
+    check_scope(fleet, scope)
+    sight = look(fleet)
+    name, changed = f"stop:{scope}", scope not in sight.control.stops
+    if dry_run:
+        return Steered(name, None, changed, True)
+    return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False)
+
+
+def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
+    """Let a stopped group be owned again. Refused when there is no such group."""
+    scope = control.stop_scope(topic, group)
+    name, sight = f"stop:{scope}", look(fleet)
+    if scope not in sight.control.stops:
+        check_scope(fleet, scope)
+        return Steered(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
+    notes = [f"{each} is still paused" for each in sight.control.pauses if _meet(each, scope)]
+    if not any((topic, group) in seen.member.offers for seen in sight.live.values()):
+        notes.append(f"no live instance has a consumer for {topic}/{group}")
+    if dry_run:
+        return Steered(name, None, True, True, notes)
+    return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False, notes)
 
 
 # --- instances ------------------------------------------------------------------------------------

@@ -56,6 +56,11 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
         raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
     if unit in seen.broken:
         raise Refused(f"the worker of {unit} crashes in a loop on {to}")
+    if sight.control.stop_of(unit) is not None:
+        raise Refused(
+            f"the group {unit.group} of {unit.topic} is stopped;"
+            f" `streamqd group start {unit.topic} {unit.group}` ends that"
+        )
     owners = owners_of(fleet, offered(fleet, sight))
     owner = owners.get(unit, "")
     cap = seen.member.cap
@@ -84,7 +89,7 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
 
 def plan(fleet: Fleet, sight: Sight) -> list[PlannedMove]:
     """The units that would change hands if the fleet were levelled now, without ordered moves."""
-    units = offered(fleet, sight)
+    units = [unit for unit in offered(fleet, sight) if sight.control.stop_of(unit) is None]
     owners = owners_of(fleet, units)
     wanted = place(sight.placeable(), units, owners)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamqd.admin import topics
 from streamqd.admin.pages import ask
 from streamqd.admin.steering import Fleet, document, look
 from streamqd.admin.steering_moves import offered, owners_of, plan
@@ -29,6 +30,25 @@ def not_levelled(fleet: Fleet) -> list[str]:
         f" not by {each.to or 'nobody'}"
         for each in plan(fleet, look(fleet))
     ]
+
+
+def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
+    """Which partitions of a stopped group are still owned."""
+    return [f"{owner} owns {unit}" for unit, owner in _owned(fleet, topic, group).items() if owner]
+
+
+def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
+    """Which partitions of a started group nobody owns yet."""
+    owners = _owned(fleet, topic, group)
+    return [f"nobody owns {unit}" for unit, owner in owners.items() if not owner]
+
+
+def _owned(fleet: Fleet, topic: str, group: str) -> dict[Unit, str]:
+    """The owner of every partition of a group, '' where there is none."""
+    count = topics.partition_count(fleet.link, fleet.keys, topic)
+    units = [Unit(topic, number, group) for number in range(count)]
+    owners = owners_of(fleet, units)
+    return {unit: owners.get(unit, "") for unit in units}
 
 
 # States of a worker that has not stopped for a pause.

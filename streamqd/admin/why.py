@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamqd.admin import live, partitions, topics
 from streamqd.admin.cause import Cause, Facts, MemberFacts, causes
 from streamqd.admin.live import LiveUnit, LiveView
-from streamqd.admin.pages import ask
+from streamqd.admin.pages import ask, measure
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import control, leases, members
 from streamqd.store.client import Link
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
-from streamqd.store.statistics import measure_unit, unit_figures
+from streamqd.store.statistics import UnitFigures, measure_unit, unit_figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,17 @@ def answer(
     keys: Keys,
     fleet: str,
     topic: str,
-    partition: int,
-    group: str | None,
+    partition: int | None = None,
+    group: str | None = None,
     *,
     stale: float,
 ) -> list[Answer]:
-    """Say it of one group, or of each group of the topic. Raises TopicMissing, Refused."""
+    """Say it of one partition or all of a topic, of one group or each. Group by group.
+
+    Raises TopicMissing, Refused.
+    """
     count = topics.partition_count(link, keys, topic)
-    if not 0 <= partition < count:
+    if partition is not None and not 0 <= partition < count:
         raise Refused(
             f"{topic} has no partition {partition}: partitions are numbered 0 to {count - 1}"
         )
@@ -60,10 +64,33 @@ def answer(
         raise Refused(f"no group {group} reads the topic {topic}")
     if not known:
         raise Refused(f"no group reads the topic {topic}, so nothing of it can move")
+    numbers = range(count) if partition is None else (partition,)
+    units = [
+        Unit(topic, number, each)
+        for each in sorted(known)
+        if group in (None, each)
+        for number in numbers
+    ]
     view = live.look(link, keys, fleet, stale=stale)
-    units = [Unit(topic, partition, each) for each in sorted(known) if group in (None, each)]
     orders = _Orders.read(link, keys, fleet)
-    return [_one(link, keys, view, orders, unit) for unit in units]
+    figures = [unit_figures(each) for each in measure(link, [measure_unit(keys, u) for u in units])]
+    fences = ask(link, [command for unit in units for command in leases.view(keys, unit)])
+    held = [leases.LeaseView.parse(*fences[at : at + 2]) for at in range(0, len(fences), 2)]
+    rows, foreign = partitions.rows(link, keys, units), _foreign(link, keys, units)
+    return [
+        _one(view, orders, Measured(*each))
+        for each in zip(units, rows, figures, held, foreign, strict=True)
+    ]
+
+
+class Measured(NamedTuple):
+    """What Redis holds of one unit."""
+
+    unit: Unit
+    row: partitions.UnitRow
+    figures: UnitFigures | None
+    lease: leases.LeaseView
+    foreign: dict[str, int]
 
 
 class _Orders(NamedTuple):
@@ -82,17 +109,15 @@ class _Orders(NamedTuple):
         )
 
 
-def _one(link: Link, keys: Keys, view: LiveView, orders: _Orders, unit: Unit) -> Answer:
-    (row,) = partitions.rows(link, keys, [unit])
-    fence, ttl = ask(link, leases.view(keys, unit))
-    figures = unit_figures(link.run(measure_unit(keys, unit)))
-    due = figures.next_due_unix_ms if figures else None
+def _one(view: LiveView, orders: _Orders, measured: Measured) -> Answer:
+    unit, row = measured.unit, measured.row
+    due = measured.figures.next_due_unix_ms if measured.figures else None
     told = _told(view, unit, row.owner)
     failures = [
         each for each in view.failures if Unit(each.topic, each.partition, each.group) == unit
     ]
     now = view.now_unix_ms
-    pause = orders.control.pause_of(unit)
+    pause, stop = orders.control.pause_of(unit), orders.control.stop_of(unit)
     facts = Facts(
         unit=unit,
         lease=row.state,
@@ -103,13 +128,14 @@ def _one(link: Link, keys: Keys, view: LiveView, orders: _Orders, unit: Unit) ->
         delayed=row.delayed,
         next_due_seconds=None if due is None else (due - now) / 1000,
         oldest_seconds=None if row.oldest_unix_ms is None else (now - row.oldest_unix_ms) / 1000,
-        foreign=_foreign(link, keys, unit),
+        foreign=measured.foreign,
         told=told,
         failures=tuple(failures),
         pause=None if pause is None else live.order_of("pause", str(pause[0]), pause[1]),
         drained=tuple(orders.control.drains),
         members=_members(view, orders, unit),
-        solo=leases.LeaseView.parse(fence, ttl).solo,
+        solo=measured.lease.solo,
+        stop=None if stop is None else live.order_of("stop", f"{unit.topic}/{unit.group}", stop),
     )
     found = causes(facts)
     return Answer(
@@ -156,19 +182,22 @@ def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, 
     return tuple(found)
 
 
-def _foreign(link: Link, keys: Keys, unit: Unit) -> dict[str, int]:
-    """The clients other than streamqd itself that hold entries, with how many."""
+def _foreign(link: Link, keys: Keys, units: list[Unit]) -> list[dict[str, int]]:
+    """Of each unit the clients other than streamqd itself that hold entries, with how many."""
     replies = ask(
         link,
         [
-            ("XPENDING", keys.source(*unit), unit.group),
-            ("XPENDING", keys.retry_stream(*unit), unit.group),
+            ("XPENDING", stream, unit.group)
+            for unit in units
+            for stream in (keys.source(*unit), keys.retry_stream(*unit))
         ],
     )
-    found: dict[str, int] = {}
-    for reply in replies:
-        for name, count in (reply[3] or ()) if reply else ():
-            if name != CONSUMER.encode():
-                text = name.decode("utf-8", "replace")
-                found[text] = found.get(text, 0) + int(count)
-    return found
+    held = []
+    for at in range(0, len(replies), 2):
+        found: Counter[str] = Counter()
+        for reply in replies[at : at + 2]:
+            for name, count in (reply[3] or ()) if reply else ():
+                if name != CONSUMER.encode():
+                    found[name.decode("utf-8", "replace")] += int(count)
+        held.append(dict(found))
+    return held

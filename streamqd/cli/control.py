@@ -13,22 +13,33 @@ from streamqd.cli.steering import dry_run_option, fleet_of
 
 @click.group()
 def control() -> None:
-    """See and clear the orders to the fleet: pauses, moves, drains."""
+    """See and clear the orders to the fleet: pauses, stops, moves, drains."""
 
 
 @control.command("list")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also those that all have obeyed.")
 @json_option
 @pass_session
-def list_(session: Session, as_json: bool) -> None:
-    """Show all orders. A `gone` one names an instance that does not live."""
+def list_(session: Session, everything: bool, as_json: bool) -> None:
+    """Show the orders that hold.
+
+    A `gone` one names an instance that does not live. A reload or a rebalance that every live
+    instance has obeyed is over: only --all shows it, as `done`.
+
+    \b
+    Example:
+      streamqd control list --all
+    """
     with session.link() as link:
         seen = steering.view(fleet_of(session, link))
     if as_json:
         emit(seen)
         return
-    if not seen.orders and not seen.strange:
-        click.echo("no orders")
-    if seen.orders:
+    shown = [row for row in seen.orders if everything or not row.done]
+    if not shown and not seen.strange:
+        over = "no order holds; --all shows those that are done"
+        click.echo(over if seen.orders else "no orders")
+    if shown:
         table(
             ("ORDER", "TO", "AGE", "BY", "", "REASON"),
             [
@@ -37,10 +48,10 @@ def list_(session: Session, as_json: bool) -> None:
                     row.to or "-",
                     age(seen.now_unix_ms - row.at_unix_ms),
                     row.by,
-                    "gone" if row.gone else "",
+                    "gone" if row.gone else "done" if row.done else "",
                     row.why,
                 )
-                for row in seen.orders
+                for row in shown
             ],
         )
     for name, problem in seen.strange.items():

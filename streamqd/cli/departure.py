@@ -7,9 +7,9 @@ from collections import defaultdict
 import click
 
 from streamqd.admin.departure import Departure
-from streamqd.admin.fleet import ALIKE_MAX
 from streamqd.cli.output import age, count, printable
 
+ALIKE_MAX = 5  # partitions that are named with the same problem
 SHOWN_MAX = 20  # partitions that one instance takes; --json names all
 _WHY = {
     "no-offer": "no other instance offers it",

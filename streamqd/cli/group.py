@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import groups, groups_reset, growth
+from streamqd.admin import groups, groups_reset, growth, steering, steering_waits
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember
-from streamqd.cli.output import age, confirm, count, emit, table
+from streamqd.cli.output import age, confirm, count, emit, position, sentence, table
 from streamqd.cli.session import Session, pass_session
+from streamqd.cli.steering import dry_run_option, finish, fleet_of, reason_option, wait_options
 from streamqd.errors import Refused
 from streamqd.store.client import Link
 
 
 @click.group()
 def group() -> None:
-    """Look at groups, set their position, delete them."""
+    """Look at groups, stop and start them, set their position, delete them."""
 
 
 group.add_command(adopt)
@@ -68,8 +69,9 @@ def list_(session: Session, topic: str | None, as_json: bool) -> None:
 def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
     """Show one group, partition by partition.
 
-    POSITION is the id last handed out, LAG what comes behind it (`+`: at least so many); UNREAD and
-    PENDING are the ages of the oldest message of each kind.
+    POSITION is the id last handed out (`start`: none yet; `before ID`: set by hand), LAG what comes
+    behind it (`+`: at least so many); UNREAD and PENDING are the ages of the oldest message of each
+    kind.
     """
     with session.link() as link:
         detail = groups.describe(link, session.keys, topic, name)
@@ -87,20 +89,20 @@ def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
     click.echo()
     table(
         (
-            *("PARTITION", "OWNER", "EPOCH", "LAG", "UNREAD", "IN HAND", "PENDING"),
-            *("DELAYED", "POSITION"),
+            *("PARTITION", "OWNER", "LAG", "UNREAD", "IN HAND", "PENDING", "DELAYED"),
+            *("POSITION", "EPOCH"),
         ),
         [
             (
                 str(row.partition),
                 f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
-                str(row.epoch) if row.epoch else None,
                 _lag(row.lag, row.lag_exact),
                 _ago(now, row.oldest_unread_unix_ms),
                 row.pending,
                 _ago(now, row.oldest_pending_unix_ms),
                 row.delayed,
-                row.position,
+                position(row.position),
+                str(row.epoch) if row.epoch else None,
             )
             for row in detail.partitions
         ],
@@ -142,8 +144,16 @@ def reset(
     """Let a group go on from another position.
 
     What is handed out and not settled is forgotten: behind the new position it is read again,
-    before it it counts as finished. Refused while a partition is owned; with --force its owner
-    loses it, and what its worker still does is not recorded.
+    before it it counts as finished. Refused while a partition is owned: stop the group first with
+    `group stop`. With --force its owner loses the partition, and what its worker still does is not
+    recorded. --dry-run only reads, and works at any time.
+
+    BEFORE and NOW are the last message read: `start` is none yet, `end` all that there are, and
+    `before ID` is the place just before that message.
+
+    \b
+    Example:
+      streamqd group reset orders billing --to 2026-11-21T09:00:00Z --dry-run
     """
     with session.link() as link:
         if not dry_run:
@@ -151,6 +161,8 @@ def reset(
                 link, session.keys, topic, name, to, partitions=partitions,
                 drop_retries=not keep_retries, force=force, dry_run=True,
             )  # fmt: skip
+            if foreseen.obstacle:
+                raise Refused(foreseen.obstacle)
             where = count(len(foreseen.partitions), "partition")
             confirm(f"Let {name} read {topic} from {to} on, on {where}?", yes)
         done = groups_reset.reset(
@@ -167,8 +179,8 @@ def reset(
         [
             (
                 str(row.partition),
-                row.before,
-                row.after,
+                position(row.before),
+                "end" if row.unread_exact and not row.unread else position(row.after),
                 _lag(row.unread, row.unread_exact),
                 row.pending,
                 row.delayed + row.retried,
@@ -177,6 +189,8 @@ def reset(
         ],
     )
     if dry_run:
+        if done.obstacle:
+            sentence(f"it would be refused now: {done.obstacle}", hang=2)
         session.note("nothing was changed")
 
 
@@ -233,6 +247,87 @@ def _growing(link: Link, session: Session, topic: str, name: str) -> str:
                 " order;"
             )
     return ""
+
+
+@group.command(short_help="Stop handling for one group on all instances.")
+@click.argument("topic")
+@click.argument("name", metavar="GROUP")
+@reason_option
+@wait_options
+@dry_run_option
+@json_option
+@pass_session
+def stop(
+    session: Session,
+    topic: str,
+    name: str,
+    reason: str,
+    wait: bool,
+    timeout: float,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Stop handling for one group on all instances, until it is started again.
+
+    Workers finish what they run and end, and their partitions are given back, so that `group reset`
+    and `group delete` can follow. Messages keep arriving and wait. The order is kept in Redis: it
+    survives restarts and holds for instances that start later. With --wait it returns when no
+    instance owns a partition of the group; exit code 1: some still do.
+
+    \b
+    Example:
+      streamqd group stop orders billing --wait --reason "wrong prices"
+      streamqd group reset orders billing --to 2h
+      streamqd group start orders billing --wait
+    """
+    with session.link() as link:
+        fleet = fleet_of(session, link)
+        done = steering.stop(fleet, topic, name, reason, dry_run=dry_run)
+        return finish(
+            done,
+            f"{topic}/{name} is stopped",
+            as_json=as_json,
+            wait=wait,
+            timeout=timeout,
+            look=lambda: steering_waits.not_stopped(fleet, topic, name),
+        )
+
+
+@group.command(short_help="Start a stopped group again.")
+@click.argument("topic")
+@click.argument("name", metavar="GROUP")
+@wait_options
+@dry_run_option
+@json_option
+@pass_session
+def start(
+    session: Session,
+    topic: str,
+    name: str,
+    wait: bool,
+    timeout: float,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Start a stopped group again: instances take its partitions within seconds.
+
+    With --wait it returns when every partition has an owner; exit code 1: some have none.
+
+    \b
+    Example:
+      streamqd group start orders billing --wait
+    """
+    with session.link() as link:
+        fleet = fleet_of(session, link)
+        done = steering.start(fleet, topic, name, dry_run=dry_run)
+        return finish(
+            done,
+            f"{topic}/{name} is started",
+            as_json=as_json,
+            wait=wait,
+            timeout=timeout,
+            look=lambda: steering_waits.not_started(fleet, topic, name),
+        )
 
 
 def _lag(lag: int, exact: bool) -> str:

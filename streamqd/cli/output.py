@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,22 @@ def _cell(cell: Any) -> str:
     return f"{cell:,.1f}" if isinstance(cell, float) else printable(str(cell))
 
 
+def sentence(text: str, begin: str = "", hang: int = 0) -> None:
+    """Print one line behind `begin`, control characters escaped.
+
+    A terminal wraps it between words, further lines indented by `hang`. Elsewhere it stays one
+    line, for programs that look for it.
+    """
+    line = begin + printable(text)
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size((WIDTH, 24)).columns
+        line = textwrap.fill(
+            line, max(room, hang + 20), subsequent_indent=" " * hang,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    click.echo(line)
+
+
 def age(milliseconds: float | None) -> str:
     """How long something takes or is ago, in two units at most, as `3h12m`."""
     if milliseconds is None:
@@ -113,6 +130,17 @@ def memory(size: int | None) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
+def position(entry_id: str) -> str:
+    """The position of a group in words: `start`, `before ID` between two messages, else the id."""
+    ms, _, seq = entry_id.partition("-")
+    if entry_id == "0-0":
+        return "start"
+    if seq == str((1 << 64) - 1) and ms.isdigit():
+        # The greatest id of a millisecond, which no server issues: the place before the next one.
+        return f"before {int(ms) + 1}-0"
+    return entry_id
 
 
 def count(number: int, noun: str) -> str:

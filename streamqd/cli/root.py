@@ -129,7 +129,7 @@ VERBS = {
         for name in (
             *("check", "config", "control", "dlq", "doctor", "drain", "group", "init", "move"),
             *("partitions", "pause", "pending", "produce", "rebalance", "reload", "retry"),
-            *("status", "tail", "top", "topic", "trim", "why"),
+            *("status", "tail", "top", "topic", "trace", "trim", "why"),
         )
     },
 }

@@ -3,76 +3,154 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 
 from streamqd.admin import fleet
+from streamqd.admin.condition import in_words
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, printable, table
+from streamqd.cli.output import age, count, emit, printable, sentence, table
 from streamqd.cli.session import Session, pass_session
 
 STEADY = 0.5  # messages per second by which a lag must change to be said to change
 
 
-@click.command()
+@click.command(short_help="Show the fleet, or one topic: groups, states, problems.")
+@click.argument("topic", required=False)
 @json_option
 @pass_session
-def status(session: Session, as_json: bool) -> None:
-    """Show the instances, what they own and what is wrong.
+def status(session: Session, topic: str | None, as_json: bool) -> None:
+    """Show the instances, the groups and what is wrong; with TOPIC its groups and partitions.
 
-    BEAT is the age of an instance's last sign of life. There is a row for each partition and group;
-    MSG/S is an average of about the last 10 seconds, LAG and the others are as in `partitions`.
+    There is a row for each group, with totals. STATE is the gravest of its partitions' states, and
+    in how many of them: `running 12s` is one message that has been running for so long. MSG/S is an
+    average of about the last 10 seconds, DEAD counts the group's own dead letters (`-`: not
+    counted), LAG, PEND, DELAY and OLDEST are as in `partitions`. BEAT is the age of an instance's
+    last sign of life.
+
+    \b
+    Example:
+      streamqd status
+      streamqd status orders
     """
     with session.link() as link:
         daemon = session.settings.daemon
-        seen = fleet.status(link, session.keys, daemon.fleet, stale=daemon.lease_ttl)
+        seen = fleet.status(link, session.keys, daemon.fleet, stale=daemon.lease_ttl, topic=topic)
     if as_json:
         emit(seen)
         return
     _show_orders(seen)
     owned = sum(each.state == "owned" for each in seen.units)
     units = f"{owned} of {count(len(seen.units), 'partition')} owned" if seen.units else "no groups"
-    click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {units}")
+    if topic is None:
+        click.echo(f"fleet {seen.fleet}: {count(len(seen.instances), 'instance')}, {units}")
+    else:
+        click.echo(f"topic {printable(topic)} in the fleet {seen.fleet}: {units}")
     for problem in seen.problems:
-        click.echo(f"  ! {problem}")
+        sentence(problem, "  ! ", 4)
     for group in seen.behind:
-        click.echo(f"  {_behind(seen.now_unix_ms, group)}")
-    if seen.instances:
+        sentence(_behind(seen.now_unix_ms, group), "  ", 4)
+    if seen.instances and topic is None:
         click.echo()
-        table(
-            ("INSTANCE", "STATE", "OWNED", "MSG/S", "BEAT", "UP", "PID", "HOST"),
-            [
-                (
-                    each.instance,
-                    each.state,
-                    each.owned,
-                    each.rate,
-                    age(seen.now_unix_ms - each.beat_unix_ms),
-                    _since(seen.now_unix_ms, each.started_unix_ms),
-                    None if each.pid is None else str(each.pid),
-                    each.host,
-                )
-                for each in seen.instances
-            ],
-        )
-    if seen.units:
+        _show_instances(seen)
+    if seen.groups:
         click.echo()
-        table(
-            ("PARTITION", "OWNER", "WORKER", "MSG/S", "LAG", "PENDING", "DELAYED", "OLDEST"),
-            [
-                (
-                    f"{each.topic}/{each.partition}/{each.group}",
-                    each.owner or "-",
-                    each.worker or each.state,
-                    each.rate,
-                    each.lag,
-                    each.pending,
-                    each.delayed,
-                    _since(seen.now_unix_ms, each.oldest_unix_ms),
-                )
-                for each in seen.units
-            ],
+        _show_groups(seen)
+    if seen.units and topic is not None:
+        click.echo()
+        _show_units(seen)
+
+
+def _show_instances(seen: fleet.StatusView) -> None:
+    table(
+        ("INSTANCE", "STATE", "OWNED", "MSG/S", "BEAT", "UP", "PID", "HOST"),
+        [
+            (
+                each.instance,
+                each.state,
+                each.owned,
+                each.rate,
+                age(seen.now_unix_ms - each.beat_unix_ms),
+                _since(seen.now_unix_ms, each.started_unix_ms),
+                None if each.pid is None else str(each.pid),
+                each.host,
+            )
+            for each in seen.instances
+        ],
+    )
+
+
+def _show_groups(seen: fleet.StatusView) -> None:
+    rows: list[tuple[Any, ...]] = [
+        (
+            f"{each.topic}/{each.group}",
+            f"{each.owned}/{each.partitions}",
+            each.rate,
+            each.lag,
+            each.pending,
+            each.delayed,
+            each.dead_letters,
+            _since(seen.now_unix_ms, each.oldest_unix_ms),
+            _group_state(each),
         )
+        for each in seen.groups
+    ]
+    if len(rows) > 1:
+        rows.append(_total(seen))
+    table(("GROUP", "OWNED", "MSG/S", "LAG", "PEND", "DELAY", "DEAD", "OLDEST", "STATE"), rows)
+
+
+def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
+    groups = seen.groups
+    oldest = [each.oldest_unix_ms for each in groups if each.oldest_unix_ms is not None]
+    lags = [each.lag for each in groups]
+    known = [lag for lag in lags if lag is not None]
+    return (
+        "total",
+        f"{sum(each.owned for each in groups)}/{sum(each.partitions for each in groups)}",
+        sum(each.rate or 0.0 for each in groups),
+        sum(known) if len(known) == len(lags) else None,
+        sum(each.pending for each in groups),
+        sum(each.delayed for each in groups),
+        # Of all groups together the count is always known, also of groups that are gone.
+        sum(seen.dead_letters.values()),
+        _since(seen.now_unix_ms, min(oldest, default=None)),
+        "",
+    )
+
+
+def _group_state(each: fleet.GroupStatus) -> str:
+    """The gravest state of the group; why it is so stands above the table."""
+    said = _state(each.condition, each.longest_run_seconds)
+    if each.condition_partitions < each.partitions:
+        said += f" ({each.condition_partitions} of {each.partitions})"
+    return said
+
+
+def _state(condition: str, run_seconds: float | None) -> str:
+    if condition == "running":
+        return f"running {age((run_seconds or 0.0) * 1000)}"
+    return in_words(condition)
+
+
+def _show_units(seen: fleet.StatusView) -> None:
+    table(
+        ("PARTITION", "MSG/S", "LAG", "PEND", "DELAY", "OLDEST", "STATE", "OWNER"),
+        [
+            (
+                f"{each.partition}/{each.group}",
+                each.rate,
+                each.lag,
+                each.pending,
+                each.delayed,
+                _since(seen.now_unix_ms, each.oldest_unix_ms),
+                _state(each.condition, each.longest_run_seconds),
+                each.owner or "-",
+            )
+            for each in seen.units
+        ],
+    )
 
 
 def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
@@ -83,7 +161,7 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
         if len(group.partitions) == 1
         else f"{len(group.partitions)} partitions"
     )
-    said = f"{printable(group.topic)}/{printable(group.group)} is {lag} behind in {where}"
+    said = f"{group.topic}/{group.group} is {lag} behind in {where}"
     if group.since_unix_ms is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(group.since_unix_ms / 1000))
         said += f", since {since} ({age(now_unix_ms - group.since_unix_ms)})"
@@ -105,8 +183,8 @@ def _show_orders(seen: fleet.StatusView) -> None:
         reason = f": {printable(each.why)}" if each.why else ""
         gone = " (no such instance lives)" if each.gone else ""
         since = f"{age(seen.now_unix_ms - each.at_unix_ms)} by {printable(each.by)}"
-        if each.kind == "pause":
-            click.echo(f"PAUSED {said} for {since}{reason}")
+        if each.kind in ("pause", "stop"):
+            click.echo(f"{said} for {since}{reason}")
         elif each.kind in ("drain", "move"):
             click.echo(f"{said}{gone} for {since}{reason}")
     for name, problem in seen.strange_orders.items():
@@ -114,7 +192,8 @@ def _show_orders(seen: fleet.StatusView) -> None:
 
 
 _ORDERS = {
-    "pause": "{target}",
+    "pause": "PAUSED {target}",
+    "stop": "STOPPED {target}",
     "drain": "DRAINED {target}",
     "move": "{target} is kept on {to}",
     "reload": "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, read_all
 from streamqd.metrics.view import View
@@ -51,8 +53,33 @@ def measuring(link: Link, view: View, keys: Keys) -> Steps:
         for unit, reply in zip(units, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
+    view.letters = yield from _letters(link, view, keys, partitions, refusals)
     view.partitions = partitions
     view.units = {unit: each for unit, each in figures.items() if each is not None}
     view.measured_ns = began
     refusals.tell()
     return None
+
+
+def _letters(
+    link: Link,
+    view: View,
+    keys: Keys,
+    partitions: Mapping[tuple[str, int], statistics.PartitionFigures],
+    refusals: Refusals,
+) -> Generator[None, None, dict[tuple[str, int], statistics.LetterCount]]:
+    """Count dead letters by group, where there are some: a page of each partition at a time.
+
+    What was counted stays counted, so that where nothing has happened, nothing is read again.
+    """
+    places = [place for place, figures in partitions.items() if figures.dead]
+    known = [view.letters.get(place, statistics.LetterCount()) for place in places]
+    pairs = zip(places, known, strict=True)
+    replies = yield from read_all(
+        link, [statistics.count_letters(keys, *place, each) for place, each in pairs]
+    )
+    return {
+        place: statistics.letters_counted(each, reply)
+        for place, each, reply in zip(places, known, replies, strict=True)
+        if refusals.took(reply) and isinstance(reply, Reply)
+    }

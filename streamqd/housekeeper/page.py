@@ -75,7 +75,7 @@ def _row(unit: dict[str, Any], now_unix_ms: float) -> str:
         _cell(None if unit["oldest_seconds"] is None else _span(unit["oldest_seconds"])),
         _cell(f"{rates['acked']:,.1f}"),
         _cell(f"{rates['failed']:,.1f}", bad=rates["failed"] >= 0.05),  # else it reads 0.0
-        _cell(unit["dead_letters"], bad=bool(unit["dead_letters"])),
+        _cell(unit["group_dead_letters"], bad=bool(unit["group_dead_letters"])),
         _cell(counters["crashes"], bad=bool(counters["crashes"])),
         _cell(str(unit["epoch"])),
     ]

@@ -24,6 +24,7 @@ from streamqd.scoreboard import (
     WorkerState,
     now_ns,
 )
+from streamqd.store.statistics import LetterCount
 from streamqd.version import __version__
 from streamqd.waits import WORDS, Waits
 
@@ -111,6 +112,9 @@ class Summary:
     def _unit(self, slot: Slot, unit: Unit) -> dict[str, Any]:
         figures = self._view.units.get(unit)
         partition = self._view.partitions.get((unit.topic, unit.partition))
+        letters = self._view.letters.get((unit.topic, unit.partition))
+        if partition is not None and not partition.dead:
+            letters = LetterCount(whole=True)
         oldest = figures.oldest_unix_ms() if figures else None
         unread = figures.oldest_unread_unix_ms() if figures else None
         consumer = self._consumers.get((unit.topic, unit.group))
@@ -134,6 +138,7 @@ class Summary:
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
             "dead_letters": partition.dead if partition else None,
+            "group_dead_letters": letters.of(unit.group) if letters else None,
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),

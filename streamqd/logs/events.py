@@ -71,6 +71,8 @@ EVENTS: dict[str, str] = {
     "steer.rebalance": "An operator wants the fleet levelled now.",
     "steer.reload": "An operator has ordered a reload, and it is this instance's turn.",
     "steer.resume": "A pause was ended.",
+    "steer.start": "A stopped group may be owned again.",
+    "steer.stop": "An operator has stopped a group: no instance owns a partition of it.",
     "steer.undrain": "An instance may own partitions again.",
     "steer.unmove": "A partition may be anywhere again.",
     "tls.expiring": "A certificate on the way to Redis ends within three weeks, or has ended.",

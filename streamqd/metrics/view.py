@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, Slot, now_ns
-from streamqd.store.statistics import PartitionFigures, UnitFigures
+from streamqd.store.statistics import LetterCount, PartitionFigures, UnitFigures
 
 Labels = tuple[str, ...]
 
@@ -21,6 +21,7 @@ class View:
     consumers: tuple[tuple[str, str], ...] = ()  # every configured (topic, group)
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     units: Mapping[Unit, UnitFigures] = field(default_factory=dict)
+    letters: Mapping[tuple[str, int], LetterCount] = field(default_factory=dict)
     tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
     # What the floor keeps from being trimmed: who holds it, and when that entry was written.
     held: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)

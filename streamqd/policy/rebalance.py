@@ -59,11 +59,17 @@ class View(NamedTuple):
 class Wishes(NamedTuple):
     """What operators want: where units belong, and which members shall own nothing.
 
-    `moves` maps a unit to its instance and to the time of the order.
+    `moves` maps a unit to its instance and to the time of the order. `stopped` are the (topic,
+    group)s of which nobody shall own a partition.
     """
 
     moves: Mapping[Unit, tuple[str, int]] = MappingProxyType({})
     drained: Collection[str] = ()
+    stopped: Collection[tuple[str, str]] = ()
+
+    def stops(self, unit: Unit) -> bool:
+        """Whether nobody shall own the unit."""
+        return (unit.topic, unit.group) in self.stopped
 
 
 class Decision(NamedTuple):
@@ -182,15 +188,27 @@ class Rebalancer:
         owners |= dict.fromkeys(mine, self.me)
         present = [one for one in live if not one.leaving and one.member.id not in wishes.drained]
         present = with_elsewhere(present, units, owners)
+        stopped: list[Unit] = []
+        if wishes.stopped:
+            # A stopped group is placed nowhere and takes up nobody's share.
+            stopped = sorted(unit for unit in mine if wishes.stops(unit))
+            units = [unit for unit in units if not wishes.stops(unit)]
+            mine = {unit: since for unit, since in mine.items() if not wishes.stops(unit)}
+            views = {unit: view for unit, view in views.items() if not wishes.stops(unit)}
         wanted = self._placed(present, units, owners, wishes)
         self._ordered |= {u for u, (_, at) in wishes.moves.items() if self._moves_seen.get(u) != at}
         self._moves_seen = {unit: at for unit, (_, at) in wishes.moves.items()}
-        surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[room:] if room < 0 else []
+        over = len(stopped) + room  # what is given up with its group makes room
+        surplus = sorted(mine, key=lambda unit: (mine[unit], unit))[over:] if over < 0 else []
         take = self._acquire(now, wanted, views, live)[: max(0, room)]
         allowed = self._allowed(now, len(take))
         return Decision(
             take[:allowed],
-            [*surplus, *(u for u in self._shed(now, wanted, mine, moving) if u not in surplus)],
+            [
+                *stopped,
+                *surplus,
+                *(u for u in self._shed(now, wanted, mine, moving) if u not in surplus),
+            ],
             more=len(take) > allowed,
         )
 

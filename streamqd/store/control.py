@@ -4,6 +4,7 @@ A field names an order, its value is a JSON object: `version`, `at_unix_ms` (by 
 `by`, `why`, and `to` of a move.
 
     pause:TOPIC/PARTITION/GROUP    nothing is fetched there; any part may be `*`
+    stop:TOPIC/*/GROUP             no instance owns a partition of the group
     move:TOPIC/PARTITION/GROUP     the unit belongs on the instance `to`
     drain:INSTANCE                 the instance owns nothing
     reload:INSTANCE, reload:*      read configuration and code again, once for each time of it
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
@@ -63,6 +64,7 @@ class Control:
     """All orders. `strange` holds the fields that cannot be read, with what is wrong with them."""
 
     pauses: dict[Scope, Order] = field(default_factory=dict)
+    stops: dict[Scope, Order] = field(default_factory=dict)
     moves: dict[Unit, Order] = field(default_factory=dict)
     drains: dict[str, Order] = field(default_factory=dict)
     reloads: dict[str, Order] = field(default_factory=dict)
@@ -74,6 +76,10 @@ class Control:
         found = [each for each in self.pauses if each.covers(unit)]
         scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
         return None if scope is None else (scope, self.pauses[scope])
+
+    def stop_of(self, unit: Unit) -> Order | None:
+        """The order that has stopped the group of a unit."""
+        return self.stops.get(stop_scope(unit.topic, unit.group))
 
     def reload_of(self, instance: str) -> int:
         """When the instance was last told to reload, by name or with all others; 0 = never."""
@@ -94,6 +100,8 @@ def read(flat: Sequence[bytes]) -> Control:
             kind, _, rest = name.partition(":")
             if kind == "pause":
                 found.pauses[scope_of(rest)] = order
+            elif kind == "stop":
+                found.stops[_group(scope_of(rest))] = order
             elif kind == "move" and order.to:
                 found.moves[_unit(scope_of(rest))] = order
             elif kind == "drain" and rest:
@@ -106,7 +114,7 @@ def read(flat: Sequence[bytes]) -> Control:
                 raise ValueError("no order that this version knows")
         except (ValueError, TypeError, RecursionError) as error:
             found.strange[name] = str(error)
-    return Control(found.pauses, found.moves, found.drains, found.reloads, rebalance, found.strange)
+    return replace(found, rebalance=rebalance)
 
 
 def _order(raw: bytes) -> Order:
@@ -134,6 +142,17 @@ def scope_of(text: str) -> Scope:
         None if number == "*" else int(number),
         None if group == "*" else group,
     )
+
+
+def stop_scope(topic: str, group: str) -> Scope:
+    """What an order to stop a group names."""
+    return Scope(topic, None, group)
+
+
+def _group(scope: Scope) -> Scope:
+    if scope.topic is None or scope.partition is not None or scope.group is None:
+        raise ValueError("it does not name all partitions of one group")
+    return scope
 
 
 def _unit(scope: Scope) -> Unit:

@@ -5,7 +5,9 @@ Called by the housekeeper for what its instance owns, and by the views of the co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from streamqd.model import Unit
@@ -125,6 +127,48 @@ def unit_figures(reply: Reply) -> UnitFigures | None:
         delayed=int(delayed),
         next_due_unix_ms=_optional(due),
     )
+
+
+LETTERS_AT_ONCE = 500  # dead letters that one call counts
+GROUP_BYTES_MAX = 256  # of the name of a group in a dead letter
+GROUPS_MAX = 1_000  # that letters may name; with more, nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class LetterCount:
+    """Dead letters of one partition by group, counted from the oldest on as far as `after`.
+
+    `whole` says that all are counted, so that the counts are those of now.
+    """
+
+    by_group: Mapping[str, int] = field(default_factory=dict)
+    after: str = ""
+    whole: bool = False
+
+    def of(self, group: str) -> int | None:
+        """How many a group has, None while not all are counted."""
+        return self.by_group.get(group, 0) if self.whole else None
+
+
+def count_letters(keys: Keys, topic: str, partition: int, known: LetterCount) -> Call:
+    """Ask for the letters behind those that are counted."""
+    return scripts.get("letters_measure").call(
+        {"dlq": keys.dlq(topic, partition)}, after=known.after, count=LETTERS_AT_ONCE
+    )
+
+
+def letters_counted(known: LetterCount, reply: Reply) -> LetterCount:
+    """Add the answer to `count_letters`. Begins again when letters have gone meanwhile."""
+    told, last, more, there = reply.rest
+    found = Counter(known.by_group)
+    for name, count in zip(told[::2], told[1::2], strict=True):
+        # A name that is none of ours is counted under what can be shown of it.
+        found[name[:GROUP_BYTES_MAX].decode("utf-8", "replace")] += int(count)
+    if more:
+        return LetterCount(found, last.decode())
+    if found.total() != int(there) or len(found) > GROUPS_MAX:
+        return LetterCount()
+    return LetterCount(found, last.decode(), whole=True)
 
 
 def _backlog(raw: list[Any]) -> Backlog:

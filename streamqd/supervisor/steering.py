@@ -44,7 +44,8 @@ class Steering:
         """What the rebalancer has to know."""
         control = self.control
         moves = {unit: (order.to, order.at_unix_ms) for unit, order in control.moves.items()}
-        return Wishes(moves, control.drains.keys())
+        stopped = {(str(scope.topic), str(scope.group)) for scope in control.stops}
+        return Wishes(moves, control.drains.keys(), stopped)
 
     def tick(self) -> None:
         """Take a new reading, and go on with a reload that was ordered."""
@@ -62,6 +63,7 @@ class Steering:
                 self._warned.add((name, why))
                 logs.event("steer.ignored", logging.WARNING, order=name[:200], problem=why)
         _tell("steer.pause", "steer.resume", before.pauses, control.pauses)
+        _tell("steer.stop", "steer.start", before.stops, control.stops)
         _tell("steer.move", "steer.unmove", before.moves, control.moves)
         _tell("steer.drain", "steer.undrain", before.drains, control.drains)
         if not self._read:

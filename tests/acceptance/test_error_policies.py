@@ -237,7 +237,7 @@ def test_a_dependency_that_is_down_for_a_while_kills_no_message(new_daemon: NewD
         produce(daemon, [("", [number, 0, "down"]) for number in range(1, 301)])
         daemon.wait_event("circuit.opened", error="ConnectionError")
         cause = wait_cause(daemon, "circuit-open")
-        assert "what its handler depends on is down" in cause["sentence"]
+        assert "the circuit breaker of orders/0/bill is open on one" in cause["sentence"]
         assert "last: ConnectionError" in cause["sentence"]
         before = len(told(daemon))
         daemon.wait_for(lambda: len(told(daemon)) >= before + 5, what="five more probes")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.acceptance.test_error_policies import ask
-from tests.support.daemon import Daemon
+from tests.support.daemon import TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
 
@@ -97,6 +97,16 @@ def test_an_outage_costs_a_group_as_many_messages_as_one_partition(new_daemon: N
         daemon.wait_for(
             lambda: halted(daemon) == PARTITIONS, what="all partitions are halted", every=0.1
         )
+        # U12: one line for the group in `status` and in `why TOPIC`, not one for each partition.
+        said = ask(daemon, "status")
+        lines = [line for line in said.splitlines() if "circuit breaker" in line]
+        assert len(lines) == 1, said
+        assert f"is open on one in all {PARTITIONS} partitions, next try in " in lines[0]
+        assert lines[0].endswith("; last: ConnectionError")
+        assert " circuit open" in said
+        said = ask(daemon, "why", TOPIC)
+        assert said.count("circuit breaker") == 1, said
+        assert "; the same in partitions " in said
         assert FAILURES <= len(told(daemon, "fail")) <= MOST
         assert len(daemon.events("circuit.opened")) == 1
         assert daemon.stop() == 0

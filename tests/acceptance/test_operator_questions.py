@@ -128,6 +128,11 @@ def test_the_handler_is_stuck_in_one_message(
             f"on one has been working on one message (m:{entry}) for"
             in (answer["causes"][0]["sentence"])
         )
+        one.wait_for(
+            lambda: re.search(rf"{TOPIC}/{GROUP} .* running [1-9]", ask(one, "status")[1]),
+            what="U8: status tells that it runs, not that it is ready",
+        )
+        assert ask(one, "why", TOPIC)[1].startswith(f"the handler of {PLACE}/{GROUP} on one has")
         (one.folder / "gate").touch()
 
 
@@ -230,11 +235,11 @@ def test_its_owner_is_silent(new_daemon: NewDaemon) -> None:
             one.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("place", ["orders", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
+@pytest.mark.parametrize("place", ["/", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
 def test_a_place_is_written_in_one_way(new_daemon: NewDaemon, place: str) -> None:
     code, said = ask(new_daemon(), "why", place)
     assert code == 2
-    assert "write TOPIC/PARTITION, such as access/3" in said
+    assert "write TOPIC, TOPIC/PARTITION, such as access/3" in said
 
 
 def test_what_does_not_exist_is_refused(new_daemon: NewDaemon) -> None:

@@ -133,6 +133,33 @@ def test_moves_drains_and_a_rebalance(fleet: Fleet):
     assert one.traces() == []
 
 
+def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
+    """U11: stop on all instances, reset without --force, start; over a restart of one of them."""
+    one, two = fleet.members["a"], fleet.members["b"]
+    first = one.send(["ok"] * 20)
+    one.wait_settled()
+    assert verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--dry-run")
+    assert "group stop" in verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", code=8)
+
+    verb(one, "group", "stop", TOPIC, GROUP, "--reason", "wrong prices", "--wait")
+    assert fleet.owners() == {}
+    mark = two.mark()
+    assert two.stop() == 0
+    two.start()
+    two.wait_event("ready", after=mark)
+    fleet.wait_beats(6)
+    assert fleet.owners() == {}, "a stopped group was taken"
+    later = one.send(["ok"] * 5)
+    [group] = document(one, "status")["groups"]
+    assert (group["condition"], group["reason"], group["owned"]) == ("stopped", "wrong prices", 0)
+
+    verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--yes")
+    verb(one, "group", "start", TOPIC, GROUP, "--wait")
+    one.wait_settled(30.0)
+    assert all(len(one.ledger.of(uid, "end")) == 2 for uid in first)
+    assert all(len(one.ledger.of(uid, "end")) == 1 for uid in later)
+
+
 def test_a_reload_in_turn_once_for_each_order_and_strange_orders(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     marks = {daemon: daemon.mark() for daemon in (one, two)}

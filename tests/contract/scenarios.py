@@ -23,6 +23,7 @@ from streamqd.store import (
     retries,
     spark,
     topics,
+    tracing,
 )
 from streamqd.store.scripts import Call
 from tests.contract.desk import OWNER, TTL, Desk
@@ -329,6 +330,14 @@ def group_delete(desk: Desk) -> Call:
     return groups.delete(desk.keys, desk.unit, force=True, token="t9")
 
 
+def message_find(desk: Desk) -> Call:
+    """A dead letter of the message, and one of another."""
+    desk.groups()
+    for original in ("1-0", "2-0"):
+        desk.do("XADD", desk.dlq, "*", "payload", "x", "originalId", original, "group", "g")
+    return tracing.find(desk.dlq, "1-0", "0-1")
+
+
 def retry_page(desk: Desk) -> Call:
     _set_aside(desk)
     return retries.page(desk.keys, desk.unit, (0, ""), 10)
@@ -516,6 +525,7 @@ WHEN_FULL: dict[Scenario, str] = {
     group_reset: "OK",
     group_delete: "OK",
     retry_page: "OK",
+    message_find: "OK",
     retry_hasten: "OOM",
     retry_cancel: "OOM",
     retry_cancel_drop: "OK",

@@ -41,6 +41,8 @@ VERBS = (
     "pause access/0/hits",
     "resume access/hits",
     "move access/0/hits --to west-1",
+    "group stop access hits",
+    "group start access hits",
     "drain west-1",
     "rebalance",
     "reload west-1",
@@ -59,7 +61,10 @@ READING = (
     "dlq stats access",
     "retry list access hits",
     "status",
+    "status access",
     "why access/0/hits",
+    "why access",
+    "trace access/0/1-0",
 )
 
 

@@ -49,6 +49,9 @@ def measures(desk: Desk) -> dict[str, Call]:
     topic, partition, _ = desk.unit
     return {
         "partition_measure": statistics.measure_partition(desk.keys, topic, partition),
+        "letters_measure": statistics.count_letters(
+            desk.keys, topic, partition, statistics.LetterCount()
+        ),
         "unit_measure": statistics.measure_unit(desk.keys, desk.unit),
         "retention_measure": retention.measure(desk.keys, topic, partition),
     }

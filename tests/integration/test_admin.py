@@ -547,7 +547,7 @@ def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
     problems = "\n".join(seen.problems)
     for sentence in (
         "the instance east-1 has been silent",
-        "the worker of access/1/hits on west-1 crashes in a loop",
+        "the worker of access/1/hits crashes in a loop on west-1",
         "nobody owns access/2/hits",
         "access has a dead letter",
     ):
@@ -564,10 +564,7 @@ def test_many_partitions_with_one_problem_are_summed_up(link: Link, keys: Keys) 
 
     problems = fleet.status(link, keys, "default", stale=15).problems
 
-    assert problems == [
-        *(f"nobody owns wide/{number}/hits" for number in range(5)),
-        "and 35 more partitions that nobody owns",
-    ]
+    assert problems == ["nobody owns wide/hits in all 40 partitions"]
     # The members are read once; the rest measures each unit, and each partition's scheduled sends.
     assert calls(link, "zrange") - before == 40 + 40 + 1
 

@@ -21,7 +21,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import tail
-from streamqd.store import topics
+from streamqd.store import members, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.integration.test_admin import bury
@@ -233,9 +233,62 @@ def test_status_of_nobody(run: Run, at: At) -> None:
     assert shown.startswith("fleet default: no instances, no groups\n")
     assert "! no instance of the fleet default is alive" in shown
     assert list(document(run("status", "--json"))) == [
-        *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "units"),
-        *("behind", "dead_letters"),
+        *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "groups"),
+        *("units", "behind", "dead_letters"),
     ]
+
+
+def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
+    run: Run, at: At, link: Link, keys: Keys
+) -> None:
+    """U8, U12: real states, dead letters of each group, a row for each group, one topic alone."""
+    told = []
+    for group in ("agents", "hits"):
+        for number in range(3):
+            at(number, group).groups()
+            at(number, group).own(f"t{number}{group}", owner="west-1")
+            unit = {"topic": "access", "partition": number, "group": group, "owned": True}
+            unit |= {"state": "halted", "waits_seconds": 7.0, "group_dead_letters": number}
+            failure = {"error": "builtins.ConnectionError", "count": 3, "seconds_ago": 2.0}
+            told.append(unit | {"dead_letters": 9, "failures": [failure]})
+    told[3] |= {"state": "ready", "longest_run_seconds": 12.4, "failures": []}
+    told[4] |= {"state": "ready", "longest_run_seconds": 0.2, "failures": []}
+    told[5] |= {"state": "ready", "failures": []}
+    del told[5]["group_dead_letters"]
+    for number in range(3):
+        at(number).add("1000-0")
+    info = {"offers": [["access", "hits"], ["access", "agents"]]}
+    link.run(members.beat(keys, "default", "west-1", "n1", info, 15.0))
+    summary = {"instance": "west-1", "state": "working", "units": told}
+    link.execute("SET", keys.instance("default", "west-1"), json.dumps(summary))
+
+    seen = document(run("status", "--json"))
+    agents, hits = seen["groups"]
+    said = run("status").stdout
+    one = run("status", "access").stdout
+
+    assert (agents["condition"], agents["condition_partitions"]) == ("circuit-open", 3)
+    assert (agents["reason"], agents["dead_letters"]) == ("ConnectionError", 3)
+    assert (hits["condition"], hits["condition_partitions"]) == ("running", 1)
+    assert (hits["dead_letters"], hits["lag"], hits["owned"]) == (None, 3, 3)
+    assert [each["condition"] for each in seen["units"][3:]] == ["running", "ready", "ready"]
+    assert seen["problems"] == [
+        (
+            "the circuit breaker of access/agents is open on west-1 in all 3 partitions,"
+            " next try in 7 s; last: ConnectionError"
+        ),
+        "access/0/hits has been running one message for 12 s on west-1",
+    ]
+    rows = said[said.index("GROUP ") :].splitlines()
+    assert re.fullmatch(r"access/agents +3/3 .* 3 +\S+ +circuit open", rows[1])
+    assert re.fullmatch(r"access/hits +3/3 .* - +\S+ +running 12s \(1 of 3\)", rows[2])
+    assert re.match(r"total +6/6 +- +6 ", rows[3]) or re.match(r"total +6/6 +0.0 +6 ", rows[3])
+    assert len(rows) == 4, "24 partitions are not 24 rows"
+    rows = one[one.index("PARTITION ") :].splitlines()
+    assert re.fullmatch(r"0/hits +.* running 12s +west-1", rows[4])
+    assert one.startswith("topic access in the fleet default: 6 of 6 partitions owned\n")
+    assert "INSTANCE" not in one
+    assert "did you mean access?" in run("status", "acces", code=8).stderr
 
 
 # --- produce --------------------------------------------------------------------------------------

@@ -144,6 +144,18 @@ def test_a_long_pause(surgery: Surgery) -> None:
     assert "streamqd resume access/*/*" in found["mend"]
 
 
+def test_a_long_stop(surgery: Surgery) -> None:
+    """U11: a group that was stopped and forgotten is found."""
+    order(surgery, "stop:access/*/hits")
+    surgery.silent("fleet.stopped")
+    name, field = surgery.keys.orders("default"), "stop:access/*/hits"
+    told = json.loads(surgery.do("HGET", name, field))
+    surgery.do("HSET", name, field, json.dumps({**told, "at_unix_ms": surgery.ago(86_400 * 3)}))
+    found = surgery.finding("fleet.stopped")
+    assert "3 days by ann@west (a test)" in found["what"]
+    assert found["mend"] == "`streamqd group start access hits`"
+
+
 # --- leases ---------------------------------------------------------------------------------------
 
 

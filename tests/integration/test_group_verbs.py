@@ -159,6 +159,47 @@ def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
     assert at(2).fetch() == [b"2-0", b"3-0"]
 
 
+def test_a_dry_run_of_a_reset_reads_also_where_somebody_owns_it(run: Run, at: At) -> None:
+    """U11: `group reset --dry-run` works on a live group, and says that the reset would not."""
+    for number in range(3):
+        at(number).groups()
+        at(number).add("1000-0")
+    at(1).own("t1", owner="west-1")
+    before = at(0).dump()
+    words = ("group", "reset", "access", "hits", "--to", "earliest")
+
+    shown = run(*words, "--dry-run").stdout
+    foretold = document(run(*words, "--dry-run", "--json"))
+    refused = run(*words, "--yes", code=8).stderr
+
+    assert "it would be refused now: access/1/hits is owned by west-1" in shown
+    assert foretold["obstacle"].startswith("access/1/hits is owned by west-1")
+    assert len(foretold["partitions"]) == 3
+    assert "streamqd group stop access hits --wait" in refused
+    assert at(0).dump() == before
+    assert document(run(*words, "--dry-run", "--force", "--json"))["obstacle"] == ""
+
+
+def test_positions_are_words(run: Run, at: At) -> None:
+    """U11: no position prints as 18446744073709551615."""
+    for number in range(3):
+        at(number).groups()
+        at(number).add("1000-0")
+        at(number).add("2000-0")
+    reset = ("group", "reset", "access", "hits")
+    first = run(*reset, "--to", "2000-0", "--yes").stdout
+    last = run(*reset, "--to", "latest", "--yes").stdout
+    described = run("group", "describe", "access", "hits").stdout
+    run(*reset, "--to", "2000-0", "--yes")
+    between = run("group", "describe", "access", "hits").stdout
+
+    assert re.search(r"0 +start +before 2000-0 +1 ", first)
+    assert re.search(r"0 +before 2000-0 +end +0 ", last)
+    assert "  2000-0  " in described.splitlines()[-1]
+    assert "  before 2000-0  " in between.splitlines()[-1]
+    assert not any(str(SEQ) in text for text in (first, last, described, between))
+
+
 def test_a_reset_of_some_partitions(run: Run, at: At) -> None:
     for number in range(3):
         at(number).groups()

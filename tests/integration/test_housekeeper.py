@@ -654,6 +654,29 @@ def test_the_process_ignores_signals_and_ends_with_its_supervisor(
             os.waitpid(child.pid, 0)
 
 
+# --- the summary ----------------------------------------------------------------------------------
+
+
+def test_an_instance_tells_the_dead_letters_of_each_group(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    """U8: dead letters are those of the group, and those of the partition stand beside them."""
+
+    def told() -> tuple[int | None, int | None]:
+        measure(desk.link, view, desk.keys)
+        [unit] = housekeeper.Summary(view, settings_for(server), os.getpid()).document()["units"]
+        return unit["dead_letters"], unit["group_dead_letters"]
+
+    assert told() == (0, 0)
+    for group in (desk.unit.group, "another", "another"):
+        desk.do("XADD", desk.dlq, "*", "payload", "x", "group", group)
+    assert told() == (3, 1)
+    desk.do("XADD", desk.dlq, "*", "payload", "x", "group", desk.unit.group)
+    assert told() == (4, 2)
+    desk.do("DEL", desk.dlq)
+    assert told() == (0, 0)
+
+
 # --- the page -------------------------------------------------------------------------------------
 
 

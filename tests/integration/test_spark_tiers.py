@@ -272,3 +272,23 @@ def test_a_stream_has_no_tiers() -> None:
     given = {"url": "redis://nowhere", "subscribe": "access", "archivepath": "/archive"}
     with pytest.raises(ValueError, match="a stream reads Redis only"):
         source.StreamqSource(given).streamReader(schema=None)
+
+
+def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None:
+    """U13: `trace --archive` names the file that holds a message, and says when none does."""
+    from streamqd.spark.pipelines.lookup import look
+
+    shop.add(0, "1000-0", "1001-0", "1003-0", "1004-0", "2000-0")
+    shop.add(1, "1001-0")
+    shop.store("1004-0", "1001-0")
+    folder = shop.archive.root
+
+    found = look(folder, "access", 0, "1001-0")
+    assert found.found
+    assert Path(found.file).is_file()
+    between = look(folder, "access", 0, "1002-0")
+    assert (between.file, between.found) == (found.file, False)
+    assert look(folder, "access", 0, "2000-0").file == ""
+    assert look(folder, "other", 0, "1001-0").found is False
+    with pytest.raises(Refused, match="there is no archive"):
+        look(folder / "nowhere", "access", 0, "1001-0")

@@ -20,6 +20,7 @@ from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.servers import free_port
 from tests.support.verbs import Run, document
+from tests.support.waiting import wait_until
 
 Beat = Callable[..., None]
 
@@ -144,6 +145,8 @@ def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Link, keys: Keys) 
         ("move", "orders/0/bill", "--to", "a"),
         ("control", "clear", "--gone"),
         ("group", "adopt", "orders", "bill"),
+        ("group", "stop", "orders", "bill"),
+        ("group", "start", "orders", "bill"),
     ):
         run(*words, "--dry-run")
         run(*words, "--dry-run", "--json")
@@ -279,6 +282,78 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Link, keys: K
     left = ordered(link, keys)
     assert (list(left.pauses), left.drains, left.strange) == ([Scope("orders")], {}, {})
     run("control", "clear", "--gone", "-y")
+
+
+def test_a_group_is_stopped_and_started(
+    run: Run, beat: Beat, own: Any, link: Link, keys: Keys
+) -> None:
+    """U11: one command stops a group; what is owned is waited for, and a move is refused."""
+    beat("a")
+    own(0, "a")
+    words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
+    said = document(run(*words, "-w", "-t", "100ms", "--json", code=1))
+    assert said["order"] == "stop:orders/*/bill"
+    assert said["waiting"] == ["a owns orders/0/bill"]
+    [(scope, order)] = ordered(link, keys).stops.items()
+    assert (scope, order.why) == (Scope("orders", None, "bill"), "wrong prices")
+    shown = run("status").stdout.splitlines()
+    assert shown[0].startswith("STOPPED orders/*/bill for ")
+    assert shown[0].endswith(": wrong prices")
+    assert "is stopped" in run("move", "orders/0/bill", "--to", "a", code=8).stderr
+    assert document(run("rebalance", "--dry-run", "--json"))["moves"] == []
+
+    link.run(leases.release(keys, Unit("orders", 0, "bill"), "t0"))
+    run("group", "stop", "orders", "bill", "--wait", "-r", "wrong prices")
+    [group] = document(run("status", "--json"))["groups"]
+    assert (group["condition"], group["reason"]) == ("stopped", "wrong prices")
+    assert document(run("status", "--json"))["problems"] == []
+
+    assert run("group", "start", "orders", "bill").stdout == "orders/bill is started\n"
+    assert ordered(link, keys).stops == {}
+    assert "was not stopped" in run("group", "start", "orders", "bill").stdout
+    waiting = run("group", "start", "orders", "bill", "-w", "-t", "100ms", code=1).stderr
+    assert "not yet: nobody owns orders/2/bill" in waiting
+    assert "there are: bill" in run("group", "stop", "orders", "bil", code=8).stderr
+    assert "did you mean orders?" in run("group", "stop", "order", "bill", code=8).stderr
+
+
+def test_an_order_that_all_have_obeyed_is_listed_no_more(
+    run: Run, beat: Beat, link: Link, keys: Keys
+) -> None:
+    """U11: a reload long obeyed is not shown as an order that holds."""
+    beat("a")
+    beat("b")
+    at = document(run("reload", "--json"))["at_unix_ms"]
+    named = document(run("reload", "b", "--json"))["at_unix_ms"]
+    beat("a", reloaded=at)
+    beat("b", reloaded=at)
+    assert "reload:*" not in run("control", "list").stdout
+    assert "reload:b" in run("control", "list").stdout, "b has not obeyed it yet"
+    beat("b", reloaded=named)
+    assert "--all shows" in run("control", "list").stdout
+    assert "done" in run("control", "list", "--all").stdout
+    listed = document(run("control", "list", "--json"))["orders"]
+    assert [(each["name"], each["done"]) for each in listed] == [
+        ("reload:*", True),
+        ("reload:b", True),
+    ]
+    run("rebalance")
+
+    def obeyed() -> bool:
+        beat("a", reloaded=named)
+        beat("b", reloaded=named)
+        return "rebalance" not in run("control", "list").stdout
+
+    wait_until(obeyed, what="a beat in a later millisecond")
+
+
+@pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
+def test_a_stop_that_names_no_group_is_strange(link: Link, keys: Keys, name: str) -> None:
+    """U11: an order to stop is for all partitions of one group, or it is not obeyed."""
+    told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
+    link.execute("HSET", keys.orders("default"), name, told)
+    found = ordered(link, keys)
+    assert (found.stops, set(found.strange)) == ({}, {name})
 
 
 def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from streamqd.model import Unit
 UNIT = Unit("access", 3, "hits")
 WEST = MemberFacts("west", "working", True, False, False, 0, 4, True, 0.5)
 EAST = replace(WEST, instance="east")
+STOP = LiveOrder("stop", "access/hits", 1000, "alice", "wrong prices")
 PAUSE = LiveOrder("pause", "access/*/*", 1000, "alice", "the disk")
 
 
@@ -142,8 +143,31 @@ CASES = [
         facts(told=told(state="blocked", waits_seconds=12.0), failures=(failed(),)),
         "which has failed, the next try in 12 s; last: builtins.OSError, 3 s ago",
     ),
-    ("circuit-open", False, facts(told=told(state="halted", waits_seconds=3.0)), "begins nothing"),
-    ("circuit-open", False, facts(told=told(state="probing")), "begins one message at a time"),
+    (
+        "circuit-open",
+        False,
+        facts(told=told(state="halted", waits_seconds=3.0)),
+        "of access/3/hits is open on west: no message is started",
+    ),
+    (
+        "running",
+        True,
+        facts(told=told(longest_run_seconds=4.0, running="m:5-0")),
+        "for 4 s on west",
+    ),
+    (
+        "stopped",
+        False,
+        facts(**FREE, stop=STOP),
+        "is stopped by alice (wrong prices)",
+    ),
+    ("stopped", False, facts(stop=STOP, pause=PAUSE, unread=False, pending=0), "is stopped"),
+    (
+        "circuit-open",
+        False,
+        facts(told=told(state="probing")),
+        "is half-open on west: one message at a time is tried",
+    ),
     ("flood", False, facts(told=told(state="flooded")), "has stopped access/3/hits on west"),
     (
         "keys-held",

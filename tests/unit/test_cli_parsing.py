@@ -89,6 +89,7 @@ def test_there_are_these_verbs() -> None:
         *("topic", "topic create", "topic list", "topic describe", "topic settings"),
         *("topic grow", "topic delete", "trim", "doctor", "doctor stream", "top", "why"),
         *("group", "group list", "group describe", "group reset", "group delete", "group adopt"),
+        *("group stop", "group start", "trace"),
         *("retry", "retry list", "retry now", "retry cancel"),
         *("dlq", "dlq list", "dlq stats", "dlq show", "dlq replay", "dlq purge", "dlq export"),
         *("dlq audit", "config", "config show", "config schema"),

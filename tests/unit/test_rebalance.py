@@ -593,6 +593,34 @@ def test_a_drained_instance_hands_over_everything_at_once_and_takes_nothing():
     assert fleet.shares()["b"] == 8
 
 
+def test_a_stopped_group_is_given_back_at_once_and_taken_by_nobody():
+    """U11: no instance owns a partition of a stopped group, and the others stay where they are."""
+    fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
+    fleet.settle(3)
+    topic, group = UNITS[0].topic, UNITS[0].group
+    fleet.wishes = Wishes(stopped={(topic, group)})
+    fleet.settle(1)
+    kept = {unit for unit in UNITS if (unit.topic, unit.group) != (topic, group)}
+    assert set(fleet.owned) == kept
+    fleet.settle(20)
+    assert set(fleet.owned) == kept
+    fleet.wishes = Wishes()
+    fleet.settle(5)
+    assert set(fleet.owned) == set(UNITS)
+
+
+def test_what_is_given_back_with_its_group_makes_room_below_the_cap():
+    """U11: an instance over its cap gives up no other partition when a stop makes the room."""
+    other = Unit("t2", 0, "g")
+    units = [*UNITS[:2], other]
+    brain = Rebalancer("a", 0.0, 0.0, 4, patience=1.0)
+    mine = {unit: float(number) for number, unit in enumerate(units)}
+    stopped = Wishes(stopped={(UNITS[0].topic, UNITS[0].group)})
+    live = [member("a")]
+    decision = brain.decide(1.0, live, units, mine, 0, {}, room=-1, wishes=stopped)
+    assert decision.shed == sorted(UNITS[:2])
+
+
 def test_a_hurried_fleet_is_levelled_without_delay_and_hold_but_a_few_at_a_time():
     fleet = Fleet("a", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)

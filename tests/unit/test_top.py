@@ -16,6 +16,7 @@ from streamqd.admin.live import (
     LiveTotals,
     LiveUnit,
     LiveView,
+    _totals,
     unit_of,
 )
 from streamqd.cli.screen import input as keyboard
@@ -118,7 +119,55 @@ def test_a_handler_that_hangs_is_named() -> None:
     shown = text(frame(view([unit(3, longest_run_seconds=95.0), unit(4)]), Shown(), 80, 24))
 
     assert "! access/3/hits has been at one message for 1m35s" in shown
-    assert " SLOW " in shown
+    assert " RUN 1m35s " in shown, "U8: the truth is that it runs, and for how long"
+
+
+def test_an_open_circuit_is_told_once_for_its_group() -> None:
+    """U12: an open breaker takes one line for each group, not one for each partition."""
+    units = [unit(n, state="halted") for n in range(7)] + [unit(8, state="probing"), unit(9)]
+    lines = text(frame(view(units), Shown(), 100, 40)).splitlines()
+
+    assert [line for line in lines if line.startswith("!")] == [
+        "! circuit open: access/hits in partitions 0-6",
+        "! circuit half-open: access/8/hits",
+    ]
+    rows = {line.split()[0]: line for line in lines if line.startswith("access/")}
+    assert " CIRCUIT " in rows["access/0/hits"]
+    assert " HALF-OPEN " in rows["access/8/hits"]
+
+
+def test_dead_letters_are_those_of_the_group() -> None:
+    """U8: the total of the partition is not repeated for each of its groups."""
+    mine = unit(0, dead_letters=7, group_dead_letters=2)
+    other = unit(0, group="agents", dead_letters=7, group_dead_letters=5)
+    old = unit(1, dead_letters=3)
+
+    assert [each.dead_letters for each in (mine, other, old)] == [2, 5, None]
+    assert [each.partition_dead_letters for each in (mine, other, old)] == [7, 7, 3]
+    lines = text(frame(view([mine, other, old]), Shown(), 132, 24)).splitlines()
+    assert {line.split()[0]: line.split()[-1] for line in lines if line.startswith("access/")} == {
+        "access/0/hits": "2",
+        "access/0/agents": "5",
+        "access/1/hits": "-",
+    }
+
+
+def test_sums_are_of_partitions_whoever_reads_them() -> None:
+    """U8: a unit that nobody owns does not hide the dead letters of its partition."""
+    told = unit(0, dead_letters=7, arriving=2.0)
+    stray = unit(0, owner="", state="free", group="zoo")
+    sums = _totals([told, unit(0, group="agents", dead_letters=7, arriving=2.0), stray])
+    assert (sums.dead_letters, sums.arriving) == (7, 2.0)
+
+
+def test_a_message_that_runs_is_the_state() -> None:
+    """U8: a unit that is stuck in one message is not `ready`."""
+    shown = text(frame(view([unit(3, longest_run_seconds=4.2), unit(4)]), Shown(), 80, 24))
+    assert " run 4.2s " in shown
+    stopped = replace(unit(5, owner="", state="free"), stopped=True)
+    shown = text(frame(view([stopped]), Shown(), 80, 24))
+    assert " STOPPED " in shown
+    assert "without an owner" not in shown
 
 
 def test_troubles_leave_room_for_the_partitions() -> None:
@@ -305,5 +354,5 @@ def test_styles_only_underline_what_words_say() -> None:
     lines = frame(view([replace(unit(), paused=True)]), Shown(), 80, 24)
     styled = [cell for line in lines for cell in line if cell.style in ("warn", "bad")]
 
-    assert Cell("PAUSED ", "warn") in styled
+    assert Cell("PAUSED   ", "warn") in styled
     assert all(cell.text.strip() for cell in styled)

@@ -150,6 +150,20 @@ def _paused(facts: Facts) -> Iterator[Found]:
             )
 
 
+def _stopped(facts: Facts) -> Iterator[Found]:
+    for scope, order in facts.fleet.orders.stops.items():
+        since = (facts.now_unix_ms - order.at_unix_ms) / 1000
+        if since > PAUSED_SECONDS:
+            why = f" ({order.why})" if order.why else ""
+            yield Found(
+                f"the group {scope.group} of {scope.topic} has been stopped for {lasting(since)}"
+                f" by {order.by or 'nobody known'}{why}",
+                f"`streamqd group start {scope.topic} {scope.group}`",
+                about=f"{scope.topic}/{scope.group}",
+                evidence={"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why},
+            )
+
+
 def _crash_loops(facts: Facts) -> Iterator[Found]:
     broken: dict[tuple[str, str], dict[int, str]] = {}
     for beat in facts.living:
@@ -235,6 +249,9 @@ CHECKS = (
     ),
     Check("fleet.orders-unreadable", _WARNING, "An order cannot be read.", _FLEET, _strange_orders),
     Check("fleet.paused", _WARNING, "A pause is older than an hour.", _FLEET, _paused),
+    Check(
+        "fleet.stopped", _WARNING, "A group has been stopped for over an hour.", _FLEET, _stopped
+    ),
     Check("fleet.crash-loop", _PROBLEM, "Workers crash in a loop.", _FLEET, _crash_loops),
     Check(
         "fleet.housekeeper",

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from streamqd.admin.condition import ALARMING
 from streamqd.admin.live import LiveUnit
 from streamqd.cli.output import age, printable
 
 NAME_MIN = 18  # columns of the partition's name that are always kept
 GAP = 1
-CALM = ("ready",)
-ALARMING = ("free", "expired", "broken", "gone")
+CALM = ("ready", "running")
 SLOW_RUN = 10.0  # seconds of one run after which it is worth a look
 
 
@@ -69,8 +69,9 @@ def seconds(value: float | None) -> str:
 
 def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
     """Pauses and what does not work first, then the longest wait."""
-    trouble = 3 if unit.paused or unit.state == "paused" else 2 if unit.state in ALARMING else 0
-    if not trouble and (unit.state not in CALM or (unit.longest_run_seconds or 0) > SLOW_RUN):
+    word = unit.condition
+    trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
+    if not trouble and (word not in CALM or (unit.longest_run_seconds or 0) > SLOW_RUN):
         trouble = 1
     # In steps that double, so that rows of about equal rank do not change places all the time.
     return trouble, *(
@@ -79,14 +80,28 @@ def urgency(unit: LiveUnit) -> tuple[float | str, ...]:
 
 
 def state_cell(unit: LiveUnit) -> Cell:
-    """The state as a word: capitals where somebody should look, which needs no colour."""
-    if unit.paused or unit.state == "paused":
-        return Cell("PAUSED", "warn")
-    if unit.state in ALARMING:
-        return Cell(unit.state.upper(), "bad")
-    if (unit.longest_run_seconds or 0) > SLOW_RUN:
-        return Cell("SLOW", "warn")
-    return Cell(unit.state, "" if unit.state in CALM else "warn")
+    """The condition as a word: capitals where somebody should look, which needs no colour."""
+    word, run = unit.condition, unit.longest_run_seconds or 0
+    if word == "running":
+        long = run > SLOW_RUN
+        return Cell(f"{'RUN' if long else 'run'} {age(run * 1000)}", "warn" if long else "")
+    said = _SHORT.get(word, word)
+    if word in ("paused", "stopped"):
+        return Cell(said.upper(), "warn")
+    if word in ALARMING:
+        return Cell(said.upper(), "bad")
+    return Cell(said, "" if word in CALM else "warn")
+
+
+# What fits into the column.
+_SHORT = {
+    "circuit-open": "circuit",
+    "circuit-half-open": "half-open",
+    "crash-loop": "crashloop",
+    "keys-held": "keys held",
+    "booting": "starting",
+    "quiet": "stopping",
+}
 
 
 def _run_cell(unit: LiveUnit) -> Cell:
@@ -139,7 +154,7 @@ COLUMNS = (
         lambda unit, _now: Cell(printable(unit.owner) or "-", "" if unit.owner else "bad"),
         lambda unit: (unit.owner,), left=True,
     ),
-    Column("state", "STATE", 7, 0, lambda unit, _now: state_cell(unit), urgency, left=True),
+    Column("state", "STATE", 9, 0, lambda unit, _now: state_cell(unit), urgency, left=True),
     Column(
         "epoch", "EPOCH", 14, 160,
         lambda unit, _now: Cell(str(unit.epoch or "-")), lambda unit: (unit.epoch,),

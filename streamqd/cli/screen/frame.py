@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streamqd.admin.diagnosis.declaration import spans
 from streamqd.admin.live import LiveFailure, LiveUnit, LiveView
 from streamqd.cli.output import age, printable
 from streamqd.cli.screen.columns import NAME_MIN, SLOW_RUN, Cell, number, ordered, seconds, shown
@@ -35,7 +36,8 @@ HELP = (
     "OLDEST age of the oldest message that is unread or pending",
     "PEND   handed out and not acknowledged; DELAY waiting for their next attempt",
     "P99    99 of 100 handler runs of the last minute took at most this",
-    "RUN    how long the present handler run has lasted; DEAD dead letters of the partition",
+    "RUN    how long the present handler run has lasted; DEAD dead letters of the group",
+    "STATE  run 12s: one message has been running for so long; circuit: its breaker is open",
     "",
     "`streamqd why TOPIC/PARTITION` says why one of them does not move.",
 )
@@ -93,7 +95,7 @@ def visible(view: LiveView, chosen: Shown) -> list[LiveUnit]:
     found = [
         unit
         for unit in view.units
-        if wanted in f"{unit.name} {unit.owner} {unit.state}{' paused' * unit.paused}".lower()
+        if wanted in f"{unit.name} {unit.owner} {unit.state} {unit.condition}".lower()
     ]
     found = ordered(found, chosen.order)
     return found[::-1] if chosen.reverse else found
@@ -157,14 +159,17 @@ def _troubles(view: LiveView, trouble: str) -> list[Cell]:
         elif each.redis_up is False:
             found.append(Cell(f"the housekeeper of {name} does not reach Redis", "bad"))
     for word, text in (
-        ("broken", "crashing in a loop"),
+        ("crash-loop", "crashing in a loop"),
         ("free", "without an owner"),
         ("expired", "with an owner that does not renew"),
+        ("circuit-open", "circuit open"),
+        ("circuit-half-open", "circuit half-open"),
+        ("flooded", "stopped by the flood guard"),
     ):
-        names = [printable(unit.name) for unit in view.units if unit.state == word]
-        if names:
-            more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-            found.append(Cell(f"{text}: {', '.join(names[:2])}{more}", "bad"))
+        found += [
+            Cell(f"{text}: {each}", "bad")
+            for each in _groups([unit for unit in view.units if unit.condition == word])
+        ]
     slow = [unit for unit in view.units if (unit.longest_run_seconds or 0) > SLOW_RUN]
     if slow:
         worst = max(slow, key=lambda unit: unit.longest_run_seconds or 0)
@@ -178,6 +183,21 @@ def _troubles(view: LiveView, trouble: str) -> list[Cell]:
         left = len(found) - TROUBLES_MAX + 1
         found = [*found[: TROUBLES_MAX - 1], Cell(f"and {left} more; see `streamqd status`", "bad")]
     return found
+
+
+def _groups(units: Sequence[LiveUnit]) -> list[str]:
+    """Each group once, however many of its partitions are among the units."""
+    by_group: dict[tuple[str, str], list[LiveUnit]] = defaultdict(list)
+    for unit in units:
+        by_group[unit.topic, unit.group].append(unit)
+    return [
+        printable(
+            some[0].name
+            if len(some) == 1
+            else f"{topic}/{group} in {spans(unit.partition for unit in some)}"
+        )
+        for (topic, group), some in sorted(by_group.items())
+    ]
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+-- letters_measure: no transition, reads only
+--
+-- Count the dead letters of a partition by the group whose they are, a page at a time. Entries are
+-- looked at here, so that no body travels.
+--
+-- KEYS[1]  dlq    STREAM  stream:topic:{T:p:i}:dlq
+--
+-- ARGV[1]  after  id   last letter of the page before; '' = begin
+-- ARGV[2]  count  int  at most so many letters
+--
+-- Returns  OK  [2] names of groups and their counts by turns [3] last letter of the page, or `after`
+--              [4] 1 = there may be more [5] letters there are
+--
+-- Cost     O(log n + count) + 512 KiB of bodies at most and some more, n = letters
+-- Repeat   safe: reads only
+-- @include _bytes
+-- @include _groups
+-- @include _ids
+
+local dlq, after, count = KEYS[1], ARGV[1], tonumber(ARGV[2])
+
+-- Letters that are copied at once: a large one copies few others beyond the limit.
+local AT_ONCE = 8
+
+local order, counts = {}, {}
+local seen, bytes, more = 0, 0, true
+while more and seen < count and bytes < BYTES_MAX do
+  local page = {}
+  if after ~= LAST_SEQ .. '-' .. LAST_SEQ then
+    local first = after == '' and '-' or successor(after)
+    page = redis.call('XRANGE', dlq, first, '+', 'COUNT', math.min(AT_ONCE, count - seen))
+  end
+  more = #page > 0
+  for _, letter in ipairs(page) do
+    local group = named(letter[2])['group'] or ''
+    if not counts[group] then
+      order[#order + 1] = group
+      counts[group] = 0
+    end
+    counts[group] = counts[group] + 1
+    bytes = bytes + size_of(letter[2])
+    after = letter[1]
+  end
+  seen = seen + #page
+end
+local told = {}
+for _, group in ipairs(order) do
+  told[#told + 1] = group
+  told[#told + 1] = counts[group]
+end
+return {'OK', told, after, more and 1 or 0, redis.call('XLEN', dlq)}

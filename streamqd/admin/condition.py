@@ -1,0 +1,71 @@
+"""In what condition a unit is: one stable word from all that is known of it. Pure.
+
+What an operator has ordered comes first, then who owns it, then what its worker does.
+"""
+
+from __future__ import annotations
+
+RUNNING_SECONDS = 1.0  # a run that lasts so long is what the worker is doing
+
+# What a worker publishes of itself, where another word says it better.
+_WORKERS = {
+    "broken": "crash-loop",
+    "halted": "circuit-open",
+    "probing": "circuit-half-open",
+    "full": "keys-held",
+    "": "unknown",
+}
+
+# The gravest first: what a group with several conditions is called by.
+_ORDER = (
+    *("crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open", "flooded"),
+    *("blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet", "throttled"),
+    *("running", "ready"),
+)
+
+ALARMING = frozenset(_ORDER[:9])  # somebody should look
+
+_WORDS = {
+    "crash-loop": "crash loop",
+    "expired": "lease expired",
+    "free": "no owner",
+    "circuit-open": "circuit open",
+    "circuit-half-open": "circuit half-open",
+    "flooded": "flood guard",
+    "keys-held": "keys held",
+    "booting": "starting",
+    "quiet": "stopping",
+}
+
+
+def condition(
+    lease: str, worker: str, run_seconds: float | None, *, paused: bool, stopped: bool
+) -> str:
+    """Name the condition of a unit.
+
+    `lease` is owned, expired or free, `worker` the state that its owner publishes ('' for none),
+    `run_seconds` how long the present run has lasted.
+    """
+    if stopped and lease != "owned":
+        return "stopped"
+    if lease == "free" and worker == "broken":
+        return "crash-loop"
+    if lease != "owned":
+        return lease
+    long = (run_seconds or 0.0) >= RUNNING_SECONDS
+    if worker == "ready" and long:
+        return "running"
+    if paused or worker == "paused":
+        # It is paused when the message that runs has ended.
+        return "running" if long else "paused"
+    return _WORKERS.get(worker, worker)
+
+
+def gravity(word: str) -> int:
+    """Sort conditions: the gravest has the least."""
+    return _ORDER.index(word) if word in _ORDER else _ORDER.index("unknown")
+
+
+def in_words(word: str) -> str:
+    """The condition as people read it."""
+    return _WORDS.get(word, word)

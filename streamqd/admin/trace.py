@@ -1,0 +1,426 @@
+"""What became of one message: in the partition, in every group, and beside them. Writes nothing.
+
+A message is named by its uid, `topic/partition/id`, which is the same for all its copies. It finds
+the entry, retries, dead letters and replays that are in the streams of the partition. The work is
+bounded, and it says when something was left unseen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from streamqd.admin import live, topics
+from streamqd.admin.letters_reading import Fields
+from streamqd.admin.pages import Id, ask, read_fields, read_id, server_unix_ms
+from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.model import Unit
+from streamqd.store import retries, tracing
+from streamqd.store.client import Link
+from streamqd.store.fetch import CONSUMER
+from streamqd.store.keys import Keys
+
+CALLS_MAX = 40  # of one stream: 20,000 entries
+PAGES_MAX = 50  # of the delayed retries of a group: 10,000 retries
+PAGE = 200
+_UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
+
+# What is the present state of a message in a group: the first that holds.
+RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
+DEAD, UNREAD, DONE, UNREADABLE = "dead", "unread", "acknowledged", "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTrace:
+    """The message in the stream of its partition. `key` is null when it has none."""
+
+    id: str
+    written_unix_ms: int
+    key: bytes | None
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetterTrace:
+    """One dead letter of the message; `id` is what `dlq show` takes."""
+
+    id: str
+    group: str
+    reason: str
+    error_class: str
+    error_message: str
+    attempts: int | None
+    replays: int
+    failed_unix_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTrace:
+    """The message in one group.
+
+    `state` is unread, pending (handed out and not settled), running, waiting (for its next attempt,
+    until `due_unix_ms`), retry-unread (that is due, and nobody has read it yet), dead, acknowledged
+    (as far as Redis can tell: it was handed out and nothing of it is left), or unreadable, with the
+    reason in `problem`. A pending one with `due_unix_ms` runs again then, in its place. `condition`
+    is that of the group on the partition, as in `status`. `place` is where it is: `m:ID` in the
+    partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
+    is in, from 1; null when it is not known. `crashes` are of the process, `failures` of the
+    handler in place. `error_class` and `error_message` tell the last failure, '' when that is not
+    kept. `consumer` is the client that holds it, '' for streamqd itself.
+    """
+
+    group: str
+    state: str
+    owner: str
+    condition: str
+    place: str = ""
+    attempt: int | None = None
+    crashes: int = 0
+    failures: int = 0
+    replays: int = 0
+    deliveries: int | None = None
+    idle_ms: int | None = None
+    consumer: str = ""
+    due_unix_ms: int | None = None
+    running_seconds: float | None = None
+    error_class: str = ""
+    error_message: str = ""
+    letters: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything that Redis knows of one message.
+
+    `where` is present (in its partition), scheduled (a delayed send, until `due_unix_ms`), trimmed,
+    or missing (deleted, or never written). `archived` says whether the archive pipeline has passed
+    it, null when the topic has no archive. `replays` are the entries of the partition that a replay
+    to every group has written. `complete` is false when there was more than could be looked at.
+    """
+
+    uid: str
+    topic: str
+    partition: int
+    id: str
+    now_unix_ms: int
+    where: str
+    due_unix_ms: int | None
+    entry: EntryTrace | None
+    archived: bool | None
+    groups: list[GroupTrace]
+    letters: list[LetterTrace]
+    replays: list[str]
+    complete: bool
+
+
+class Name(NamedTuple):
+    """A uid. `id` is an entry id, or the send id of a delayed send."""
+
+    topic: str
+    partition: int
+    id: str
+
+
+def read_uid(text: str) -> Name:
+    """Read TOPIC/PARTITION/ID. Raises Malformed."""
+    match = _UID.fullmatch(text)
+    if match is None:
+        raise Malformed(f"{text!r} is not a uid such as orders/3/1700000000000-0")
+    return Name(match[1], int(match[2]), match[3])
+
+
+def trace(link: Link, keys: Keys, fleet: str, name: Name, *, stale: float) -> Trace:
+    """Look for a message. Raises TopicMissing; Refused when there is no trace of it."""
+    count = topics.partition_count(link, keys, name.topic)
+    if name.partition >= count:
+        raise Refused(
+            f"{name.topic} has no partition {name.partition}: they are numbered 0 to {count - 1}"
+        )
+    try:
+        entry_id = read_id(name.id)
+    except ValueError:
+        return _scheduled(link, keys, name)
+    return _Search(link, keys, fleet, name, entry_id, stale).run()
+
+
+def _scheduled(link: Link, keys: Keys, name: Name) -> Trace:
+    """A delayed send, by its send id."""
+    due = link.execute("ZSCORE", keys.scheduled(name.topic, name.partition), name.id)
+    if due is None:
+        raise Refused(
+            f"no delayed send {name.id} waits in {name.topic}/{name.partition}: it was written when"
+            " it was due, under a new id, or was cancelled, or never was"
+        )
+    return Trace(
+        uid="/".join(map(str, name)),
+        topic=name.topic,
+        partition=name.partition,
+        id=name.id,
+        now_unix_ms=server_unix_ms(link),
+        where="scheduled",
+        due_unix_ms=_unix_ms(due),
+        entry=None,
+        archived=None,
+        groups=[],
+        letters=[],
+        replays=[],
+        complete=True,
+    )
+
+
+class _Search:
+    """One search. Notes when something was left unseen."""
+
+    def __init__(
+        self, link: Link, keys: Keys, fleet: str, name: Name, entry_id: Id, stale: float
+    ) -> None:
+        self._link, self._keys = link, keys
+        self._fleet, self._stale = fleet, stale
+        self._name, self._id = name, entry_id
+        self._complete = True
+        self._again: list[str] = []  # entries that a replay to every group has written
+
+    def run(self) -> Trace:
+        name, keys = self._name, self._keys
+        view = live.look(self._link, keys, self._fleet, stale=self._stale)
+        told = {live.unit_key(each): each for each in view.units}
+        stream = keys.stream(name.topic, name.partition)
+        here, info, first, archived = ask(
+            self._link,
+            [
+                ("XRANGE", stream, str(self._id), str(self._id)),
+                ("XINFO", "STREAM", stream),
+                ("HGET", keys.trim(name.topic, name.partition), "first"),
+                ("HGET", keys.trim(name.topic, name.partition), "archived"),
+            ],
+        )
+        last = read_id(read_fields(info)[b"last-generated-id"]) if info else Id(0, 0)
+        letters = [
+            self._letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
+        ]
+        where = "present" if here else "trimmed" if self._before(first) else "missing"
+        if self._id > last and not letters:
+            raise Refused(
+                f"there is no message {self._id} in {name.topic}/{name.partition}: the last one"
+                f" written is {last}"
+            )
+        self._again = [copy.id for copy in self._copies(stream)]
+        groups = topics.groups(self._link, keys, name.topic, (name.partition,))
+        passed = _id(archived)
+        return Trace(
+            uid="/".join(map(str, name)),
+            topic=name.topic,
+            partition=name.partition,
+            id=str(self._id),
+            now_unix_ms=view.now_unix_ms,
+            where=where,
+            due_unix_ms=None,
+            entry=_entry(here[0]) if here else None,
+            archived=None if passed is None else self._id <= passed,
+            groups=[self._group(group, letters, told) for group in sorted(groups)],
+            letters=letters,
+            replays=self._again,
+            complete=self._complete,
+        )
+
+    def _before(self, first: bytes | None) -> bool:
+        """Whether trimming has removed everything up to the message."""
+        kept = _id(first)
+        return kept is not None and self._id < kept
+
+    # --- copies ---
+
+    def _copies(self, stream: str) -> list[tracing.Copy]:
+        """The copies in a stream, which were written after the message itself."""
+        copies: list[tracing.Copy] = []
+        begin = str(self._id)
+        for _ in range(CALLS_MAX):
+            found, begin = tracing.found(self._link.run(tracing.find(stream, str(self._id), begin)))
+            copies += [each for each in found if self._is_ours(each)]
+            if not begin:
+                return copies
+        self._complete = False
+        return copies
+
+    def _is_ours(self, copy: tracing.Copy) -> bool:
+        """A dead letter may have been moved here from another partition."""
+        told = Fields(copy.fields)
+        return told.text(b"originalTopic") in ("", self._name.topic) and told.text(
+            b"originalPartition"
+        ) in ("", str(self._name.partition))
+
+    def _letter(self, copy: tracing.Copy) -> LetterTrace:
+        told = Fields(copy.fields)
+        return LetterTrace(
+            id=f"{self._name.partition}:{copy.id}",
+            group=told.text(b"group"),
+            reason=told.text(b"reason"),
+            error_class=told.text(b"errorClass"),
+            error_message=told.text(b"errorMessage"),
+            attempts=told.number(b"attempts"),
+            replays=max(0, told.number(b"replayCount") or 0),
+            failed_unix_ms=told.number(b"failedAt"),
+        )
+
+    # --- one group ---
+
+    def _group(
+        self, group: str, letters: list[LetterTrace], told: dict[Unit, live.LiveUnit]
+    ) -> GroupTrace:
+        unit = Unit(self._name.topic, self._name.partition, group)
+        seen = told.get(unit)
+        owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
+        try:
+            found = self._state(unit, letters, seen)
+        except RedisRefused as error:
+            found = {"state": UNREADABLE, "problem": str(error)}
+        return GroupTrace(group=group, owner=owner, condition=condition, **found)
+
+    def _state(
+        self, unit: Unit, letters: list[LetterTrace], seen: live.LiveUnit | None
+    ) -> dict[str, Any]:
+        if unit.reads_letters:
+            return self._of_letters(unit, letters, seen)
+        retry = self._keys.retry_stream(*unit)
+        mine = [each for each in letters if each.group == unit.group]
+        more: dict[str, Any] = {"letters": [each.id for each in mine]}
+        replays = max((each.replays for each in mine), default=0)
+        # The entry itself, and what a replay to every group has written: the newest tells.
+        held = [
+            self._handed_out(unit, self._keys.source(*unit), f"m:{entry_id}", seen)
+            for entry_id in (*reversed(self._again), str(self._id))
+        ]
+        for each in held:
+            if each["state"] in (RUNNING, PENDING):
+                return more | each | {"attempt": each["failures"] + 1, "replays": replays}
+        for copy in reversed(self._copies(retry)):
+            counts = _counts(copy.fields)
+            replays = max(replays, counts["replays"])
+            again = self._handed_out(unit, retry, f"r:{copy.id}", seen)
+            if again["state"] != DONE:
+                word = READY if again["state"] == UNREAD else again["state"]
+                counts["attempt"] += again.get("failures", 0)
+                counts["crashes"] += again.get("crashes", 0)
+                return more | again | counts | {"state": word, "replays": replays}
+        for row in self._delayed(unit):
+            found = _delayed(row)
+            return more | found | {"replays": max(replays, found["replays"])}
+        more["replays"] = replays
+        if mine:
+            last = mine[-1]
+            cause = {"error_class": last.error_class, "error_message": last.error_message}
+            return more | cause | {"state": DEAD}
+        return more | {"state": UNREAD if held[0]["state"] == UNREAD else DONE}
+
+    def _of_letters(
+        self, unit: Unit, letters: list[LetterTrace], seen: live.LiveUnit | None
+    ) -> dict[str, Any]:
+        """A group that reads dead letters has the message when it has died."""
+        for letter in reversed(letters):
+            place = f"m:{letter.id.partition(':')[2]}"
+            return self._handed_out(unit, self._keys.source(*unit), place, seen) | {
+                "letters": [letter.id]
+            }
+        return {"state": "none"}
+
+    def _handed_out(
+        self, unit: Unit, stream: str, place: str, seen: live.LiveUnit | None
+    ) -> dict[str, Any]:
+        """How far a group is with one entry of a stream: unread, running, pending or done."""
+        entry_id = place[2:]
+        groups, pending, crashes, failures, due = ask(
+            self._link,
+            [
+                ("XINFO", "GROUPS", stream),
+                ("XPENDING", stream, unit.group, entry_id, entry_id, 1),
+                ("HGET", self._keys.attempts(*unit), f"{place}:c"),
+                ("HGET", self._keys.attempts(*unit), f"{place}:f"),
+                ("HGET", self._keys.attempts(*unit), f"{place}:due"),
+            ],
+        )
+        told = {"place": place, "crashes": _count(crashes), "failures": _count(failures)}
+        if pending:
+            _, consumer, idle, deliveries = pending[0]
+            told |= {"state": PENDING, "idle_ms": int(idle), "deliveries": int(deliveries)}
+            if due:
+                told["due_unix_ms"] = _unix_ms(due)
+            if consumer != CONSUMER.encode():
+                told["consumer"] = consumer.decode("utf-8", "replace")
+            if seen is not None and seen.running == place:
+                told |= {"state": RUNNING, "running_seconds": seen.longest_run_seconds}
+            return told
+        rows = [read_fields(each) for each in groups or ()]
+        at = [each for each in rows if each[b"name"] == unit.group.encode()]
+        read = bool(at) and read_id(at[0][b"last-delivered-id"]) >= read_id(entry_id)
+        return {"state": DONE if read else UNREAD}
+
+    def _delayed(self, unit: Unit) -> Iterator[retries.Delayed]:
+        """The delayed retries of the message: by its place, else among all that wait."""
+        after = (0, "")
+        for _ in range(PAGES_MAX):
+            page, more = retries.rows(self._link.run(retries.page(self._keys, unit, after, PAGE)))
+            for row in page:
+                original = row.fields.get(b"originalId", b"").decode("utf-8", "replace")
+                if original == str(self._id) or row.place == f"m:{self._id}":
+                    yield row
+            if not page or not more:
+                return
+            after = (page[-1].due_unix_ms, page[-1].place)
+        self._complete = False
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _entry(raw: list[Any]) -> EntryTrace:
+    entry_id, fields = read_id(raw[0]), read_fields(raw[1])
+    return EntryTrace(
+        id=str(entry_id),
+        written_unix_ms=entry_id.ms,
+        key=fields.get(b"key"),
+        payload_bytes=len(fields.get(b"payload", b"")),
+    )
+
+
+def _delayed(row: retries.Delayed) -> dict[str, Any]:
+    told = Fields(row.fields)
+    return _counts(row.fields) | {
+        "state": DELAYED,
+        "place": row.place,
+        "due_unix_ms": row.due_unix_ms,
+        "error_class": told.text(b"errorClass"),
+        "error_message": told.text(b"errorMessage"),
+    }
+
+
+def _counts(fields: dict[bytes, bytes]) -> dict[str, Any]:
+    return {
+        "attempt": _count(fields.get(b"retryCount")) + 1,
+        "crashes": _count(fields.get(b"crashCount")),
+        "replays": _count(fields.get(b"replayCount")),
+    }
+
+
+def _count(raw: bytes | None) -> int:
+    """A counter among the fields of an entry; 0 for what is none."""
+    return int(raw) if raw and raw.isdigit() and len(raw) <= COUNT_DIGITS else 0
+
+
+COUNT_DIGITS = 9
+
+
+def _id(raw: bytes | None) -> Id | None:
+    try:
+        return read_id(raw) if raw else None
+    except (ValueError, UnicodeDecodeError):
+        return None
+
+
+def _unix_ms(score: bytes) -> int | None:
+    try:
+        return int(float(score))
+    except (ValueError, OverflowError):
+        return None

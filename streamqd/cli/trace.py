@@ -1,0 +1,173 @@
+"""`streamqd trace`: what became of one message."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from streamqd.admin import as_json as plain
+from streamqd.admin import trace as admin
+from streamqd.admin.condition import in_words
+from streamqd.cli.arguments import json_option
+from streamqd.cli.output import age, count, emit, printable, sentence
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import Refused
+
+
+@click.command(short_help="Say what became of one message.")
+@click.argument("uid")
+@click.option(
+    "-a", "--archive", "folder", type=click.Path(path_type=Path),
+    help="Look into this archive of `pipeline archive` too. Needs no Spark.",
+)  # fmt: skip
+@json_option
+@pass_session
+def trace(session: Session, uid: str, folder: Path | None, as_json: bool) -> None:
+    """Say what became of one message: in its partition and in every group.
+
+    UID is TOPIC/PARTITION/ID, as handlers see it in `message.uid` and as `dlq` and `retry` show it;
+    of a delayed send ID is what sending it returned. For each group it is unread, pending, running,
+    waiting for its next attempt, dead, or acknowledged: it was handed out and nothing of it is
+    left. Up to 20,000 later entries of each stream are looked through for its copies.
+
+    \b
+    Exit codes: 0 found, 2 no uid, 8 there is no trace of it.
+    Example:
+      streamqd trace orders/3/1700000000000-0
+    """
+    name = admin.read_uid(uid)
+    daemon = session.settings.daemon
+    with session.link() as link:
+        found = admin.trace(link, session.keys, daemon.fleet, name, stale=daemon.lease_ttl)
+    looked = None
+    if folder is not None and found.where != "scheduled":
+        looked = _look(folder, found)
+    if as_json:
+        emit(plain(found) | {"archive": plain(looked)})
+        return
+    click.echo(printable(found.uid))
+    for line in (*_message(found), *_archive(found, folder, looked)):
+        sentence(line, "  ", 4)
+    for each in found.groups:
+        sentence(f"{each.group}: {_group(found, each)}", hang=4)
+        if each.state == admin.DEAD:
+            sentence(f"streamqd dlq show {found.topic} {each.letters[-1]}", "  -> ", 5)
+    if not found.groups and found.where != "scheduled":
+        click.echo(printable(f"no group reads {found.topic}/{found.partition}"))
+    if not found.complete:
+        click.echo(
+            "only the first 20,000 later entries of a stream were looked through: there may be more"
+        )
+
+
+def _look(folder: Path, found: admin.Trace) -> Any:
+    # Imported here because the other verbs have no use for it.
+    from streamqd.spark.pipelines.lookup import look
+    from streamqd.spark.pipelines.manifest import ManifestError
+
+    try:
+        return look(folder, found.topic, found.partition, found.id)
+    except ManifestError as error:
+        raise Refused(f"the archive cannot be read: {error}") from None
+
+
+def _message(found: admin.Trace) -> list[str]:
+    now = found.now_unix_ms
+    if found.where == "scheduled":
+        due = "at a time that cannot be read" if found.due_unix_ms is None else _in(found)
+        return [f"a delayed send: it is written to the partition {due}"]
+    written = int(found.id.partition("-")[0])
+    clock = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(min(written, now) / 1000))
+    line = f"written {clock} ({age(now - written)} ago)"
+    entry = found.entry
+    if entry is None:
+        gone = "trimmed from the partition since"
+        return [f"{line}, {gone if found.where == 'trimmed' else 'not in the partition any more'}"]
+    key = "without a key" if entry.key is None else f"key {printable(entry.key)}"
+    lines = [f"{line}, {key}, {count(entry.payload_bytes, 'byte')}, in the partition"]
+    if found.replays:
+        lines.append(f"replayed to every group as {', '.join(found.replays)}")
+    return lines
+
+
+def _in(found: admin.Trace) -> str:
+    left = (found.due_unix_ms or 0) - found.now_unix_ms
+    return f"in {age(left)}" if left > 0 else "now: it is due"
+
+
+def _archive(found: admin.Trace, folder: Path | None, looked: Any) -> list[str]:
+    if looked is not None and looked.file:
+        if looked.found is None:
+            return [f"archived, by its id: in {looked.file} (install pyarrow to look into it)"]
+        said = "archived: in" if looked.found else "not in the archive, whose file of its time is"
+        return [f"{said} {looked.file}"]
+    if looked is not None:
+        return [f"not in the archive {folder}"]
+    if found.archived:
+        return ["archived: --archive DIR says in which file"]
+    return ["not archived yet"] if found.archived is False else []
+
+
+def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
+    """The state of one group as a clause."""
+    now, attempt = found.now_unix_ms, f"attempt {each.attempt}" if each.attempt else "its attempt"
+    on = f" on {each.owner}" if each.owner else ""
+    error = _error(each.error_class, each.error_message)
+    crashes = replayed = ""
+    if each.crashes:
+        crashes = " after a crash" if each.crashes == 1 else f" after {each.crashes:,} crashes"
+    if each.replays:
+        replayed = ", replayed " + ("once" if each.replays == 1 else f"{each.replays:,} times")
+    match each.state:
+        case admin.RUNNING:
+            run = age((each.running_seconds or 0.0) * 1000)
+            return f"running for {run}{on}, {attempt}{crashes}{replayed}"
+        case admin.PENDING:
+            held = f" by {each.consumer}, a client of others" if each.consumer else on
+            since = f"handed out {age(each.idle_ms)} ago"
+            due = ""
+            if each.due_unix_ms is not None:
+                left = each.due_unix_ms - now
+                due = f", which runs in {age(left)}" if left > 0 else ", due now"
+            return f"pending, {since}{held}, {attempt}{due}{crashes}{replayed}"
+        case admin.READY:
+            return f"ready for {attempt}{crashes}{replayed}, not read yet{_why(each)}"
+        case admin.DELAYED:
+            left = (each.due_unix_ms or 0) - now
+            due = f"due in {age(left)}" if left > 0 else "due now"
+            return f"waiting for {attempt}, {due}{crashes}{replayed}{error}"
+        case admin.DEAD:
+            letter = next(one for one in found.letters if one.id == each.letters[-1])
+            died = letter.failed_unix_ms
+            ago = "" if died is None else f" {age(now - died)} ago"
+            runs = "" if letter.attempts is None else f" after {count(letter.attempts, 'attempt')}"
+            return f"dead letter {letter.id}, {letter.reason}{runs}{ago}{replayed}{error}"
+        case admin.UNREAD:
+            return f"unread{_why(each)}"
+        case admin.DONE:
+            return f"acknowledged, as far as Redis can tell{replayed}"
+        case admin.UNREADABLE:
+            return f"cannot be told: {each.problem}"
+        case _:
+            return "has not died, so nothing for it"
+
+
+def _why(each: admin.GroupTrace) -> str:
+    """What the group does on the partition, behind a message that it has not read."""
+    on = f" on {each.owner}" if each.owner else ""
+    if each.condition == "unknown":
+        return ""
+    if each.condition == "running":
+        return f", another message is running{on}"
+    return f", {in_words(each.condition)}{on}"
+
+
+def _error(error_class: str, message: str) -> str:
+    # The name of a class alone: its module is in the dead letter.
+    short = error_class.rpartition(".")[2]
+    if not short and not message:
+        return ""
+    return f": {short}: {message}" if short and message else f": {short or message}"

@@ -1,0 +1,33 @@
+"""Finding the copies of a message: retries, dead letters, replays. Writes nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from streamqd.store import scripts
+from streamqd.store.scripts import Call, Reply
+
+FIND_AT_ONCE = 500  # entries that one call looks at
+
+
+class Copy(NamedTuple):
+    """A copy of a message in a stream. `fields` without payload, headers and traceback."""
+
+    id: str
+    fields: dict[bytes, bytes]
+
+
+def find(stream: str, original: str, begin: str) -> Call:
+    """Ask for the copies of the message first written as `original`, from the id `begin` on."""
+    return scripts.get("message_find").call(
+        {"stream": stream}, original=original, **{"from": begin}, count=FIND_AT_ONCE
+    )
+
+
+def found(reply: Reply) -> tuple[list[Copy], str]:
+    """Read the answer to `find`: copies, and the id to go on with, '' at the end."""
+    copies, after = reply.rest
+    return [
+        Copy(entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))
+        for entry_id, fields in copies
+    ], after.decode()

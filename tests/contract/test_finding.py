@@ -1,0 +1,124 @@
+"""message_find and letters_measure: reading streams without their bodies, a page at a time."""
+
+from __future__ import annotations
+
+from streamqd.store import statistics, tracing
+from streamqd.store.statistics import LetterCount
+from tests.contract.desk import Desk
+
+NOTHING = LetterCount()
+GREATEST = "18446744073709551615-18446744073709551615"
+
+
+def find(desk: Desk, begin: str = "0-1") -> tuple[list[tracing.Copy], str]:
+    before = desk.dump()
+    call = tracing.find(desk.dlq, "1-0", begin)
+    desk.expect("message_find", "OK", call)
+    found = tracing.found(desk.link.run(call))
+    assert desk.dump() == before
+    return found
+
+
+def count(desk: Desk, known: LetterCount = NOTHING) -> LetterCount:
+    before = desk.dump()
+    topic, partition, _ = desk.unit
+    call = statistics.count_letters(desk.keys, topic, partition, known)
+    desk.expect("letters_measure", "OK", call)
+    found = statistics.letters_counted(known, desk.link.run(call))
+    assert desk.dump() == before
+    return found
+
+
+def bury(desk: Desk, *letters: tuple[str, str]) -> None:
+    for original, group in letters:
+        desk.do("XADD", desk.dlq, "*", "payload", "p", "originalId", original, "group", group)
+
+
+def test_copies_come_without_their_bodies(desk: Desk) -> None:
+    """U13: the copies of a message are found by the id that it was first written under."""
+    assert find(desk) == ([], "")
+    bury(desk, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
+    desk.do("XADD", desk.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
+    copies, after = find(desk)
+    assert after == ""
+    assert [each.fields for each in copies] == [
+        {b"originalId": b"1-0", b"group": b"hits"},
+        {b"originalId": b"1-0", b"group": b"agents"},
+        {b"originalId": b"1-0"},
+    ]
+    assert find(desk, copies[-1].id)[0] == copies[-1:], "from an entry on, that entry included"
+
+
+def test_a_search_goes_on_where_it_stopped(desk: Desk) -> None:
+    """U13: the work of one call is bounded by entries and by bytes."""
+    for number in range(2 * tracing.FIND_AT_ONCE):
+        desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0" if number > 990 else "x")
+    copies, after = find(desk)
+    assert copies == []
+    assert int(after.partition("-")[0]) <= tracing.FIND_AT_ONCE + 8
+    for _ in range(5):
+        found, after = find(desk, after)
+        copies += found
+        if not after:
+            break
+    assert len(copies) == 9
+
+    desk.do("DEL", desk.dlq)
+    for _ in range(20):
+        desk.do("XADD", desk.dlq, "*", "payload", b"x" * 200_000, "originalId", "1-0")
+    copies, after = find(desk)
+    assert len(copies) == 8
+    assert after
+
+
+def test_the_greatest_id_ends_a_search_and_a_count(desk: Desk) -> None:
+    """S3: nothing is behind the greatest id, and nothing raises."""
+    for number in range(7):
+        desk.do("XADD", desk.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
+    desk.do("XADD", desk.dlq, GREATEST, "originalId", "1-0", "group", "hits")
+    copies, after = find(desk)
+    assert (len(copies), after) == (8, "")
+    known = count(desk)
+    assert known.of("hits") == 8
+    assert count(desk, known).of("hits") == 8
+
+
+def test_letters_are_counted_by_group_and_only_new_ones_again(desk: Desk) -> None:
+    """U8: dead letters are counted for each group."""
+    assert count(desk).of("hits") == 0
+    bury(desk, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
+    desk.do("XADD", desk.dlq, "*", "payload", "of nobody")
+    known = count(desk)
+    assert [known.of(each) for each in ("hits", "agents", "")] == [2, 1, 1]
+    bury(desk, ("3-0", "agents"))
+    assert count(desk, known).of("agents") == 2
+
+    known = count(desk, known)
+    first = desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", 1)[0][0]
+    desk.do("XDEL", desk.dlq, first)
+    known = count(desk, known)
+    assert known.of("hits") is None, "one has gone: they are counted from the beginning"
+    assert count(desk, known).of("hits") == 1
+
+
+def test_many_letters_are_counted_in_turns(desk: Desk) -> None:
+    """U8: one call counts a bounded number; until all are counted, nothing is known."""
+    for at in range(0, statistics.LETTERS_AT_ONCE + 100, 100):
+        desk.link.pipeline(
+            [("XADD", desk.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
+        )
+    known = count(desk)
+    assert known.of("hits") is None
+    known = count(desk, known)
+    assert known.of("hits") == statistics.LETTERS_AT_ONCE + 100
+
+
+def test_more_groups_than_there_can_be_are_not_counted(desk: Desk) -> None:
+    """U8: what a stranger writes into the dead letters stays bounded."""
+    names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
+    bury(desk, *names)
+    known = LetterCount()
+    for _ in range(5):
+        known = count(desk, known)
+        assert known.of("g1") is None
+        assert len(known.by_group) <= statistics.GROUPS_MAX + statistics.LETTERS_AT_ONCE

@@ -1,0 +1,243 @@
+"""`trace`: what became of one message, in every state that it can be in."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from streamqd.admin import trace as admin
+from streamqd.store import members, messages
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.contract.desk import Desk
+from tests.support.verbs import At, Run, document
+
+UID = "access/0/1000-0"
+FAILED = {
+    b"originalId": b"1000-0",
+    b"retryCount": b"2",
+    b"crashCount": b"1",
+    b"errorClass": b"app.BankError",
+    b"errorMessage": b"the card was\x1b[31m declined",
+}
+
+
+@pytest.fixture
+def handed_out(at: At) -> Desk:
+    """The message is in the hand of an owner; others lie around it."""
+    desk = at(0)
+    desk.groups()
+    for entry_id in ("999-0", "1000-0", "1001-0"):
+        desk.add(entry_id, "payload", f"body of {entry_id}", "key", "alice")
+    desk.own("t1", owner="west-1")
+    desk.fetch(3)
+    return desk
+
+
+def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
+    found = document(run("trace", uid, "--json"))
+    [row] = [each for each in found["groups"] if each["group"] == group]
+    return {**row, "trace": found}
+
+
+def test_unread_pending_acknowledged(run: Run, at: At) -> None:
+    """U13: a message in the partition, group by group."""
+    desk, other = at(0), at(0, "agents")
+    desk.groups()
+    other.groups()
+    desk.add("1000-0", "payload", "hello", "key", "alice")
+    assert seen(run)["state"] == "unread"
+    desk.own("t1", owner="west-1")
+    desk.fetch()
+    row = seen(run)
+    assert (row["state"], row["place"], row["deliveries"], row["attempt"]) == (
+        "pending", "m:1000-0", 1, 1,
+    )  # fmt: skip
+    assert seen(run, group="agents")["state"] == "unread"
+    desk.do("XACK", desk.stream, "hits", "1000-0")
+    row = seen(run)
+    assert row["state"] == "acknowledged"
+    assert row["trace"]["entry"] == {
+        "id": "1000-0",
+        "written_unix_ms": 1000,
+        "key": "alice",
+        "payload_bytes": 5,
+    }
+    said = run("trace", UID).stdout.splitlines()
+    assert said[0] == UID
+    assert said[1].endswith("ago), key alice, 5 bytes, in the partition")
+    assert said[2:] == [
+        "agents: unread",
+        "hits: acknowledged, as far as Redis can tell",
+    ]
+
+
+def test_running(run: Run, handed_out: Desk, link: Link, keys: Keys) -> None:
+    """U13: what its owner says that it runs is running."""
+    link.run(members.beat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0))
+    unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
+    unit |= {"running": "m:1000-0", "longest_run_seconds": 12.0, "epoch": 1}
+    link.execute("SET", keys.instance("default", "west-1"), json.dumps({"units": [unit]}))
+    handed_out.add("1002-0")
+    said = run("trace", "access/0/1002-0").stdout
+    assert "hits: unread, another message is running on west-1" in said
+    assert "hits: running for 12s on west-1, attempt 1" in run("trace", UID).stdout
+    assert seen(run, "access/0/999-0")["state"] == "pending"
+
+
+def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
+    """U13: a message that blocks its partition is pending, and runs again at a time."""
+    desk = handed_out
+    due = desk.now_unix_ms() + 90_500
+    desk.do("HSET", desk.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
+    row = seen(run)
+    assert (row["state"], row["attempt"], row["crashes"]) == ("pending", 3, 0)
+    assert row["due_unix_ms"] == due
+    assert "hits: pending, handed out " in run("trace", UID).stdout
+    assert ", attempt 3, which runs in 1m" in run("trace", UID).stdout
+
+
+def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
+    """U13: its retries are found, also under the ids that they have in the retry stream."""
+    desk = handed_out
+    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1000-0", 60.0, FAILED)])
+    assert desk.link.run(call).word == "OK"
+    row = seen(run)
+    assert (row["state"], row["attempt"], row["crashes"]) == ("waiting", 3, 1)
+    assert row["due_unix_ms"] > row["trace"]["now_unix_ms"]
+    said = run("trace", UID).stdout
+    assert "hits: waiting for attempt 3, due in " in said
+    assert r"after a crash: BankError: the card was\x1b[31m declined" in said
+
+    desk.do("ZADD", desk.delayed, 1, "m:1000-0")
+    desk.link.run(messages.promote_retries(desk.keys, desk.unit, 10))
+    assert seen(run)["state"] == "retry-unread"
+    said = run("trace", UID).stdout
+    assert "ready for attempt 3 after a crash, not read yet" in said
+    [again] = desk.fetch(1, stream=desk.retry)
+    row = seen(run)
+    assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)
+
+    later = FAILED | {b"retryCount": b"3"}
+    call = messages.retry(desk.keys, desk.unit, "t1", [(b"r:" + again, 60.0, later)])
+    assert desk.link.run(call).word == "OK"
+    row = seen(run)
+    assert (row["state"], row["place"], row["attempt"]) == ("waiting", f"r:{again.decode()}", 4)
+
+
+def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
+    """U13: a dead letter is named, and a replay to every group is found."""
+    desk = handed_out
+    letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
+    letter |= {b"originalTopic": b"access", b"originalPartition": b"0"}
+    call = messages.dead(desk.keys, desk.unit, "t1", [(b"m:1000-0", letter)])
+    assert desk.link.run(call).word == "OK"
+    row = seen(run)
+    [name] = row["letters"]
+    assert row["state"] == "dead"
+    assert row["trace"]["letters"][0]["attempts"] == 5
+    said = run("trace", UID).stdout
+    assert f"hits: dead letter {name}, attempts after 5 attempts " in said
+    assert f"  -> streamqd dlq show access {name}" in said
+
+    run("dlq", "replay", "access", "--id", name, "--everyone", "--yes")
+    row = seen(run)
+    [again] = row["trace"]["replays"]
+    assert (row["state"], row["letters"]) == ("unread", [])
+    assert f"replayed to every group as {again}" in run("trace", UID).stdout
+    desk.fetch()
+    assert seen(run)["place"] == f"m:{again}"
+
+
+def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
+    """U13: an entry that is gone is said to be gone, and where to look."""
+    desk = handed_out
+    trim = desk.keys.trim("access", 0)
+    desk.do("XACK", desk.stream, "hits", "999-0", "1000-0")
+    desk.do("HSET", trim, "archived", "999-0")
+    assert "not archived yet" in run("trace", UID).stdout
+    desk.do("HSET", trim, "archived", "1001-0", "first", "1001-0")
+    desk.do("XTRIM", desk.stream, "MINID", "=", "1001-0")
+    found = document(run("trace", UID, "--json"))
+    assert (found["where"], found["archived"], found["entry"]) == ("trimmed", True, None)
+    said = run("trace", UID).stdout
+    assert "trimmed from the partition since" in said
+    assert "archived: --archive DIR says in which file" in said
+    between = document(run("trace", "access/0/1000-7", "--json"))
+    assert between["where"] == "trimmed"
+    assert "the last one written is 1001-0" in run("trace", "access/0/1001-5", code=8).stderr
+
+
+def test_a_delayed_send(run: Run, at: At, link: Link, keys: Keys) -> None:
+    """U13: a message that is still to be written is found by its send id."""
+    at(0).groups()
+    link.execute("HSET", keys.scheduled_items("access", 0), "abc123", "x")
+    due = at(0).now_unix_ms() + 3_600_000
+    link.execute("ZADD", keys.scheduled("access", 0), due, "abc123")
+    found = document(run("trace", "access/0/abc123", "--json"))
+    assert (found["where"], found["due_unix_ms"]) == ("scheduled", due)
+    said = run("trace", "access/0/abc123").stdout
+    assert re.search("  a delayed send: it is written to the partition in (59m|1h)", said)
+    assert "no delayed send abc124 waits" in run("trace", "access/0/abc124", code=8).stderr
+
+
+@pytest.mark.parametrize(
+    ("uid", "code", "text"),
+    [
+        ("access", 2, "is not a uid such as"),
+        ("access/0/", 2, "is not a uid such as"),
+        ("access/x/1-0", 2, "is not a uid such as"),
+        ("access/0/1-0/2", 2, "is not a uid such as"),
+        ("acces/0/1-0", 8, "did you mean access?"),
+        ("access/3/1-0", 8, "numbered 0 to 2"),
+        ("access/0/1-0", 8, "the last one written is 0-0"),
+    ],
+)
+def test_no_trace(run: Run, at: At, uid: str, code: int, text: str) -> None:
+    """U13: one sentence, and the documented exit code."""
+    assert text in run("trace", uid, code=code).stderr
+
+
+def test_a_key_of_a_wrong_type_harms_its_own_group_only(run: Run, at: At) -> None:
+    """U13: one group that cannot be read does not hide the others."""
+    at(0).groups()
+    at(0, "agents").groups()
+    at(0).add("1000-0")
+    at(0).do("DEL", at(0).retry)
+    at(0).do("SET", at(0).retry, "x")
+    assert seen(run)["state"] == "unreadable"
+    assert seen(run, group="agents")["state"] == "unread"
+    said = run("trace", UID).stdout
+    assert "hits: cannot be told: " in said
+    assert "WRONGTYPE" in said
+
+
+def test_the_work_is_bounded_and_it_is_said(
+    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U13: a long stream is not read to its end."""
+    monkeypatch.setattr(admin, "CALLS_MAX", 1)
+    desk = at(0)
+    desk.groups()
+    for number in range(7):
+        desk.link.pipeline(
+            [("XADD", desk.stream, f"{1000 + 100 * number + n}-0", "f", "v") for n in range(100)]
+        )
+    assert document(run("trace", UID, "--json"))["complete"] is False
+    assert "there may be more" in run("trace", UID).stdout
+
+
+def test_an_archive_that_is_none_is_refused(run: Run, handed_out: Desk, tmp_path: Any) -> None:
+    """U13: looking into an archive starts no Spark, and says when there is none."""
+    refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
+    assert "there is no archive in" in refused
+
+
+def test_looking_writes_nothing(run: Run, handed_out: Desk) -> None:
+    """U13: a trace changes nothing."""
+    before = handed_out.dump()
+    run("trace", UID)
+    assert handed_out.dump() == before

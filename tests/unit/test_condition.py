@@ -1,0 +1,50 @@
+"""In what condition a unit is: one word from all that is known of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.admin.condition import condition, gravity, in_words
+
+
+@pytest.mark.parametrize(
+    ("lease", "worker", "run", "orders", "word"),
+    [
+        ("owned", "ready", None, "", "ready"),
+        ("owned", "ready", 0.4, "", "ready"),
+        ("owned", "ready", 12.0, "", "running"),
+        ("owned", "ready", 12.0, "paused", "running"),
+        ("owned", "ready", 0.0, "paused", "paused"),
+        ("owned", "paused", None, "", "paused"),
+        ("owned", "halted", None, "", "circuit-open"),
+        ("owned", "probing", 3.0, "", "circuit-half-open"),
+        ("owned", "full", None, "", "keys-held"),
+        ("owned", "broken", None, "", "crash-loop"),
+        ("owned", "throttled", None, "", "throttled"),
+        ("owned", "", None, "", "unknown"),
+        ("free", "", None, "", "free"),
+        ("free", "broken", None, "", "crash-loop"),
+        ("expired", "ready", None, "", "expired"),
+        ("free", "", None, "stopped", "stopped"),
+        ("expired", "", None, "stopped", "stopped"),
+        ("owned", "ready", 12.0, "stopped", "running"),
+    ],
+)
+def test_one_word_says_it(
+    lease: str, worker: str, run: float | None, orders: str, word: str
+) -> None:
+    """U8: what an operator ordered, who owns it, what its worker does; running is not ready."""
+    found = condition(lease, worker, run, paused=orders == "paused", stopped=orders == "stopped")
+    assert found == word
+
+
+def test_the_gravest_names_a_group() -> None:
+    """U8: a group is called by what is worst in it; a word of a later version is not known."""
+    words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
+    ranked = sorted(words, key=gravity)
+    assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]
+    assert [in_words(word) for word in ("circuit-open", "free", "later")] == [
+        "circuit open",
+        "no owner",
+        "later",
+    ]
