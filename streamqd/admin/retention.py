@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from streamqd import config
 from streamqd.admin import topics
 from streamqd.admin.pages import Id, measure, read_id, server_unix_ms
-from streamqd.errors import ContractError, Refused, StreamqdError
+from streamqd.errors import BadValue, Refused, StreamqdError
 from streamqd.store import retention, spark
 from streamqd.store import topics as registry
 from streamqd.store.client import Link
@@ -55,7 +55,7 @@ def settings(
     """The settings of a topic that hold, and its partition count. Raises TopicMissing."""
     count = topics.partition_count(link, keys, topic)
     (meta,) = registry.metas(link, keys, [topic])
-    if isinstance(meta, ContractError):
+    if isinstance(meta, BadValue):
         raise Refused(str(meta))
     if isinstance(meta, StreamqdError):
         raise meta

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import hiredis
 
-from streamqd.errors import ContractError, RedisRefused, RedisUnavailable
+from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope, full
 from streamqd.store import topics
 from streamqd.store.client import Link, missing_of
@@ -187,7 +187,7 @@ class Guard:
                 flight.outcome = _outcome(replies[: flight.end])
             if lost is None:
                 # What was written is written; the next use meets the same trouble.
-                with contextlib.suppress(RedisRefused, ContractError):
+                with contextlib.suppress(RedisRefused, ContractError, BadValue):
                     self._learn(flight.link, replies[flight.end :])
         self._flight = None
         return flight.outcome

@@ -292,7 +292,7 @@ class _ExactTask(_Task):
         commands = [("HGET", self.keys.sink(topic, n), self._writer) for n in range(count)]
         found = _checked(persist(self.options.connection, lambda link: link.pipeline(commands)))
         for number, raw in enumerate(found):
-            marker = Marker.parse(raw)
+            marker = Marker.parse(raw, self.keys.sink(topic, number), self._writer)
             if marker is not None and marker.batch == self._batch:
                 self._sent[topic, number] = _Sent(before=marker)
                 self.topics.counts[topic] = int(marker.digest.partition("p")[2])

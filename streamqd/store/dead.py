@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call, Reply
@@ -62,8 +62,10 @@ class Marked(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
-        """Read OK of `mark`."""
-        return cls(reply.rest[0].decode("utf-8", "replace"), int(reply.rest[1]) / 1000)
+        """Read OK of `mark`. A mark from the future has just been made: a clock was set back."""
+        target, age = reply.rest
+        age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
+        return cls(untrusted.label(target), max(0, age_ms) / 1000)
 
 
 def deliver(

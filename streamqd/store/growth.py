@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.topics import PARTITIONS_MAX
 
+META = "the meta of a topic"  # where nobody has said which one it is
 BEGUN, SWITCHED, MARKED = "begun", "switched", "marked"
 
 
@@ -26,9 +28,14 @@ class Growth(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Growth:
-        """Read OK of `begin`."""
-        token, before, phase, barriers = (raw.decode() for raw in reply.rest)
-        return cls(token, int(before), phase, barriers.split())
+        """Read OK of `begin`. Raises BadValue."""
+        token, before, phase, barriers = reply.rest
+        return cls(
+            untrusted.label(token),
+            untrusted.integer(before, META, "growFrom", high=PARTITIONS_MAX),
+            untrusted.label(phase),
+            _barriers(barriers, META),
+        )
 
 
 class UnderWay(NamedTuple):
@@ -42,18 +49,23 @@ class UnderWay(NamedTuple):
 
 
 def under_way(link: Link, keys: Keys, topic: str) -> UnderWay | None:
-    """Return the growth that a topic is in, None when there is none."""
+    """Return the growth that a topic is in, None when there is none. Raises BadValue."""
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
-    before, to, since, token, barriers = link.execute("HMGET", keys.meta(topic), *fields)
+    key = keys.meta(topic)
+    before, to, since, token, barriers = link.execute("HMGET", key, *fields)
     if token is None:
         return None
     return UnderWay(
-        int(before or 0),
-        int(to or 0),
-        int(since or 0),
-        token.decode(),
-        (barriers or b"").decode().split(),
+        untrusted.integer(before, key, "growFrom", default=0, high=PARTITIONS_MAX),
+        untrusted.integer(to, key, "growTo", default=0, high=PARTITIONS_MAX),
+        untrusted.integer(since, key, "growSince", default=0),
+        untrusted.label(token),
+        _barriers(barriers or b"", key),
     )
+
+
+def _barriers(raw: bytes, key: str) -> list[str]:
+    return [untrusted.entry_id(each, key, "growBarriers") for each in raw.split()]
 
 
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import PLACES_MAX
 from streamqd.store.scripts import Call, Reply
+
+FENCE = "the fence of a partition"  # where nobody has said which one it is
 
 
 def acquire(
@@ -96,11 +98,11 @@ class Acquired(NamedTuple):
     def parse(cls, reply: Reply) -> Acquired:
         """Read OK or MINE. After MINE nobody is charged anew."""
         victim = reply.rest[2] if reply.word == "OK" else b""
-        return cls(int(reply.rest[0]), bool(int(reply.rest[1])), victim)
+        return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), bool(reply.rest[1]), victim)
 
     def told(self) -> dict[str, Any]:
         """Return what the log says of it. `suspected`: the place that was charged."""
-        suspected = self.victim.decode() or None
+        suspected = untrusted.label(self.victim) or None
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
@@ -113,7 +115,7 @@ class Refenced(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Refenced:
         """Read OK."""
-        return cls(int(reply.rest[0]), int(reply.rest[1]))
+        return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), reply.rest[1])
 
 
 class Holder(NamedTuple):
@@ -124,7 +126,7 @@ class Holder(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Reply) -> Holder:
-        """Read HELD, MOVED or FENCED, whichever script answered it."""
+        """Read HELD, MOVED or FENCED, whichever script answered it. Raises BadValue."""
         match reply.word:
             case "HELD":
                 _, epoch, owner = reply.rest
@@ -132,7 +134,7 @@ class Holder(NamedTuple):
                 epoch, owner = reply.rest[0], b""
             case _:
                 epoch, owner = reply.rest
-        return cls(int(epoch), owner.decode("utf-8", "replace"))
+        return cls(untrusted.integer(epoch, FENCE, "epoch"), untrusted.label(owner))
 
 
 class LeaseView(NamedTuple):
@@ -149,14 +151,14 @@ class LeaseView(NamedTuple):
     """Seconds that the lease lives; None when there is none."""
 
     @classmethod
-    def parse(cls, fence: Sequence[bytes | None], ttl_ms: int) -> LeaseView:
-        """Read the two replies to the commands of `view`."""
+    def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
+        """Read the two replies to the commands of `view`. Raises BadValue, of the fence's `key`."""
         token, epoch, owner, since, solo = fence
         return cls(
-            token=(token or b"").decode("utf-8", "replace"),
-            epoch=int(epoch or 0),
-            owner=(owner or b"").decode("utf-8", "replace"),
-            since_unix_ms=int(since or 0),
+            token=untrusted.label(token or b""),
+            epoch=untrusted.integer(epoch, key, "epoch", default=0),
+            owner=untrusted.label(owner or b""),
+            since_unix_ms=untrusted.integer(since, key, "since", default=0),
             solo=solo is not None,
             ttl=ttl_ms / 1000 if ttl_ms >= 0 else None,
         )

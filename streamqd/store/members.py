@@ -9,12 +9,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import Seen
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+
+INFO = "the members of a fleet"  # where nobody has said which fleet it is
+WEIGHT_MAX = 1_000_000
+UNITS_MAX = 1_000_000
+TTL_MAX = 366 * 86_400
 
 
 def beat(
@@ -48,11 +54,15 @@ def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
 
 
 class Beat(NamedTuple):
-    """One member as it last described itself. `info` is empty when it cannot be read."""
+    """One member as it last described itself. `info` is empty when it cannot be read.
+
+    `bad` says what of it cannot be read, if anything.
+    """
 
     instance: str
     beat_unix_ms: int
     info: dict[str, Any]
+    bad: BadValue | None = None
 
 
 class Present(NamedTuple):
@@ -69,25 +79,58 @@ class Present(NamedTuple):
     def parse(cls, reply: Reply) -> Present:
         """Read OK."""
         now, rows, orders = reply.rest
-        return cls(int(now), [_beat(*row) for row in rows], orders)
+        return cls(untrusted.integer(now, "TIME"), [_beat(*row) for row in rows], orders)
 
 
 def seen_of(beat: Beat) -> Seen:
     """Turn a member's record into what the rebalancer needs; a strange one offers nothing."""
-    name, beat_unix_ms, raw = beat
     try:
-        offers = frozenset((str(topic), str(group)) for topic, group in raw.get("offers", ()))
-        member = Member(name, int(raw.get("weight", 1)), int(raw.get("cap", 0)), offers)
-        broken = frozenset(
-            Unit(str(topic), int(partition), str(group))
-            for topic, partition, group in raw.get("broken", ())
-        )
-        reloaded = int(raw["reloaded"]) if "reloaded" in raw else None
-        owned = int(raw["owned"]) if "owned" in raw else None
-        ttl = float(raw["ttl"]) if "ttl" in raw else None
-        return Seen(member, beat_unix_ms, bool(raw.get("leaving")), broken, reloaded, owned, ttl)
-    except (ValueError, TypeError, AttributeError, ArithmeticError):
-        return Seen(Member(name, 1, 0, frozenset()), beat_unix_ms, leaving=True)
+        return described(beat)
+    except BadValue:
+        return Seen(Member(beat.instance, 1, 0, frozenset()), beat.beat_unix_ms, leaving=True)
+
+
+def described(beat: Beat, key: str = INFO) -> Seen:
+    """Read a member's record. Raises BadValue, of the hash `key`: the first that cannot be read."""
+    name, beat_unix_ms, raw, bad = beat
+    if bad is not None:
+        raise BadValue(key, bad.field, bad.found, bad.wanted)
+
+    def whole(field: str, low: int, high: int = untrusted.INTEGER_MAX) -> int | None:
+        value = raw.get(field)
+        if value is not None and (type(value) is not int or not low <= value <= high):
+            raise _bad(key, name, field, value, f"a whole number from {low} to {high}")
+        return value
+
+    def rows(field: str, *types: type) -> list[Any]:
+        value = raw.get(field, [])
+        if not isinstance(value, list) or not all(
+            isinstance(row, list) and [type(part) for part in row] == [*types] for row in value
+        ):
+            raise _bad(key, name, field, value, f"a list of {len(types)} parts each")
+        return value
+
+    weight = whole("weight", 1, WEIGHT_MAX)
+    offers = frozenset((topic, group) for topic, group in rows("offers", str, str))
+    broken = frozenset(Unit(*row) for row in rows("broken", str, int, str))
+    ttl = raw.get("ttl")
+    if ttl is not None and (type(ttl) not in (int, float) or not 0 < ttl <= TTL_MAX):
+        raise _bad(key, name, "ttl", ttl, f"a number of seconds to {TTL_MAX}")
+    return Seen(
+        Member(name, 1 if weight is None else weight, whole("cap", 0, UNITS_MAX) or 0, offers),
+        beat_unix_ms,
+        bool(raw.get("leaving")),
+        broken,
+        whole("reloaded", 0),
+        whole("owned", 0, UNITS_MAX),
+        None if ttl is None else float(ttl),
+    )
+
+
+def _bad(key: str, name: str, field: str, value: object, wanted: str) -> BadValue:
+    # What JSON can hold may be nested so deep that nothing can print it.
+    found = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
+    return BadValue(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
 def twin(reply: Reply) -> Beat:
@@ -96,17 +139,16 @@ def twin(reply: Reply) -> Beat:
 
 
 def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Beat:
+    name, bad = untrusted.label(instance), None
     try:
-        info = json.loads(described)
-    except (ValueError, RecursionError):
-        info = {}
-    # A score that nobody of us has written counts as a beat of long ago.
-    beat = int(beat_unix_ms) if beat_unix_ms.isdigit() else 0
-    return Beat(
-        instance.decode("utf-8", "replace"),
-        beat,
-        info if isinstance(info, dict) else {},
-    )
+        info = untrusted.json_object(described or None, INFO, name, default={})
+    except BadValue as error:
+        info, bad = {}, error
+    try:
+        beat = untrusted.integer(beat_unix_ms, INFO, f"{name}, last beat")
+    except BadValue as error:
+        beat, bad = 0, error  # a score that is none of ours counts as a beat of long ago
+    return Beat(name, beat, info, bad)
 
 
 def _keys(keys: Keys, fleet: str) -> dict[str, str]:

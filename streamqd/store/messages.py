@@ -7,17 +7,21 @@ right whoever does it). The fetch itself is in `store.fetch`, trimming in `store
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from streamqd.errors import ContractError
+from streamqd.errors import BadValue, ContractError
 from streamqd.model import Unit
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.items import Fields, listed
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.statistics import due_of
 
 PLACES_MAX = 512  # places in one call at most
 ITEMS_MAX = 256  # entries moved by one call at most
+COUNT_MAX = 1_000_000_000  # crashes, or failures, of one entry
+WAIT_MS_MAX = 366 * 86_400_000  # no delay that can be configured is as long
+ATTEMPTS = "the counters of a group on a partition"  # where nobody has said which one it is
 
 Cursor = tuple[bytes, bytes]  # a foreign consumer, and an entry that it holds
 BEGIN: Cursor = (b"", b"")
@@ -34,6 +38,29 @@ def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
         {**_streams(keys, unit), "trim": keys.trim(unit.topic, unit.partition)},
         group=unit.group,
         start=start,
+    )
+
+
+def restore_group(
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    after_main: bytes,
+    after_retry: bytes,
+    places: Sequence[bytes],
+) -> Call:
+    """Make the group again that somebody has destroyed, as its owner knows it.
+
+    `after_*` are the last ids that were delivered, `places` what of them is not settled. Answers
+    the ids after which the group goes on, b'' where it was there.
+    """
+    return scripts.get("group_restore").call(
+        _fenced(keys, unit),
+        token=token,
+        group=unit.group,
+        after_main=after_main,
+        after_retry=after_retry,
+        places=places,
     )
 
 
@@ -73,6 +100,31 @@ class Pending(NamedTuple):
     context: bytes  # of the last charged crash, b'' for none
     wait_ms: int = 0  # until its next run in place is due
 
+    @classmethod
+    def parse(cls, entry: Sequence[Any], letter: str, key: str) -> tuple[Pending, list[BadValue]]:
+        """Read an entry of `message_recover`; what cannot be read of its counters counts as none.
+
+        `letter` is that of its place, `key` that of the counters.
+        """
+        id_, fields, crashes, failures, context, wait_ms = entry
+        place, bad = f"{letter}:{untrusted.label(id_)}", list[BadValue]()
+
+        def counted(value: int, field: str, most: int, wanted: str) -> int:
+            if 0 <= value <= most:
+                return value
+            found = "no such number" if value < 0 else str(value)
+            bad.append(BadValue(key, f"{place}:{field}", found, wanted))
+            return 0
+
+        return cls(
+            id_,
+            fields,
+            counted(crashes, "c", COUNT_MAX, "a count"),
+            counted(failures, "f", COUNT_MAX, "a count"),
+            context,
+            counted(wait_ms, "due", WAIT_MS_MAX, "a time within a year"),
+        ), bad
+
 
 class Recovered(NamedTuple):
     """A page of pending entries, each list oldest first.
@@ -88,18 +140,23 @@ class Recovered(NamedTuple):
     retry: list[Pending]
     more_main: bool = False
     more_retry: bool = False
+    bad: list[BadValue] = []  # noqa: RUF012 - counters that cannot be read; never changed in place
 
     @classmethod
-    def parse(cls, reply: Reply) -> Recovered:
-        """Read OK."""
-        solo, last_main, last_retry, main, retry, *more = reply.rest
+    def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
+        """Read OK; `key` is that of the counters."""
+        solo, last_main, last_retry, main, retry, more_main, more_retry = reply.rest
+        mains = [Pending.parse(entry, "m", key) for entry in main]
+        retries = [Pending.parse(entry, "r", key) for entry in retry]
         return cls(
             bool(solo),
             last_main,
             last_retry,
-            [Pending(*entry) for entry in main],
-            [Pending(*entry) for entry in retry],
-            *map(bool, more),
+            [entry for entry, _ in mains],
+            [entry for entry, _ in retries],
+            bool(more_main),
+            bool(more_retry),
+            [one for _, found in mains + retries for one in found],
         )
 
 
@@ -268,11 +325,11 @@ class Settled(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Settled:
         """Read OK of `retry` or `dead`."""
-        words = [word.decode() for word in reply.rest[0]]
+        words = [untrusted.label(word) for word in reply.rest[0]]
         tail = reply.rest[1]
         if isinstance(tail, list):
             return cls(words, None, tail)
-        return cls(words, int(tail) if tail else None, [])
+        return cls(words, due_of(tail), [])
 
 
 def solo_mark(
@@ -336,7 +393,7 @@ class Promoted(NamedTuple):
     def parse(cls, reply: Reply) -> Promoted:
         """Read OK."""
         moved, orphans, due, unreadable, more = reply.rest
-        return cls(moved, orphans, int(due) if due else None, unreadable, bool(more))
+        return cls(moved, orphans, due_of(due), unreadable, bool(more))
 
 
 def snapshot(keys: Keys, unit: Unit, limit: int = 500) -> Call:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.statistics import TRIM
 
 REMOVED_MAX = 1_000_000  # entries removed by one call at most
 SAMPLES = 1_000  # nodes that the server looks at to tell the size of a stream, as the scripts say
@@ -84,7 +85,8 @@ class Trimmed(NamedTuple):
     def parse(cls, reply: Reply) -> Trimmed:
         """Read OK."""
         removed, floor, holder, held, more = reply.rest
-        return cls(removed, floor.decode(), holder.decode(), held.decode(), bool(more))
+        label = untrusted.label
+        return cls(removed, label(floor), label(holder), label(held), bool(more))
 
 
 def drop(
@@ -123,7 +125,7 @@ class Dropped(NamedTuple):
         """Read OK."""
         removed, flat = reply.rest
         pairs = zip(flat[::2], flat[1::2], strict=True)
-        return cls(removed, {name.decode(): lost for name, lost in pairs})
+        return cls(removed, {untrusted.label(name): lost for name, lost in pairs})
 
 
 def settle_ghosts(keys: Keys, unit: Unit, count: int) -> Call:
@@ -173,19 +175,19 @@ class Stand(NamedTuple):
     unarchived: str  # the first entry that is not archived
 
     @classmethod
-    def parse(cls, reply: Reply) -> Stand:
-        """Read OK of `measure`."""
+    def parse(cls, reply: Reply, key: str = TRIM) -> Stand:
+        """Read OK of `measure`. Raises BadValue, of the record of trimming, the hash `key`."""
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.rest
         return cls(
             length=int(length),
             bytes=None if size == b"" else int(size),
             first_id=first.decode(),
             last_id=last.decode(),
-            archived=archived.decode(),
-            shrink_from=shrink_from.decode(),
+            archived=untrusted.entry_id(archived, key, "archived", default=""),
+            shrink_from=untrusted.entry_id(shrink_from, key, "shrink_from", default=""),
             groups=[
                 GroupStand(
-                    name.decode(),
+                    untrusted.label(name),
                     pending,
                     needs.decode(),
                     None if unread == b"" else int(unread),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from streamqd.errors import ContractError
 from streamqd.model import Unit
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX
 from streamqd.store.scripts import Call, Reply
@@ -43,14 +43,19 @@ def rows(reply: Reply) -> tuple[list[Delayed], bool]:
     """Read the answer to `page`: the rows, fewer when they are large, and whether more may come."""
     found = [
         Delayed(
-            place.decode("utf-8", "replace"),
-            int(due),
+            untrusted.label(place),
+            untrusted.integer(due, "a due time", low=-untrusted.INTEGER_MAX),
             size,
-            dict(zip(fields[::2], fields[1::2], strict=True)),
+            dict(zip(_texts(fields[::2]), _texts(fields[1::2]), strict=True)),
         )
         for place, due, size, fields in reply.rest[0]
     ]
     return found, bool(reply.rest[1])
+
+
+def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
+    # Whoever packs an item by other means may write a number as a number.
+    return [part if isinstance(part, bytes) else b"%d" % part for part in parts]
 
 
 def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:

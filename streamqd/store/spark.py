@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
@@ -70,9 +70,16 @@ class Marker(NamedTuple):
     digest: str
 
     @classmethod
-    def parse(cls, raw: bytes | None) -> Marker | None:
-        """Read a field of the marker; None when there is none."""
+    def parse(
+        cls, raw: bytes | None, key: str = "the markers of a partition", writer: str = "a writer"
+    ) -> Marker | None:
+        """Read a field of the marker; None when there is none. Raises BadValue."""
         if raw is None:
             return None
-        batch, rows, digest = raw.decode().split(":")
-        return cls(int(batch), int(rows), digest)
+        batch, _, rest = raw.partition(b":")
+        rows, _, digest = rest.partition(b":")
+        return cls(
+            untrusted.integer(batch, key, f"{writer}, batch"),
+            untrusted.integer(rows, key, f"{writer}, rows"),
+            untrusted.text(digest, key, f"{writer}, digest"),
+        )

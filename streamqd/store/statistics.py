@@ -10,15 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from streamqd.errors import BadValue
 from streamqd.model import Unit
-from streamqd.store import scripts
+from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+
+TRIM = "the record of trimming of a partition"  # where nobody has said which one it is
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """One partition, whoever reads it. Ids are '' when there is none."""
+    """One partition, whoever reads it. Ids are '' when there is none.
+
+    `bad` is what stands in Redis instead of a figure, which then counts as none.
+    """
 
     length: int
     added: int  # entries ever added
@@ -28,6 +34,7 @@ class PartitionFigures:
     scheduled: int
     trimmed_to: str  # the first id that trimming kept
     next_due_unix_ms: int | None = None  # of the scheduled sends
+    bad: BadValue | None = None
 
 
 class Backlog(NamedTuple):
@@ -89,18 +96,24 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
     )
 
 
-def partition_figures(reply: Reply) -> PartitionFigures:
-    """Read the answer to `measure_partition`."""
-    length, added, first, last, dead, scheduled, trimmed_to, due = reply.rest
+def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
+    """Read the answer to `measure_partition`; `key` is that of the record of trimming."""
+    length, added, first, last, dead, scheduled, kept, due = reply.rest
+    trimmed_to, bad = "", None
+    try:
+        trimmed_to = untrusted.entry_id(kept, key, "first", default="")
+    except BadValue as error:
+        bad = error
     return PartitionFigures(
         length=int(length),
-        added=int(added),
+        added=untrusted.integer(added, key, "removed"),
         first_id=first.decode(),
         last_id=last.decode(),
         dead=int(dead),
         scheduled=int(scheduled),
-        trimmed_to=trimmed_to.decode(),
-        next_due_unix_ms=_optional(due),
+        trimmed_to=trimmed_to,
+        next_due_unix_ms=due_of(due),
+        bad=bad,
     )
 
 
@@ -125,7 +138,7 @@ def unit_figures(reply: Reply) -> UnitFigures | None:
         main=_backlog(main),
         retry=_backlog(retry),
         delayed=int(delayed),
-        next_due_unix_ms=_optional(due),
+        next_due_unix_ms=due_of(due),
     )
 
 
@@ -176,11 +189,17 @@ def _backlog(raw: list[Any]) -> Backlog:
     return Backlog(
         pending=int(pending),
         oldest_pending_id=oldest_pending.decode(),
-        unread=_optional(unread),
+        unread=None if unread == b"" else int(unread),
         oldest_unread_id=oldest_unread.decode(),
         length=int(length),
     )
 
 
-def _optional(raw: int | bytes) -> int | None:
-    return None if raw == b"" else int(raw)
+def due_of(raw: bytes) -> int | None:
+    """Read the earliest due time, unix ms; None when nothing is delayed.
+
+    A score may be anything: the script cuts it to what can be read, so it may be negative.
+    """
+    if not raw:
+        return None
+    return untrusted.integer(raw, "a due time", low=-untrusted.INTEGER_MAX)

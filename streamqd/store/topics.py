@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from streamqd import config
 from streamqd.config import Topic
-from streamqd.errors import ContractError, RedisRefused, StreamqdError
-from streamqd.store import scripts
+from streamqd.errors import BadValue, RedisRefused, StreamqdError
+from streamqd.store import scripts, untrusted
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -34,7 +34,8 @@ def create(link: Link, keys: Keys, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, put its name into the registry; return its partition count.
 
     The first creation wins: the count returned may be another than the one asked for. Raises
-    RedisRefused with the code DELETING while the topic is being deleted.
+    RedisRefused with the code DELETING while the topic is being deleted, BadValue when the count
+    cannot be read.
     """
     reply = link.run(creation(keys, name, topic))
     if reply.word == "DELETING":
@@ -44,7 +45,9 @@ def create(link: Link, keys: Keys, name: str, topic: Topic) -> int:
             f" `streamqd topic delete {name}`",
         )
     register(link, keys, name)
-    return topic.partitions if reply.word == "OK" else count_of(name, reply.rest[0])
+    if reply.word == "OK":
+        return topic.partitions
+    return count_of(name, reply.rest[0], keys.meta(name))
 
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
@@ -71,12 +74,13 @@ def retirement(keys: Keys, name: str) -> Call:
 
 def stored(link: Link, keys: Keys, name: str) -> str:
     """Return the registered settings as they are stored, '' when there are none."""
-    return (link.execute("HGET", keys.meta(name), "settings") or b"").decode()
+    key = keys.meta(name)
+    return untrusted.text(link.execute("HGET", key, "settings"), key, "settings", default="")
 
 
 def groups_seen(link: Link, keys: Keys, name: str) -> list[str]:
     """Return the groups that daemons have ever made on the topic, sorted."""
-    fields = [field.decode() for field in link.execute("HKEYS", keys.meta(name))]
+    fields = [untrusted.label(field) for field in link.execute("HKEYS", keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
 
 
@@ -86,35 +90,65 @@ def register(link: Link, keys: Keys, name: str) -> None:
 
 
 def registered(link: Link, keys: Keys) -> list[str]:
-    """Return the names of all topics, sorted."""
-    return sorted(name.decode() for name in link.execute("SMEMBERS", keys.registry()))
+    """Return the names of all topics, sorted; what is no name is left out, see `registry`."""
+    return registry(link, keys)[0]
+
+
+def registry(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
+    """Return the names of all topics, sorted, and what else stands in the registry."""
+    key, names, bad = keys.registry(), list[str](), list[BadValue]()
+    for raw in sorted(link.execute("SMEMBERS", key)):
+        try:
+            names.append(untrusted.name(raw, key))
+        except BadValue as error:
+            bad.append(error)
+    return names, bad
 
 
 def partition_count(link: Link, keys: Keys, name: str) -> int | None:
-    """Return the number of partitions, None when there is no such topic."""
+    """Return the number of partitions, None when there is no such topic. Raises BadValue."""
     raw = link.execute("HGET", keys.meta(name), "partitionCount")
-    return None if raw is None else count_of(name, raw)
+    return None if raw is None else count_of(name, raw, keys.meta(name))
+
+
+def presence(keys: Keys, name: str) -> tuple[Any, ...]:
+    """Build the command whose reply `present` takes."""
+    return ("HMGET", keys.meta(name), "partitionCount", "deleting")
+
+
+def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
+    """Return the number of partitions, 0 while the topic is being deleted, None when it is gone.
+
+    Raises BadValue.
+    """
+    count, deleting = reply
+    if count is not None:
+        return count_of(name, count, keys.meta(name))
+    return None if deleting is None else 0
+
+
+def listed(link: Link, keys: Keys, name: str) -> int:
+    """Return how many partitions the set of their streams names, from the first without a gap."""
+    streams = set(link.execute("SMEMBERS", keys.partitions(name)))
+    count = 0
+    while count < PARTITIONS_MAX and keys.stream(name, count).encode() in streams:
+        count += 1
+    return count
 
 
 def meta(link: Link, keys: Keys, name: str) -> TopicMeta | None:
-    """Return what is registered of a topic, None when there is no such topic."""
-    count, created, settings = link.execute(
-        "HMGET", keys.meta(name), "partitionCount", "created", "settings"
-    )
-    if count is None:
-        return None
-    return TopicMeta(count_of(name, count), int(created or 0), json.loads(settings or b"{}"))
+    """Return what is registered of a topic, None when there is no such topic. Raises BadValue."""
+    return _meta(keys, name, link.execute("HMGET", keys.meta(name), *_META))
 
 
 def metas(link: Link, keys: Keys, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
     """Return what is registered of topics, in one exchange; an error in place of a bad one."""
-    fields = ("partitionCount", "created", "settings")
-    replies = link.pipeline([("HMGET", keys.meta(name), *fields) for name in names])
+    replies = link.pipeline([("HMGET", keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []
     for name, reply in zip(names, replies, strict=True):
         try:
-            found.append(reply if isinstance(reply, RedisRefused) else _meta(name, reply))
-        except ContractError as error:
+            found.append(reply if isinstance(reply, RedisRefused) else _meta(keys, name, reply))
+        except BadValue as error:
             found.append(error)
     return found
 
@@ -123,23 +157,23 @@ def _packed(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, separators=(",", ":"), sort_keys=True)
 
 
-def _meta(name: str, reply: Sequence[bytes | None]) -> TopicMeta | None:
+_META = ("partitionCount", "created", "settings")
+
+
+def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | None:
     count, created, settings = reply
     if count is None:
         return None
-    try:
-        stored = json.loads(settings or b"{}")
-    except (ValueError, RecursionError):
-        stored = None
-    if not isinstance(stored, dict):
-        raise ContractError(f"the settings of the topic {name} in Redis are not a JSON object")
-    return TopicMeta(count_of(name, count), int(created or 0), stored)
+    key = keys.meta(name)
+    return TopicMeta(
+        count_of(name, count, key),
+        untrusted.integer(created or None, key, "created", default=0),
+        untrusted.json_object(settings or None, key, "settings", default={}),
+    )
 
 
-def count_of(name: str, raw: bytes) -> int:
-    """Read a partition count. ContractError when it is none: it is never guessed."""
+def count_of(name: str, raw: bytes, key: str = "") -> int:
+    """Read a partition count. Raises BadValue when it is none: it is never guessed."""
     # A wrong count would send messages to partitions that nobody reads.
-    count = int(raw) if raw.isdigit() and len(raw) < 10 else 0
-    if not 1 <= count <= PARTITIONS_MAX:
-        raise ContractError(f"the topic {name} has {raw[:20]!r} partitions in Redis")
-    return count
+    key = key or f"the meta of the topic {name}"
+    return untrusted.integer(raw, key, "partitionCount", low=1, high=PARTITIONS_MAX)

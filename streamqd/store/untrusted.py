@@ -21,6 +21,7 @@ OBJECT_BYTES_MAX = 1 << 20
 SHOWN_BYTES = 40
 
 _INTEGER = re.compile(rb"-?[0-9]{1,16}")
+_ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 
 
 def integer(
@@ -84,6 +85,20 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
             key, field, shown(raw), "a name of 1 to 64 of A-Z a-z 0-9 . _ - without a dot first"
         )
     return found
+
+
+def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
+    """Return the id of a stream entry, `ms-seq`; the default, if there is one, for nothing."""
+    if not raw and default is not None:
+        return default
+    if raw is None or not _ENTRY_ID.fullmatch(raw):
+        raise BadValue(key, field, shown(raw), "the id of an entry, as 1700000000000-0")
+    return raw.decode()
+
+
+def label(raw: bytes) -> str:
+    """Return a name that others have chosen, as one can print it: any bytes are a name there."""
+    return raw.decode("utf-8", "backslashreplace")
 
 
 def json_object(

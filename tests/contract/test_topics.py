@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.config import Retention, Topic
-from streamqd.errors import ContractError, RedisRefused
+from streamqd.errors import BadValue, RedisRefused
 from streamqd.store import topics
 from tests.contract.desk import Desk
 
@@ -60,7 +60,7 @@ def test_create_registers_and_tells_the_count_that_holds(desk: Desk) -> None:
 def test_a_count_that_is_none_is_not_guessed(desk: Desk) -> None:
     for wrong in ("", "0", "-1", "two", "1.5"):
         desk.do("HSET", desk.keys.meta("access"), "partitionCount", wrong)
-        with pytest.raises(ContractError, match="access"):
+        with pytest.raises(BadValue, match="access"):
             topics.partition_count(desk.link, desk.keys, "access")
 
 

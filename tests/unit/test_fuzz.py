@@ -24,7 +24,7 @@ from streamqd.admin.document import as_json
 from streamqd.cli.output import json_text, printable
 from streamqd.config import topology
 from streamqd.config.endpoint import url_fault
-from streamqd.errors import ConfigError, ContractError
+from streamqd.errors import BadValue, ConfigError
 from streamqd.handlers.payloads import decoder
 from streamqd.handlers.verdicts import Undecodable
 from streamqd.http import REQUEST_BYTES_MAX, Response, Server
@@ -296,7 +296,7 @@ def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) 
 def test_a_count_of_partitions_is_never_guessed(raw: bytes) -> None:
     try:
         assert 1 <= topics.count_of("orders", raw) <= topics.PARTITIONS_MAX
-    except ContractError as error:
+    except BadValue as error:
         refused = str(error)
         assert len(refused) < 300
 

@@ -1,0 +1,215 @@
+"""S6: every parser of what Redis holds returns a value within bounds, or raises BadValue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamqd.errors import BadValue
+from streamqd.model import Unit
+from streamqd.store import (
+    control,
+    dead,
+    growth,
+    leases,
+    members,
+    messages,
+    retention,
+    retries,
+    spark,
+    statistics,
+    topics,
+    untrusted,
+)
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
+
+ODD = [
+    *(b"", b"abc", b"1e308", b"inf", b"-inf", b"nan", b"9" * 26, b"-1", b"0x10", b" 7", b"7 "),
+    *(b"never", b"9007199254740991", b"9007199254740992", b"[" * 5_000, b'{"a":' * 5_000),
+    *(b"\xff", b"null", b"0-0", b"1-", b"\xc2\xb2", b"\xd9\xa1", b"1_000", b"3\n"),
+]
+odd = st.sampled_from(ODD) | st.binary(max_size=40) | st.integers().map(lambda n: b"%d" % n)
+odds = st.none() | odd
+found: Any = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+nested = st.recursive(
+    found,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+quick = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+T = TypeVar("T")
+
+
+class Answers:
+    """A link whose commands have one answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def execute(self, *_command: Any) -> Any:
+        return self._answer
+
+
+def read(parse: Callable[[], T], key: str, *fields: str) -> T | None:
+    """Return what is read, None for BadValue, which must name the key and one of the fields."""
+    try:
+        return parse()
+    except BadValue as error:
+        bad = error
+    assert bad.key == key
+    assert bad.field in fields or not fields
+    assert str(bad).isprintable()
+    return None
+
+
+def fine(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) -> None:
+    assert number is None or low <= number <= high
+
+
+@quick
+@given(odds, odds, odds, odds, odds, st.integers(-2, 2**62))
+def test_fences(token: Any, epoch: Any, owner: Any, since: Any, solo: Any, ttl_ms: int) -> None:
+    """C1, S6: an epoch or a time that is none is named with its key and field."""
+    fence = (token, epoch, owner, since, solo)
+    key = "the fence of a"
+    view = read(lambda: leases.LeaseView.parse(fence, ttl_ms, key), key, "epoch", "since")
+    if view is not None:
+        fine(view.epoch)
+        fine(view.since_unix_ms)
+    owner = owner or b""
+    for word, rest in (("HELD", [0, epoch, owner]), ("MOVED", [epoch]), ("FENCED", [epoch, owner])):
+        reply = Reply(word, rest)
+        holder = read(partial(leases.Holder.parse, reply), leases.FENCE, "epoch")
+        fine(holder and holder.epoch)
+
+
+INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leaving", "nonce")
+
+
+@quick
+@given(st.dictionaries(st.sampled_from(INFO), nested, max_size=4), odd)
+def test_members(info: dict[str, Any], score: bytes) -> None:
+    """S6: `"owned": 10**400` and all its relatives."""
+    told = json.dumps(info).encode()
+    (beat,) = members.beats([b"one", score], [b"one", told])
+    fine(beat.beat_unix_ms)
+    seen = members.seen_of(beat)
+    fine(seen.member.weight, 1, members.WEIGHT_MAX)
+    fine(seen.member.cap, 0, members.UNITS_MAX)
+    fine(seen.owned, 0, members.UNITS_MAX)
+    fine(seen.reloaded)
+    assert seen.ttl is None or 0 < seen.ttl <= members.TTL_MAX
+    for topic, group in seen.member.offers:
+        assert isinstance(topic, str)
+        assert isinstance(group, str)
+    assert all(isinstance(unit, Unit) for unit in seen.broken)
+
+
+def test_a_number_beyond_everything_in_a_member_is_named() -> None:
+    """S6: with key and field."""
+    (beat,) = members.beats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
+    with pytest.raises(BadValue, match=r"one\.owned of the info"):
+        members.described(beat, "the info")
+    assert members.seen_of(beat).leaving
+
+
+@quick
+@given(odd, odd, odd)
+def test_infos_that_are_no_json(name: bytes, score: bytes, info: bytes) -> None:
+    """S6: names, scores and records of any bytes."""
+    for beat in members.beats([name, score], [name, info]):
+        assert members.seen_of(beat).member.id.isprintable() or name
+        assert isinstance(beat.info, dict)
+    present = members.Present.parse(Reply("OK", [b"5", [[name, score, info]], [name, info]]))
+    assert len(present.members) == 1
+    assert control.read(present.orders) is not None
+
+
+@quick
+@given(st.dictionaries(st.sampled_from(("version", "at_unix_ms", "by", "why", "to")), nested))
+def test_orders(told: dict[str, Any]) -> None:
+    """S6: an order is read or is strange."""
+    raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
+    known = control.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
+    fine(known.reload_of("x"))
+
+
+@quick
+@given(odds, odds, odds, odds, odds)
+def test_topics(count: Any, created: Any, stored: Any, token: Any, barriers: Any) -> None:
+    """S6: counts, times and settings of a topic, and of its growth."""
+    keys = Keys()
+    key, registered = keys.meta("orders"), Answers([count, created, stored])
+    growing = Answers([count, count, created, token, barriers])
+    fields = ("partitionCount", "created", "settings")
+    meta = read(lambda: topics.meta(registered, keys, "orders"), key, *fields)  # type: ignore[arg-type]
+    if meta is not None:
+        assert isinstance(meta.settings, dict)
+        fine(meta.partitions, 1, topics.PARTITIONS_MAX)
+        fine(meta.created_unix_ms)
+    read(lambda: growth.under_way(growing, keys, "orders"), key)  # type: ignore[arg-type]
+
+
+@quick
+@given(st.lists(odd | st.just(b"orders"), max_size=5))
+def test_the_registry(raw: list[bytes]) -> None:
+    """S6: what is no name is told apart, and hides no name."""
+    names, bad = topics.registry(Answers(raw), Keys())  # type: ignore[arg-type]
+    assert len(names) + len(bad) == len(raw)
+    assert raw.count(b"orders") == names.count("orders")
+    assert all(name.isascii() and not name.startswith(".") for name in names)
+    assert topics.groups_seen(Answers(raw), Keys(), "orders") is not None  # type: ignore[arg-type]
+
+
+@quick
+@given(odd, odd, odd)
+def test_figures_and_stands(kept: bytes, name: bytes, due: bytes) -> None:
+    """S6: the record of trimming and names of foreign groups."""
+    rest = [3, b"5", b"1-0", b"2-0", 0, 0, kept, b"17"]
+    figures = statistics.partition_figures(Reply("OK", rest), "the record")
+    assert figures.length == 3
+    assert (figures.trimmed_to, figures.bad is None) in (
+        (kept.decode("latin-1"), True),
+        ("", not kept),
+    )
+    group = [name, 0, b"", b"", b"", 0, 0]
+    answer = Reply("OK", [1, b"", b"", b"", kept, b"", [group], b""])
+    stand = read(lambda: retention.Stand.parse(answer, "the record"), "the record", "archived")
+    assert stand is None or isinstance(stand.groups[0].name, str)
+    trimmed = retention.Trimmed.parse(Reply("OK", [1, b"1-0", name, b"", 0]))
+    assert isinstance(trimmed.holder, str)
+    fine(read(lambda: statistics.due_of(due), "a due time"), -untrusted.INTEGER_MAX)
+    read(lambda: dead.Marked.parse(Reply("OK", [name, due])), "a mark of a move")
+
+
+@quick
+@given(st.integers(-1, 2**62), st.integers(-1, 2**62), st.integers(-1, 2**62), st.binary())
+def test_counters(crashes: int, failures: int, wait_ms: int, context: bytes) -> None:
+    """S6: counters of an entry that cannot be read count as none, and are named."""
+    row = [b"1-0", [], crashes, failures, context, wait_ms]
+    page = messages.Recovered.parse(Reply("OK", [0, b"", b"", [row], [row], 0, 0]), "the counters")
+    for entry in page.main + page.retry:
+        fine(entry.crashes, 0, messages.COUNT_MAX)
+        fine(entry.failures, 0, messages.COUNT_MAX)
+        fine(entry.wait_ms, 0, messages.WAIT_MS_MAX)
+    assert bool(page.bad) == (page.main[0][2:4] + page.main[0][5:] != (crashes, failures, wait_ms))
+    assert all(bad.field.startswith(("m:1-0:", "r:1-0:")) for bad in page.bad)
+
+
+@quick
+@given(odds, st.lists(st.tuples(odd, odd, st.lists(odd | st.integers(), max_size=3)), max_size=2))
+def test_markers_and_delays(raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]) -> None:
+    """S6: markers of the sink, and delayed retries."""
+    marker = read(lambda: spark.Marker.parse(raw, "the marker", "q"), "the marker")
+    fine(marker and marker.rows)
+    delayed = [[place, due, 0, fields * 2] for place, due, fields in rows]
+    read(lambda: retries.rows(Reply("OK", [delayed, 0])), "a due time")
