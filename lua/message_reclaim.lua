@@ -2,7 +2,10 @@
 --
 -- Take over what a client that is not streamqd read from the group and left pending. Only names
 -- other than the owner's are looked at: its own slow entries are idle too, and running. An idle
--- entry without a body is acknowledged and counted. Looks at a page of what those clients hold, busy
+-- entry without a body is acknowledged and counted. An entry that no consumer has (XNACK of Redis
+-- 8.8 leaves it so, with the name '' and an idle time of -1) counts as idle for ever; no list of
+-- consumers has it, so it is looked for among all that is pending, when the server counts more of
+-- that than the consumers hold. Looks at a page of what those clients hold, busy
 -- or not, and says where the next page begins: to ask the server for idle entries alone would let it
 -- go through all that are not. A missing group is the server's own error NOGROUP, as for a read. The
 -- session is compared as well: a late copy from a connection given up would take over entries after
@@ -16,7 +19,7 @@
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     pending for so long without being touched
 -- ARGV[5]  count    int     take at most so many; fewer come when they are large
--- ARGV[6]  at_name  bytes   the consumer at which the page begins
+-- ARGV[6]  at_name  bytes   the consumer at which the page begins; '' = what no consumer has
 -- ARGV[7]  after    bytes   behind this entry of it; '' = begin with the first entry of the first
 --
 -- Returns  OK       [2] entries, each id, fields [3] ghosts acknowledged [4] where the next page
@@ -47,7 +50,8 @@ end
 if redis.call('HGET', fence, 'session') ~= session then
   return {'SESSION'}
 end
-if not group_on(source, group) then
+local on_source = group_on(source, group)
+if not on_source then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
 local entries, ids, ghosts = {}, {}, {}
@@ -55,14 +59,15 @@ local looked, size = 0, 0
 
 -- Look at one more entry: whether it may be left behind. It stays when there is no room for it.
 local function pass(row)
-  if row[3] >= idle_ms then
+  local unowned = row[2] == '' or row[3] < 0
+  if unowned or row[3] >= idle_ms then
     if #ids + #ghosts >= count or size >= BYTES_MAX then
       return false
     end
-    local found = redis.call('XRANGE', source, row[1], row[1])[1]
-    if found then
-      size = size + size_of(found[2])
-      entries[#entries + 1] = found
+    local entry = redis.call('XRANGE', source, row[1], row[1])[1]
+    if entry then
+      size = size + size_of(entry[2])
+      entries[#entries + 1] = entry
       ids[#ids + 1] = row[1]
     else
       ghosts[#ghosts + 1] = row[1]
@@ -91,17 +96,47 @@ local function walk(name, behind)
   return nil
 end
 
+-- The same of what no consumer has: among all that is pending, as long as there may be more.
+local function walk_unowned(behind, left)
+  while left > 0 do
+    local asked = math.min(128, LOOKED_MAX - looked)
+    if asked <= 0 then
+      return {'', behind}
+    end
+    local rows = redis.call('XPENDING', source, group, '(' .. behind, '+', asked)
+    for _, row in ipairs(rows) do
+      if row[2] ~= '' then
+        looked = looked + 1
+      elseif not pass(row) then
+        return {'', behind}
+      end
+      left = row[2] == '' and left - 1 or left
+      behind = row[1]
+    end
+    if #rows < asked then
+      return nil
+    end
+  end
+  return nil
+end
+
 local here, stop = after == '', nil
+local unowned = on_source['pending']
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
   local consumer = named(flat)
   local name = consumer['name']
   local behind = name == at_name and after ~= '' and after or '0-0'
   here = here or name == at_name
-  if here and not stop and name ~= 'w' and consumer['pending'] > 0 then
+  unowned = name == '' and unowned or unowned - consumer['pending']
+  if here and not stop and name ~= 'w' and name ~= '' and consumer['pending'] > 0 then
     -- Every one counts, so that many with little to see do not make a long page.
     stop = walk(name, behind)
     looked = looked + 1
   end
+end
+local among = at_name == '' and after ~= ''
+if not stop and (here or among) then
+  stop = walk_unowned(among and after or '0-0', unowned)
 end
 
 -- Guards end here
