@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from streamqd.admin import topics as admin
 from streamqd.admin.pages import ask
+from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import leases, topics
+from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -67,8 +68,7 @@ def look(link: Link, keys: Keys, topic: str) -> Doomed:
         {*admin.groups(link, keys, topic, range(count)), *topics.groups_seen(link, keys, topic)}
     )
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    views = lease_views(link, keys, units, BadValues())
     lengths = ask(
         link,
         [

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from streamqd.admin import live, partitions, topics
+from streamqd.admin import groups_lag, live, partitions, published, topics
 from streamqd.admin.cause import Cause, Facts, MemberFacts, causes
 from streamqd.admin.live import LiveUnit, LiveView
-from streamqd.admin.pages import ask
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views, measure_each
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import control, leases, members
+from streamqd.store import control, members
 from streamqd.store.client import Link
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
-from streamqd.store.statistics import measure_unit, unit_figures
+from streamqd.store.statistics import measure_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Answer:
     """Why one unit does not move: `causes[0]` is the likeliest. `moves`: nothing holds it.
 
     `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`; `lag_per_second` is how
-    fast the lag grows, null when its owner has not told.
+    fast the lag grows, null when its owner has not told. `unreadable` are values in Redis that
+    cannot be read, of this unit and of the fleet: they count as missing.
     """
 
     topic: str
@@ -37,6 +38,7 @@ class Answer:
     delayed: int
     oldest_unix_ms: int | None
     lag_per_second: float | None
+    unreadable: list[Unreadable]
 
 
 def answer(
@@ -55,15 +57,19 @@ def answer(
         raise Refused(
             f"{topic} has no partition {partition}: partitions are numbered 0 to {count - 1}"
         )
-    known = topics.groups(link, keys, topic, range(count))
+    bad = BadValues()
+    known = topics.groups(link, keys, topic, range(count), bad=bad)
     if group is not None and group not in known:
         raise Refused(f"no group {group} reads the topic {topic}")
     if not known:
         raise Refused(f"no group reads the topic {topic}, so nothing of it can move")
     view = live.look(link, keys, fleet, stale=stale)
     units = [Unit(topic, partition, each) for each in sorted(known) if group in (None, each)]
-    orders = _Orders.read(link, keys, fleet)
-    return [_one(link, keys, view, orders, unit) for unit in units]
+    orders = _Orders.read(link, keys, fleet, bad)
+    for row in view.unreadable:
+        bad.keep(row)
+    answers = [_one(link, keys, view, orders, unit, bad) for unit in units]
+    return [replace(each, unreadable=bad.rows) for each in answers]
 
 
 class _Orders(NamedTuple):
@@ -73,19 +79,20 @@ class _Orders(NamedTuple):
     infos: dict[str, dict[str, object]]
 
     @classmethod
-    def read(cls, link: Link, keys: Keys, fleet: str) -> _Orders:
-        flat, infos = ask(link, [("HGETALL", keys.orders(fleet)), ("HGETALL", keys.info(fleet))])
-        named = zip(infos[::2], infos[1::2], strict=True)
-        return cls(
-            control.read(flat),
-            {name.decode("utf-8", "replace"): live.document(raw) for name, raw in named},
-        )
+    def read(cls, link: Link, keys: Keys, fleet: str, bad: BadValues) -> _Orders:
+        asked = [("HGETALL", keys.orders(fleet)), *members.stored(keys, fleet)]
+        flat, scores, infos = ask_each(link, asked, bad)
+        beats = published.beats(keys, fleet, scores, infos, bad)
+        return cls(control.read(flat or ()), {beat.instance: beat.info for beat in beats})
 
 
-def _one(link: Link, keys: Keys, view: LiveView, orders: _Orders, unit: Unit) -> Answer:
-    (row,) = partitions.rows(link, keys, [unit])
-    fence, ttl = ask(link, leases.view(keys, unit))
-    figures = unit_figures(link.run(measure_unit(keys, unit)))
+def _one(
+    link: Link, keys: Keys, view: LiveView, orders: _Orders, unit: Unit, bad: BadValues
+) -> Answer:
+    (row,) = partitions.rows(link, keys, [unit], bad)
+    (held,) = lease_views(link, keys, [unit], bad)
+    (reply,) = measure_each(link, [measure_unit(keys, unit)], bad)
+    figures = groups_lag.unit_figures(unit, reply, keys, bad)
     due = figures.next_due_unix_ms if figures else None
     told = _told(view, unit, row.owner)
     failures = [
@@ -103,13 +110,13 @@ def _one(link: Link, keys: Keys, view: LiveView, orders: _Orders, unit: Unit) ->
         delayed=row.delayed,
         next_due_seconds=None if due is None else (due - now) / 1000,
         oldest_seconds=None if row.oldest_unix_ms is None else (now - row.oldest_unix_ms) / 1000,
-        foreign=_foreign(link, keys, unit),
+        foreign=_foreign(link, keys, unit, bad),
         told=told,
         failures=tuple(failures),
         pause=None if pause is None else live.order_of("pause", str(pause[0]), pause[1]),
         drained=tuple(orders.control.drains),
         members=_members(view, orders, unit),
-        solo=leases.LeaseView.parse(fence, ttl).solo,
+        solo=held.solo,
     )
     found = causes(facts)
     return Answer(
@@ -124,6 +131,7 @@ def _one(link: Link, keys: Keys, view: LiveView, orders: _Orders, unit: Unit) ->
         delayed=row.delayed,
         oldest_unix_ms=row.oldest_unix_ms,
         lag_per_second=told.lag_per_second if told else None,
+        unreadable=[],
     )
 
 
@@ -156,14 +164,15 @@ def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, 
     return tuple(found)
 
 
-def _foreign(link: Link, keys: Keys, unit: Unit) -> dict[str, int]:
+def _foreign(link: Link, keys: Keys, unit: Unit, bad: BadValues) -> dict[str, int]:
     """The clients other than streamqd itself that hold entries, with how many."""
-    replies = ask(
+    replies = ask_each(
         link,
         [
             ("XPENDING", keys.source(*unit), unit.group),
             ("XPENDING", keys.retry_stream(*unit), unit.group),
         ],
+        bad,
     )
     found: dict[str, int] = {}
     for reply in replies:

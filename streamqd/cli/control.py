@@ -6,7 +6,7 @@ import click
 
 from streamqd.admin import steering
 from streamqd.cli.arguments import json_option, yes_option
-from streamqd.cli.output import age, confirm, count, emit, printable, table
+from streamqd.cli.output import age, confirm, count, emit, printable, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import dry_run_option, fleet_of
 
@@ -26,6 +26,7 @@ def list_(session: Session, as_json: bool) -> None:
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     if not seen.orders and not seen.strange:
         click.echo("no orders")
     if seen.orders:

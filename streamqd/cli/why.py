@@ -6,7 +6,7 @@ import click
 
 from streamqd.admin import why as admin
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import emit, printable
+from streamqd.cli.output import emit, printable, unreadable
 from streamqd.cli.session import Session, pass_session
 
 EXIT_HELD = 1
@@ -31,6 +31,7 @@ def why(session: Session, place: str, as_json: bool) -> int | None:
     if as_json:
         emit(answers)
     else:
+        unreadable(answers[0].unreadable)
         for each in answers:
             first, *others = each.causes
             click.echo(printable(f"{first.sentence}."))

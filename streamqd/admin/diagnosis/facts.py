@@ -160,6 +160,22 @@ class UnitFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Value:
+    """A value that cannot be read: where it stands, what it does, and what puts it right.
+
+    `about` is the instance, topic, partition or unit that it belongs to.
+    """
+
+    key: str
+    field: str
+    found: str
+    wanted: str
+    about: str
+    harm: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """This host, as a daemon of the configuration would find it. None: not known."""
 
@@ -193,6 +209,7 @@ class Facts:
     topics: Sequence[TopicFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
     units: Sequence[UnitFacts] = ()
+    values: Sequence[Value] = ()
     host: Host | None = None
     unseen: Sequence[str] = ()
 

@@ -9,11 +9,11 @@ from streamqd.admin.diagnosis import delays_facts
 from streamqd.admin.diagnosis.facts import Look, PartitionFacts, Standing, UnitFacts
 from streamqd.admin.diagnosis.partitions_facts import wrong_types
 from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.unreadable import BadValues, lease_view
 from streamqd.model import Unit
 from streamqd.store import leases, statistics
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
-from streamqd.store.leases import LeaseView
 
 
 def gather(
@@ -61,7 +61,7 @@ def _typed(keys: Keys, unit: Unit) -> dict[str, str]:
 
 
 def _figures(reply: Any) -> statistics.UnitFigures | None:
-    return None if reply is None else statistics.unit_figures(reply)
+    return None if reply is None else BadValues().read(statistics.unit_figures, reply)
 
 
 def _foreign(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[dict[str, int]]:
@@ -107,11 +107,12 @@ def _look(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[Look | None
         asked += [*leases.view(keys, unit), ("GET", keys.lease(*unit))]
     replies = reader.ask(asked)
     found: list[Look | None] = []
-    for at in range(0, len(replies), 3):
-        fence, ttl, lease = replies[at : at + 3]
+    bad = BadValues()  # the check of values names them
+    for number, unit in enumerate(units):
+        fence, ttl, lease = replies[3 * number : 3 * number + 3]
         if fence is None or ttl is None:
             found.append(None)
             continue
         matches = None if lease is None else lease == fence[0]
-        found.append(Look(LeaseView.parse(fence, ttl), matches))
+        found.append(Look(lease_view(fence, ttl, keys.fence(*unit), bad), matches))
     return found
