@@ -8,6 +8,7 @@ local function now_unix_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+-- A score may be infinite, which not every reader takes: beyond what is exact a number is cut.
 local function text(number)
-  return string.format('%.0f', number)
+  return string.format('%.0f', math.max(-9007199254740991, math.min(number, 9007199254740991)))
 end

@@ -1,4 +1,5 @@
--- Counting entries, for which their bodies are copied too. Needs _bytes.
+-- Counting entries, for which their bodies are copied too. Needs _bytes
+-- and _after.
 
 -- Entries that are read at once: what they may take beyond the bound is as many bodies.
 local PIECE = 4
@@ -10,7 +11,7 @@ local function count_after(source, after, upto, limit, ids)
   local count, size, piece = 0, 0, 1
   while count < limit and size < BYTES_MAX do
     local wanted = math.min(piece, limit - count)
-    local page = redis.call('XRANGE', source, '(' .. after, upto, 'COUNT', wanted)
+    local page = entries_after(source, after, upto, wanted)
     for _, entry in ipairs(page) do
       size = size + size_of(entry[2])
       after = entry[1]

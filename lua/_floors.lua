@@ -22,9 +22,9 @@ local function lowest_floor(stream, groups, record)
   return floor, holder
 end
 
--- What is not archived stays: before the first mark that is everything.
+-- What is not archived stays: everything before the first mark, and when nobody can read the mark.
 local function archive_floor(archived)
-  return archived and successor(archived) or '0-0'
+  return is_id(archived) and successor(archived) or '0-0'
 end
 
 -- Before which id entries may go for the archive's part.

@@ -1,6 +1,6 @@
 -- Forgetting what a group has in hand, some in each call: the server frees all of it at one go when
 -- the group goes, and serves nobody meanwhile. Between the calls the partition is kept from others
--- by a lease like any other. Needs _clock and _places.
+-- by a lease like any other. Needs _clock, _numbers and _places.
 
 local function keep(fence, lease, token, ttl_ms, keeper)
   -- HDEL first: accepted when memory is full, and so is every write behind it.
@@ -8,7 +8,7 @@ local function keep(fence, lease, token, ttl_ms, keeper)
   local held = redis.call('HMGET', fence, 'token', 'epoch')
   if held[1] ~= token then
     local now = now_unix_ms()
-    local epoch = math.max(tonumber(held[2] or 0) + 1, now)
+    local epoch = math.max((whole(held[2]) or 0) + 1, now)
     redis.call(
       'HSET', fence, 'token', token, 'epoch', text(epoch), 'owner', keeper, 'since', text(now)
     )

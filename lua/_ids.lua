@@ -48,9 +48,20 @@ end
 
 local LAST_SEQ = '18446744073709551615'
 
--- The smallest id after this one.
+local LAST_ID = LAST_SEQ .. '-' .. LAST_SEQ
+
+-- Whether a text is an id, as the server writes them. A record may hold anything.
+local function is_id(raw)
+  local ms, seq = string.match(raw or '', '^(%d+)%-(%d+)$')
+  return ms ~= nil and not (less(LAST_SEQ, ms) or less(LAST_SEQ, seq))
+end
+
+-- The smallest id after this one. After the last of all comes none: it stays.
 local function successor(id)
   local ms, seq = halves(id)
+  if id == LAST_ID then
+    return id
+  end
   if seq == LAST_SEQ then
     return plus_one(ms) .. '-0'
   end

@@ -1,9 +1,10 @@
 -- The record of trimming, written with the trim itself: a server does not say what a trim removed.
--- Needs _groups, _ids. Fields that keep their value are not written again.
+-- Needs _groups, _ids,
+-- _numbers. Fields that keep their value are not written again.
 
 local function note_trim(stream, trim, removed, record)
   if removed > 0 then
-    redis.call('HINCRBY', trim, 'removed', removed)
+    count_on(trim, 'removed', removed)
   end
   local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
   -- That of an empty stream copies no bodies.

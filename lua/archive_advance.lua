@@ -18,7 +18,7 @@
 local trim, id = KEYS[1], ARGV[1]
 
 local archived = redis.call('HGET', trim, 'archived')
-if archived and not older(archived, id) then
+if is_id(archived) and not older(archived, id) then
   return {'BEHIND', archived}
 end
 

@@ -18,12 +18,19 @@
 -- Repeat   safe; a reload or a rebalance that is ordered twice is done twice. Works when memory is
 --          full
 -- @include _clock
+-- @include _numbers
 
 local control = KEYS[1]
 local orders_max, field, told = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
+local LAST_MAX = 4503599627370496
+
 local removed = {unpack(ARGV, 4)}
-local last = tonumber(redis.call('HGET', control, 'last') or 0) or 0
+-- A time that nobody can go on from is none of ours: readers take none of 2^53 or later.
+local last = whole(redis.call('HGET', control, 'last')) or 0
+if last >= LAST_MAX then
+  last = 0
+end
 local count = redis.call('HLEN', control)
 if field ~= '' and count > orders_max and redis.call('HEXISTS', control, field) == 0 then
   return {'FULL', text(count - 1)}

@@ -16,6 +16,7 @@
 -- Cost     O(log n + size of a body), n = letters
 -- Repeat   safe: answers the first mark
 -- @include _clock
+-- @include _numbers
 
 local dlq, moving = KEYS[1], KEYS[2]
 local letter_id, target = ARGV[1], ARGV[2]
@@ -28,7 +29,7 @@ local now = now_unix_ms()
 local mark = redis.call('HGET', moving, letter_id)
 if mark and target ~= '' then
   local since, first = string.match(mark, '^(%d+) (.*)$')
-  return {'OK', first or mark, text(now - (tonumber(since) or 0))}
+  return {'OK', first or mark, text(now - (whole(since) or 0))}
 end
 
 -- Guards end here

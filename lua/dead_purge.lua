@@ -16,8 +16,9 @@
 -- Cost     O((count + letters named) x log n) + 512 KiB of bodies at most and four more, n = letters
 -- Repeat   safe: removes the next older ones; letters named are gone. Works when memory is full
 -- @include _bytes
--- @include _count
 -- @include _ids
+-- @include _after
+-- @include _count
 -- @include _lists
 
 local dlq, moving = KEYS[1], KEYS[2]

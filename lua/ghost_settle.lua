@@ -20,6 +20,7 @@
 -- @include _groups
 -- @include _lists
 -- @include _places
+-- @include _numbers
 
 local stream, attempts, trim = KEYS[1], KEYS[2], KEYS[3]
 local group, count = ARGV[1], tonumber(ARGV[2])
@@ -41,6 +42,6 @@ end
 forget_all_attempts(attempts, places)
 local settled = acknowledge(stream, group, ids)
 if settled > 0 then
-  redis.call('HINCRBY', trim, 'dropped_pending:' .. group, settled)
+  count_on(trim, 'dropped_pending:' .. group, settled)
 end
 return {'OK', settled}

@@ -29,6 +29,9 @@
 --          without what was forgotten. Works when memory is full
 -- @include _clock
 -- @include _groups
+-- @include _ids
+-- @include _after
+-- @include _numbers
 -- @include _lists
 -- @include _places
 -- @include _forgetting
@@ -46,7 +49,7 @@ local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
 local pending = in_hand(on_stream) + in_hand(on_retry)
 local unread = 0
 if on_retry then
-  unread = #redis.call('XRANGE', retry, '(' .. on_retry['last-delivered-id'], '+', 'COUNT', 1)
+  unread = #entries_after(retry, on_retry['last-delivered-id'], '+', 1)
 end
 local waiting = redis.call('ZCARD', delayed)
 redis.call('HLEN', items)

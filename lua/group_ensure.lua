@@ -18,6 +18,7 @@
 -- Repeat   safe: the second answers OK. Writes nothing when the group is there, so memory may be full
 -- @include _groups
 -- @include _ids
+-- @include _numbers
 
 local stream, retry, trim = KEYS[1], KEYS[2], KEYS[3]
 local group, start = ARGV[1], ARGV[2]
@@ -25,7 +26,10 @@ local group, start = ARGV[1], ARGV[2]
 local on_stream = group_on(stream, group)
 local on_retry = group_on(retry, group)
 local floor = redis.call('HGET', trim, 'floor:' .. group)
-local at = floor and predecessor(floor) or start
+if not on_stream and floor and not is_id(floor) then
+  return bad_value(trim, 'floor:' .. group, 'the id of an entry')
+end
+local at = is_id(floor) and predecessor(floor) or start
 
 -- Guards end here
 if not on_retry then

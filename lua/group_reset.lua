@@ -36,6 +36,7 @@
 -- @include _clock
 -- @include _groups
 -- @include _ids
+-- @include _numbers
 -- @include _lists
 -- @include _places
 -- @include _forgetting

@@ -29,6 +29,7 @@
 -- Cost     O(log n), n = pending entries
 -- Repeat   safe, and late: answers MINE, HELD or MOVED, never takes twice. Works when memory is full
 -- @include _clock
+-- @include _numbers
 -- @include _lists
 -- @include _places
 
@@ -37,10 +38,13 @@ local token, seen_epoch, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 local owner, group, dead_token = ARGV[4], ARGV[5], ARGV[6]
 
 local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner', 'mark', 'solo')
-local holder, epoch, mark = held[1], tonumber(held[2] or 0), held[4]
+local holder, epoch, mark = held[1], whole(held[2]), held[4]
 local leased = redis.call('GET', lease)
 if leased and leased ~= token and (dead_token == '' or leased ~= dead_token) then
-  return {'HELD', text(redis.call('PTTL', lease)), text(epoch), held[3] or ''}
+  return {'HELD', text(redis.call('PTTL', lease)), text(epoch or 0), held[3] or ''}
+end
+if not epoch then
+  return bad_value(fence, 'epoch', 'a whole number')
 end
 local mine = holder == token
 if not mine and epoch ~= tonumber(seen_epoch) then
@@ -67,7 +71,7 @@ end
 -- HDEL first: accepted when memory is full, and so is every write behind it.
 redis.call('HDEL', fence, 'mark', 'session')
 if victim ~= '' then
-  redis.call('HINCRBY', attempts, victim .. ':c', 1)
+  count_on(attempts, victim .. ':c', 1)
 end
 local now = now_unix_ms()
 epoch = math.max(epoch + 1, now)

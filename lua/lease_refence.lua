@@ -27,6 +27,7 @@
 --          full
 -- @include _clock
 -- @include _fence
+-- @include _numbers
 -- @include _lists
 -- @include _places
 
@@ -36,8 +37,11 @@ local group, charged, context = ARGV[4], ARGV[5], ARGV[6]
 local done = slice(ARGV, 7, #ARGV)
 
 local held = redis.call('HMGET', fence, 'token', 'epoch')
-local epoch = tonumber(held[2] or 0)
-local crashes = tonumber(redis.call('HGET', attempts, charged .. ':c') or 0)
+local epoch = whole(held[2])
+if not epoch then
+  return bad_value(fence, 'epoch', 'a whole number')
+end
+local crashes = whole(redis.call('HGET', attempts, charged .. ':c')) or 0
 if held[1] == new then
   return {'OK', text(epoch), crashes}
 end
@@ -60,7 +64,7 @@ local blamed = source and pending(source, group, charged_id)
 -- HDEL first: accepted when memory is full, and so is every write behind it.
 redis.call('HDEL', fence, 'mark', 'session')
 if blamed then
-  crashes = redis.call('HINCRBY', attempts, charged .. ':c', 1)
+  crashes = count_on(attempts, charged .. ':c', 1)
   redis.call('HSET', attempts, charged .. ':last', context)
 end
 local now = now_unix_ms()

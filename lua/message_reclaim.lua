@@ -33,6 +33,7 @@
 -- @include _bytes
 -- @include _fence
 -- @include _groups
+-- @include _ids
 -- @include _lists
 -- @include _places
 
@@ -82,8 +83,9 @@ local function walk(name, behind)
   local rows, asked
   repeat
     asked = math.min(128, LOOKED_MAX - looked)
-    if asked <= 0 then
-      return {name, behind}
+    -- Behind the last id of all there is nothing, and the server refuses the question.
+    if asked <= 0 or behind == LAST_ID then
+      return behind ~= LAST_ID and {name, behind} or nil
     end
     rows = redis.call('XPENDING', source, group, '(' .. behind, '+', asked, name)
     for _, row in ipairs(rows) do

@@ -21,7 +21,8 @@
 -- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream
 --                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
 --                  retry stream; an entry = id, fields or nil, crashes, failures, crash context,
---                  ms until its next run in place is due [7] 1 = there may be more in the
+--                  ms until its next run in place is due (of the numbers: -1 = what stands
+--                  there is none) [7] 1 = there may be more in the
 --                  partition stream [8] the same in the retry stream
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
@@ -31,6 +32,9 @@
 -- @include _bytes
 -- @include _fence
 -- @include _groups
+-- @include _ids
+-- @include _after
+-- @include _numbers
 
 local fence, stream, retry, attempts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, session, group, open = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -49,9 +53,8 @@ local counted = redis.call('HLEN', attempts) > 0
 local now = now_unix_ms()
 
 local function page(source, letter, after)
-  local from = after == '' and '-' or '(' .. after
   local entries, size = {}, 0
-  local rows = redis.call('XPENDING', source, group, from, '+', count, 'w')
+  local rows = pending_after(source, group, after == '' and '0-0' or after, count, 'w')
   for _, row in ipairs(rows) do
     if size >= BYTES_MAX then
       break
@@ -66,9 +69,9 @@ local function page(source, letter, after)
     end
     local fields = found[1] and found[1][2] or false
     size = size + size_of(fields or {})
-    local crashes, failures = tonumber(kept[1] or 0), tonumber(kept[2] or 0)
-    local wait = math.max(0, tonumber(kept[4] or 0) - now)
-    entries[#entries + 1] = {id, fields, crashes, failures, kept[3] or '', wait}
+    local crashes, failures, due = whole(kept[1]), whole(kept[2]), whole(kept[4])
+    local wait = due and math.max(0, due - now) or -1
+    entries[#entries + 1] = {id, fields, crashes or -1, failures or -1, kept[3] or '', wait}
   end
   return entries, (#rows == count or #entries < #rows) and 1 or 0
 end

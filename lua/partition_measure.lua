@@ -16,6 +16,7 @@
 -- Repeat   safe: reads only
 -- @include _clock
 -- @include _groups
+-- @include _numbers
 
 local stream, dlq, scheduled, trim = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
@@ -26,7 +27,7 @@ if redis.call('EXISTS', stream) == 1 then
   last = info['last-generated-id']
   first = info['first-entry'] and info['first-entry'][1] or ''
   -- Before 7.0 the server does not count: what is there, and what trimming says it removed.
-  added = text(info['entries-added'] or length + (redis.call('HGET', trim, 'removed') or 0))
+  added = text(info['entries-added'] or length + (whole(redis.call('HGET', trim, 'removed')) or 0))
 end
 local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
 return {

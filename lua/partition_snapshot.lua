@@ -20,6 +20,8 @@
 -- Repeat   safe: reads only
 -- @include _groups
 -- @include _bytes
+-- @include _ids
+-- @include _after
 -- @include _count
 
 local stream, retry, delayed, dlq, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

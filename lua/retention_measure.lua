@@ -16,6 +16,7 @@
 -- Repeat   safe: reads only
 -- @include _groups
 -- @include _ids
+-- @include _numbers
 -- @include _floors
 
 local stream, trim = KEYS[1], KEYS[2]
@@ -46,7 +47,7 @@ for at, group in ipairs(groups_of(stream)) do
   )
   local name, pending = group['name'], group['pending']
   local needs = first_from(floor_of(stream, group))
-  groups[at] = {name, pending, needs, unread, idle, tonumber(lost[1] or 0), tonumber(lost[2] or 0)}
+  groups[at] = {name, pending, needs, unread, idle, whole(lost[1]) or 0, whole(lost[2]) or 0}
 end
 return {
   'OK',

@@ -30,10 +30,15 @@ local function described(packed)
   if not readable or type(fields) ~= 'table' or #fields % 2 == 1 then
     return -1, {}
   end
+  for _, part in ipairs(fields) do
+    if type(part) ~= 'string' and type(part) ~= 'number' then
+      return -1, {}
+    end
+  end
   local size, told = -1, {}
   for at = 1, #fields, 2 do
     if fields[at] == 'payload' then
-      size = #fields[at + 1]
+      size = string.len(fields[at + 1])
     elseif fields[at] ~= 'headers' then
       told[#told + 1] = fields[at]
       told[#told + 1] = fields[at + 1]

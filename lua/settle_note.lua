@@ -21,6 +21,7 @@
 -- Repeat   safe: writes the same counts, or none
 -- @include _clock
 -- @include _fence
+-- @include _numbers
 -- @include _lists
 -- @include _places
 
@@ -43,7 +44,7 @@ for at = 1, #notes, 3 do
   end
   if pending(source, group, id) then
     there = there + 1
-    local noted = tonumber(redis.call('HGET', attempts, place .. ':f') or 0)
+    local noted = whole(redis.call('HGET', attempts, place .. ':f')) or 0
     if failures > noted then
       higher[#higher + 1] = place .. ':f'
       higher[#higher + 1] = notes[at + 1]

@@ -21,6 +21,7 @@
 -- Cost     O(r x size of a body), r = rows
 -- Repeat   safe: the second writes nothing and answers OK
 -- @include _lists
+-- @include _numbers
 
 local stream, marker = KEYS[1], KEYS[2]
 local writer, batch, first = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -30,6 +31,9 @@ local done, digest = 0, ''
 local found = redis.call('HGET', marker, writer)
 if found then
   local at_batch, at_rows, at_digest = string.match(found, '^(%d+):(%d+):(%w*)$')
+  if not at_batch then
+    return bad_value(marker, writer, 'a batch, a number of rows and their digest')
+  end
   if tonumber(at_batch) > tonumber(batch) then
     return {'PAST', at_batch}
   end

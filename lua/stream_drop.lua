@@ -23,9 +23,11 @@
 --          nothing is beyond the limits
 -- Repeat   safe: removes the next ones beyond the limits. Works when memory is full
 -- @include _bytes
--- @include _count
 -- @include _groups
 -- @include _ids
+-- @include _after
+-- @include _count
+-- @include _numbers
 -- @include _nodes
 -- @include _lists
 -- @include _floors
@@ -103,7 +105,7 @@ for at, group in ipairs(groups) do
   local lost = math.max(0, removed - unread[at][1] - unread[at][2])
   dropped[2 * at - 1], dropped[2 * at] = group['name'], lost
   if lost > 0 then
-    redis.call('HINCRBY', trim, 'dropped_unread:' .. group['name'], lost)
+    count_on(trim, 'dropped_unread:' .. group['name'], lost)
   end
 end
 if removed > 0 then

@@ -15,6 +15,8 @@
 -- Cost     O(count x log n) + 512 KiB of bodies at most and four more, n = entries
 -- Repeat   safe: reads only
 -- @include _bytes
+-- @include _ids
+-- @include _after
 -- @include _count
 
 local stream = KEYS[1]

@@ -33,6 +33,7 @@
 -- @include _bytes
 -- @include _groups
 -- @include _ids
+-- @include _numbers
 -- @include _nodes
 -- @include _lists
 -- @include _floors
@@ -59,6 +60,9 @@ local last = info['last-generated-id']
 local record = {}
 local floor, holder = lowest_floor(stream, groups, record)
 local archived = recorded and redis.call('HGET', trim, 'archived')
+if archive == '1' and archived and not is_id(archived) then
+  return bad_value(trim, 'archived', 'the id of an entry')
+end
 if archive == '1' and (not floor or older(archive_floor(archived), floor)) then
   floor, holder = archive_floor(archived), '@archive'
 end
@@ -67,10 +71,12 @@ floor, holder = floor or successor(last), holder or ''
 local keep = keep_from == '' and successor(last) or keep_from
 if shrink_ms >= 0 then
   local known = redis.call('HMGET', trim, 'shrunk', 'shrink_from', 'shrink_next')
-  local now, from = now_unix_ms(), known[2]
-  local since = known[1] and now - tonumber(known[1])
+  -- What cannot be read of it begins anew, which keeps entries for longer.
+  local now, from = now_unix_ms(), is_id(known[2]) and known[2] or '0-0'
+  local shrunk = known[1] and whole(known[1])
+  local since = shrunk and now - shrunk
   if not since or since < 0 or since >= shrink_ms then
-    from = known[3] or '0-0'
+    from = is_id(known[3]) and known[3] or '0-0'
     record['shrunk'], record['shrink_from'] = text(now), from
     record['shrink_next'] = successor(last)
   end

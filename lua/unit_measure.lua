@@ -18,6 +18,8 @@
 -- Repeat   safe: reads only
 -- @include _clock
 -- @include _groups
+-- @include _ids
+-- @include _after
 
 local stream, retry, delayed = KEYS[1], KEYS[2], KEYS[3]
 local group = ARGV[1]
@@ -33,7 +35,7 @@ local function backlog(source, at)
   end
   local length = redis.call('XLEN', source)
   local pending = redis.call('XPENDING', source, group)
-  local oldest = redis.call('XRANGE', source, '(' .. at['last-delivered-id'], '+', 'COUNT', 1)[1]
+  local oldest = entries_after(source, at['last-delivered-id'], '+', 1)[1]
   local unread = 0
   if oldest then
     local first = redis.call('XRANGE', source, '-', '+', 'COUNT', 1)[1]

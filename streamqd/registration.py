@@ -6,10 +6,13 @@ Done before work begins, after a reload, and when the server turns out to have b
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from streamqd import logs
 from streamqd.config import Consumer, Settings, Topic
-from streamqd.errors import ConfigError, RedisRefused
+from streamqd.errors import BadValue, ConfigError, RedisRefused
 from streamqd.model import Unit
 from streamqd.scoreboard import SLOT_COUNT
 from streamqd.store import messages, topics
@@ -17,16 +20,26 @@ from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
+# Refusals of one key: what it is for is set aside. All others mean the whole server.
+OF_A_KEY = frozenset({"BADVALUE", "ERR", "WRONGTYPE"})
+
 
 def ensure_topics(
-    link: Link, settings: Settings, *, emptied: bool = False, restored: list[Unit] | None = None
+    link: Link,
+    settings: Settings,
+    known: Mapping[str, int] = MappingProxyType({}),
+    *,
+    emptied: bool = False,
+    restored: list[Unit] | None = None,
 ) -> dict[str, int]:
     """Register topics and create missing groups. Returns the partition counts.
 
     Repeating it changes nothing. A group that was never seen begins where its consumer says; one
     that was seen before and is gone begins at what is still there, and so do all groups when the
     server was `emptied` while they were consumed: what was sent since is not to be skipped.
-    Those that were made although they were expected to be there are added to `restored`.
+    Those that were made although they were expected to be there are added to `restored`. A topic
+    that is gone gets as many partitions as it had, by `known` or by the set of its streams. One
+    that cannot be read is logged and is not among those returned; nor is a group's partition.
     Raises ConfigError when the configuration names fewer partitions than are registered.
     """
     keys = Keys(settings.keys.control, settings.keys.streams)
@@ -34,7 +47,15 @@ def ensure_topics(
     problems: list[str] = []
     for topic in sorted({consumer.topic for consumer in settings.consumers}):
         declared = settings.topics.get(topic)
-        if _unknown(link, keys, settings, topic):
+        try:
+            count = _created(link, keys, settings, topic, known.get(topic, 0))
+        except BadValue as error:
+            logs.bad_value(error, topic=topic)
+            continue
+        except RedisRefused as error:
+            _set_aside(error, topic=topic)
+            continue
+        if count is None:
             problems.append(
                 f"consumers: the dead letters of {topic} are read, but there is no such topic yet;"
                 f" correct the name, write [topics.{topic}] with its partitions, or start its"
@@ -42,7 +63,7 @@ def ensure_topics(
             )
             continue
         wanted = _wanted(declared)
-        counts[topic] = count = topics.create(link, keys, topic, declared or Topic())
+        counts[topic] = count
         if wanted is None or wanted == count:
             continue
         if wanted < count:
@@ -66,10 +87,37 @@ def ensure_topics(
     if problems:
         raise ConfigError(problems)
     for consumer in settings.consumers:
+        if consumer.topic not in counts:
+            continue
         found = _ensure_group(link, keys, consumer, counts[consumer.topic], emptied=emptied)
         if restored is not None:
             restored += found
     return counts
+
+
+def _created(link: Link, keys: Keys, settings: Settings, topic: str, known: int) -> int | None:
+    """Create a topic unless it exists; return how many partitions it has. Raises BadValue.
+
+    `known` is how many it had, 0 when nobody knows. None: it is not for us to create.
+    """
+    if not known and _unknown(link, keys, settings, topic):
+        return None
+    wanted = settings.topics.get(topic) or Topic()
+    lost = known > 0 and topics.partition_count(link, keys, topic) is None
+    if lost:
+        # Others may know more of them than we do: a topic may have grown since.
+        wanted = replace(wanted, partitions=max(known, topics.listed(link, keys, topic)))
+    count = topics.create(link, keys, topic, wanted)
+    if lost:
+        logs.event("topic.restored", logging.WARNING, topic=topic, partitions=count)
+    return count
+
+
+def _set_aside(error: RedisRefused, topic: str | None = None, unit: Unit | None = None) -> None:
+    """Log what the refusal of one key puts off. Raises all others, which are of the server."""
+    if error.code not in OF_A_KEY:
+        raise error
+    logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic, unit=unit)
 
 
 def _wanted(declared: Topic | None) -> int | None:
@@ -109,15 +157,17 @@ def _ensure_group(
     start = "$" if consumer.start == "latest" and new else "0"
     units = [Unit(consumer.topic, number, consumer.unit_group) for number in range(count)]
     restored: list[Unit] = []
+    whole = True
     for first in range(0, count, 256):
         batch = units[first : first + 256]
         replies = link.run_many([messages.ensure_group(keys, unit, start) for unit in batch])
         for unit, reply in zip(batch, replies, strict=True):
             if isinstance(reply, RedisRefused):
-                raise reply
-            if not new and tell_restored(unit, reply):
+                _set_aside(reply, unit=unit)
+                whole = False
+            elif not new and tell_restored(unit, reply):
                 restored.append(unit)
-    if not seen_before:
+    if whole and not seen_before:
         # Only after every partition has the group: a crash in between repeats the same start.
         link.execute("HSETNX", meta, field, count)
     return restored

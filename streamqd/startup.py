@@ -12,9 +12,10 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from streamqd import cgroups, config, embedded, handlers, logs
@@ -147,24 +148,31 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
     return Renewal(found.declared, problems, partitions, found.sources, len(restored))
 
 
-def restore(settings: Settings) -> tuple[str, int]:
+def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dict[str, int]]:
     """Register again what an emptied server has lost. Run it in an errand.
 
-    Returns what is wrong, '' for nothing, and how many groups had to be made again.
+    `known` is how many partitions topics had. Returns what is wrong, '' for nothing, how many
+    groups had to be made again, and how many partitions all topics have.
     """
-    problem, restored = "", list[Unit]()
+    problem, restored, partitions = "", list[Unit](), dict[str, int]()
     try:
-        register(settings, restored, emptied=True)
+        partitions = register(settings, restored, known, emptied=True)
     except (ConfigError, RedisUnavailable, RedisRefused) as error:
         problem = str(error)
-    return problem, len(restored)
+    return problem, len(restored), partitions
 
 
-def register(settings: Settings, restored: list[Unit], *, emptied: bool = False) -> dict[str, int]:
+def register(
+    settings: Settings,
+    restored: list[Unit],
+    known: Mapping[str, int] = MappingProxyType({}),
+    *,
+    emptied: bool = False,
+) -> dict[str, int]:
     """Register topics and groups over a connection of its own; as `ensure_topics`."""
     link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
-        return ensure_topics(link, settings, emptied=emptied, restored=restored)
+        return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
     finally:
         link.close()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from streamqd import logs
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.batch import Turns
@@ -78,7 +78,8 @@ class Housekeeper:
         )
         self.summary = Summary(self.view, settings, supervisor_pid())
         self._away = logs.Episode("redis.lost", "redis.back")
-        self._figures = Turns(lambda: measuring(self._link, self.view, self._keys))
+        bad = logs.bad_values()
+        self._figures = Turns(lambda: measuring(self._link, self.view, self._keys, bad))
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -200,7 +201,7 @@ class Housekeeper:
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.view.count("failures", (self.view.instance, task.name))
-        known = isinstance(error, RedisRefused)
+        known = isinstance(error, RedisRefused | BadValue)
         task.trouble.failed(
             logging.WARNING if known else logging.ERROR,
             exc=None if known else error,

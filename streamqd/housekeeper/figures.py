@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, read_all
+from streamqd.logs import Once
 from streamqd.metrics.view import View
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
@@ -31,7 +32,7 @@ def measure(link: Link, view: View, keys: Keys) -> None:
         pass
 
 
-def measuring(link: Link, view: View, keys: Keys) -> Steps:
+def measuring(link: Link, view: View, keys: Keys, bad: Once | None = None) -> Steps:
     """`measure`, a write at a step. What is measured is as old as its beginning."""
     began = now_ns()
     units = [unit for _, unit in view.owned()]
@@ -40,10 +41,12 @@ def measuring(link: Link, view: View, keys: Keys) -> Steps:
     calls = [statistics.measure_partition(keys, *place) for place in places]
     replies = yield from read_all(link, calls)
     partitions = {
-        place: statistics.partition_figures(reply)
+        place: statistics.partition_figures(reply, keys.trim(*place))
         for place, reply in zip(places, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
+    if bad is not None:
+        bad.values(each.bad for each in partitions.values() if each.bad is not None)
     calls = [statistics.measure_unit(keys, unit) for unit in units]
     replies = yield from read_all(link, calls)
     figures = {

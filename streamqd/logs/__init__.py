@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from streamqd.errors import BadValue
 from streamqd.logs.events import EVENTS
 from streamqd.logs.lines import JsonFormatter, Line, TextFormatter, flatten, process
+from streamqd.logs.once import Once, told
 from streamqd.logs.sink import Sink
 
 __all__ = [
@@ -26,7 +28,10 @@ __all__ = [
     "Episode",
     "Handled",
     "Limit",
+    "Once",
     "assume",
+    "bad_value",
+    "bad_values",
     "close",
     "current",
     "dropped",
@@ -60,6 +65,16 @@ def event(
     """
     assert name in EVENTS, f"the log event {name!r} is not registered in streamqd.logs.EVENTS"
     _log(name, level, fields, exc)
+
+
+def bad_value(error: BadValue, **where: object) -> None:
+    """Log a value of Redis that is not what belongs there, by key and field."""
+    _log("redis.bad_value", logging.WARNING, {**told(error), **where})
+
+
+def bad_values() -> Once:
+    """Return what logs the bad values of each look, once each until it changes."""
+    return Once(event, "redis.bad_value")
 
 
 class Episode:

@@ -49,6 +49,8 @@ EVENTS: dict[str, str] = {
     "reclaim": "Entries that a foreign consumer left pending were taken over.",
     "reclaim.requested": "Entries read by a foreign consumer lie idle; the worker will claim them.",
     "redis.back": "Redis answers again.",
+    "redis.bad_value": "Somebody has written a value into Redis that does not belong there. What it"
+    " is for is set aside and looked at again; all else goes on. `streamqd doctor` has the cure.",
     "redis.lost": "Redis does not answer; it is tried again until it does.",
     "redis.refused": "Redis refused a command of the supervisor; it is tried again.",
     "reload.begun": "A reload was asked for; the new configuration and code are being checked.",
@@ -74,6 +76,8 @@ EVENTS: dict[str, str] = {
     "steer.undrain": "An instance may own partitions again.",
     "steer.unmove": "A partition may be anywhere again.",
     "tls.expiring": "A certificate on the way to Redis ends within three weeks, or has ended.",
+    "topic.lost": "A topic has no entry in Redis any more; it gets one again.",
+    "topic.restored": "A topic was written to Redis again, with the partitions that it had.",
     "topics.refused": "Topics and groups cannot be registered again; it is tried every 2 s.",
     "topics.restored": "Topics and groups are registered again.",
     "trim.refused": "A stream is not trimmed: an expected group is missing on it.",

@@ -54,11 +54,15 @@ def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
 
 
 class Beat(NamedTuple):
-    """One member as it last described itself. `info` is empty when it cannot be read."""
+    """One member as it last described itself. `info` is empty when it cannot be read.
+
+    `bad` says what of it cannot be read, if anything.
+    """
 
     instance: str
     beat_unix_ms: int
     info: dict[str, Any]
+    bad: BadValue | None = None
 
 
 class Present(NamedTuple):
@@ -88,7 +92,9 @@ def seen_of(beat: Beat) -> Seen:
 
 def described(beat: Beat, key: str = INFO) -> Seen:
     """Read a member's record. Raises BadValue, of the hash `key`: the first that cannot be read."""
-    name, beat_unix_ms, raw = beat
+    name, beat_unix_ms, raw, bad = beat
+    if bad is not None:
+        raise BadValue(key, bad.field, bad.found, bad.wanted)
 
     def whole(field: str, low: int, high: int = untrusted.INTEGER_MAX) -> int | None:
         value = raw.get(field)
@@ -133,15 +139,16 @@ def twin(reply: Reply) -> Beat:
 
 
 def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Beat:
+    name, bad = untrusted.label(instance), None
     try:
-        info = untrusted.json_object(described, INFO)
-    except BadValue:
-        info = {}
+        info = untrusted.json_object(described or None, INFO, name, default={})
+    except BadValue as error:
+        info, bad = {}, error
     try:
-        beat = untrusted.integer(beat_unix_ms, INFO)
-    except BadValue:
-        beat = 0  # a score that nobody of us has written counts as a beat of long ago
-    return Beat(untrusted.label(instance), beat, info)
+        beat = untrusted.integer(beat_unix_ms, INFO, f"{name}, last beat")
+    except BadValue as error:
+        beat, bad = 0, error  # a score that is none of ours counts as a beat of long ago
+    return Beat(name, beat, info, bad)
 
 
 def _keys(keys: Keys, fleet: str) -> dict[str, str]:

@@ -111,6 +111,31 @@ def partition_count(link: Link, keys: Keys, name: str) -> int | None:
     return None if raw is None else count_of(name, raw, keys.meta(name))
 
 
+def presence(keys: Keys, name: str) -> tuple[Any, ...]:
+    """Build the command whose reply `present` takes."""
+    return ("HMGET", keys.meta(name), "partitionCount", "deleting")
+
+
+def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
+    """Return the number of partitions, 0 while the topic is being deleted, None when it is gone.
+
+    Raises BadValue.
+    """
+    count, deleting = reply
+    if count is not None:
+        return count_of(name, count, keys.meta(name))
+    return None if deleting is None else 0
+
+
+def listed(link: Link, keys: Keys, name: str) -> int:
+    """Return how many partitions the set of their streams names, from the first without a gap."""
+    streams = set(link.execute("SMEMBERS", keys.partitions(name)))
+    count = 0
+    while count < PARTITIONS_MAX and keys.stream(name, count).encode() in streams:
+        count += 1
+    return count
+
+
 def meta(link: Link, keys: Keys, name: str) -> TopicMeta | None:
     """Return what is registered of a topic, None when there is no such topic. Raises BadValue."""
     return _meta(keys, name, link.execute("HMGET", keys.meta(name), *_META))

@@ -12,17 +12,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from random import random
 from typing import Any
 
 from streamqd import logs, registration, startup
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.policy import beats
-from streamqd.policy.rebalance import View
+from streamqd.policy.rebalance import Seen, View
 from streamqd.policy.twin import Twin
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import control, leases, members, messages
@@ -32,6 +32,7 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.fleetview import FleetView
 from streamqd.supervisor.holding import Holding, Phase
 from streamqd.supervisor.looks import Looks
+from streamqd.supervisor.metas import Metas
 from streamqd.supervisor.names import Names
 from streamqd.supervisor.pauses import Pauses
 from streamqd.supervisor.rounds import Rounds
@@ -73,6 +74,9 @@ class Exchange:
         self.view = FleetView()
         self.twin = Twin(self.ttl, self.interval)
         self._looks = Looks(self.keys)
+        self._metas = Metas(self.keys)
+        self._bad_fences, self._bad_members = logs.bad_values(), logs.bad_values()
+        self._strange: list[BadValue] = []  # of the members of this beat
         self._rounds = Rounds(self.interval)
         self._asked = False  # calls have had the last turn
         self.leaving = False
@@ -161,7 +165,10 @@ class Exchange:
                 silent[node] = reply
             else:
                 answered.add(node)
-                answer(reply)
+                try:
+                    answer(reply)
+                except BadValue as bad:
+                    logs.bad_value(bad)
         if answered == {_ALL}:
             raise next(iter(silent.values()))
         for node in answered:
@@ -234,9 +241,9 @@ class Exchange:
     def _refused(self, holding: Holding, what: str, error: RedisRefused) -> None:
         if holding.refusal != error.code:
             holding.refusal = error.code
-            logs.event(
-                "redis.refused", logging.ERROR, unit=holding.unit, what=what, error=str(error)
-            )
+            bad = error.code == "BADVALUE"
+            name, level = ("redis.bad_value", logging.WARNING) if bad else _REFUSED
+            logs.event(name, level, unit=holding.unit, what=what, error=str(error))
 
     def _on_group(self, holding: Holding, reply: Reply | RedisRefused) -> None:
         if isinstance(reply, RedisRefused):
@@ -313,7 +320,7 @@ class Exchange:
             logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
             return
         if reply.word == "TWIN":
-            _, beaten, other = members.twin(reply)
+            _, beaten, other, _ = members.twin(reply)
             # Whoever beat with the lock that we hold now is dead, and so are all its processes.
             if self.twin.heard(beaten, now) or other.get("lock") == self.lock_id:
                 self._dead_nonce = str(other.get("nonce", ""))
@@ -321,11 +328,20 @@ class Exchange:
         self.twin.gone()
         present = members.Present.parse(reply)
         self.view.server_unix_ms = present.now_unix_ms
-        self.view.seen = [members.seen_of(member) for member in present.members]
+        self.view.seen = [self._seen(member) for member in present.members]
+        self._bad_members.values(self._strange)
+        self._strange = []
         if present.orders != self._orders:
             self._orders = present.orders
             self.view.control = control.read(present.orders)
         self.views_due = True
+
+    def _seen(self, member: members.Beat) -> Seen:
+        try:
+            return members.described(member, self.keys.info(self.settings.daemon.fleet))
+        except BadValue as error:
+            self._strange.append(error)
+            return members.seen_of(member)
 
     def _bury(self) -> None:
         """Take a killed predecessor out of the fleet instead of waiting until its beat is old."""
@@ -350,9 +366,17 @@ class Exchange:
                 found.ttl is not None and not ghost,
                 found.ttl or 0.0,
             )
+        self._bad_fences.values(self._looks.bad)
         self.view.views, self.view.tokens = views, tokens
         self.view.fresh = True
         self.views_due = False
+        self._look_at_topics({unit.topic for unit in holdings})
+
+    def _look_at_topics(self, served: Collection[str]) -> None:
+        """See whether all topics are registered, and whether one is that was not before."""
+        names = sorted({consumer.topic for consumer in self.settings.consumers})
+        if self._metas.look(names, served, self.link.pipeline_each):
+            self.suspects_empty = True
 
     def _ask_of(self, units: Sequence[Unit], commands: list[tuple[Any, ...]]) -> list[Any]:
         """Run equally many commands for each unit; nodes that do not answer rest from now on."""
@@ -389,6 +413,7 @@ class Exchange:
         self.wakes.link.close()
 
 
+_REFUSED = "redis.refused", logging.ERROR
 # Replies of a server that will answer later: nothing was done, and it is not our mistake.
 _NOT_NOW = frozenset(
     {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"}

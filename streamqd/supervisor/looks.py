@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from streamqd.errors import RedisUnavailable, StreamqdError
+from streamqd.errors import BadValue, RedisUnavailable, StreamqdError
 from streamqd.model import Unit
 from streamqd.store import leases
 from streamqd.store.keys import Keys
@@ -30,9 +30,12 @@ class Looks:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._held: dict[Unit, LeaseView] = {}
+        self.bad: list[BadValue] = []  # of the last look: the units are missing in what it returned
 
     def take(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
-        """Return what is to be seen of the units; those of a node that is silent are missing.
+        """Return what is to be seen of the units.
+
+        Those of a node that is silent are missing, and those whose fence cannot be read.
 
         `live` are the owners that are known to live: of a unit that one of them holds as before the
         `ttl` is that of an earlier look. Raises what `ask` raises.
@@ -47,11 +50,15 @@ class Looks:
                 silent.add(unit)
             elif token == held[unit].token.encode():
                 found[unit] = held[unit]
+        self.bad = []
         rest = [unit for unit in units if unit not in found and unit not in silent]
         replies = ask(rest, [each for unit in rest for each in leases.view(self._keys, unit)])
         for unit, fence, ttl in zip(rest, replies[::2], replies[1::2], strict=True):
             if not (isinstance(fence, StreamqdError) or isinstance(ttl, StreamqdError)):
-                found[unit] = LeaseView.parse(fence, ttl)
+                try:
+                    found[unit] = LeaseView.parse(fence, ttl, self._keys.fence(*unit))
+                except BadValue as error:
+                    self.bad.append(error)
         self._held = {
             unit: view for unit, view in found.items() if view.token and view.ttl is not None
         }

@@ -1,10 +1,11 @@
-"""After a fence was gone: register topics and groups again, for Redis may have been emptied.
+"""After a fence or a topic was gone: register topics and groups again, with their partitions.
 
 Done in an errand, because it takes an exchange for each topic and group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamqd import logs, startup
@@ -33,14 +34,19 @@ class Restore:
         """Process id of the errand under way."""
         return {self._errand.pid} if self._errand is not None else set()
 
-    def tick(self, now: float, settings: Settings) -> None:
-        """Begin when it is wanted, collect what became of it. Never blocks."""
+    def tick(self, now: float, settings: Settings, known: Mapping[str, int]) -> dict[str, int]:
+        """Begin when it is wanted, collect what became of it. Never blocks.
+
+        `known` are the topics of which this instance knows how many partitions they have. Returns
+        the partition counts that were found, of all topics, once in a while; mostly nothing.
+        """
+        partitions: dict[str, int] = {}
         if self._errand is not None:
             found = self._errand.poll()
             if found is None:
-                return
+                return {}
             self._errand = None
-            problem, restored = found.result or ("", 0)
+            problem, restored, partitions = found.result or ("", 0, {})
             trouble = found.trouble or problem
             self.exchange.board.add("groups_restored", restored)
             if trouble:
@@ -52,7 +58,7 @@ class Restore:
         if self.exchange.suspects_empty and self.exchange.ok and now >= self._next_at:
             try:
                 self._errand = Errand(
-                    lambda: startup.restore(settings),
+                    lambda: startup.restore(settings, known),
                     title="streamqd: restore",
                     timeout=settings.daemon.boot_timeout,
                     forget=self.crew.forget,
@@ -60,3 +66,4 @@ class Restore:
             except OSError as error:
                 self._next_at = now + RETRY_SECONDS
                 self._refusals.failed(error=str(error))
+        return partitions

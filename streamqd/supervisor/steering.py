@@ -7,7 +7,6 @@ that an instance finds when it starts are of the past.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from streamqd import logs
@@ -27,7 +26,7 @@ class Steering:
         self._me = supervisor.settings.daemon.instance
         self._read = False
         self.control = Control()
-        self._warned: set[tuple[str, str]] = set()
+        self._strange = logs.Once(logs.event, "steer.ignored")
         self._reloaded = 0  # time of the last order to reload that is done with
         self._reloading = 0  # of the one under way, 0 = none
 
@@ -57,10 +56,9 @@ class Steering:
 
     def _changed(self, before: Control) -> None:
         control = self.control
-        for name, why in control.strange.items():
-            if (name, why) not in self._warned:
-                self._warned.add((name, why))
-                logs.event("steer.ignored", logging.WARNING, order=name[:200], problem=why)
+        self._strange.look(
+            {name: {"order": name[:200], "problem": why} for name, why in control.strange.items()}
+        )
         _tell("steer.pause", "steer.resume", before.pauses, control.pauses)
         _tell("steer.move", "steer.unmove", before.moves, control.moves)
         _tell("steer.drain", "steer.undrain", before.drains, control.drains)

@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import random
 
 from streamqd import inheritance, logs, process, startup
@@ -68,6 +68,7 @@ class Supervisor:
         self.kernel_kills = Kills()
         self.holdings: dict[Unit, Holding] = {}
         self.unwanted: set[Unit] = set()  # known units that a reload took out
+        self.partitions = dict(partitions)  # of each topic; of one that cannot be read, not yet
         self._offer(settings, partitions)
         self.moves = Moves(self)
         self.steering = Steering(self)
@@ -130,7 +131,7 @@ class Supervisor:
         self.crew.keep_housekeeper(now)
         self._keep_embedded(now)
         self.exchange.tick(now, self.holdings, self.wanted_units())
-        self.restore.tick(now, self.settings)
+        self._take_up(self.restore.tick(now, self.settings, self.partitions))
         self._judge_twin()
         self.steering.tick()
         self.moves.tick(now)
@@ -178,7 +179,9 @@ class Supervisor:
 
     def _offer(self, settings: Settings, partitions: dict[str, int]) -> None:
         """Make a holding of every unit of every consumer; a known one keeps its state."""
-        wanted = _units_of(settings, partitions)
+        # A topic that cannot be read just now has the partitions that it had.
+        self.partitions |= partitions
+        wanted = _units_of(settings, self.partitions)
         for unit, consumer in wanted.items():
             holding = self.holdings.get(unit)
             if holding is None:
@@ -194,6 +197,13 @@ class Supervisor:
         self.succession.renew()
         self._offer(settings, partitions)
         self.exchange.beat_soon()
+
+    def _take_up(self, partitions: Mapping[str, int]) -> None:
+        """Offer the topics that could not be read before."""
+        new = {name: count for name, count in partitions.items() if name not in self.partitions}
+        if new and self.fits(self.settings, new):
+            self._offer(self.settings, new)
+            self.exchange.beat_soon()
 
     def fits(self, settings: Settings, partitions: dict[str, int]) -> bool:
         """Whether the scoreboard has room for all units of a new configuration."""
@@ -387,5 +397,5 @@ def _units_of(settings: Settings, partitions: dict[str, int]) -> dict[Unit, Cons
     return {
         Unit(consumer.topic, partition, consumer.unit_group): consumer
         for consumer in settings.consumers
-        for partition in range(partitions[consumer.topic])
+        for partition in range(partitions.get(consumer.topic, 0))
     }

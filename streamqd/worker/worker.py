@@ -81,6 +81,7 @@ class Worker:
             consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
         )
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
+        self._bad = logs.bad_values()
         self.reconnect_wait = 0.0  # 0 = the last round was completed
         self.last_main = b"0-0"
         self.last_retry = b"0-0"
@@ -186,7 +187,9 @@ class Worker:
                 after_retry=after[True],
                 count=count,
             )
-            page = messages.Recovered.parse(self._run_script(call))
+            page = messages.Recovered.parse(self._run_script(call), self.keys.attempts(*self.unit))
+            if page.bad:
+                self._bad.values(page.bad)
             opened = True
             self.last_main, self.last_retry = page.last_main, page.last_retry
             held, over = in_order(page)

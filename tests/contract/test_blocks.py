@@ -34,7 +34,7 @@ def text(entry_id: tuple[int, int]) -> str:
 @pytest.mark.parametrize("entry_id", ids(), ids=text)
 def test_successor_and_predecessor(desk: Desk, entry_id: tuple[int, int]) -> None:
     ms, seq = entry_id
-    after = (ms, seq + 1) if seq < LAST else (ms + 1, 0)
+    after = (ms, seq + 1) if seq < LAST else (ms + 1, 0) if ms < LAST else (ms, seq)
     before = (ms, seq - 1) if seq else (ms - 1, LAST) if ms else (0, 0)
     code = "return {successor(ARGV[1]), predecessor(ARGV[1])}"
     found = evaluate(desk, "_ids", code, text(entry_id))
@@ -53,6 +53,40 @@ def test_order(desk: Desk) -> None:
     pairs = [(a, b) for a in drawn[::3] for b in drawn[::4]]
     found = evaluate(desk, "_ids", code, *(text(part) for pair in pairs for part in pair))
     assert found == [int(a < b) for a, b in pairs]
+
+
+def test_what_is_an_id(desk: Desk) -> None:
+    """S6: a record may hold anything where an id belongs."""
+    code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = is_id(raw) and 1 or 0 end"
+    good = ["0-0", "1-5", f"{LAST}-{LAST}"]
+    bad = ["", "5", "junk", "1-", "-1", "1-5-", f"{LAST + 1}-0", f"0-{LAST + 1}", "1 - 5", "0x1-1"]
+    assert evaluate(desk, "_ids", code + " return found", *good, *bad) == [1] * 3 + [0] * 10
+
+
+def test_whole_numbers(desk: Desk) -> None:
+    """S6: Lua's own conversion takes hex and infinity, and answers nothing for the rest."""
+    code = "local found = {} for at, raw in ipairs(ARGV) do found[at] = whole(raw) or 'none' end"
+    good = [0, 7, 2**53 - 1]
+    bad = ["", "abc", "-1", "1e308", "inf", "nan", "0x10", " 7", "7.5", 2**53, "9" * 26]
+    found = evaluate(desk, "_numbers", code + " return found", *good, *bad)
+    assert found == [*good, *[b"none"] * len(bad)]
+    assert evaluate(desk, "_numbers", "return {whole(false), whole(nil)}") == [0, 0]
+
+
+def test_a_counter_that_is_none_begins_anew(desk: Desk) -> None:
+    """S6: it is counted after the effects, when nothing can be refused any more."""
+    source = (LUA / "_numbers.lua").read_text("utf-8") + "\nreturn count_on(KEYS[1], 'f', 2)"
+    for before, after in (("5", 7), ("abc", 2), ("9" * 26, 2), (2**63 - 1, 2)):
+        desk.do("HSET", "h", "f", before)
+        assert desk.do("EVAL", source, 1, "h") == after
+        assert desk.do("HGET", "h", "f") == str(after).encode()
+
+
+def test_scores_without_end_go_out_as_numbers(desk: Desk) -> None:
+    """S6: a score may be infinite."""
+    code = "return {text(tonumber('inf')), text(tonumber('-inf')), text(1e300)}"
+    most = str(2**53 - 1).encode()
+    assert evaluate(desk, "_clock", code) == [most, b"-" + most, most]
 
 
 def test_an_id_may_be_a_time_alone(desk: Desk) -> None:

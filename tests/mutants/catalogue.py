@@ -690,7 +690,7 @@ AROUND = (
         "a lost group that comes back at its floor",
         "a lost group skips nothing: positions are exclusive (T12)",
         "lua/group_ensure.lua",
-        ("floor and predecessor(floor) or start", "floor or start"),
+        ("is_id(floor) and predecessor(floor) or start", "is_id(floor) and floor or start"),
         tests={
             "contract/test_group_ensure.py": [
                 "test_a_lost_group_comes_back_before_its_floor",

@@ -1,0 +1,228 @@
+"""Scripts on values that somebody else has written: they go on without, or name key and field."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.store import (
+    archives,
+    control,
+    dead,
+    groups,
+    leases,
+    messages,
+    retention,
+    retries,
+    spark,
+    statistics,
+)
+from streamqd.store.messages import Promoted, Recovered, Settled
+from streamqd.store.scripts import Reply
+from tests.contract.desk import OWNER, TTL, Desk
+
+LAST = "18446744073709551615-18446744073709551615"
+NO_NUMBER = ["abc", "", "1e308", "inf", "-1", "0x10", "9" * 26, "7.5"]
+NO_ID = ["abc", "", "5", "1-", LAST + "1"]
+
+
+@pytest.mark.parametrize("epoch", NO_NUMBER)
+def test_an_epoch_that_is_none_is_named(desk: Desk, epoch: str) -> None:
+    """C1, S6: by its key and field; nothing is written, and once it is gone the unit goes on."""
+    desk.groups()
+    desk.do("HSET", desk.fence, "epoch", epoch)
+    call = leases.acquire(desk.keys, desk.unit, "t1", 0, TTL, OWNER)
+    error = desk.expect_error("BADVALUE", call)
+    assert f"epoch of {desk.fence}" in str(error)
+    desk.do("HDEL", desk.fence, "epoch")
+    desk.expect("lease_acquire", "OK", call)
+    desk.do("HSET", desk.fence, "epoch", epoch)
+    call = leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", [])
+    desk.expect_error("BADVALUE", call)
+    desk.expect("lease_renew", "OK", leases.renew(desk.keys, desk.unit, "t1", TTL))
+    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.unit, "t1"))
+
+
+def test_a_reset_heals_an_epoch(desk: Desk) -> None:
+    """C1: it writes the epoch anew when it takes several calls."""
+    desk.pending("1-0", "2-0")
+    desk.do("HSET", desk.fence, "epoch", "zzz")
+    call = groups.reset(
+        desk.keys, desk.unit, "0-0", drop_retries=False, force=False, keeper="",
+        token="t1", at_once=1, part=1,
+    )  # fmt: skip
+    desk.expect("group_reset", "MORE", call)
+    assert desk.do("HGET", desk.fence, "epoch").isdigit()
+
+
+@pytest.mark.parametrize("count", NO_NUMBER)
+def test_counters_that_are_none_count_as_none(desk: Desk, count: str) -> None:
+    """S6: attempts `:c=abc` made the worker crash in a loop."""
+    (place,) = desk.pending("1-0")
+    desk.own("t1")
+    name = place.decode()
+    for field in ("c", "f", "due"):
+        desk.do("HSET", desk.attempts, f"{name}:{field}", count)
+    call = messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", 10)
+    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)), desk.attempts)
+    (entry,) = page.main
+    assert (entry.crashes, entry.failures, entry.wait_ms) == (0, 0, 0)
+    assert [(bad.key, bad.field) for bad in page.bad] == [
+        (desk.attempts, f"{name}:{field}") for field in ("c", "f", "due")
+    ]
+    desk.expect("settle_note", "OK", messages.note(desk.keys, desk.unit, "t1", [(place, 2, 0.0)]))
+    call = leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, place, b"", [])
+    assert desk.expect("lease_refence", "OK", call)[1] == 1
+    counted = desk.do("HMGET", desk.attempts, f"{name}:c", f"{name}:f")
+    assert counted == [b"1", b"2"]
+
+
+def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
+    """S6: also where the count is none."""
+    (place,) = desk.pending("1-0")
+    epoch = desk.own("t1")
+    desk.do("HSET", desk.fence, "mark", place)
+    desk.do("HSET", desk.attempts, place.decode() + ":c", "abc")
+    call = leases.acquire(desk.keys, desk.unit, "t2", epoch, TTL, OWNER, "t1")
+    assert desk.expect("lease_acquire", "OK", call)[2] == place
+    assert desk.do("HGET", desk.attempts, place.decode() + ":c") == b"1"
+
+
+@pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
+def test_orders_are_obeyed_whatever_the_last_time_says(desk: Desk, last: object) -> None:
+    """S6: with `last` = 2^53, `pause` said "is paused" and nobody could read the order."""
+    key = desk.keys.orders("default")
+    desk.do("HSET", key, "last", last)
+    for _ in range(2):
+        desk.expect("control_change", "OK", control.change(desk.keys, "default", "pause:a/0/b"))
+        found = control.read(desk.do("HGETALL", key))
+        assert found.pauses
+        assert not found.strange
+
+
+@pytest.mark.parametrize("floor", NO_ID)
+def test_a_floor_that_is_none_is_named_when_it_is_needed(desk: Desk, floor: str) -> None:
+    """S6: where the group is there it is not needed."""
+    desk.do("HSET", desk.trim, f"floor:{desk.unit.group}", floor)
+    call = messages.ensure_group(desk.keys, desk.unit, "0")
+    error = desk.expect_error("BADVALUE", call)
+    assert f"floor:{desk.unit.group} of {desk.trim}" in str(error)
+    desk.do("HDEL", desk.trim, f"floor:{desk.unit.group}")
+    desk.expect("group_ensure", "CREATED", call)
+    desk.do("HSET", desk.trim, f"floor:{desk.unit.group}", floor)
+    desk.expect("group_ensure", "OK", call)
+
+
+def trim(desk: Desk, *, archive: bool = False, shrink: float | None = None) -> object:
+    topic, partition, group = desk.unit
+    return retention.trim(
+        desk.keys, topic, partition, keep_from="0-0", max_length=None, max_bytes=None,
+        shrink_every=shrink, archive=archive, without_groups=False, limit=100, expected=[group],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", NO_ID)
+def test_trimming_goes_on_with_a_junk_record(desk: Desk, junk: str) -> None:
+    """S6: counts begin anew; only a mark of the archive that is none stops it, by name."""
+    desk.pending("1-0")
+    record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
+    for field in record:
+        desk.do("HSET", desk.trim, field, junk)
+    for _ in range(2):
+        desk.expect("stream_trim", "OK", trim(desk, shrink=60.0))
+    topic, partition, _ = desk.unit
+    figures = statistics.partition_figures(
+        desk.link.run(statistics.measure_partition(desk.keys, topic, partition))
+    )
+    assert figures.bad is None
+    desk.do("HSET", desk.trim, "archived", junk)
+    error = desk.expect_error("BADVALUE", trim(desk, archive=True))
+    assert f"archived of {desk.trim}" in str(error)
+    desk.expect("retention_measure", "OK", retention.measure(desk.keys, topic, partition))
+    call = archives.advance(desk.keys, topic, partition, "1-0")
+    desk.expect("archive_advance", "OK", call)
+    desk.expect("stream_trim", "OK", trim(desk, archive=True))
+
+
+def test_a_junk_mark_of_a_move_and_of_a_sink(desk: Desk) -> None:
+    """S6: the mark of a move has just been made; a marker that is none is named."""
+    topic, partition, _ = desk.unit
+    desk.add("1-0", stream=desk.dlq)
+    for mark in ("junk", "9" * 400 + " there"):
+        desk.do("HSET", desk.keys.moving(topic, partition), "1-0", mark)
+        rest = desk.expect("dead_mark", "OK", dead.mark(desk.keys, topic, partition, "1-0", "x"))
+        assert dead.Marked.parse(Reply("OK", rest)).age >= 0
+    rows = [spark.SinkRow("1p1", [b"payload", b"x"])]
+    call = spark.append(desk.keys, topic, partition, "q", 1, 0, rows)
+    desk.do("HSET", desk.keys.sink(topic, partition), "q", "junk")
+    assert "q of " in str(desk.expect_error("BADVALUE", call))
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
+def test_a_score_without_end(desk: Desk, score: str) -> None:
+    """S6: of a delayed retry, of a member."""
+    desk.groups()
+    desk.do("ZADD", desk.delayed, score, "m:1-0")
+    call = messages.promote_retries(desk.keys, desk.unit, 1)
+    Promoted.parse(Reply("OK", desk.expect("message_promote", "OK", call)))
+    call = statistics.measure_unit(desk.keys, desk.unit)
+    assert statistics.unit_figures(Reply("OK", desk.expect("unit_measure", "OK", call))) is not None
+    rest = desk.expect("retry_page", "OK", retries.page(desk.keys, desk.unit, (0, ""), 10))
+    retries.rows(Reply("OK", rest))
+    desk.own("t1")
+    desk.add("1-0")
+    desk.fetch()
+    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1-0", 5.0, {})])
+    Settled.parse(Reply("OK", desk.expect("settle_retry", "OK", call)))
+
+
+def test_an_item_that_holds_anything(desk: Desk) -> None:
+    """S6: a page of delayed retries shows the others."""
+    code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
+    desk.do("EVAL", code, 1, desk.items, "m:1-0")
+    code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', {1}, {2}, 8}))"
+    desk.do("EVAL", code, 1, desk.items, "m:2-0")
+    desk.do("ZADD", desk.delayed, 5, "m:1-0", 6, "m:2-0")
+    rest = desk.expect("retry_page", "OK", retries.page(desk.keys, desk.unit, (0, ""), 10))
+    found, _ = retries.rows(Reply("OK", rest))
+    assert [(each.payload_bytes, each.fields) for each in found] == [(1, {b"7": b"8"}), (-1, {})]
+
+
+def test_the_last_id_of_all(desk: Desk) -> None:
+    """S3: a partition and a retry stream that somebody has filled up can be measured and read."""
+    desk.groups()
+    topic, partition, group = desk.unit
+    desk.add("5-0")
+    for stream in (desk.stream, desk.retry):
+        desk.add(LAST, stream=stream)
+        desk.fetch(stream=stream)
+    desk.own("t1")
+    call = statistics.measure_unit(desk.keys, desk.unit)
+    found = statistics.unit_figures(Reply("OK", desk.expect("unit_measure", "OK", call)))
+    assert found is not None
+    assert (found.pending, found.lag) == (3, 0)
+    desk.expect("partition_snapshot", "OK", messages.snapshot(desk.keys, desk.unit))
+    desk.expect("retention_measure", "OK", retention.measure(desk.keys, topic, partition))
+    call = messages.recover(desk.keys, desk.unit, "t1", "s1", True, "5-0", LAST, 1)
+    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
+    assert [entry.id.decode() for entry in page.main] == [LAST]
+    call = messages.recover(desk.keys, desk.unit, "t1", "s1", False, LAST, LAST, 1)
+    page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
+    assert page[3:7] == ([], [], False, False)
+    desk.do("XACK", desk.stream, group, "5-0", LAST)
+    desk.expect("stream_trim", "OK", trim(desk))
+    desk.do("XPENDING", desk.stream, group)
+    call = groups.delete(desk.keys, desk.unit, force=True, token="t2")
+    desk.expect("group_delete", "OK", call)
+
+
+def test_what_foreigners_hold_of_a_full_stream(desk: Desk) -> None:
+    """S3: pages of it end."""
+    desk.groups()
+    desk.add(LAST)
+    desk.fetch(consumer="stranger")
+    desk.own("t1")
+    desk.do("HSET", desk.fence, "session", "s1")
+    call = messages.reclaim(
+        desk.keys, desk.unit, "t1", "s1", "m", 1000.0, 10, (b"stranger", LAST.encode())
+    )
+    assert desk.expect("message_reclaim", "OK", call)[0] == []
