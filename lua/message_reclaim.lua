@@ -34,6 +34,7 @@
 -- @include _fence
 -- @include _groups
 -- @include _ids
+-- @include _after
 -- @include _lists
 -- @include _places
 
@@ -105,7 +106,7 @@ local function walk_unowned(behind, left)
     if asked <= 0 then
       return {'', behind}
     end
-    local rows = redis.call('XPENDING', source, group, '(' .. behind, '+', asked)
+    local rows = pending_after(source, group, behind, asked)
     for _, row in ipairs(rows) do
       if row[2] ~= '' then
         looked = looked + 1

@@ -163,7 +163,7 @@ def _instance(
     stale_unix_ms: int,
     owned: int,
 ) -> InstanceRow:
-    name, beat, info = seen
+    name, beat, info = seen[:3]
     state = str(summary.get("state", "unknown"))
     units = _list(summary.get("units"))
     return InstanceRow(

@@ -228,7 +228,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
 
 
 def _instance(seen: beating.Beat, summary: dict[str, Any], stale_unix_ms: int) -> LiveInstance:
-    name, beat, info = seen
+    name, beat, info = seen[:3]
     units = [unit for unit in tables(summary.get("units")) if unit.get("owned")]
     up = summary.get("redis_up")
     return LiveInstance(

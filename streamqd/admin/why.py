@@ -165,7 +165,7 @@ def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, 
 
 
 def _foreign(link: Link, keys: Keys, unit: Unit, bad: BadValues) -> dict[str, int]:
-    """The clients other than streamqd itself that hold entries, with how many."""
+    """The clients other than streamqd that hold entries, with how many; '' is nobody at all."""
     replies = ask_each(
         link,
         [
@@ -176,8 +176,12 @@ def _foreign(link: Link, keys: Keys, unit: Unit, bad: BadValues) -> dict[str, in
     )
     found: dict[str, int] = {}
     for reply in replies:
+        owned = 0
         for name, count in (reply[3] or ()) if reply else ():
-            if name != CONSUMER.encode():
+            owned += int(count) if name else 0
+            if name not in (CONSUMER.encode(), b""):
                 text = name.decode("utf-8", "replace")
                 found[text] = found.get(text, 0) + int(count)
+        if reply and int(reply[0]) > owned:
+            found[""] = found.get("", 0) + int(reply[0]) - owned
     return found

@@ -15,6 +15,7 @@ from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import Slot
+from streamqd.store import groups
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -97,7 +98,7 @@ class Reclaimer:
             if not isinstance(consumers, list) or not isinstance(pending, list):
                 continue
             found += [Walk(unit, key, name, behind=False) for name in _foreign(consumers)]
-            if unowned(consumers, pending):
+            if groups.unowned(consumers, pending):
                 _raise_flag(slots[unit], unit, b"")
         there = set(found)
         kept = {
@@ -129,19 +130,6 @@ def _raise_flag(slot: Slot, unit: Unit, name: bytes) -> None:
     if not _is_flagged(slot):
         slot.reclaim_requested = slot.reclaim_done + 1
         logs.event("reclaim.requested", unit=unit, consumer_name=name)
-
-
-def unowned(consumers: list[Any], pending: list[Any]) -> int:
-    """How many entries no consumer has, by XINFO CONSUMERS and XPENDING.
-
-    The two are not one instant: an entry that is settled between them counts for less than nothing,
-    one that is read counts although it has a consumer, which costs a look in vain.
-    """
-    held = 0
-    for flat in consumers:
-        info = dict(zip(flat[::2], flat[1::2], strict=False))
-        held += int(info[b"pending"]) if info[b"name"] else 0
-    return max(0, int(pending[0]) - held)
 
 
 def _foreign(consumers: list[Any]) -> list[bytes]:

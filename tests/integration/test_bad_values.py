@@ -56,6 +56,7 @@ VERBS = {
 }
 # Verbs about this one topic say in one sentence why they cannot tell anything of it.
 OF_THE_TOPIC = frozenset(verb for verb in VERBS if "access" in verb)
+PUBLISHED = ("status", "top --once")
 FLEET_VERBS = ("status", "why access/0", "top --once", "control list")
 
 
@@ -104,7 +105,7 @@ BAD = [
         for text, field in (
             ("{", INSTANCE),
             (NESTED, INSTANCE),
-            ('{"owned": %s}' % HUGE, f"{INSTANCE}.owned"),
+            ('{"owned": ' + HUGE + "}", f"{INSTANCE}.owned"),
             ('{"offers": [1]}', f"{INSTANCE}.offers"),
             ('{"weight": "x"}', f"{INSTANCE}.weight"),
             ('{"cap": -1}', f"{INSTANCE}.cap"),
@@ -114,16 +115,16 @@ BAD = [
         )
     ),
     *(
-        Bad(f"summary={text[:30]}", ("SET", SUMMARY, text), SUMMARY, field, ("status", "top --once"))
+        Bad(f"summary={text[:30]}", ("SET", SUMMARY, text), SUMMARY, field, PUBLISHED)
         for text, field in (
             ("[]", ""),
             (NOT_UTF8.decode("latin-1"), ""),
             ('{"at_unix_ms": 1e999}', "at_unix_ms"),
-            ('{"started_unix_ms": %s}' % HUGE, "started_unix_ms"),
+            ('{"started_unix_ms": ' + HUGE + "}", "started_unix_ms"),
             ('{"pid": NaN}', "pid"),
             ('{"units": {}}', "units"),
             ('{"units": [{"topic": "access", "partition": 1e999, "lag": -Infinity}]}', "units.lag"),
-            ('{"units": [{"longest_run_seconds": %s}]}' % HUGE, "units.longest_run_seconds"),
+            ('{"units": [{"longest_run_seconds": ' + HUGE + "}]}", "units.longest_run_seconds"),
         )
     ),
     # orders
@@ -143,13 +144,16 @@ BAD = [
                 ("topic settings access", "trim access --max-length 1 --dry-run")
             )
         )
-        for text in ("[]", NESTED, '{"retention": {"max_age": [{}]}}', '{"retention": []}', NOT_UTF8)
+        for text in (
+            *("[]", NESTED, '{"retention": {"max_age": [{}]}}', '{"retention": []}', NOT_UTF8),
+        )
     ),
     _hash(META, "group:hits", "abc"),
     _hash(META, "growSince", "abc"),
     # partitions
     *(_hash(TRIM, field, "abc") for field in ("first", "archived", "shrink_from", "removed")),
-    *(_hash(TRIM, field, "abc") for field in ("shrunk", "size", "floor:hits", "dropped_unread:hits")),
+    *(_hash(TRIM, field, "abc") for field in ("shrunk", "size", "floor:hits")),
+    _hash(TRIM, "dropped_unread:hits", "abc"),
     _hash(KEYS.moving(*PLACE), "1-0", "abc"),
     _hash(KEYS.sink(*PLACE), "q:0", "abc", part="q:0, batch"),
     *(

@@ -144,6 +144,7 @@ class UnitFacts:
     wrong_types: Mapping[str, str]
     figures: UnitFigures | None
     foreign: Mapping[str, int]  # consumer names that are not ours -> pending entries
+    unowned: int  # pending entries that no consumer has
     looks: Sequence[Look]
     delays: Delays
     standing: Standing | None
