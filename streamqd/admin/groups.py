@@ -180,6 +180,12 @@ def delete(link: Link, keys: Keys, topic: str, group: str, *, force: bool) -> Gr
     return GroupDeleted(topic, group, count)
 
 
+def owner_of(link: Link, keys: Keys, unit: Unit) -> str | None:
+    """Who holds a unit by a lease that lives; None for nobody."""
+    (view,) = lease_views(link, keys, [unit], BadValues())
+    return view.owner if view.ttl is not None else None
+
+
 def owned_sentence(unit: Unit, owner: str) -> str:
     """Why something is refused while an instance, or another verb, holds the unit."""
     if owner in KEEPERS:

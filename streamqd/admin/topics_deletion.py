@@ -34,7 +34,7 @@ Progress = Callable[[int], None]
 # The kinds of control keys that carry the tag of a partition.
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
-    *("attempts", "dedup", "trim", "sink", "moving"),
+    *("attempts", "dedup", "trim", "sink", "moving", "renewal"),
 )
 
 
@@ -139,6 +139,7 @@ def _batches(link: Link, keys: Keys, topic: str, found: Doomed) -> Iterator[list
         names += [keys.stream(topic, number), keys.dlq(topic, number), keys.trim(topic, number)]
         names += [keys.scheduled(topic, number), keys.scheduled_items(topic, number)]
         names += [keys.sink(topic, number), keys.moving(topic, number)]
+        names += [keys.fresh(topic, number), keys.renewal(topic, number)]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
     for node in link.masters():
@@ -166,7 +167,7 @@ def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
     kinds = "|".join(_OF_PARTITIONS)
     whole = (
         rf"{control}:(?:{kinds}):{tag}(?::.*)?"
-        rf"|{streams}:{tag}(?::dlq|:retry:.*)?"
+        rf"|{streams}:{tag}(?::dlq|:renewal|:retry:.*)?"
         rf"|{control}:pipeline:\{{{re.escape(topic)}\}}:.*"
         rf"|{control}:topic:\{{{re.escape(topic)}\}}:audit"
     )

@@ -13,6 +13,7 @@ from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.growth import grow
 from streamqd.cli.output import confirm, count, emit, table, unreadable
+from streamqd.cli.renewal import renew
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import fleet_of
 from streamqd.config import Topic
@@ -25,6 +26,7 @@ def topic() -> None:
 
 
 topic.add_command(grow)
+topic.add_command(renew)
 
 
 @topic.command()
