@@ -183,7 +183,9 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
     bad: list[Value] = []
     if Need.VALUES in needs:
         names = [(topic.name, number) for topic, number in places]
-        bad = values_facts.gather(reader, keys, name, found, names, units)
+        bad, long = values_facts.gather(reader, keys, name, found, names, units)
+        if long:
+            unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
         members = Fleet(
             members.beats,

@@ -1,6 +1,7 @@
 """Every value that streamqd reads, read as it reads them: what cannot be read, and its cure.
 
-One table per kind of key. What is long (counters, delayed messages) is looked at up to PAGE.
+Hashes of more than PAGE fields are left out, as nothing is scanned; of delayed messages the first
+and the last ones are looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 from streamqd.store.scripts import Reply
 
-PAGE = 2_000  # fields of one hash, members of one set
+PAGE = 10_000  # fields of one hash that is read
+BODIES_AT_ONCE = 32  # hashes of one exchange
 ITEMS = 64  # delayed messages of one group that are looked into
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -40,8 +42,8 @@ def gather(
     found: Sequence[TopicFacts],
     places: Sequence[tuple[str, int]],
     units: Sequence[UnitFacts],
-) -> list[Value]:
-    """Read everything once more, each value for itself."""
+) -> tuple[list[Value], list[str]]:
+    """Read everything once more, each value for itself; and which keys were too long for that."""
     look = _Look(reader, keys)
     look.fleet(fleet)
     look.registry()
@@ -49,13 +51,14 @@ def gather(
         look.topic(topic.name)
     look.partitions(places)
     look.units([each.unit for each in units])
-    return look.values
+    return look.values, look.long
 
 
 class _Look:
     def __init__(self, reader: Reader, keys: Keys) -> None:
         self.reader, self.keys = reader, keys
         self.values: list[Value] = []
+        self.long: list[str] = []  # hashes that are too long to be read
 
     def bad(self, error: BadValue, about: str, harm: str, cure: str) -> None:
         """Keep one."""
@@ -223,12 +226,12 @@ class _Look:
     def partitions(self, places: Sequence[tuple[str, int]]) -> None:
         """The records of trimming, scheduled sends, letters on their way, names of groups."""
         keys = self.keys
+        hashes = self._hashes(
+            [key(*place) for place in places for key in (keys.trim, keys.moving, keys.sink)]
+        )
         replies = self._asked(
             [
                 (
-                    ("HSCAN", keys.trim(*place), 0, "COUNT", PAGE),
-                    ("HSCAN", keys.moving(*place), 0, "COUNT", PAGE),
-                    ("HSCAN", keys.sink(*place), 0, "COUNT", PAGE),
                     ("XINFO", "GROUPS", keys.stream(*place)),
                     ("XINFO", "GROUPS", keys.dlq(*place)),
                     *_extremes(keys.scheduled(*place)),
@@ -236,12 +239,10 @@ class _Look:
                 for place in places
             ]
         )
-        for place, (trim, moving, sink, groups, letters, *scores) in zip(
-            places, replies, strict=True
-        ):
+        for place, (groups, letters, *scores) in zip(places, replies, strict=True):
             about = f"{place[0]}/{place[1]}"
-            self._trim(about, keys.trim(*place), _page(trim))
-            for raw, value in _page(moving):
+            self._trim(about, keys.trim(*place), hashes[keys.trim(*place)])
+            for raw, value in hashes[keys.moving(*place)]:
                 key, field = keys.moving(*place), untrusted.label(raw)
                 self.read(
                     about,
@@ -252,7 +253,7 @@ class _Look:
                     key,
                     field,
                 )
-            for raw, value in _page(sink):
+            for raw, value in hashes[keys.sink(*place)]:
                 key, field = keys.sink(*place), untrusted.label(raw)
                 self.read(
                     about,
@@ -302,17 +303,17 @@ class _Look:
     def units(self, units: Sequence[Unit]) -> None:
         """Fences, counters, delayed retries."""
         keys = self.keys
+        hashes = self._hashes([keys.attempts(*unit) for unit in units])
         replies = self._asked(
             [
                 (
                     ("HMGET", keys.fence(*unit), "epoch", "since"),
-                    ("HSCAN", keys.attempts(*unit), 0, "COUNT", PAGE),
                     *_extremes(keys.retry(*unit)),
                 )
                 for unit in units
             ]
         )
-        for unit, (fence, attempts, *scores) in zip(units, replies, strict=True):
+        for unit, (fence, *scores) in zip(units, replies, strict=True):
             about, key = str(unit), keys.fence(*unit)
             for field, raw in zip(("epoch", "since"), fence or (), strict=False):
                 self.read(
@@ -325,7 +326,7 @@ class _Look:
                     field,
                     default=0,
                 )
-            for raw, value in _page(attempts):
+            for raw, value in hashes[keys.attempts(*unit)]:
                 field, key = untrusted.label(raw), keys.attempts(*unit)
                 most = {"c": COUNT_MAX, "f": COUNT_MAX, "due": untrusted.INTEGER_MAX}.get(
                     field.rpartition(":")[2]
@@ -342,7 +343,7 @@ class _Look:
                         high=most,
                     )
             self._scores(about, keys.retry(*unit), scores, places_only=True)
-        self._items([unit for unit, reply in zip(units, replies, strict=True) if reply[2]])
+        self._items([unit for unit, reply in zip(units, replies, strict=True) if reply[1]])
 
     def _items(self, units: Sequence[Unit]) -> None:
         """What is kept of delayed retries, of the first ones of each group."""
@@ -387,6 +388,15 @@ class _Look:
         replies = self.reader.ask([command for row in rows for command in row])
         size = len(rows[0]) if rows else 1
         return [replies[at : at + size] for at in range(0, len(replies), size)]
+
+    def _hashes(self, names: Sequence[str]) -> dict[str, list[tuple[bytes, bytes]]]:
+        """Hashes that are not long, as pairs."""
+        sizes = self.reader.ask([("HLEN", name) for name in names])
+        small = [name for name, size in zip(names, sizes, strict=True) if 0 < (size or 0) <= PAGE]
+        self.long += [name for name, size in zip(names, sizes, strict=True) if (size or 0) > PAGE]
+        found: dict[str, list[tuple[bytes, bytes]]] = {name: [] for name in names}
+        told = self.reader.ask([("HGETALL", name) for name in small], BODIES_AT_ONCE)
+        return found | {name: _pairs(flat) for name, flat in zip(small, told, strict=True)}
 
     def _typed(self, wanted: Sequence[tuple[str, str]], about: str) -> None:
         """Keys of another type than streamqd gives them; those of partitions have a check."""
@@ -435,10 +445,6 @@ def _extremes(key: str) -> list[tuple[Any, ...]]:
         ("ZRANGE", key, 0, 99, "WITHSCORES"),
         ("ZRANGE", key, -100, -1, "WITHSCORES"),
     ]
-
-
-def _page(reply: Any) -> Iterable[tuple[bytes, bytes]]:
-    return _pairs(reply[1] if reply else None)
 
 
 def _pairs(flat: Sequence[bytes] | None) -> list[tuple[bytes, bytes]]:
