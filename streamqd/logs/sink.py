@@ -31,6 +31,7 @@ class Sink:
         self._waiting_bytes = 0
         self._reported = 0
         self._broken = False
+        self._cut = False  # what was written last ends within a line
         self.dropped = 0
         # A closed descriptor stays closed for us: its number may belong to a connection later.
         self._closed = not _is_open(fd)
@@ -41,6 +42,9 @@ class Sink:
             self._open()
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         self.flush()
+        if self._cut and not self._waiting:
+            # The rest of a line was dropped, as when the disk was full: this one begins a new line.
+            data = b"\n" + data
         if self._waiting_bytes + len(data) > BUFFER_MAX:
             self.dropped += 1
         else:
@@ -89,6 +93,7 @@ class Sink:
         if count:
             head = self._waiting.popleft()
             self._waiting_bytes -= count
+            self._cut = count < len(head)
             if count < len(head):
                 self._waiting.appendleft(head[count:])
 
@@ -99,6 +104,7 @@ class Sink:
         self._own = None
         self._waiting.clear()
         self._waiting_bytes = 0
+        self._cut = False
         self._reported = self.dropped = 0
         self._send = self._sender()
 

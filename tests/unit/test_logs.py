@@ -11,6 +11,8 @@ import os
 import pty
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,6 +240,45 @@ def test_a_file_that_others_append_to_is_not_overwritten(tmp_path: Path) -> None
     first, second, third = path.read_text().splitlines()
     assert (first, third) == ("printed", "printed again")
     assert json.loads(second)["event"] == "start"
+
+
+_FULL_DISK = """
+import os, resource, sys
+from streamqd.logs.sink import Sink
+def room(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+sink = Sink(fd)
+sink.write("1" * 50)
+room(70)
+sink.write("2" * 50)
+sink.write("3" * 50)
+room(resource.RLIM_INFINITY)
+sink.write("4" * 50)
+sink.write("5" * 50)
+"""
+
+
+def test_a_record_after_one_that_a_full_disk_has_cut_begins_a_line(tmp_path: Path) -> None:
+    """C4: two records stood in one line, and nobody could read the second."""
+    file = tmp_path / "log"
+    subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
+    assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "4" * 50, "5" * 50, ""]
+
+
+def test_many_things_of_one_look_take_a_few_lines(pipe: tuple[int, int]) -> None:
+    """S6: 50,000 junk orders took a line each; what has changed gets a line again."""
+    reader, writer = pipe
+    logs.setup(role="supervisor", style="json", fd=writer)
+    once = logs.Once(logs.event, "steer.ignored")
+    found = {f"junk:{n}": {"order": f"junk:{n}"} for n in range(50_000)}
+    for _ in range(3):
+        once.look(found)
+    once.look(found | {"junk:7": {"order": "junk:7", "problem": "another"}})
+    once.look({})
+    once.look({"junk:7": {"order": "junk:7"}})
+    told = [json.loads(line) for line in os.read(reader, 65536).splitlines()]
+    assert [line.get("more") for line in told] == [*[None] * 10, 49_990, None, None]
 
 
 def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
