@@ -42,7 +42,6 @@ local fence, source = KEYS[1], KEYS[2]
 local token, session, group = ARGV[1], ARGV[2], ARGV[3]
 local idle_ms, count = tonumber(ARGV[4]), tonumber(ARGV[5])
 local at_name, after = ARGV[6], ARGV[7]
-
 local LOOKED_MAX = 512
 
 local refusal = superseded(fence, token)
@@ -56,90 +55,59 @@ local on_source = group_on(source, group)
 if not on_source then
   return redis.error_reply('NOGROUP the group ' .. group .. ' is not on ' .. source)
 end
-local entries, ids, ghosts = {}, {}, {}
-local looked, size = 0, 0
+local entries, ids, ghosts, looked, size = {}, {}, {}, 0, 0
 
--- Look at one more entry: whether it may be left behind. It stays when there is no room for it.
-local function pass(row)
-  local unowned = row[2] == '' or row[3] < 0
-  if unowned or row[3] >= idle_ms then
-    if #ids + #ghosts >= count or size >= BYTES_MAX then
-      return false
-    end
-    local entry = redis.call('XRANGE', source, row[1], row[1])[1]
-    if entry then
-      size = size + size_of(entry[2])
-      entries[#entries + 1] = entry
-      ids[#ids + 1] = row[1]
-    else
-      ghosts[#ghosts + 1] = row[1]
-    end
+-- Look at one more idle entry: whether it may be left behind. It stays when there is no room for it.
+local function pass(id)
+  if #ids + #ghosts >= count or size >= BYTES_MAX then
+    return false
   end
-  looked = looked + 1
+  local entry = redis.call('XRANGE', source, id, id)[1]
+  if entry then
+    size = size + size_of(entry[2])
+    entries[#entries + 1] = entry
+  end
+  table.insert(entry and ids or ghosts, id)
   return true
 end
 
 -- Look at what a consumer holds behind an entry. Answers where the page ends, nothing at the end.
+-- What no consumer has, of the name '', is among all that is pending.
 local function walk(name, behind)
   local rows, asked
+  local filter = name ~= '' and {name} or {}
   repeat
     asked = math.min(128, LOOKED_MAX - looked)
-    -- Behind the last id of all there is nothing, and the server refuses the question.
-    if asked <= 0 or behind == LAST_ID then
-      return behind ~= LAST_ID and {name, behind} or nil
+    if asked <= 0 then
+      return {name, behind}
     end
-    rows = redis.call('XPENDING', source, group, '(' .. behind, '+', asked, name)
+    rows = pending_after(source, group, behind, asked, unpack(filter))
     for _, row in ipairs(rows) do
-      if not pass(row) then
+      local idle = row[2] == name and (name == '' or row[3] >= idle_ms)
+      if idle and not pass(row[1]) then
         return {name, behind}
       end
-      behind = row[1]
+      looked, behind = looked + 1, row[1]
     end
   until #rows < asked
   return nil
 end
 
--- The same of what no consumer has: among all that is pending, as long as there may be more.
-local function walk_unowned(behind, left)
-  while left > 0 do
-    local asked = math.min(128, LOOKED_MAX - looked)
-    if asked <= 0 then
-      return {'', behind}
-    end
-    local rows = pending_after(source, group, behind, asked)
-    for _, row in ipairs(rows) do
-      if row[2] ~= '' then
-        looked = looked + 1
-      elseif not pass(row) then
-        return {'', behind}
-      end
-      left = row[2] == '' and left - 1 or left
-      behind = row[1]
-    end
-    if #rows < asked then
-      return nil
-    end
-  end
-  return nil
-end
-
-local here, stop = after == '', nil
-local unowned = on_source['pending']
+local here, stop, unowned = after == '', nil, on_source['pending']
 for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
   local consumer = named(flat)
-  local name = consumer['name']
-  local behind = name == at_name and after ~= '' and after or '0-0'
+  local name, holds = consumer['name'], consumer['pending']
   here = here or name == at_name
-  unowned = name == '' and unowned or unowned - consumer['pending']
-  if here and not stop and name ~= 'w' and name ~= '' and consumer['pending'] > 0 then
+  unowned = unowned - (name ~= '' and holds or 0)
+  if here and not stop and name ~= 'w' and name ~= '' and holds > 0 then
+    stop = walk(name, name == at_name and after ~= '' and after or '0-0')
     -- Every one counts, so that many with little to see do not make a long page.
-    stop = walk(name, behind)
     looked = looked + 1
   end
 end
-local among = at_name == '' and after ~= ''
-if not stop and (here or among) then
-  stop = walk_unowned(among and after or '0-0', unowned)
+local goes_on = at_name == '' and after ~= ''
+if not stop and (here or goes_on) and unowned > 0 then
+  stop = walk('', goes_on and after or '0-0')
 end
 
 -- Guards end here

@@ -189,8 +189,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
         for beat, each in zip(beats, summaries, strict=True)
     ]
     # Two instances may claim one unit while it moves: the newer epoch is right.
-    owned: dict[Unit, LiveUnit] = {}
-    failures: list[LiveFailure] = []
+    owned, failures = dict[Unit, LiveUnit](), list[LiveFailure]()
     for name, each in zip(names, summaries, strict=True):
         for raw in tables(each.get("units")):
             found = unit_of(name, raw)
