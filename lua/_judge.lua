@@ -22,14 +22,15 @@ local function look_up(items, source, group)
 end
 
 -- Says for each item what will become of it: sets `word`, `source` and `id`, and for MOVED `body`.
--- Only reads. Answers the first text that is not a place, if there is one. With `adjacent`, the
--- caller says that no other entry lies between those of a stream; where that is wrong, it only
--- takes longer: what is not found together is looked for alone.
+-- Only reads. Answers the refusal of the call, if there is one: a text that is not a place, or a
+-- group that somebody has destroyed, which its owner makes again with what is in hand. With
+-- `adjacent`, the caller says that no other entry lies between those of a stream; where that is
+-- wrong, it only takes longer: what is not found together is looked for alone.
 local function judge_items(items, shared, adjacent, stream, retry, group)
   for _, item in ipairs(items) do
     item.source, item.id = locate(stream, retry, item.place)
     if not item.source then
-      return item.place
+      return redis.error_reply('ERR not a place: ' .. item.place)
     end
   end
   local together = adjacent and items or {}
@@ -53,5 +54,5 @@ local function judge_items(items, shared, adjacent, stream, retry, group)
       item.body = body
     end
   end
-  return nil
+  return destroyed and redis.error_reply('NOGROUP the group ' .. group .. ' is not there') or nil
 end

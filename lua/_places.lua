@@ -14,11 +14,15 @@ local function locate(stream, retry, place)
   return nil
 end
 
+-- A stream on which a group was looked for that is not there.
+local destroyed
+
 -- A group that does not exist has nothing pending; every other error is raised.
 local function pending(source, group, id)
   local reply = redis.pcall('XPENDING', source, group, id, id, 1)
   if reply.err then
     if string.find(reply.err, 'NOGROUP', 1, true) then
+      destroyed = source
       return false
     end
     return redis.call('XPENDING', source, group, id, id, 1)

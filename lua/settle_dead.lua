@@ -44,9 +44,9 @@ if refusal then
   return refusal
 end
 local entries, shared = read_items(4, false)
-local bad = judge_items(entries, shared, adjacent == '1', stream, retry, group)
-if bad then
-  return redis.error_reply('ERR not a place: ' .. bad)
+local refused = judge_items(entries, shared, adjacent == '1', stream, retry, group)
+if refused then
+  return refused
 end
 redis.call('XLEN', dlq)
 local counted = redis.call('HLEN', attempts) > 0

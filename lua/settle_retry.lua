@@ -46,9 +46,9 @@ if refusal then
   return refusal
 end
 local entries, shared = read_items(4, true)
-local bad = judge_items(entries, shared, adjacent == '1', stream, retry, group)
-if bad then
-  return redis.error_reply('ERR not a place: ' .. bad)
+local refused = judge_items(entries, shared, adjacent == '1', stream, retry, group)
+if refused then
+  return refused
 end
 redis.call('ZCARD', delayed)
 redis.call('HLEN', items)

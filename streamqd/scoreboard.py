@@ -251,6 +251,15 @@ class Slot:
             by_state.get(state, []).append(place)
         return Batch(by_state[DONE], by_state[RUNNING], by_state[FAILED], len(by_state[WAITING]))
 
+    def unsettled(self) -> list[bytes]:
+        """Return the places of what is in hand and has not ended well, to the worker itself."""
+        states = bytes(self.states[: self.in_hand])
+        return [
+            place
+            for place, state in zip(self._read_places(), states, strict=False)
+            if state not in (DONE, SETTLED)
+        ]
+
     def _read_places(self) -> list[bytes]:
         raw = bytes(self._places[: self.words[18]])
         if len(raw) < len(self._places):

@@ -21,7 +21,8 @@ EVENTS: dict[str, str] = {
     "fork.failed": "The system refuses another process; it is tried every second.",
     "frozen": "This instance stood still for a while; no run is blamed for it.",
     "group.restored": "A group was missing where it is expected (destroyed, or the server was"
-    " emptied); it was made again, so that nothing unread is skipped.",
+    " emptied); it was made again, so that nothing unread is skipped. Its owner lets it go on"
+    " where it was.",
     "housekeeper.exited": "The housekeeper ended unexpectedly; it is started again.",
     "housekeeper.failed": "One housekeeping task failed; the others go on.",
     "housekeeper.recovered": "A housekeeping task that had failed works again.",

@@ -41,6 +41,29 @@ def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
     )
 
 
+def restore_group(
+    keys: Keys,
+    unit: Unit,
+    token: str,
+    after_main: bytes,
+    after_retry: bytes,
+    places: Sequence[bytes],
+) -> Call:
+    """Make the group again that somebody has destroyed, as its owner knows it.
+
+    `after_*` are the last ids that were delivered, `places` what of them is not settled. Answers
+    the ids after which the group goes on, b'' where it was there.
+    """
+    return scripts.get("group_restore").call(
+        _fenced(keys, unit),
+        token=token,
+        group=unit.group,
+        after_main=after_main,
+        after_retry=after_retry,
+        places=places,
+    )
+
+
 def recover(
     keys: Keys,
     unit: Unit,

@@ -85,6 +85,7 @@ class Worker:
         self.reconnect_wait = 0.0  # 0 = the last round was completed
         self.last_main = b"0-0"
         self.last_retry = b"0-0"
+        self._listed = False  # all that was pending has been read since the connection was opened
 
     def run(self) -> int:
         """Live until stopped. Returns the exit code."""
@@ -149,12 +150,44 @@ class Worker:
                 self.link.close()
             except (RedisUnavailable, RedisRefused) as error:
                 if isinstance(error, RedisRefused) and error.code == "NOGROUP":
-                    return ExitCode.NO_GROUP
+                    if not self._group_restored():
+                        return ExitCode.NO_GROUP
+                    self.link.close()
+                    continue
                 self.slot.add("redis_errors")
                 self.trouble.failed(unit=self.unit, error=str(error))
                 self.link.close()
                 first, longest = RECONNECT_SECONDS
                 self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
+
+    def _group_restored(self) -> bool:
+        """Make the group again that somebody has destroyed, where it was. False: nobody knows.
+
+        Then it begins at its floor: what was pending had not been listed, or was given back, and
+        none of it may be skipped.
+        """
+        if not self._listed or self.runner.released:
+            return False
+        in_hand = {*self.slot.unsettled(), *self.settler.parked_places, *self.runner.places()}
+        call = messages.restore_group(
+            self.keys, self.unit, self.token, self.last_main, self.last_retry, sorted(in_hand)
+        )
+        try:
+            reply = self.link.run(call)
+        except (RedisUnavailable, RedisRefused):
+            return False
+        if reply.word != "OK":
+            return False  # what follows finds out who has it now
+        self.slot.add("round_trips")
+        logs.event(
+            "group.restored",
+            logging.WARNING,
+            unit=self.unit,
+            after=reply.rest[0].decode() or None,
+            retries_after=reply.rest[1].decode() or None,
+            in_hand=len(in_hand),
+        )
+        return True
 
     def _superseded(self) -> ExitCode:
         """Say that a newer owner exists; everything in hand is its business now."""
@@ -170,6 +203,7 @@ class Worker:
         Each new connection starts here: a read of an older one that executes late is refused,
         because the session was written into the fence, or its entries are in these lists.
         """
+        self._listed = False
         self.settler.flush()
         self.runner.read_clock(self.link)
         session = self.session = secrets.token_hex(8)
@@ -200,6 +234,7 @@ class Worker:
         if page.solo:
             self.solo.end(session)
         self.runner.mark = None
+        self._listed = True
         if not self.fetcher.watch():
             raise Fenced
 

@@ -238,22 +238,48 @@ def test_an_emptied_server_is_furnished_again(make: Make):
 
 @pytest.mark.fault("F26")
 def test_a_group_that_was_destroyed_is_made_again(make: Make):
-    """T12: without a record of trimming it begins at what is still there: repeated, not lost."""
-    with make(partitions=1) as daemon:
+    """C4: its owner knows what it has read and settled: nothing is repeated, nothing lost."""
+    with make(partitions=1, consumer={"max_attempts": 2}) as daemon:
         old = daemon.send(["ok"] * 20)
         daemon.wait_settled()
+        ids = daemon.pids()
         for stream in (daemon.keys.stream(TOPIC, 0), daemon.keys.retry_stream(TOPIC, 0, GROUP)):
             mark = daemon.mark()
             assert daemon.link.execute("XGROUP", "DESTROY", stream, GROUP) == 1
             (uid,) = daemon.send(["ok"])  # wakes the worker, which misses its group
-            daemon.wait_event("worker.ready", after=mark)
             daemon.wait_run(uid, "end")
+            daemon.wait_event("group.restored", after=mark)
             daemon.wait_settled()
-            assert len(daemon.events("worker.started", mark)) <= 3, "a crash loop"
+        assert daemon.pids() == ids, "the same process goes on"
         assert daemon.events("worker.crashed") == []
-        (told,) = daemon.events("group.restored")
-        assert (told["partition"], told["after"]) == (0, "0-0")
-        assert len(daemon.ledger.of(old[0], "start")) == 2
+        assert all(len(daemon.ledger.of(uid, "start")) == 1 for uid in old)
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_group_that_is_destroyed_under_load_repeats_nothing_that_was_acknowledged(
+    make: Make, lanes: int
+):
+    """C4: what failed is retried, what was in hand is handled, each other message once."""
+    backoff = {"kind": "fixed", "base": "10ms"}
+    concurrent = {} if lanes == 1 else {"concurrency": lanes}
+    with make(consumer={"max_attempts": 2, "backoff": backoff, **concurrent}) as daemon:
+        pause = 0.004 * lanes
+        payloads = ["fail" if n % 20 == 7 else f"sleep {pause}" for n in range(500)]
+        uids = daemon.send(payloads)
+        for times in (1, 2):
+            wait_progress(daemon, 50)
+            assert daemon.link.execute("XGROUP", "DESTROY", daemon.keys.stream(TOPIC, 0), GROUP)
+            daemon.wait_for(
+                lambda times=times: len(daemon.events("group.restored")) >= times,
+                what="the group is there again",
+            )
+        daemon.wait_settled()
+        starts = {uid: len(daemon.ledger.of(uid, "start")) for uid in uids}
+        fails = {uid for uid, payload in zip(uids, payloads, strict=True) if payload == "fail"}
+        assert min(starts.values()) >= 1, "lost"
+        assert {starts[uid] for uid in fails} == {2}
+        repeated = [uid for uid, count in starts.items() if count > 1 and uid not in fails]
+        assert repeated == []
 
 
 @pytest.mark.fault("F26")

@@ -106,6 +106,15 @@ def group_ensure_there(desk: Desk) -> Call:
     return messages.ensure_group(desk.keys, desk.unit, "0")
 
 
+def group_restore(desk: Desk) -> Call:
+    place = desk.pending("1-0", "2-0")[1]
+    retried = desk.pending_retry("1-0")[0]
+    desk.own("t1")
+    for stream in (desk.stream, desk.retry):
+        desk.do("XGROUP", "DESTROY", stream, desk.unit.group)
+    return messages.restore_group(desk.keys, desk.unit, "t1", b"2-0", b"1-0", [place, retried])
+
+
 def message_recover(desk: Desk) -> Call:
     place = desk.pending("1-0")[0]
     desk.pending_retry("1-0")
@@ -509,6 +518,7 @@ WHEN_FULL: dict[Scenario, str] = {
     lease_release: "OK",
     group_ensure: "OOM",
     group_ensure_there: "OK",
+    group_restore: "OOM",
     message_recover: "OK",
     message_reclaim: "OK",
     settle_ack: "OK",

@@ -140,12 +140,12 @@ def test_who_is_no_neighbour_is_found_alone(desk: Desk) -> None:
     assert state["stream"].groups["hits"] == ("7-0", {"2-0": "w", "5-0": "w"})
 
 
-def test_without_its_group_a_neighbour_is_gone(desk: Desk) -> None:
+def test_without_its_group_no_neighbour_is_settled(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     desk.own("t1")
     desk.do("XGROUP", "DESTROY", desk.stream, "hits")
     items = [(b"m:1-0", 5.0, CHANGED), (b"m:2-0", 5.0, CHANGED)]
-    desk.expect_entries("settle_retry", ["GONE", "GONE"], retry(desk, *items, adjacent=True))
+    desk.expect_error("NOGROUP", retry(desk, *items, adjacent=True))
 
 
 def test_each_gets_its_own_fields_of_those_that_all_have(desk: Desk) -> None:
@@ -180,11 +180,12 @@ def test_never_delivered_and_never_written_are_gone(desk: Desk) -> None:
     desk.expect_entries("settle_retry", ["GONE", "GONE", "GONE"], retry(desk, *items))
 
 
-def test_without_its_group_an_entry_is_gone(desk: Desk) -> None:
+def test_without_its_group_an_entry_is_not_settled(desk: Desk) -> None:
+    """C4: its owner makes the group again, and settles it then."""
     desk.pending("1-0")
     desk.own("t1")
     desk.do("XGROUP", "DESTROY", desk.stream, "hits")
-    desk.expect_entries("settle_retry", ["GONE"], retry(desk, (b"m:1-0", 5.0, CHANGED)))
+    desk.expect_error("NOGROUP", retry(desk, (b"m:1-0", 5.0, CHANGED)))
 
 
 @pytest.mark.parametrize("how", ["trimmed", "deleted"])

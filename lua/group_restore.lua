@@ -1,0 +1,69 @@
+-- group_restore: absent -> present, for a group whose owner knows what it has read and settled
+--
+-- Somebody has destroyed the group while its owner works. It goes on where it was: behind the last
+-- entry that was delivered, with all in hand that is not settled. So nothing that was acknowledged
+-- is handled again, and nothing is skipped. A stream that is not the one that was read, because it
+-- was deleted too, is read from its first entry.
+--
+-- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
+-- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
+-- KEYS[3]  retry        STREAM  stream:topic:{T:p:i}:retry:G
+--
+-- ARGV[1]  token        token   the owner's
+-- ARGV[2]  group        str     consumer group
+-- ARGV[3]  after_main   id      last id that was delivered from the partition stream
+-- ARGV[4]  after_retry  id      the same of the retry stream
+-- ARGV[5..] places      list    what was delivered and is not settled
+--
+-- Returns  OK      the group is there     [2] id after which it goes on in the partition stream, ''
+--                  when it was there [3] the same of the retry stream
+-- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+--
+-- Cost     O(g + e x log n), g = groups, e = places, n = pending entries
+-- Repeat   safe: the second answers OK with ''
+-- @include _fence
+-- @include _groups
+-- @include _ids
+-- @include _lists
+-- @include _places
+
+local fence, stream, retry = KEYS[1], KEYS[2], KEYS[3]
+local token, group, after_main, after_retry = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local places = slice(ARGV, 5, #ARGV)
+
+local refusal = superseded(fence, token)
+if refusal then
+  return refusal
+end
+local main_ids, retry_ids, bad = sorted(stream, retry, places)
+if bad then
+  return redis.error_reply('ERR not a place: ' .. bad)
+end
+
+-- Where the group goes on; nothing when it is there.
+local function missing(source, after)
+  if group_on(source, group) then
+    return nil
+  end
+  local there = redis.call('EXISTS', source) == 1
+  local last = there and named(redis.call('XINFO', 'STREAM', source))['last-generated-id'] or '0-0'
+  return older(last, after) and '0-0' or after
+end
+local main_at, retry_at = missing(stream, after_main), missing(retry, after_retry)
+
+-- Guards end here
+local function make(source, at, ids)
+  redis.call('XGROUP', 'CREATE', source, group, at, 'MKSTREAM')
+  for first = 1, #ids, SLICE do
+    local part = slice(ids, first, math.min(first + SLICE - 1, #ids))
+    part[#part + 1], part[#part + 2] = 'FORCE', 'JUSTID'
+    redis.call('XCLAIM', source, group, 'w', 0, unpack(part))
+  end
+end
+if retry_at then
+  make(retry, retry_at, retry_ids)
+end
+if main_at then
+  make(stream, main_at, main_ids)
+end
+return {'OK', main_at or '', retry_at or ''}
