@@ -57,7 +57,7 @@ if not on_source then
 end
 local entries, ids, ghosts, looked, size = {}, {}, {}, 0, 0
 
--- Look at one more idle entry: whether it may be left behind. It stays when there is no room for it.
+-- Take one more idle entry: whether it may be left behind. It stays when there is no room for it.
 local function pass(id)
   if #ids + #ghosts >= count or size >= BYTES_MAX then
     return false
