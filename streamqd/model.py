@@ -9,7 +9,7 @@ LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configur
 
 # What verbs call themselves where they keep a unit for a moment, as an owner does.
 TOPIC_GROW = "topic-grow"
-KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
+KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete", "topic-renew"})
 
 # What happens to a message that is to be tried again: `on_error`.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"

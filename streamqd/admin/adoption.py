@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from streamqd.admin import topics
 from streamqd.admin.pages import ask
+from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import adoption, leases
+from streamqd.store import adoption
 from streamqd.store.adoption import Adopted
 from streamqd.store.client import Link
 from streamqd.store.fetch import CONSUMER
@@ -42,9 +43,8 @@ def survey(link: Link, keys: Keys, topic: str, group: str) -> AdoptedGroup:
     units = [Unit(topic, number, group) for number in range(count)]
     if group not in topics.groups(link, keys, topic, range(count)):
         raise Refused(f"no group {group} reads the topic {topic}")
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    for number, unit in enumerate(units):
-        held = leases.LeaseView.parse(*replies[2 * number : 2 * number + 2])
+    views = lease_views(link, keys, units, BadValues())
+    for unit, held in zip(units, views, strict=True):
         if held.token:
             raise _owned(unit, held.owner)
     found = []

@@ -52,7 +52,8 @@ class Facts:
     """What is known of one unit. Durations in seconds.
 
     `lease` is owned, expired or free. `told` is what the owner has published of it, None when it
-    has not; `foreign` are the other clients that hold pending entries of the group, with how many.
+    has not; `foreign` are the other clients that hold pending entries of the group, with how many;
+    '' stands for entries that no client holds.
     `lag` is None when the server cannot count it. `unread` says whether anything is unread.
     """
 
@@ -140,6 +141,14 @@ def _held(facts: Facts) -> Iterator[Cause]:
     yield from _paused(facts)
     yield from _ownerless(facts) if facts.lease != "owned" else _owned(facts)
     for client, count in sorted(facts.foreign.items()):
+        if not client:
+            yield Cause(
+                "unowned",
+                f"no consumer has {_entries(count)} of {facts.unit} that were handed out: somebody"
+                " has given them up (XNACK)",
+                "streamqd takes them over by itself within 15 s while the unit is owned",
+            )
+            continue
         yield Cause(
             "foreign-client",
             f"the client {client!r} holds {_entries(count)} of {facts.unit} that it never"

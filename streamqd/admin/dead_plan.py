@@ -11,6 +11,7 @@ from streamqd.admin.dead_choice import Choice, pages
 from streamqd.admin.dead_replay import GROUP_GONE, MAX_REPLAYS, refusal
 from streamqd.admin.dead_target import HOME, Route, Target
 from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.unreadable import BadValues
 from streamqd.model import Unit
 from streamqd.store import control
 from streamqd.store.client import Link
@@ -119,7 +120,8 @@ def _receivers(
     counts: Counter[str],
 ) -> list[Receiver]:
     places = sorted(newest)
-    rows = partitions.rows(link, keys, [Unit(topic, number, group) for group, number in places])
+    units = [Unit(topic, number, group) for group, number in places]
+    rows = partitions.rows(link, keys, units, BadValues())
     orders = control.read(link.execute("HGETALL", keys.orders(fleet)))
     paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
     receivers = []

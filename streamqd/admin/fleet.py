@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from streamqd.admin import partitions, steering
+from streamqd.admin import partitions, published, steering, topics
 from streamqd.admin.condition import condition, gravity
 from streamqd.admin.diagnosis.declaration import spans
-from streamqd.admin.pages import ask, measure
 from streamqd.admin.partitions import UnitRow
 from streamqd.admin.steering import OrderRow
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
 from streamqd.model import Unit
-from streamqd.store import statistics, topics
+from streamqd.store import members, statistics
 from streamqd.store.client import Link
 from streamqd.store.control import Control
 from streamqd.store.keys import Keys
@@ -132,7 +132,8 @@ class StatusView:
 
     `orders` are what operators want of the fleet, pauses first; `strange_orders` those that cannot
     be read, with the problem. `dead_letters` counts them by topic (only topics that have some), and
-    `problems` are sentences for people.
+    `problems` are sentences for people. `unreadable` are values in Redis that cannot be read: they
+    count as missing, and nothing else is hidden by them.
     """
 
     fleet: str
@@ -145,6 +146,7 @@ class StatusView:
     units: list[UnitStatus]
     behind: list[Behind]
     dead_letters: dict[str, int]
+    unreadable: list[Unreadable]
 
 
 def status(
@@ -155,16 +157,15 @@ def status(
     `stale`: seconds after which a silent instance counts as gone.
     """
     place = steering.Fleet(link, keys, fleet, stale)
-    beats, infos, orders = ask(link, steering.stored(place))
-    told = {name: steering.document(raw) for name, raw in _pairs(infos)}
-    names = [name.decode("utf-8", "replace") for name in beats[::2]]
-    summaries = [
-        steering.document(raw)
-        for raw in ask(link, [("GET", keys.instance(fleet, n)) for n in names])
-    ]
+    bad = BadValues()
+    scores, infos, orders = ask_each(link, steering.stored(place), bad)
+    beats = published.beats(keys, fleet, scores, infos, bad)
+    names = [beat.instance for beat in beats]
+    summaries = published.summaries(link, keys, fleet, names, bad)
+    published.bad_orders(keys, fleet, orders, bad)
     seen = partitions.view(link, keys, topic)
     now = seen.now_unix_ms
-    sight = steering.sight_of(place, beats, infos, orders, now_unix_ms=now)
+    sight = steering.sight_of(place, scores, infos, orders, now_unix_ms=now)
     # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
     # topic that would be too few, and the others are not looked at.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
@@ -172,8 +173,8 @@ def status(
         owned = Counter({name: each.owned or 0 for name, each in sight.live.items()})
     dead_unix_ms = now - int(stale * 1000)
     instances = [
-        _instance(name, int(float(beat)), told.get(name, {}), summary, dead_unix_ms, owned[name])
-        for name, beat, summary in zip(names, beats[1::2], summaries, strict=True)
+        _instance(beat, summary, dead_unix_ms, owned[beat.instance])
+        for beat, summary in zip(beats, summaries, strict=True)
     ]
     workers = {
         (summary.get("instance"), *_unit_of(raw)): raw
@@ -192,13 +193,16 @@ def status(
         unit = (row.topic, row.partition, row.group)
         worker = workers.get((row.owner, *unit)) if row.owner else broken.get(unit)
         units.append(_unit_status(row, worker or {}, sight.control))
-    letters = _dead_letters(link, keys, topic)
+    letters = _dead_letters(link, keys, topic, bad)
+    for each in seen.unreadable:
+        bad.keep(each)
     return StatusView(
         fleet=fleet,
         now_unix_ms=now,
         orders=steering.rows(sight),
         strange_orders=sight.control.strange,
         problems=_problems(fleet, instances, units, summaries, letters, now),
+        unreadable=bad.rows,
         instances=instances,
         groups=_groups(units, sight.control),
         units=units,
@@ -208,13 +212,12 @@ def status(
 
 
 def _instance(
-    name: str,
-    beat: int,
-    info: dict[str, Any],
+    seen: members.Beat,
     summary: dict[str, Any],
     stale_unix_ms: int,
     owned: int,
 ) -> InstanceRow:
+    name, beat, info = seen[:3]
     state = str(summary.get("state", "unknown"))
     units = _list(summary.get("units"))
     return InstanceRow(
@@ -225,7 +228,7 @@ def _instance(
         version=str(info.get("version", "")),
         started_unix_ms=_number(summary.get("started_unix_ms")),
         beat_unix_ms=beat,
-        offers=[f"{topic}/{group}" for topic, group in info.get("offers", ())],
+        offers=sorted("/".join(pair) for pair in members.seen_of(seen).member.offers),
         weight=_number(info.get("weight")) or 1,
         owned=owned,
         rate=round(sum(_rate(unit) or 0.0 for unit in units), 2) if summary else None,
@@ -249,7 +252,7 @@ def _unit_status(row: UnitRow, worker: dict[str, Any], control: Control) -> Unit
         worker=state,
         in_hand=_number(worker.get("in_hand")),
         rate=_rate(worker),
-        longest_run_seconds=float(run) if run is not None else None,
+        longest_run_seconds=_real(worker.get("longest_run_seconds")),
         lag_per_second=_real(worker.get("lag_per_second")),
         progress_seconds=_real(worker.get("progress_seconds")),
         held=_number(worker.get("held")),
@@ -467,13 +470,15 @@ def _on(units: list[UnitStatus]) -> str:
     return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
 
 
-def _dead_letters(link: Link, keys: Keys, only: str | None) -> dict[str, int]:
+def _dead_letters(link: Link, keys: Keys, only: str | None, bad: BadValues) -> dict[str, int]:
+    counts = topics.known_counts(link, keys, bad)
     found = {}
-    for topic in topics.registered(link, keys) if only is None else (only,):
-        meta = topics.meta(link, keys, topic)
-        count = meta.partitions if meta else 0
+    for topic, count in counts.items() if only is None else [(only, counts.get(only, 0))]:
         calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]
-        total = sum(statistics.partition_figures(reply).dead for reply in measure(link, calls))
+        total = sum(
+            topics.partition_figures(reply, keys.trim(topic, number), bad).dead
+            for number, reply in enumerate(measure_each(link, calls, bad))
+        )
         if total:
             found[topic] = total
     return found
@@ -482,31 +487,18 @@ def _dead_letters(link: Link, keys: Keys, only: str | None) -> dict[str, int]:
 # --- reading what instances have published: they may be of another version ------------------------
 
 
-def _pairs(raw: list[bytes] | None) -> list[tuple[str, bytes]]:
-    flat = raw or []
-    return [
-        (name.decode("utf-8", "replace"), value)
-        for name, value in zip(flat[::2], flat[1::2], strict=True)
-    ]
-
-
 def _list(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _unit_of(raw: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return raw.get("topic"), raw.get("partition"), raw.get("group")
+    return str(raw.get("topic")), published.whole(raw.get("partition")), str(raw.get("group"))
 
 
-def _number(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
-
-
-def _real(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+_number, _real = published.whole, published.real
 
 
 def _rate(unit: dict[str, Any]) -> float | None:
     rates = unit.get("rates")
     rate = rates.get("acked") if isinstance(rates, dict) else None
-    return float(rate) if isinstance(rate, int | float) else None
+    return _real(rate)

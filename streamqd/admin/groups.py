@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import groups_lag, topics
-from streamqd.admin.pages import ask, server_unix_ms
+from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.unreadable import BadValues, Unreadable, lease_views
 from streamqd.errors import Refused
 from streamqd.model import KEEPERS, Unit
 from streamqd.store import groups as store
@@ -23,7 +24,8 @@ class GroupRow:
     """One group of `group list`: sums over the partitions of its topic.
 
     `owned` counts the partitions that an instance holds, `owners` names those instances. The other
-    fields are those of `group describe`.
+    fields are those of `group describe`. `unreadable` are values of its topic that cannot be read;
+    a topic of which they hide all groups has a row without a `group`.
     """
 
     topic: str
@@ -36,6 +38,7 @@ class GroupRow:
     pending: int
     delayed: int
     oldest_unix_ms: int | None
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,10 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupDetail:
-    """A group on a topic. `missing` are the partitions on which it has not been made."""
+    """A group on a topic. `missing` are the partitions on which it has not been made.
+
+    `unreadable` are values in Redis that cannot be read: a number among them counts as none.
+    """
 
     topic: str
     group: str
@@ -78,6 +84,7 @@ class GroupDetail:
     oldest_unix_ms: int | None
     missing: list[int]
     partitions: list[GroupPartition]
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +98,28 @@ class GroupDeleted:
 
 def listed(link: Link, keys: Keys, topic: str | None = None) -> list[GroupRow]:
     """The groups of one topic or all. Raises TopicMissing."""
+    bad = BadValues()
     if topic is not None:
         counts = {topic: topics.partition_count(link, keys, topic)}
     else:
-        names = registry.registered(link, keys)
-        known = {name: registry.partition_count(link, keys, name) for name in names}
-        counts = {name: count for name, count in known.items() if count is not None}
-    rows = []
+        counts = topics.known_counts(link, keys, bad)
+    rows = [_row("", "", [], bad)] if bad.rows else []
     for name, count in counts.items():
-        for group in topics.groups(link, keys, name, range(count)):
-            parts = _partitions(link, keys, [Unit(name, each, group) for each in range(count)])
-            rows.append(_row(name, group, parts))
+        bad, before = BadValues(), len(rows)
+        for group in topics.groups(link, keys, name, range(count), bad=bad):
+            units = [Unit(name, each, group) for each in range(count)]
+            rows.append(_row(name, group, _partitions(link, keys, units, bad), bad))
+        if bad.rows and len(rows) == before:
+            rows.append(_row(name, "", [], bad))
     return rows
 
 
 def describe(link: Link, keys: Keys, topic: str, group: str) -> GroupDetail:
     """One group, partition by partition. Raises TopicMissing, Refused."""
-    count = known(link, keys, topic, group)
-    parts = _partitions(link, keys, [Unit(topic, each, group) for each in range(count)])
-    row = _row(topic, group, parts)
+    count, bad = known(link, keys, topic, group), BadValues()
+    topics.groups(link, keys, topic, range(count), bad=bad)
+    parts = _partitions(link, keys, [Unit(topic, each, group) for each in range(count)], bad)
+    row = _row(topic, group, parts, bad)
     present = {each.partition for each in parts}
     return GroupDetail(
         topic=topic,
@@ -122,6 +132,7 @@ def describe(link: Link, keys: Keys, topic: str, group: str) -> GroupDetail:
         oldest_unix_ms=row.oldest_unix_ms,
         missing=[number for number in range(count) if number not in present],
         partitions=parts,
+        unreadable=row.unreadable,
     )
 
 
@@ -169,6 +180,12 @@ def delete(link: Link, keys: Keys, topic: str, group: str, *, force: bool) -> Gr
     return GroupDeleted(topic, group, count)
 
 
+def owner_of(link: Link, keys: Keys, unit: Unit) -> str | None:
+    """Who holds a unit by a lease that lives; None for nobody."""
+    (view,) = lease_views(link, keys, [unit], BadValues())
+    return view.owner if view.ttl is not None else None
+
+
 def owned_sentence(unit: Unit, owner: str) -> str:
     """Why something is refused while an instance, or another verb, holds the unit."""
     if owner in KEEPERS:
@@ -183,7 +200,8 @@ def owned_sentence(unit: Unit, owner: str) -> str:
 
 
 def _refuse_busy(link: Link, keys: Keys, units: Sequence[Unit]) -> None:
-    for unit, part in zip(units, _by_partition(link, keys, units), strict=True):
+    found = _by_partition(link, keys, units, BadValues())
+    for unit, part in zip(units, found, strict=True):
         if part is None:
             continue
         if part.state == "owned":
@@ -196,14 +214,17 @@ def _refuse_busy(link: Link, keys: Keys, units: Sequence[Unit]) -> None:
             )
 
 
-def _partitions(link: Link, keys: Keys, units: Sequence[Unit]) -> list[GroupPartition]:
-    return [each for each in _by_partition(link, keys, units) if each is not None]
+def _partitions(
+    link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues
+) -> list[GroupPartition]:
+    return [each for each in _by_partition(link, keys, units, bad) if each is not None]
 
 
-def _by_partition(link: Link, keys: Keys, units: Sequence[Unit]) -> list[GroupPartition | None]:
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
-    found = groups_lag.backlogs(link, keys, units)
+def _by_partition(
+    link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues
+) -> list[GroupPartition | None]:
+    views = lease_views(link, keys, units, bad)
+    found = groups_lag.backlogs(link, keys, units, bad)
     return [
         _partition(unit, view, found[unit]) if unit in found else None
         for unit, view in zip(units, views, strict=True)
@@ -231,7 +252,7 @@ def _partition(
     )
 
 
-def _row(topic: str, group: str, parts: Sequence[GroupPartition]) -> GroupRow:
+def _row(topic: str, group: str, parts: Sequence[GroupPartition], bad: BadValues) -> GroupRow:
     times = [
         each
         for part in parts
@@ -249,4 +270,5 @@ def _row(topic: str, group: str, parts: Sequence[GroupPartition]) -> GroupRow:
         pending=sum(part.pending for part in parts),
         delayed=sum(part.delayed for part in parts),
         oldest_unix_ms=min(times, default=None),
+        unreadable=bad.rows,
     )

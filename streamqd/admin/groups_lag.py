@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamqd.admin.pages import ask, measure
+from streamqd.admin.unreadable import BadValues, ask_each, group_names, measure_each
+from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
 
 COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
 PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
@@ -42,14 +44,27 @@ class UnitBacklog:
         return min((each for each in times if each is not None), default=None)
 
 
-def backlogs(link: Link, keys: Keys, units: Sequence[Unit]) -> dict[Unit, UnitBacklog]:
-    """Look at units; those of which the group does not exist are left out."""
-    replies = measure(link, [statistics.measure_unit(keys, unit) for unit in units])
-    answers = zip(units, map(statistics.unit_figures, replies), strict=True)
-    figures = {unit: each for unit, each in answers if each is not None}
-    mains = positions(link, sorted({keys.source(*unit) for unit in figures}))
-    retries = positions(link, [keys.retry_stream(*unit) for unit in figures])
-    found = {}
+_NOTHING = UnitBacklog("0-0", 0, False, 0, 0, 0, None, None)
+
+
+def backlogs(
+    link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues
+) -> dict[Unit, UnitBacklog]:
+    """Look at units; those of which the group does not exist are left out.
+
+    One that cannot be measured counts as empty, and not as exact.
+    """
+    figures: dict[Unit, statistics.UnitFigures] = {}
+    found: dict[Unit, UnitBacklog] = {}
+    replies = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
+    for unit, reply in zip(units, replies, strict=True):
+        each = unit_figures(unit, reply, keys, bad)
+        if each is not None:
+            figures[unit] = each
+        elif reply is None or reply.word != "NOGROUP":
+            found[unit] = _NOTHING
+    mains = positions(link, sorted({keys.source(*unit) for unit in figures}), bad)
+    retries = positions(link, [keys.retry_stream(*unit) for unit in figures], bad)
     for unit, each in figures.items():
         stream, retry = keys.source(*unit), keys.retry_stream(*unit)
         position = mains[stream].get(unit.group, "0-0")
@@ -73,16 +88,30 @@ def backlogs(link: Link, keys: Keys, units: Sequence[Unit]) -> dict[Unit, UnitBa
     return found
 
 
-def positions(link: Link, streams: Sequence[str]) -> dict[str, dict[str, str]]:
+def unit_figures(
+    unit: Unit, reply: Reply | None, keys: Keys, bad: BadValues
+) -> statistics.UnitFigures | None:
+    """Read the answer to `statistics.measure_unit`; None: no group, or it cannot be read."""
+    if reply is None:
+        return None
+    try:
+        return statistics.unit_figures(reply)
+    except BadValue as error:
+        # The script knows no names of keys: what it read is the due time of a retry.
+        bad.add(BadValue(keys.retry(*unit), "a due time", error.found, error.wanted))
+        return None
+
+
+def positions(link: Link, streams: Sequence[str], bad: BadValues) -> dict[str, dict[str, str]]:
     """The groups of each stream, with the id last handed out to each."""
-    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams])
-    found: dict[str, dict[str, str]] = {}
-    for stream, reply in zip(streams, replies, strict=True):
-        infos = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in reply or ()]
-        found[stream] = {
-            each[b"name"].decode(): each[b"last-delivered-id"].decode() for each in infos
+    replies = ask_each(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+    return {
+        stream: {
+            each["name"]: each["last-delivered-id"].decode()
+            for each in group_names(reply, stream, bad)
         }
-    return found
+        for stream, reply in zip(streams, replies, strict=True)
+    }
 
 
 def count_behind(link: Link, stream: str, position: str) -> tuple[int, bool]:

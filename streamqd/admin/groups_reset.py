@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from streamqd.admin import groups, groups_lag, growth
 from streamqd.admin.pages import SEQ_MAX, Id, ask, read_id, server_unix_ms
+from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.config.values import parse_duration
 from streamqd.errors import Malformed, Refused
 from streamqd.model import Unit
 from streamqd.store import groups as store
-from streamqd.store import leases
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -181,9 +181,8 @@ def _obstacle(link: Link, keys: Keys, units: Sequence[Unit], *, force: bool) -> 
 
     A partition that a growth keeps is not taken by force: its keys would lose their order.
     """
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    for number, unit in enumerate(units):
-        view = leases.LeaseView.parse(*replies[2 * number : 2 * number + 2])
+    views = lease_views(link, keys, units, BadValues())
+    for unit, view in zip(units, views, strict=True):
         if view.ttl is not None and (view.owner == growth.OWNER or not force):
             return _owned_sentence(unit, view.owner)
     return ""
@@ -235,7 +234,7 @@ def _foreseen(link: Link, keys: Keys, unit: Unit, after: str, drop_retries: bool
         keys,
         unit,
         store.Reset(
-            before=groups_lag.positions(link, [stream])[stream].get(unit.group, "0-0"),
+            before=groups_lag.positions(link, [stream], BadValues())[stream].get(unit.group, "0-0"),
             after=after,
             pending=int(pending[0]) if pending else 0,
             delayed=delayed if drop_retries else 0,

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import groups_lag, topics
 from streamqd.admin.pages import BATCH, ask, measure, read_id
+from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Unit
 from streamqd.store import growth as store
@@ -168,8 +169,7 @@ def _keep(
     """Make the groups on the new partitions, from their first message on, and take the leases."""
     units = [Unit(topic, number, name) for name in names for number in new]
     measure(link, [messages.ensure_group(keys, unit, "0") for unit in units])
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    views = lease_views(link, keys, units, BadValues())
     calls = [
         leases.acquire(keys, unit, found.token, view.epoch, LEASE_SECONDS, OWNER)
         for unit, view in zip(units, views, strict=True)
@@ -248,7 +248,7 @@ def _positions(
     link: Link, keys: Keys, topic: str, found: Growth, name: str, numbers: Sequence[int]
 ) -> list[tuple[str, str, str | None]]:
     streams = [keys.stream(topic, number) for number in numbers]
-    known = groups_lag.positions(link, streams)
+    known = groups_lag.positions(link, streams, BadValues())
     return [
         (stream, found.barriers[number], known[stream].get(name))
         for number, stream in zip(numbers, streams, strict=True)

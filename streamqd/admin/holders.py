@@ -8,11 +8,13 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import retention as admin
-from streamqd.admin.pages import Id, ask, measure, read_id, server_unix_ms
+from streamqd.admin import topics
+from streamqd.admin.pages import Id, ask, read_id, server_unix_ms
 from streamqd.admin.retention import ARCHIVE
+from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measure_each
 from streamqd.errors import RedisRefused
 from streamqd.model import Unit
-from streamqd.store import leases, retention
+from streamqd.store import retention
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.retention import GroupStand, Stand
@@ -83,7 +85,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """What `doctor stream` found. `retention` and `archive` are the settings that hold."""
+    """What `doctor stream` found. `retention` and `archive` are the settings that hold.
+
+    `unreadable` are values in Redis that cannot be read. A partition that they hide is no row.
+    """
 
     topic: str
     now_unix_ms: int
@@ -96,6 +101,7 @@ class StreamReport:
     retry_bytes: int | None
     partitions: list[StreamRow]
     problems: list[Problem]
+    unreadable: list[Unreadable]
 
 
 def examine(
@@ -111,13 +117,18 @@ def examine(
     `expected` are groups of the configuration. A group without an owner counts as abandoned once no
     consumer was seen for `abandoned_after` seconds.
     """
-    holds, count = admin.settings(link, keys, topic, configured)
+    bad = BadValues()
+    count = topics.partition_count(link, keys, topic)
+    meta = topics.known_meta(link, keys, topic, bad)
+    holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
     now = server_unix_ms(link)
-    replies = measure(link, [retention.measure(keys, topic, number) for number in range(count)])
+    calls = [retention.measure(keys, topic, number) for number in range(count)]
     rows, problems = [], []
-    for number, reply in enumerate(replies):
-        stand = Stand.parse(reply)
-        groups = _groups(link, keys, topic, number, stand, abandoned_after)
+    for number, reply in enumerate(measure_each(link, calls, bad)):
+        stand = admin.known_stand(reply, keys, topic, number, bad)
+        if stand is None:
+            continue
+        groups = _groups(link, keys, topic, number, stand, abandoned_after, bad)
         row = _row(link, keys, topic, number, stand, groups, holds, now)
         rows.append(row)
         problems += _problems(topic, row, stand, holds, expected)
@@ -133,6 +144,7 @@ def examine(
         retry_bytes=_sum(row.retry_bytes for row in rows),
         partitions=rows,
         problems=problems,
+        unreadable=bad.rows,
     )
 
 
@@ -156,11 +168,16 @@ def _beside(
 
 
 def _groups(
-    link: Link, keys: Keys, topic: str, number: int, stand: Stand, abandoned_after: float
+    link: Link,
+    keys: Keys,
+    topic: str,
+    number: int,
+    stand: Stand,
+    abandoned_after: float,
+    bad: BadValues,
 ) -> list[GroupRow]:
     units = [Unit(topic, number, group.name) for group in stand.groups]
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    views = lease_views(link, keys, units, bad)
     return [
         _group(group, view.owner if view.token and view.ttl is not None else "", abandoned_after)
         for group, view in zip(stand.groups, views, strict=True)

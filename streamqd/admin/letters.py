@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
+from streamqd.admin import topics
 from streamqd.admin.dead_choice import EVERY_LETTER, Choice
 from streamqd.admin.letters_reading import (
     KNOWN,
@@ -18,7 +19,8 @@ from streamqd.admin.letters_reading import (
     streams_of,
     total,
 )
-from streamqd.admin.pages import Entry, Id, Place, ask, newest_first, read_id, read_place
+from streamqd.admin.pages import Entry, Id, Place, newest_first, read_id, read_place
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
 from streamqd.store.client import Link
@@ -92,12 +94,16 @@ class LettersView:
 
 @dataclass(frozen=True, slots=True)
 class TopicLetters:
-    """How many dead letters a topic has, and when the oldest and the newest were made."""
+    """How many dead letters a topic has, and when the oldest and the newest were made.
+
+    `unreadable` are values of its keys that cannot be read; a topic that they hide has no times.
+    """
 
     topic: str
     total: int
     oldest_unix_ms: int | None
     newest_unix_ms: int | None
+    unreadable: list[Unreadable]
 
 
 # --- looking --------------------------------------------------------------------------------------
@@ -106,15 +112,25 @@ class TopicLetters:
 def overview(link: Link, keys: Keys) -> list[TopicLetters]:
     """The topics that have dead letters."""
     rows = []
-    for topic in registry.registered(link, keys):
-        streams = streams_of(link, keys, topic)
-        infos = ask(link, [("XINFO", "STREAM", stream) for stream in streams.values()])
+    names, strange = registry.registry(link, keys)
+    for error in strange:
+        bad = BadValues()
+        bad.add(error)
+        rows.append(TopicLetters(error.found, 0, None, None, bad.rows))
+    for topic in names:
+        bad = BadValues()
+        streams = [
+            keys.dlq(topic, number)
+            for number in range(topics.known_count(link, keys, topic, bad) or 0)
+        ]
+        infos = ask_each(link, [("XINFO", "STREAM", stream) for stream in streams], bad)
         found = [dict(zip(info[::2], info[1::2], strict=True)) for info in infos if info]
         total = sum(int(info[b"length"]) for info in found)
-        if total:
+        if total or bad.rows:
             firsts = [read_id(i[b"first-entry"][0]).ms for i in found if i[b"first-entry"]]
             lasts = [read_id(i[b"last-entry"][0]).ms for i in found if i[b"last-entry"]]
-            rows.append(TopicLetters(topic, total, min(firsts), max(lasts)))
+            oldest, newest = min(firsts, default=None), max(lasts, default=None)
+            rows.append(TopicLetters(topic, total, oldest, newest, bad.rows))
     return rows
 
 

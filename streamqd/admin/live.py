@@ -8,16 +8,16 @@ every field may be missing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamqd.admin import partitions
+from streamqd.admin import partitions, published
 from streamqd.admin.condition import condition
-from streamqd.admin.pages import ask
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.model import Unit
-from streamqd.store import control
+from streamqd.store import control, topics
+from streamqd.store import members as beating
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -151,7 +151,10 @@ class LiveTotals:
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """The fleet at one instant of the server's clock. `unseen` counts strays not looked at."""
+    """The fleet at one instant of the server's clock. `unseen` counts strays not looked at.
+
+    `unreadable` are values in Redis that cannot be read: they count as missing.
+    """
 
     fleet: str
     now_unix_ms: int
@@ -161,40 +164,45 @@ class LiveView:
     failures: list[LiveFailure]
     totals: LiveTotals
     unseen: int
+    unreadable: list[Unreadable]
 
 
 def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
     """Look once. `stale`: seconds of silence after which an instance counts as gone."""
-    time, beats, infos, flat = ask(
+    bad = BadValues()
+    time, scores, infos, flat = ask_each(
         link,
-        [
-            ("TIME",),
-            ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
-            ("HGETALL", keys.info(fleet)),
-            ("HGETALL", keys.orders(fleet)),
-        ],
+        [("TIME",), *beating.stored(keys, fleet), ("HGETALL", keys.orders(fleet))],
+        bad,
     )
     now = int(time[0]) * 1000 + int(time[1]) // 1000
-    orders = control.read(flat)
-    names = [_text(raw) for raw in beats[::2]]
-    told = {_text(n): document(raw) for n, raw in zip(infos[::2], infos[1::2], strict=True)}
-    offers = {pair for name in names for pair in offered(told.get(name, {}))}
-    topics = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
+    orders = control.read(flat or ())
+    published.bad_orders(keys, fleet, flat, bad)
+    beats = published.beats(keys, fleet, scores, infos, bad)
+    names = [beat.instance for beat in beats]
+    offers = {pair for beat in beats for pair in beating.seen_of(beat).member.offers}
+    offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
     commands: list[tuple[object, ...]] = [
-        ("HGET", keys.meta(topic), "partitionCount") for topic in topics
+        ("HGET", keys.meta(topic), "partitionCount") for topic in offered
     ]
     # One by one in one exchange: users that may GET need not be allowed MGET too.
     commands += [("GET", keys.instance(fleet, name)) for name in names]
-    replies = ask(link, commands)
-    summaries = [document(raw) for raw in replies[len(topics) :]]
-    counts = {t: int(raw) for t, raw in zip(topics, replies, strict=False) if raw}
+    replies = ask_each(link, commands, bad)
+    summaries = [
+        published.summary(raw, keys.instance(fleet, name), bad)
+        for name, raw in zip(names, replies[len(offered) :], strict=True)
+    ]
+    counts = {
+        topic: bad.read(topics.count_of, topic, raw, keys.meta(topic)) or 0
+        for topic, raw in zip(offered, replies, strict=False)
+        if raw
+    }
     instances = [
-        _instance(name, int(float(beat)), told.get(name, {}), each, now - int(stale * 1000))
-        for name, beat, each in zip(names, beats[1::2], summaries, strict=True)
+        _instance(beat, each, now - int(stale * 1000))
+        for beat, each in zip(beats, summaries, strict=True)
     ]
     # Two instances may claim one unit while it moves: the newer epoch is right.
-    owned: dict[Unit, LiveUnit] = {}
-    failures: list[LiveFailure] = []
+    owned, failures = dict[Unit, LiveUnit](), list[LiveFailure]()
     for name, each in zip(names, summaries, strict=True):
         for raw in tables(each.get("units")):
             found = unit_of(name, raw)
@@ -207,7 +215,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
         Unit(t, number, group) for t, group in sorted(offers) for number in range(counts.get(t, 0))
     ]
     strays = [unit for unit in wanted if unit not in owned]
-    seen = partitions.rows(link, keys, strays[:STRAYS_MAX])
+    seen = partitions.rows(link, keys, strays[:STRAYS_MAX], bad)
     units = sorted(
         (_ordered(one, orders) for one in (*owned.values(), *(_stray(row, now) for row in seen))),
         key=lambda one: (one.topic, one.group, one.partition),
@@ -225,12 +233,12 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
         failures=sorted(failures, key=lambda one: one.seconds_ago),
         totals=_totals(units),
         unseen=max(0, len(strays) - STRAYS_MAX),
+        unreadable=bad.rows,
     )
 
 
-def _instance(
-    name: str, beat: int, info: dict[str, Any], summary: dict[str, Any], stale_unix_ms: int
-) -> LiveInstance:
+def _instance(seen: beating.Beat, summary: dict[str, Any], stale_unix_ms: int) -> LiveInstance:
+    name, beat, info = seen[:3]
     units = [unit for unit in tables(summary.get("units")) if unit.get("owned")]
     up = summary.get("redis_up")
     return LiveInstance(
@@ -361,41 +369,12 @@ def _totals(units: list[LiveUnit]) -> LiveTotals:
 # --- reading what instances have published: they may be of another version ------------------------
 
 
-def document(raw: bytes | None) -> dict[str, Any]:
-    """A JSON object; an empty one for anything else."""
-    try:
-        found = json.loads(raw or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def tables(value: Any) -> list[dict[str, Any]]:
     """A list of JSON objects; whatever else is in it is left out."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def offered(info: dict[str, Any]) -> set[tuple[str, str]]:
-    """The (topic, group)s that a member's record offers."""
-    found = info.get("offers")
-    pairs = found if isinstance(found, list) else []
-    return {
-        (str(each[0]), str(each[1])) for each in pairs if isinstance(each, list) and len(each) == 2
-    }
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
-
-
-def _real(value: Any) -> float | None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain else None
-
-
-def _whole(value: Any) -> int | None:
-    found = _real(value)
-    return None if found is None else int(found)
+_real, _whole = published.real, published.whole
 
 
 def _rate(raw: dict[str, Any], name: str) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from streamqd.admin import topics
-from streamqd.admin.pages import ask, measure, server_unix_ms
+from streamqd.admin import groups_lag, topics
+from streamqd.admin.pages import measure, server_unix_ms
+from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measure_each
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import leases, spark, statistics
-from streamqd.store import topics as registry
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -45,11 +45,15 @@ class UnitRow:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsView:
-    """All units of the topics looked at; `idle_topics` are those that no group reads."""
+    """All units of the topics looked at; `idle_topics` are those that no group reads.
+
+    `unreadable` are values in Redis that cannot be read: a number among them counts as none.
+    """
 
     now_unix_ms: int
     units: list[UnitRow]
     idle_topics: list[str]
+    unreadable: list[Unreadable]
 
 
 def view(
@@ -63,19 +67,18 @@ def view(
 
     A partition needs its topic. Raises TopicMissing, Refused.
     """
+    bad = BadValues()
     if topic is not None:
         counts = {topic: topics.partition_count(link, keys, topic)}
     else:
-        names = registry.registered(link, keys)
-        known = ((name, registry.partition_count(link, keys, name)) for name in names)
-        counts = {name: count for name, count in known if count is not None}
+        counts = topics.known_counts(link, keys, bad)
     if partition is not None and partition not in range(counts.get(topic or "", 0)):
         last = counts.get(topic or "", 0) - 1
         raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {last}")
     units: list[Unit] = []
     idle = []
     for each, count in counts.items():
-        found = topics.groups(link, keys, each, range(count))
+        found = topics.groups(link, keys, each, range(count), bad=bad)
         units += [
             Unit(each, number, name)
             for name in found
@@ -86,15 +89,18 @@ def view(
             idle.append(each)
     if group is not None and not units:
         raise Refused(f"no group {group} reads {f'the topic {topic}' if topic else 'any topic'}")
-    return PartitionsView(server_unix_ms(link), rows(link, keys, units), idle)
+    found_rows = rows(link, keys, units, bad)
+    return PartitionsView(server_unix_ms(link), found_rows, idle, bad.rows)
 
 
-def rows(link: Link, keys: Keys, units: list[Unit]) -> list[UnitRow]:
+def rows(link: Link, keys: Keys, units: list[Unit], bad: BadValues) -> list[UnitRow]:
     """Look at each of the units."""
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
-    measured = measure(link, [statistics.measure_unit(keys, unit) for unit in units])
-    figures = [statistics.unit_figures(reply) for reply in measured]
+    views = lease_views(link, keys, units, bad)
+    measured = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
+    figures = [
+        groups_lag.unit_figures(unit, reply, keys, bad)
+        for unit, reply in zip(units, measured, strict=True)
+    ]
     told = zip(units, figures, strict=True)
     counted = _counted(link, keys, {unit: each for unit, each in told if each and each.lag is None})
     return [

@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamqd.admin import topics
-from streamqd.admin.pages import BATCH, Id, ask, read_id
+from streamqd.admin.pages import BATCH, Id, read_id
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.store import untrusted
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -25,13 +27,13 @@ class PendingRow:
     `place` is `m:` (the partition's stream) or `r:` (the group's retry stream) and the entry's id.
     `idle_ms` is the time since it was last handed out, `deliveries` how often Redis has counted
     that, `crashes` how many processes it has taken down here. `consumer` is `w` for streamqd
-    itself; any other name is a foreign client.
+    itself, '' when no consumer has it (`idle_ms` is null then); any other name is a foreign client.
     """
 
     partition: int
     place: str
     written_unix_ms: int
-    idle_ms: int
+    idle_ms: int | None
     deliveries: int
     crashes: int
     consumer: str
@@ -42,7 +44,8 @@ class PendingView:
     """A page. `total` counts all pending entries of the group on the topic.
 
     `cursor` continues behind the last row, '' at the end. `complete` is false when a ranking by
-    idle time or deliveries has looked at the first 100,000 entries only.
+    idle time or deliveries has looked at the first 100,000 entries only. `unreadable` are values in
+    Redis that cannot be read: a count of crashes among them is shown as 0.
     """
 
     topic: str
@@ -51,6 +54,7 @@ class PendingView:
     rows: list[PendingRow]
     cursor: str
     complete: bool
+    unreadable: list[Unreadable]
 
 
 class _Source(NamedTuple):
@@ -64,7 +68,7 @@ class _Found(NamedTuple):
     id: Id
     partition: int
     kind: str
-    idle_ms: int
+    idle_ms: int | None
     deliveries: int
     consumer: str
 
@@ -89,8 +93,8 @@ def view(
     deliveries (the most first) they are a ranking of a moment: entries move between two looks.
     Raises TopicMissing, Refused.
     """
-    count = topics.partition_count(link, keys, topic)
-    if group not in topics.groups(link, keys, topic, range(count)):
+    count, bad = topics.partition_count(link, keys, topic), BadValues()
+    if group not in topics.groups(link, keys, topic, range(count), bad=bad):
         raise Refused(f"no group {group} reads the topic {topic}")
     sources = [
         source
@@ -100,7 +104,7 @@ def view(
             _Source(number, "r", keys.retry_stream(topic, number, group)),
         )
     ]
-    totals = ask(link, [("XPENDING", source.stream, group) for source in sources])
+    totals = ask_each(link, [("XPENDING", source.stream, group) for source in sources], bad)
     total = sum(int(reply[0]) for reply in totals if reply)
     after = _read_cursor(cursor) if cursor else None
     busy = [s for s, reply in zip(sources, totals, strict=True) if reply and reply[0]]
@@ -117,13 +121,15 @@ def view(
         page = heapq.nsmallest(limit + 1, behind, key=lambda found: found.position)
     more = len(page) > limit
     page = page[:limit]
+    rows = _rows(link, keys, topic, group, page, bad)
     return PendingView(
         topic=topic,
         group=group,
         total=total,
-        rows=_rows(link, keys, topic, group, page),
+        rows=rows,
         cursor=_write_cursor(page[-1]) if more else "",
         complete=complete,
+        unreadable=bad.rows,
     )
 
 
@@ -170,7 +176,9 @@ def _scan(link: Link, sources: list[_Source], group: str, order: str) -> Iterato
                     raise reply
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
-                rank = now - int(raw[2]) if order == "idle" else -int(raw[3])
+                # An entry without a consumer has been idle for ever; its idle time is told as -1.
+                since = now - int(raw[2]) if _owned(raw) else 0
+                rank = since if order == "idle" else -int(raw[3])
                 yield _found(source, raw, rank)
             left -= len(page)
             if len(page) < PAGE:
@@ -179,28 +187,35 @@ def _scan(link: Link, sources: list[_Source], group: str, order: str) -> Iterato
                 positions[source] = f"({page[-1][0].decode()}"
 
 
-def _found(source: _Source, raw: list[bytes], rank: int) -> _Found:
+def _owned(raw: list[Any]) -> bool:
+    return bool(raw[1]) and int(raw[2]) >= 0
+
+
+def _found(source: _Source, raw: list[Any], rank: int) -> _Found:
     raw_id, consumer, idle, deliveries = raw
     return _Found(
         rank=rank,
         id=read_id(raw_id),
         partition=source.partition,
         kind=source.kind,
-        idle_ms=int(idle),
+        idle_ms=int(idle) if _owned(raw) else None,
         deliveries=int(deliveries),
         consumer=consumer.decode("utf-8", "replace"),
     )
 
 
-def _rows(link: Link, keys: Keys, topic: str, group: str, page: list[_Found]) -> list[PendingRow]:
+def _rows(
+    link: Link, keys: Keys, topic: str, group: str, page: list[_Found], bad: BadValues
+) -> list[PendingRow]:
     places = [f"{found.kind}:{found.id}" for found in page]
-    crashes = ask(
-        link,
-        [
-            ("HGET", keys.attempts(topic, found.partition, group), f"{place}:c")
-            for found, place in zip(page, places, strict=True)
-        ],
-    )
+    asked = [
+        ("HGET", keys.attempts(topic, found.partition, group), f"{place}:c")
+        for found, place in zip(page, places, strict=True)
+    ]
+    crashes = [
+        bad.read(untrusted.integer, raw, key, field, default=0) or 0
+        for (_, key, field), raw in zip(asked, ask_each(link, asked, bad), strict=True)
+    ]
     return [
         PendingRow(
             partition=found.partition,
@@ -208,7 +223,7 @@ def _rows(link: Link, keys: Keys, topic: str, group: str, page: list[_Found]) ->
             written_unix_ms=found.id.ms,
             idle_ms=found.idle_ms,
             deliveries=found.deliveries,
-            crashes=int(charged or 0),
+            crashes=charged,
             consumer=found.consumer,
         )
         for found, place, charged in zip(page, places, crashes, strict=True)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamqd import config
-from streamqd.admin import topics
+from streamqd.admin import topics, topics_settings
 from streamqd.admin.pages import Id, measure, read_id, server_unix_ms
-from streamqd.errors import BadValue, Refused, StreamqdError
+from streamqd.admin.unreadable import BadValues, Unreadable, measure_each
+from streamqd.errors import Refused
 from streamqd.store import retention, spark
-from streamqd.store import topics as registry
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.store.retention import Stand, Trimmed
+from streamqd.store.scripts import Reply
 
 PAGE = 4_000  # entries removed by one script, at most
 COUNT_MAX = 100_000  # entries counted one by one in a partition
@@ -40,13 +41,17 @@ class TrimRow:
 
 @dataclass(frozen=True, slots=True)
 class TrimReport:
-    """What `trim` did. `removed` is the sum of what is known."""
+    """What `trim` did. `removed` is the sum of what is known.
+
+    `unreadable` are values in Redis that cannot be read: their partitions were left alone.
+    """
 
     topic: str
     dry_run: bool
     now_unix_ms: int
     removed: int
     partitions: list[TrimRow]
+    unreadable: list[Unreadable]
 
 
 def settings(
@@ -54,12 +59,10 @@ def settings(
 ) -> tuple[config.Topic, int]:
     """The settings of a topic that hold, and its partition count. Raises TopicMissing."""
     count = topics.partition_count(link, keys, topic)
-    (meta,) = registry.metas(link, keys, [topic])
-    if isinstance(meta, BadValue):
-        raise Refused(str(meta))
-    if isinstance(meta, StreamqdError):
-        raise meta
-    stored = meta.settings if meta else {}
+    bad, key = BadValues(), keys.meta(topic)
+    stored = topics_settings.readable(link.execute("HGET", key, "settings"), key, bad)
+    if bad.rows:  # what is retained is never guessed
+        raise Refused(f"{bad.rows[0]}: `streamqd doctor --only values` says how to put it right")
     return config.effective(configured or config.Topic(), stored), count
 
 
@@ -79,8 +82,10 @@ def trim(
     go.
     """
     now = server_unix_ms(link)
-    rows = []
+    rows, bad = [], BadValues()
     for number in partitions:
+        if _known(link, keys, topic, number, bad) is None:
+            continue
         removed: int | None = None
         if dry_run:
             _check_groups(topic, number, _stand(link, keys, topic, number), wanted, expected)
@@ -101,7 +106,7 @@ def trim(
             )
         )
     total = sum(row.removed or 0 for row in rows)
-    return TrimReport(topic, dry_run, now, total, rows)
+    return TrimReport(topic, dry_run, now, total, rows, bad.rows)
 
 
 def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
@@ -136,6 +141,25 @@ def _before(entry: Id) -> Id:
     if entry.seq:
         return Id(entry.ms, entry.seq - 1)
     return Id(entry.ms - 1, (1 << 64) - 1) if entry.ms else entry
+
+
+def known_stand(
+    reply: Reply | None, keys: Keys, topic: str, partition: int, bad: BadValues
+) -> Stand | None:
+    """Read the answer to `retention.measure`; None when it cannot be read.
+
+    A group whose name is not UTF-8 is shown with its bytes escaped, and kept as bad.
+    """
+    if reply is None:
+        return None
+    for row in reply.rest[6]:
+        bad.text(row[0], keys.stream(topic, partition), "group")
+    return bad.read(Stand.parse, reply, keys.trim(topic, partition))
+
+
+def _known(link: Link, keys: Keys, topic: str, partition: int, bad: BadValues) -> Stand | None:
+    (reply,) = measure_each(link, [retention.measure(keys, topic, partition)], bad)
+    return known_stand(reply, keys, topic, partition, bad)
 
 
 def _stand(link: Link, keys: Keys, topic: str, partition: int) -> Stand:

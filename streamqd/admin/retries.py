@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import groups
-from streamqd.admin.pages import ask, server_unix_ms
-from streamqd.errors import Malformed, Refused
+from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
+from streamqd.errors import BadValue, Malformed, Refused
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as store
+from streamqd.store import untrusted
 from streamqd.store.client import Link
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
 
 PAGE = 200
 BATCH = 64  # retries that are changed by one call
@@ -48,7 +51,8 @@ class RetryRow:
 class RetriesView:
     """A page, the earliest first. `total` counts all delayed retries of the group on the topic.
 
-    `cursor` continues behind the last row; it is '' at the end.
+    `cursor` continues behind the last row; it is '' at the end. `unreadable` are due times and
+    counts in Redis that cannot be read. A retry without a due time has no row.
     """
 
     topic: str
@@ -57,6 +61,7 @@ class RetriesView:
     total: int
     rows: list[RetryRow]
     cursor: str
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +116,23 @@ def listed(
     count = groups.known(link, keys, topic, group)
     now = server_unix_ms(link)
     after = _read_cursor(cursor) if cursor else (0, 0, "")
-    found = []
-    for position, row in _merged(link, keys, topic, group, count, after):
+    found, bad = [], BadValues()
+    for position, row in _merged(link, keys, topic, group, count, after, bad):
         if _passes(position, row, choice, now):
             found.append(row)
             if len(found) > limit:
                 break
     page = found[:limit]
-    totals = ask(link, [("ZCARD", keys.retry(topic, each, group)) for each in range(count)])
+    cards = [("ZCARD", keys.retry(topic, each, group)) for each in range(count)]
+    totals = ask_each(link, cards, bad)
     return RetriesView(
         topic=topic,
         group=group,
         now_unix_ms=now,
-        total=sum(totals),
+        total=sum(each or 0 for each in totals),
         rows=page,
         cursor=f"{page[-1].due_unix_ms}/{page[-1].id}" if len(found) > limit else "",
+        unreadable=bad.rows,
     )
 
 
@@ -138,7 +145,7 @@ def chosen(
         return _named(link, keys, topic, group, count, choice.ids)
     now = server_unix_ms(link)
     found: dict[int, list[RetryRow]] = {}
-    for position, row in _merged(link, keys, topic, group, count, (0, 0, "")):
+    for position, row in _merged(link, keys, topic, group, count, (0, 0, ""), BadValues()):
         if _passes(position, row, choice, now):
             found.setdefault(position[1], []).append(row)
     return found
@@ -209,16 +216,19 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
 
 
 def _merged(
-    link: Link, keys: Keys, topic: str, group: str, count: int, after: Position
+    link: Link, keys: Keys, topic: str, group: str, count: int, after: Position, bad: BadValues
 ) -> Iterator[tuple[Position, RetryRow]]:
-    readers = [_ordered(link, keys, Unit(topic, each, group), after) for each in range(count)]
+    readers = [_ordered(link, keys, Unit(topic, each, group), after, bad) for each in range(count)]
     return heapq.merge(*readers, key=lambda found: found[0])
 
 
 def _ordered(
-    link: Link, keys: Keys, unit: Unit, after: Position
+    link: Link, keys: Keys, unit: Unit, after: Position, bad: BadValues
 ) -> Iterator[tuple[Position, RetryRow]]:
-    """The retries of one partition behind a position of the whole list."""
+    """The retries of one partition behind a position of the whole list.
+
+    A due time that cannot be read is kept in `bad`.
+    """
     due, partition, place = after
     if unit.partition < partition:
         start = (due, "s")  # behind every place of that due time
@@ -227,7 +237,7 @@ def _ordered(
     else:
         start = (due, "")
     while True:
-        page, more = store.rows(link.run(store.page(keys, unit, start, PAGE)))
+        page, more = _page(link, keys, unit, start, bad)
         for each in page:
             position = (each.due_unix_ms, unit.partition, each.place)
             if position > after:
@@ -235,6 +245,30 @@ def _ordered(
         if not page or not more:
             return
         start = (page[-1].due_unix_ms, page[-1].place)
+
+
+def _page(
+    link: Link, keys: Keys, unit: Unit, start: tuple[int, str], bad: BadValues
+) -> tuple[list[store.Delayed], bool]:
+    (reply,) = measure_each(link, [store.page(keys, unit, start, PAGE)], bad)
+    if reply is None:
+        return [], False
+    page, more = [], bool(reply.rest[1])
+    for row in reply.rest[0]:
+        try:
+            (one,) = store.rows(Reply("OK", [[row], False]))[0]
+            if abs(one.due_unix_ms) >= untrusted.INTEGER_MAX:  # the script has cut it
+                raise BadValue("", "", f"{one.due_unix_ms} or beyond", "a time")
+            page.append(one)
+        except BadValue as error:
+            field = untrusted.label(row[0])
+            bad.add(BadValue(keys.retry(*unit), field, error.found, error.wanted))
+    for each in page:
+        for name in (b"retryCount", b"crashCount"):
+            field = f"{each.place}: {name.decode()}"
+            raw = each.fields.get(name)
+            bad.read(untrusted.integer, raw, keys.retry_items(*unit), field, default=0)
+    return page, more
 
 
 def _row(unit: Unit, each: store.Delayed) -> RetryRow:
@@ -295,8 +329,8 @@ def _place(row: RetryRow) -> str:
 
 def _number(raw: bytes | None) -> int:
     try:
-        return int(raw or 0)
-    except ValueError:
+        return untrusted.integer(raw, "", default=0)
+    except BadValue:
         return 0
 
 

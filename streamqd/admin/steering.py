@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import difflib
 import getpass
-import json
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from streamqd.admin import topics
+from streamqd.admin import published, topics
 from streamqd.admin.pages import ask, server_unix_ms
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.errors import Refused
 from streamqd.policy.rebalance import Seen
 from streamqd.store import control, members
@@ -75,11 +75,15 @@ class OrderRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """All orders, and under `strange` what cannot be read, with the problem."""
+    """All orders, and under `strange` those that cannot be read, with the problem.
+
+    `unreadable` are other values of the fleet that cannot be read.
+    """
 
     now_unix_ms: int
     orders: list[OrderRow]
     strange: dict[str, str]
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +150,12 @@ def offering(fleet: Fleet, topic: str) -> list[str]:
 
 def view(fleet: Fleet) -> ControlView:
     """All orders as they are written down."""
-    sight = look(fleet)
-    return ControlView(sight.now_unix_ms, rows(sight), sight.control.strange)
+    bad = BadValues()
+    replies = ask_each(fleet.link, stored(fleet), bad)
+    sight = sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
+    published.bad_orders(fleet.keys, fleet.name, replies[2], bad)
+    published.beats(fleet.keys, fleet.name, replies[0], replies[1], bad)
+    return ControlView(sight.now_unix_ms, rows(sight), sight.control.strange, bad.rows)
 
 
 def rows(sight: Sight) -> list[OrderRow]:
@@ -401,12 +409,3 @@ def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool =
     if chosen and not dry_run:
         write(fleet, remove=chosen)
     return Cleared(chosen, dry_run)
-
-
-def document(raw: bytes | None) -> dict[str, Any]:
-    """What an instance has published, perhaps of another version; {} when it cannot be read."""
-    try:
-        found = json.loads(raw or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from streamqd.admin.pages import ask
 from streamqd.admin.steering import Fleet, Sight, Steered, check_scope, living, look, write
+from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.policy.rebalance import place
-from streamqd.store import control, leases
+from streamqd.store import control
 from streamqd.store import topics as registry
 from streamqd.store.control import Scope
 
@@ -113,11 +113,5 @@ def offered(fleet: Fleet, sight: Sight) -> list[Unit]:
 
 def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
     """Who owns each of the units that somebody owns."""
-    commands = [command for unit in units for command in leases.view(fleet.keys, unit)]
-    replies = ask(fleet.link, commands)
-    found = {}
-    for number, unit in enumerate(units):
-        held = leases.LeaseView.parse(*replies[2 * number : 2 * number + 2])
-        if held.token:
-            found[unit] = held.owner
-    return found
+    views = lease_views(fleet.link, fleet.keys, units, BadValues())
+    return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from streamqd.admin import topics
+from streamqd.admin import live, published, topics
 from streamqd.admin.pages import ask
-from streamqd.admin.steering import Fleet, document, look
+from streamqd.admin.steering import Fleet, look
 from streamqd.admin.steering_moves import offered, owners_of, plan
 from streamqd.model import Unit
 from streamqd.store.control import Scope
@@ -92,16 +92,13 @@ def summaries(fleet: Fleet, instances: list[str]) -> dict[str, tuple[int, dict[U
     replies = ask(fleet.link, [("GET", fleet.keys.instance(fleet.name, one)) for one in instances])
     found = {}
     for name, raw in zip(instances, replies, strict=True):
-        told = document(raw)
-        at = told.get("at_unix_ms")
+        told = published.document(raw)
+        at = published.whole(told.get("at_unix_ms"))
         states = {
-            Unit(str(each.get("topic")), int(each.get("partition", -1)), str(each.get("group"))): (
-                str(each.get("state"))
-            )
-            for each in told.get("units", ())
-            if isinstance(each, dict)
+            live.unit_key(unit): unit.state
+            for unit in (live.unit_of(name, each) for each in live.tables(told.get("units")))
         }
-        found[name] = (at if isinstance(at, int) else 0, states)
+        found[name] = (at or 0, states)
     return found
 
 

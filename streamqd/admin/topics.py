@@ -9,18 +9,30 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import groups_lag, topics_settings
-from streamqd.admin.pages import BATCH, ask, measure
+from streamqd.admin.pages import BATCH
+from streamqd.admin.unreadable import (
+    BadValues,
+    Unreadable,
+    ask_each,
+    group_names,
+    measure_each,
+)
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
-from streamqd.store import growth, statistics, topics
+from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """One topic of `topic list`. `messages` are the entries kept in its partitions."""
+    """One topic of `topic list`. `messages` are the entries kept in its partitions.
+
+    `unreadable` are the values of its keys that cannot be read, and count as none. What is in the
+    registry and is no name has a row of its own, with that as its `topic`.
+    """
 
     topic: str
     partitions: int
@@ -29,6 +41,7 @@ class TopicRow:
     dead: int
     groups: list[str]
     created_unix_ms: int | None
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,8 @@ class TopicDetail:
     `settings` are those registered with the topic, `configured` those that the configuration read
     here states of it, and `effective` those that a daemon with this configuration goes by: what is
     configured, over what is registered, over the defaults. `growing_to` is the number of partitions
-    that a growth under way leads to, else null.
+    that a growth under way leads to, else null. `unreadable` are values of its keys that cannot be
+    read, and count as none.
     """
 
     topic: str
@@ -91,6 +105,7 @@ class TopicDetail:
     groups: list[str]
     totals: Totals
     partitions: list[PartitionRow]
+    unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +145,69 @@ def create(link: Link, keys: Keys, topic: str, wanted: config.Topic) -> Created:
 
 def listed(link: Link, keys: Keys) -> list[TopicRow]:
     """Every registered topic with its totals."""
-    rows = []
-    for topic in topics.registered(link, keys):
-        meta = topics.meta(link, keys, topic)
-        if meta is None:
-            continue  # the registry lives in another slot: it may be older than a lost meta
-        figures = _figures(link, keys, topic, meta.partitions)
-        rows.append(
-            TopicRow(
-                topic=topic,
-                partitions=meta.partitions,
-                messages=sum(each.length for each in figures),
-                scheduled=sum(each.scheduled for each in figures),
-                dead=sum(each.dead for each in figures),
-                groups=groups(link, keys, topic, range(meta.partitions)),
-                created_unix_ms=meta.created_unix_ms or None,
-            )
-        )
+    names, strange = topics.registry(link, keys)
+    found = ((topic, _row(link, keys, topic)) for topic in names)
+    # The registry lives in another slot: it may be older than a lost meta.
+    rows = [row for _, row in found if row is not None]
+    for error in strange:
+        bad = BadValues()
+        bad.add(error)
+        rows.append(TopicRow(error.found, 0, 0, 0, 0, [], None, bad.rows))
     return rows
+
+
+def _row(link: Link, keys: Keys, topic: str) -> TopicRow | None:
+    bad = BadValues()
+    meta = known_meta(link, keys, topic, bad)
+    if meta is None and not bad.rows:
+        return None
+    count = meta.partitions if meta else 0
+    figures = _figures(link, keys, topic, count, bad)
+    names = groups(link, keys, topic, range(count), bad=bad)
+    return TopicRow(
+        topic=topic,
+        partitions=count,
+        messages=sum(each.length for each in figures),
+        scheduled=sum(each.scheduled for each in figures),
+        dead=sum(each.dead for each in figures),
+        groups=names,
+        created_unix_ms=meta.created_unix_ms or None if meta else None,
+        unreadable=bad.rows,
+    )
+
+
+def known_meta(link: Link, keys: Keys, topic: str, bad: BadValues) -> topics.TopicMeta | None:
+    """What is registered of a topic, with nothing for what cannot be read.
+
+    None when there is no such topic, or when its partition count cannot be read.
+    """
+    count = known_count(link, keys, topic, bad)
+    if count is None:
+        return None
+    key = keys.meta(topic)
+    (reply,) = ask_each(link, [("HMGET", key, "created", "settings")], bad)
+    created, settings = reply or (None, None)
+    return topics.TopicMeta(
+        count,
+        bad.read(untrusted.integer, created, key, "created", default=0) or 0,
+        topics_settings.readable(settings, key, bad),
+    )
+
+
+def known_count(link: Link, keys: Keys, topic: str, bad: BadValues) -> int | None:
+    """How many partitions a topic has; None when there is none, or that cannot be read."""
+    key = keys.meta(topic)
+    (raw,) = ask_each(link, [("HGET", key, "partitionCount")], bad)
+    return None if raw is None else bad.read(topics.count_of, topic, raw, key)
+
+
+def known_counts(link: Link, keys: Keys, bad: BadValues) -> dict[str, int]:
+    """The partition counts of all topics of the registry whose count can be read."""
+    names, strange = topics.registry(link, keys)
+    for error in strange:
+        bad.add(error)
+    found = ((name, known_count(link, keys, name, bad)) for name in names)
+    return {name: count for name, count in found if count is not None}
 
 
 def describe(
@@ -157,14 +217,14 @@ def describe(
 
     Raises TopicMissing.
     """
-    count = partition_count(link, keys, topic)
-    meta = topics.meta(link, keys, topic)
-    names = groups(link, keys, topic, range(count))
-    rows = _partition_rows(link, keys, topic, count, names)
+    count, bad = partition_count(link, keys, topic), BadValues()
+    meta = known_meta(link, keys, topic, bad)
+    names = groups(link, keys, topic, range(count), bad=bad)
+    rows = _partition_rows(link, keys, topic, count, names, bad)
     sizes = [row.bytes for row in rows if row.bytes is not None]
     registered = meta.settings if meta else {}
     stated = configured or config.Topic()
-    under_way = growth.under_way(link, keys, topic)
+    under_way = bad.read(growth.under_way, link, keys, topic)
     return TopicDetail(
         topic=topic,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
@@ -182,15 +242,16 @@ def describe(
             groups=[_summed(name, rows) for name in names],
         ),
         partitions=rows,
+        unreadable=bad.rows,
     )
 
 
 def _partition_rows(
-    link: Link, keys: Keys, topic: str, count: int, names: list[str]
+    link: Link, keys: Keys, topic: str, count: int, names: list[str], bad: BadValues
 ) -> list[PartitionRow]:
-    figures = _figures(link, keys, topic, count)
+    figures = _figures(link, keys, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    found = groups_lag.backlogs(link, keys, units)
+    found = groups_lag.backlogs(link, keys, units, bad)
     sizes = _sizes(link, [keys.stream(topic, number) for number in range(count)])
     return [
         PartitionRow(
@@ -234,27 +295,49 @@ def _sizes(link: Link, streams: list[str]) -> list[int | None]:
 
 
 def groups(
-    link: Link, keys: Keys, topic: str, partitions: Iterable[int], *, letters: bool = True
+    link: Link,
+    keys: Keys,
+    topic: str,
+    partitions: Iterable[int],
+    *,
+    letters: bool = True,
+    bad: BadValues | None = None,
 ) -> list[str]:
     """Names of the groups that read any of the partitions, sorted.
 
-    With `letters` also of those that read their dead letters.
+    With `letters` also of those that read their dead letters. A group whose name is not UTF-8 was
+    made by somebody else: it is left out, and kept in `bad`.
     """
+    bad = bad or BadValues()
     numbers = list(partitions)
     streams = [keys.stream(topic, each) for each in numbers]
     if letters:
         streams += [keys.dlq(topic, each) for each in numbers]
-    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams])
+    replies = ask_each(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     found = set()
-    for at, reply in enumerate(replies):
-        for group in reply or ():
-            name = dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode()
+    for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
+        for group in group_names(reply, stream, bad):
             # A group of one kind on the stream of the other was made by somebody else.
-            if Unit(topic, 0, name).reads_letters == (at >= len(numbers)):
-                found.add(name)
+            if Unit(topic, 0, group["name"]).reads_letters == (at >= len(numbers)):
+                found.add(group["name"])
     return sorted(found)
 
 
-def _figures(link: Link, keys: Keys, topic: str, count: int) -> list[statistics.PartitionFigures]:
+def _figures(
+    link: Link, keys: Keys, topic: str, count: int, bad: BadValues
+) -> list[statistics.PartitionFigures]:
+    """The figures of each partition; zeros for one that cannot be measured."""
     calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]
-    return [statistics.partition_figures(reply) for reply in measure(link, calls)]
+    replies = measure_each(link, calls, bad)
+    return [partition_figures(reply, keys.trim(topic, at), bad) for at, reply in enumerate(replies)]
+
+
+def partition_figures(
+    reply: Reply | None, trim: str, bad: BadValues
+) -> statistics.PartitionFigures:
+    """Read the answer to `statistics.measure_partition`; None is one that was refused."""
+    found = None if reply is None else bad.read(statistics.partition_figures, reply, trim)
+    if found is None:
+        return statistics.PartitionFigures(0, 0, "", "", 0, 0, "")
+    bad.add(found.bad)
+    return found

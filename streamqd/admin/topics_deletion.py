@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from streamqd.admin import topics as admin
 from streamqd.admin.pages import ask
+from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import leases, topics
+from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -33,7 +34,7 @@ Progress = Callable[[int], None]
 # The kinds of control keys that carry the tag of a partition.
 _OF_PARTITIONS = (
     *("lease", "fence", "retry", "retry:item", "delayed", "delayed:item"),
-    *("attempts", "dedup", "trim", "sink", "moving"),
+    *("attempts", "dedup", "trim", "sink", "moving", "renewal"),
 )
 
 
@@ -67,8 +68,7 @@ def look(link: Link, keys: Keys, topic: str) -> Doomed:
         {*admin.groups(link, keys, topic, range(count)), *topics.groups_seen(link, keys, topic)}
     )
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    replies = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    views = [leases.LeaseView.parse(*replies[at : at + 2]) for at in range(0, len(replies), 2)]
+    views = lease_views(link, keys, units, BadValues())
     lengths = ask(
         link,
         [
@@ -139,6 +139,7 @@ def _batches(link: Link, keys: Keys, topic: str, found: Doomed) -> Iterator[list
         names += [keys.stream(topic, number), keys.dlq(topic, number), keys.trim(topic, number)]
         names += [keys.scheduled(topic, number), keys.scheduled_items(topic, number)]
         names += [keys.sink(topic, number), keys.moving(topic, number)]
+        names += [keys.fresh(topic, number), keys.renewal(topic, number)]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
     for node in link.masters():
@@ -166,7 +167,7 @@ def pattern(keys: Keys, topic: str) -> re.Pattern[bytes]:
     kinds = "|".join(_OF_PARTITIONS)
     whole = (
         rf"{control}:(?:{kinds}):{tag}(?::.*)?"
-        rf"|{streams}:{tag}(?::dlq|:retry:.*)?"
+        rf"|{streams}:{tag}(?::dlq|:renewal|:retry:.*)?"
         rf"|{control}:pipeline:\{{{re.escape(topic)}\}}:.*"
         rf"|{control}:topic:\{{{re.escape(topic)}\}}:audit"
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from streamqd import config
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.config.checks import check
 from streamqd.config.overlay import meant_by, setting_at
 from streamqd.config.problems import Problems
 from streamqd.config.reading import read_table, written
 from streamqd.config.setting import Kind, Setting, settings_of
-from streamqd.errors import ConfigError, Refused
-from streamqd.store import topics
+from streamqd.errors import BadValue, ConfigError, Refused
+from streamqd.store import topics, untrusted
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -27,7 +28,8 @@ TRIES = 5  # when somebody else changes the same settings
 class TopicSettings:
     """What `topic settings` shows. The three fields are those of `topic describe`.
 
-    `changed` says whether this call has changed what is registered.
+    `changed` says whether this call has changed what is registered, `unreadable` are registered
+    settings that cannot be read, and do not hold.
     """
 
     topic: str
@@ -35,12 +37,15 @@ class TopicSettings:
     configured: dict[str, Any]
     effective: dict[str, Any]
     changed: bool
+    unreadable: list[Unreadable]
 
 
 def show(link: Link, keys: Keys, topic: str, configured: config.Topic | None) -> TopicSettings:
     """The settings of a topic that is registered."""
-    meta = topics.meta(link, keys, topic)
-    return _seen(topic, meta.settings if meta else {}, configured, changed=False)
+    key, bad = keys.meta(topic), BadValues()
+    (raw,) = ask_each(link, [("HGET", key, "settings")], bad)
+    registered = readable(raw, key, bad)
+    return replace(_seen(topic, registered, configured, changed=False), unreadable=bad.rows)
 
 
 def change(
@@ -64,6 +69,38 @@ def change(
         if reply.word == "OK":
             return _seen(topic, after, configured, changed=after != before)
     raise Refused(f"somebody else keeps changing the settings of {topic}; try again")
+
+
+def readable(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
+    """Registered settings without those that do not hold, as they cannot be read."""
+    found = bad.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
+    holds = plain(config.effective(config.Topic(), found))
+    bounds = found.get("retention")
+    kept = {
+        name: value for name, value in found.items() if name not in holds or name == "retention"
+    }
+    for name in holds.keys() & found.keys() - {"retention"}:
+        if holds[name] == found[name]:
+            kept[name] = found[name]
+        else:
+            bad.add(_odd(raw, key))
+    if not isinstance(bounds, dict | None):
+        bad.add(_odd(raw, key))
+        del kept["retention"]
+    elif bounds is not None:
+        kept["retention"] = {
+            name: value
+            for name, value in bounds.items()
+            if name not in holds["retention"] or holds["retention"][name] == value
+        }
+        if len(kept["retention"]) < len(bounds):
+            bad.add(_odd(raw, key))
+    return kept
+
+
+def _odd(raw: bytes | None, key: str) -> BadValue:
+    wanted = "the settings of a topic, as `topic create` writes them"
+    return BadValue(key, "settings", untrusted.shown(raw), wanted)
 
 
 def changed_topic(
@@ -149,6 +186,7 @@ def _seen(
         configured=stated(file),
         effective=plain(config.effective(file, registered)),
         changed=changed,
+        unreadable=[],
     )
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from streamqd.admin import live, partitions, topics
+from streamqd.admin import groups_lag, live, partitions, published, topics
 from streamqd.admin.cause import Cause, Facts, MemberFacts, causes
 from streamqd.admin.live import LiveUnit, LiveView
-from streamqd.admin.pages import ask, measure
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views, measure_each
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import control, leases, members
 from streamqd.store.client import Link
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
-from streamqd.store.statistics import UnitFigures, measure_unit, unit_figures
+from streamqd.store.statistics import UnitFigures, measure_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,8 @@ class Answer:
     """Why one unit does not move: `causes[0]` is the likeliest. `moves`: nothing holds it.
 
     `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`; `lag_per_second` is how
-    fast the lag grows, null when its owner has not told.
+    fast the lag grows, null when its owner has not told. `unreadable` are values in Redis that
+    cannot be read, of this unit and of the fleet: they count as missing.
     """
 
     topic: str
@@ -38,6 +38,7 @@ class Answer:
     delayed: int
     oldest_unix_ms: int | None
     lag_per_second: float | None
+    unreadable: list[Unreadable]
 
 
 def answer(
@@ -59,7 +60,8 @@ def answer(
         raise Refused(
             f"{topic} has no partition {partition}: partitions are numbered 0 to {count - 1}"
         )
-    known = topics.groups(link, keys, topic, range(count))
+    bad = BadValues()
+    known = topics.groups(link, keys, topic, range(count), bad=bad)
     if group is not None and group not in known:
         raise Refused(f"no group {group} reads the topic {topic}")
     if not known:
@@ -72,15 +74,21 @@ def answer(
         for number in numbers
     ]
     view = live.look(link, keys, fleet, stale=stale)
-    orders = _Orders.read(link, keys, fleet)
-    figures = [unit_figures(each) for each in measure(link, [measure_unit(keys, u) for u in units])]
-    fences = ask(link, [command for unit in units for command in leases.view(keys, unit)])
-    held = [leases.LeaseView.parse(*fences[at : at + 2]) for at in range(0, len(fences), 2)]
-    rows, foreign = partitions.rows(link, keys, units), _foreign(link, keys, units)
-    return [
+    orders = _Orders.read(link, keys, fleet, bad)
+    for row in view.unreadable:
+        bad.keep(row)
+    replies = measure_each(link, [measure_unit(keys, unit) for unit in units], bad)
+    figures = [
+        groups_lag.unit_figures(unit, reply, keys, bad)
+        for unit, reply in zip(units, replies, strict=True)
+    ]
+    held = lease_views(link, keys, units, bad)
+    rows, foreign = partitions.rows(link, keys, units, bad), _foreign(link, keys, units, bad)
+    answers = [
         _one(view, orders, Measured(*each))
         for each in zip(units, rows, figures, held, foreign, strict=True)
     ]
+    return [replace(each, unreadable=bad.rows) for each in answers]
 
 
 class Measured(NamedTuple):
@@ -100,13 +108,11 @@ class _Orders(NamedTuple):
     infos: dict[str, dict[str, object]]
 
     @classmethod
-    def read(cls, link: Link, keys: Keys, fleet: str) -> _Orders:
-        flat, infos = ask(link, [("HGETALL", keys.orders(fleet)), ("HGETALL", keys.info(fleet))])
-        named = zip(infos[::2], infos[1::2], strict=True)
-        return cls(
-            control.read(flat),
-            {name.decode("utf-8", "replace"): live.document(raw) for name, raw in named},
-        )
+    def read(cls, link: Link, keys: Keys, fleet: str, bad: BadValues) -> _Orders:
+        asked = [("HGETALL", keys.orders(fleet)), *members.stored(keys, fleet)]
+        flat, scores, infos = ask_each(link, asked, bad)
+        beats = published.beats(keys, fleet, scores, infos, bad)
+        return cls(control.read(flat or ()), {beat.instance: beat.info for beat in beats})
 
 
 def _one(view: LiveView, orders: _Orders, measured: Measured) -> Answer:
@@ -150,6 +156,7 @@ def _one(view: LiveView, orders: _Orders, measured: Measured) -> Answer:
         delayed=row.delayed,
         oldest_unix_ms=row.oldest_unix_ms,
         lag_per_second=told.lag_per_second if told else None,
+        unreadable=[],
     )
 
 
@@ -182,22 +189,31 @@ def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, 
     return tuple(found)
 
 
-def _foreign(link: Link, keys: Keys, units: list[Unit]) -> list[dict[str, int]]:
-    """Of each unit the clients other than streamqd itself that hold entries, with how many."""
-    replies = ask(
+def _foreign(link: Link, keys: Keys, units: list[Unit], bad: BadValues) -> list[dict[str, int]]:
+    """Of each unit the clients other than streamqd that hold entries, with how many.
+
+    '' is nobody at all.
+    """
+    replies = ask_each(
         link,
         [
             ("XPENDING", stream, unit.group)
             for unit in units
             for stream in (keys.source(*unit), keys.retry_stream(*unit))
         ],
+        bad,
     )
     held = []
     for at in range(0, len(replies), 2):
-        found: Counter[str] = Counter()
+        found: dict[str, int] = {}
         for reply in replies[at : at + 2]:
+            owned = 0
             for name, count in (reply[3] or ()) if reply else ():
-                if name != CONSUMER.encode():
-                    found[name.decode("utf-8", "replace")] += int(count)
-        held.append(dict(found))
+                owned += int(count) if name else 0
+                if name not in (CONSUMER.encode(), b""):
+                    text = name.decode("utf-8", "replace")
+                    found[text] = found.get(text, 0) + int(count)
+            if reply and int(reply[0]) > owned:
+                found[""] = found.get("", 0) + int(reply[0]) - owned
+        held.append(found)
     return held

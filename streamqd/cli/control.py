@@ -6,7 +6,7 @@ import click
 
 from streamqd.admin import steering
 from streamqd.cli.arguments import json_option, yes_option
-from streamqd.cli.output import age, confirm, count, emit, printable, table
+from streamqd.cli.output import age, confirm, count, emit, printable, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import dry_run_option, fleet_of
 
@@ -35,6 +35,7 @@ def list_(session: Session, everything: bool, as_json: bool) -> None:
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     shown = [row for row in seen.orders if everything or not row.done]
     if not shown and not seen.strange:
         over = "no order holds; --all shows those that are done"

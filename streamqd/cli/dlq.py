@@ -13,7 +13,7 @@ from streamqd.cli.dlq_act import purge, replay
 from streamqd.cli.dlq_choice import check_group, chosen, filter_options, stated
 from streamqd.cli.dlq_export import export
 from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
-from streamqd.cli.output import age, count, emit, table
+from streamqd.cli.output import age, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.store.client import Link
 
@@ -75,6 +75,7 @@ def _overview(session: Session, link: Link, as_json: bool) -> None:
     elif not rows:
         click.echo("no dead letters")
     else:
+        unreadable([each for row in rows for each in row.unreadable])
         table(
             ("TOPIC", "DEAD LETTERS", "NEWEST", "OLDEST"),
             [

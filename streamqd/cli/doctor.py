@@ -7,7 +7,7 @@ import click
 from streamqd.admin import diagnosis, holders, topics_settings
 from streamqd.admin.diagnosis import Check, Finding, Report
 from streamqd.cli.arguments import Duration, json_option
-from streamqd.cli.output import age, count, emit, json_text, memory, printable, table
+from streamqd.cli.output import age, count, emit, json_text, memory, printable, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RedisUnavailable
 
@@ -140,8 +140,9 @@ def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) 
     if as_json:
         emit(found)
     else:
+        unreadable(found.unreadable)
         _show(found)
-    return EXIT_PROBLEMS if found.problems else 0
+    return EXIT_PROBLEMS if found.problems or found.unreadable else 0
 
 
 def _show(found: holders.StreamReport) -> None:

@@ -9,7 +9,7 @@ from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember
-from streamqd.cli.output import age, confirm, count, emit, position, sentence, table
+from streamqd.cli.output import age, confirm, count, emit, position, sentence, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import dry_run_option, finish, fleet_of, reason_option, wait_options
 from streamqd.errors import Refused
@@ -43,6 +43,7 @@ def list_(session: Session, topic: str | None, as_json: bool) -> None:
     elif not rows:
         click.echo(f"no group reads {topic or 'any topic'}")
     else:
+        unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
         table(
             ("TOPIC", "GROUP", "OWNED", "LAG", "PENDING", "DELAYED", "OLDEST", "OWNERS"),
             [
@@ -78,6 +79,7 @@ def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
     if as_json:
         emit(detail)
         return
+    unreadable(detail.unreadable)
     now = detail.now_unix_ms
     click.echo(
         f"group {name} of {topic}: {_lag(detail.lag, detail.lag_exact)} unread,"

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from streamqd.admin import as_json
+from streamqd.admin.unreadable import Unreadable
 from streamqd.errors import Refused
 
 WIDTH = 80  # of a table when no terminal says otherwise
@@ -36,6 +37,14 @@ def json_text(document: Any, indent: int | None = None) -> str:
     text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
     # JSON allows the characters that some terminals take for the begin of a command.
     return _CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def unreadable(rows: Sequence[Unreadable]) -> None:
+    """Name on standard error what could not be read; the rest has been shown."""
+    for row in rows:
+        click.echo(f"! {printable(str(row))}", err=True)
+    if rows:
+        click.echo("! `streamqd doctor --only values` says how to put it right", err=True)
 
 
 def printable(text: str | bytes | None, *, lines: bool = False) -> str:

@@ -6,7 +6,7 @@ import click
 
 from streamqd.admin import partitions as admin
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, emit, table
+from streamqd.cli.output import age, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 
 
@@ -31,6 +31,7 @@ def partitions(
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     if seen.units:
         table(
             ("PARTITION", "OWNER", "EPOCH", "SINCE", "LAG", "PENDING", "DELAYED", "OLDEST"),

@@ -7,7 +7,7 @@ import click
 from streamqd.admin import pending as admin
 from streamqd.admin import topics
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, table
+from streamqd.cli.output import age, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import Refused
 from streamqd.store.client import Link
@@ -51,6 +51,7 @@ def pending(
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     if not seen.rows:
         none = "no more pending messages" if cursor else "no pending messages"
         click.echo(f"{none} in {topic} for {group}")
@@ -61,10 +62,10 @@ def pending(
             (
                 str(row.partition),
                 row.place,
-                age(row.idle_ms),
+                None if row.idle_ms is None else age(row.idle_ms),
                 row.deliveries,
                 row.crashes,
-                row.consumer,
+                row.consumer or "(unowned)",
             )
             for row in seen.rows
         ],

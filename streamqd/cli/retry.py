@@ -10,7 +10,7 @@ import click
 from streamqd.admin import retries
 from streamqd.cli.arguments import Duration, json_option, yes_option
 from streamqd.cli.deeds import remember
-from streamqd.cli.output import age, confirm, count, emit, table
+from streamqd.cli.output import age, confirm, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.model import LETTERS
 
@@ -83,6 +83,7 @@ def list_(
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     if not seen.rows:
         more = "more " if cursor else ""
         click.echo(f"no {more}delayed retries in {topic} for {group}")

@@ -16,6 +16,7 @@ from streamqd.cli import early
 from streamqd.cli.lazy import LazyGroup
 from streamqd.cli.session import BESIDE, Session, pass_session
 from streamqd.errors import (
+    BadValue,
     ConfigError,
     HandlerLoadError,
     Malformed,
@@ -98,6 +99,10 @@ def _told(error: Exception, session: Session) -> int:
             code = EXIT_REDIS
         case Malformed() | MessageTooLarge():
             code = EXIT_USAGE
+        case BadValue():
+            text = f"{error}: `streamqd doctor --only values` says how to put it right"
+            click.echo(f"Error: {text}", err=True)
+            return EXIT_REFUSED
         case Refused():
             code = EXIT_REFUSED
         case _:

@@ -10,7 +10,7 @@ import click
 from streamqd.admin import fleet
 from streamqd.admin.condition import in_words
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, printable, sentence, table
+from streamqd.cli.output import age, count, emit, printable, sentence, table, unreadable
 from streamqd.cli.session import Session, pass_session
 
 STEADY = 0.5  # messages per second by which a lag must change to be said to change
@@ -40,6 +40,7 @@ def status(session: Session, topic: str | None, as_json: bool) -> None:
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     _show_orders(seen)
     owned = sum(each.state == "owned" for each in seen.units)
     units = f"{owned} of {count(len(seen.units), 'partition')} owned" if seen.units else "no groups"

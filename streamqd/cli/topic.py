@@ -12,7 +12,8 @@ from streamqd.admin import steering, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.growth import grow
-from streamqd.cli.output import confirm, count, emit, table
+from streamqd.cli.output import confirm, count, emit, table, unreadable
+from streamqd.cli.renewal import renew
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import fleet_of
 from streamqd.config import Topic
@@ -25,6 +26,7 @@ def topic() -> None:
 
 
 topic.add_command(grow)
+topic.add_command(renew)
 
 
 @topic.command()
@@ -63,6 +65,7 @@ def list_(session: Session, as_json: bool) -> None:
     elif not rows:
         click.echo("no topics")
     else:
+        unreadable([each for row in rows for each in row.unreadable])
         table(
             ("TOPIC", "PARTITIONS", "MESSAGES", "SCHEDULED", "DEAD", "GROUPS"),
             [
@@ -95,6 +98,7 @@ def describe(session: Session, name: str, as_json: bool) -> None:
     if as_json:
         emit(detail)
         return
+    unreadable(detail.unreadable)
     click.echo(f"topic {name}: {count(len(detail.partitions), 'partition')}")
     if detail.created_unix_ms:
         moment = dt.datetime.fromtimestamp(detail.created_unix_ms / 1000).astimezone()
@@ -191,6 +195,7 @@ def settings(session: Session, name: str, assignments: tuple[str, ...], as_json:
     if as_json:
         emit(seen)
         return
+    unreadable(seen.unreadable)
     stated = dict(line.split(" = ", 1) for line in topics_settings.lines(seen.configured))
     stored = dict(line.split(" = ", 1) for line in topics_settings.lines(seen.registered))
     table(

@@ -9,7 +9,7 @@ import click
 from streamqd import config
 from streamqd.admin import retention as admin
 from streamqd.cli.arguments import Duration, Size, json_option, yes_option
-from streamqd.cli.output import age, confirm, count, emit, memory, table
+from streamqd.cli.output import age, confirm, count, emit, memory, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import Refused
 
@@ -63,6 +63,7 @@ def trim(
     if as_json:
         emit(done)
         return
+    unreadable(done.unreadable)
     _show(done)
 
 

@@ -10,7 +10,7 @@ from streamqd.admin import why as admin
 from streamqd.admin.cause import Cause
 from streamqd.admin.diagnosis.declaration import spans
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import emit, sentence
+from streamqd.cli.output import emit, sentence, unreadable
 from streamqd.cli.session import Session, pass_session
 
 EXIT_HELD = 1
@@ -43,6 +43,7 @@ def why(session: Session, place: str, as_json: bool) -> int | None:
     elif partition is None:
         _show_topic(answers)
     else:
+        unreadable(answers[0].unreadable)
         for each in answers:
             _show(each.causes, each.causes[0].sentence)
     return None if all(each.moves for each in answers) else EXIT_HELD

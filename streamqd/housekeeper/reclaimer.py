@@ -7,7 +7,7 @@ fenced script. So nothing ever comes into an owner's hands behind its back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from streamqd import logs
@@ -15,6 +15,7 @@ from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import Slot
+from streamqd.store import groups
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -72,21 +73,33 @@ class Reclaimer:
             self._book(walk, rows if isinstance(rows, list) else [], slots[walk.unit])
         return GO_ON_SECONDS if self._walks else None
 
-    def _list(self, units: Iterable[Unit]) -> None:
-        """Begin with every consumer that holds anything; what is under way keeps its turn."""
+    def _list(self, slots: Mapping[Unit, Slot]) -> None:
+        """Begin with every consumer that holds anything; what is under way keeps its turn.
+
+        What no consumer has is idle for ever, so it raises the flag at once.
+        """
         places = [
             (unit, key)
-            for unit in units
+            for unit in slots
             for key in (self._keys.source(*unit), self._keys.retry_stream(*unit))
         ]
-        commands = [("XINFO", "CONSUMERS", key, unit.group) for unit, key in places]
-        listed = run_commands(self._link, commands)
-        found = [
-            Walk(unit, key, name, behind=False)
-            for (unit, key), consumers in zip(places, listed, strict=True)
-            if isinstance(consumers, list)
-            for name in _foreign(consumers)
+        commands = [
+            command
+            for unit, key in places
+            for command in (
+                ("XINFO", "CONSUMERS", key, unit.group),
+                ("XPENDING", key, unit.group),
+            )
         ]
+        replies = run_commands(self._link, commands)
+        found = []
+        for at, (unit, key) in enumerate(places):
+            consumers, pending = replies[2 * at : 2 * at + 2]
+            if not isinstance(consumers, list) or not isinstance(pending, list):
+                continue
+            found += [Walk(unit, key, name, behind=False) for name in _foreign(consumers)]
+            if groups.unowned(consumers, pending):
+                _raise_flag(slots[unit], unit, b"")
         there = set(found)
         kept = {
             walk: at for walk, at in self._walks.items() if walk._replace(behind=False) in there
@@ -102,9 +115,7 @@ class Reclaimer:
         del self._walks[walk]
         idle_ms = round(self._idle[walk.unit.topic, walk.unit.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):
-            if not _is_flagged(slot):
-                slot.reclaim_requested = slot.reclaim_done + 1
-                logs.event("reclaim.requested", unit=walk.unit, consumer_name=walk.name)
+            _raise_flag(slot, walk.unit, walk.name)
         elif len(rows) == PAGE:
             rest = walk._replace(behind=True)
             if walk.behind or rest not in self._walks:
@@ -115,11 +126,17 @@ def _is_flagged(slot: Slot) -> bool:
     return slot.reclaim_requested != slot.reclaim_done
 
 
+def _raise_flag(slot: Slot, unit: Unit, name: bytes) -> None:
+    if not _is_flagged(slot):
+        slot.reclaim_requested = slot.reclaim_done + 1
+        logs.event("reclaim.requested", unit=unit, consumer_name=name)
+
+
 def _foreign(consumers: list[Any]) -> list[bytes]:
     """Names of consumers other than ours that hold entries, from XINFO CONSUMERS."""
     found = []
     for flat in consumers:
         info = dict(zip(flat[::2], flat[1::2], strict=False))
-        if info[b"name"] != OUR_CONSUMER and info[b"pending"]:
+        if info[b"name"] not in (OUR_CONSUMER, b"") and info[b"pending"]:
             found.append(info[b"name"])
     return found

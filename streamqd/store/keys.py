@@ -96,6 +96,14 @@ class Keys:
         """HASH first (id kept), removed, size, archived, `floor:<G>`, shrink_*, `dropped_*:<G>`."""
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
+    def fresh(self, topic: str, partition: int) -> str:
+        """STREAM: what of a partition without room for ids has been copied, until the swap."""
+        return f"{self.streams}:{{{topic}:p:{partition}}}:renewal"
+
+    def renewal(self, topic: str, partition: int) -> str:
+        """HASH limit, after, `id:<old>` = new id, `group:<G>`: how far such a copy is."""
+        return f"{self.control}:renewal:{{{topic}:p:{partition}}}"
+
     def sink(self, topic: str, partition: int) -> str:
         """HASH `<query>:<task>` -> batch, rows written, digest: the marker of Spark's sink."""
         return f"{self.control}:sink:{{{topic}:p:{partition}}}"

@@ -198,3 +198,42 @@ def test_another_session_is_refused(desk: Desk) -> None:
 def test_a_missing_group_is_the_servers_error(desk: Desk) -> None:
     own(desk)
     desk.expect_error("NOGROUP", reclaim(desk))
+
+
+# --- entries without a consumer -------------------------------------------------------------------
+
+
+def give_up(desk: Desk, *ids: str) -> None:
+    """Leave entries to the consumer '', as XNACK of Redis 8.8 does (no server here has that)."""
+    desk.do("XCLAIM", desk.stream, "hits", "", 0, *ids, "JUSTID")
+
+
+def test_takes_what_no_consumer_has(desk: Desk) -> None:
+    """S11: it is idle for ever, however short its idle time, and our own entries stay."""
+    desk.groups()
+    left_by(desk, "w", "1-0", "2-0", "3-0")
+    give_up(desk, "2-0")
+    own(desk)
+    before = desk.state()
+    found = pages(desk, idle=3600)
+    assert [entry[0] for each in found for entry in each.entries] == [b"2-0"]
+    assert desk.changes(before)["stream"].groups["hits"][1] == dict.fromkeys(
+        ("1-0", "2-0", "3-0"), "w"
+    )
+    assert [each.entries for each in pages(desk, idle=3600)] == [[]]
+
+
+def test_what_no_consumer_has_lies_behind_much_of_ours(desk: Desk) -> None:
+    """S11: a page looks at a bounded number of entries, and the next one goes on behind it."""
+    desk.groups()
+    held_by(desk, "w", 3 * LOOKED_MAX)
+    give_up(desk, "1-5", f"1-{3 * LOOKED_MAX - 1}", f"1-{3 * LOOKED_MAX}")
+    desk.do("XDEL", desk.stream, f"1-{3 * LOOKED_MAX}")
+    left_by(desk, "foreign", "2-0")
+    own(desk)
+    found = pages(desk, idle=3600)
+    taken = [entry[0].decode() for each in found for entry in each.entries]
+    assert taken == ["1-5", f"1-{3 * LOOKED_MAX - 1}"]
+    assert sum(each.ghosts for each in found) == 1
+    assert len(found) >= 3
+    assert pages(desk, idle=3600, count=1)[-1].next is None

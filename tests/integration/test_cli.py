@@ -140,7 +140,7 @@ def test_describing_a_topic(run: Run, at: At) -> None:
 
     assert list(detail) == [
         *("topic", "created_unix_ms", "settings", "configured", "effective", "growing_to"),
-        *("groups", "totals", "partitions"),
+        *("groups", "totals", "partitions", "unreadable"),
     ]
     row = detail["partitions"][1]
     assert row.pop("bytes") > 0
@@ -234,7 +234,7 @@ def test_status_of_nobody(run: Run, at: At) -> None:
     assert "! no instance of the fleet default is alive" in shown
     assert list(document(run("status", "--json"))) == [
         *("fleet", "now_unix_ms", "orders", "strange_orders", "problems", "instances", "groups"),
-        *("units", "behind", "dead_letters"),
+        *("units", "behind", "dead_letters", "unreadable"),
     ]
 
 

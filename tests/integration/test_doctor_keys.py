@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.admin.diagnosis import (
@@ -19,6 +21,7 @@ from streamqd.admin.diagnosis import (
 )
 from streamqd.admin.diagnosis.facts import Delays, Facts
 from streamqd.admin.diagnosis.reading import Reader
+from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.registration import ensure_topics
 from streamqd.store import groups, messages, topics
@@ -345,3 +348,56 @@ def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
     facts = Facts(config.load(surgery.path), surgery.ago(0), units=found)
     [check] = chosen(["fleet.lease-without-fence"])
     assert list(check.judge(facts)) == []
+
+
+# --- ids and entries without a consumer -----------------------------------------------------------
+
+
+def test_a_partition_without_room(surgery: Surgery) -> None:
+    """S3: nothing comes after the last id of all; one far ahead of the clock is a warning."""
+    surgery.desk.add("*", "payload", "x")
+    surgery.silent("partitions.no-room")
+    ahead = surgery.desk.now_unix_ms() + 10 * 86_400_000
+    surgery.do("XADD", surgery.desk.stream, f"{ahead}-0", "payload", "x")
+    found = surgery.finding("partitions.no-room")
+    assert (found["severity"], found["about"]) == ("warning", "access/0")
+    surgery.do("XADD", surgery.desk.stream, f"{(1 << 64) - 1}-{(1 << 64) - 1}", "payload", "x")
+    found = surgery.finding("partitions.no-room")
+    assert found["severity"] == "problem"
+    assert "`streamqd topic renew access --partition 0`" in found["mend"]
+
+
+def test_entries_that_no_consumer_has(surgery: Surgery) -> None:
+    """S11: XNACK of Redis 8.8 leaves them so; here the consumer '' stands for nobody."""
+    surgery.desk.add("1-0", "payload", "x")
+    surgery.desk.add("2-0", "payload", "x")
+    surgery.desk.fetch(2)
+    surgery.silent("partitions.unowned")
+    surgery.do("XCLAIM", surgery.desk.stream, GROUP, "", 0, "1-0", "JUSTID")
+    found = surgery.finding("partitions.unowned")
+    assert (found["about"], found["evidence"]["unowned"]) == ("access/hits", 1)
+    surgery.silent("partitions.foreign-pending")
+    shown = CliRunner().invoke(cli, ["--config", str(surgery.path), "pending", TOPIC])
+    assert "(unowned)" in shown.stdout
+    told = CliRunner().invoke(
+        cli, ["--config", str(surgery.path), "pending", TOPIC, "--sort", "idle", "--json"]
+    )
+    first = json.loads(told.stdout)["rows"][0]
+    assert (first["place"], first["consumer"], first["idle_ms"]) == ("m:1-0", "", None)
+    why = CliRunner().invoke(cli, ["--config", str(surgery.path), "why", "access/0"])
+    assert "no consumer has 1 message of access/0/hits" in why.stdout
+
+
+def test_a_value_that_cannot_be_read(surgery: Surgery) -> None:
+    """C1: with the very command that puts it right; every other field of every key elsewhere."""
+    surgery.silent("values.unreadable")
+    surgery.do("HSET", surgery.desk.fence, "epoch", "zzz")
+    found = surgery.finding("values.unreadable")
+    assert found["about"] == "access/0/hits"
+    assert f"`redis-cli HDEL {surgery.desk.fence} epoch`" in found["mend"].replace("'", "")
+    command = found["mend"].split("`")[1].split()[1:]
+    surgery.do(*(word.strip("'") for word in command))
+    surgery.silent("values.unreadable")
+    surgery.do("SADD", surgery.keys.registry(), b"\xff")
+    found = surgery.finding("values.unreadable")
+    assert found["mend"] == f"`redis-cli SREM {surgery.keys.registry()} $'\\xff'`"

@@ -59,6 +59,7 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
         "pending": 1,
         "delayed": 1,
         "oldest_unix_ms": 5,
+        "unreadable": [],
     }
     assert detail["missing"] == [2]
     first, second = detail["partitions"]

@@ -26,7 +26,7 @@ from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics import View
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, Scoreboard, Slot, WorkerState, now_ns
-from streamqd.store import archives, messages, publishing
+from streamqd.store import archives, groups, messages, publishing
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
@@ -221,6 +221,29 @@ def test_our_own_entries_and_fresh_ones_raise_no_flag(
     eager = replace(patient, reclaim_idle=0.0)
     Reclaimer(desk.link, desk.keys, [eager]).run(view.owned())
     assert slot.reclaim_requested == 0
+
+
+def test_what_no_consumer_has_raises_the_flag_at_once(
+    desk: Desk, view: View, slot: Slot, server: Server
+) -> None:
+    """S11: XNACK of Redis 8.8 leaves entries so; here the consumer '' stands for nobody."""
+    desk.pending("1-0")
+    patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
+    Reclaimer(desk.link, desk.keys, [patient]).run(view.owned())
+    assert slot.reclaim_requested == 0
+    desk.do("XCLAIM", desk.stream, UNIT.group, "", 0, "1-0", "JUSTID")
+    Reclaimer(desk.link, desk.keys, [patient]).run(view.owned())
+    assert slot.reclaim_requested == 1
+
+
+def test_what_neither_list_nor_consumer_has_is_counted() -> None:
+    """S11: as Redis 8.8 answers it: no consumer in the list, an entry more in the summary."""
+    ours = [b"name", b"w", b"pending", 2, b"idle", 5]
+    summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
+    assert groups.unowned([ours], summary) == 1
+    assert groups.unowned([], [1, b"1-0", b"1-0", []]) == 1
+    assert groups.unowned([ours], [2, b"1-0", b"2-0", [[b"w", b"2"]]]) == 0
+    assert groups.unowned([ours], [1, b"1-0", b"1-0", [[b"w", b"1"]]]) == 0, "settled meanwhile"
 
 
 def test_a_missing_group_stops_no_look(

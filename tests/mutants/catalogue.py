@@ -703,11 +703,11 @@ AROUND = (
         "nothing comes into a worker's hands behind its back (T5)",
         "streamqd/housekeeper/reclaimer.py",
         (
-            "                slot.reclaim_requested = slot.reclaim_done + 1\n",
+            "            _raise_flag(slot, walk.unit, walk.name)\n",
             (
-                "                slot.reclaim_requested = slot.reclaim_done + 1\n"
-                "                key, group, first = walk.key, walk.unit.group, rows[0][0]\n"
-                '                self._link.execute("XCLAIM", key, group, "w", 0, first)\n'
+                "            _raise_flag(slot, walk.unit, walk.name)\n"
+                "            key, group, first = walk.key, walk.unit.group, rows[0][0]\n"
+                '            self._link.execute("XCLAIM", key, group, "w", 0, first)\n'
             ),
         ),
         tests={
@@ -730,8 +730,8 @@ AROUND = (
     mutant(
         "a reclaim that asks for idle entries alone",
         "a foreign consumer with a million fresh entries keeps nobody from the server",
-        "lua/message_reclaim.lua",
-        ("group, '(' .. behind,", "group, 'IDLE', idle_ms, '(' .. behind,"),
+        "lua/_after.lua",
+        ("group, '(' .. id,", "group, 'IDLE', 1000, '(' .. id,"),
         tests={"unit/test_script_bounds.py": "test_no_script_lists_without_a_bound"},
     ),
     mutant(

@@ -87,7 +87,16 @@ def test_there_are_these_verbs() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
         *("topic", "topic create", "topic list", "topic describe", "topic settings"),
-        *("topic grow", "topic delete", "trim", "doctor", "doctor stream", "top", "why"),
+        *(
+            "topic grow",
+            "topic renew",
+            "topic delete",
+            "trim",
+            "doctor",
+            "doctor stream",
+            "top",
+            "why",
+        ),
         *("group", "group list", "group describe", "group reset", "group delete", "group adopt"),
         *("group stop", "group start", "trace"),
         *("retry", "retry list", "retry now", "retry cancel"),

@@ -18,6 +18,7 @@ _LISTS = {
 # Commands without a bound of their own, and what bounds them.
 BOUNDED_OTHERWISE = {
     "'HKEYS', attempts": "only of a hash with as many fields as SMALL says, or fewer",
+    "'HGETALL', trim": "the record of a partition: some fields for each group",
     "'HGETALL', control": "the orders of a fleet: a field for each kind and instance",
     "'ZRANGE', members, 0, -1, 'WITHSCORES'": "a member for each instance of a fleet",
     "'ZRANGE', delayed, first, first + count - 1, 'WITHSCORES'": "a page of `count` members",

@@ -2,7 +2,7 @@
 
 declaration.py   what a check is                facts.py   what is known
 *_facts.py       the looking, area by area      reading.py that goes on where it is refused
-server, rights, topics, partitions, delays, letters, leases, fleet, host: the checks
+server, rights, topics, partitions, delays, letters, values, leases, fleet, host: the checks
 """
 
 from __future__ import annotations

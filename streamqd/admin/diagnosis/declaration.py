@@ -22,8 +22,9 @@ class Need(enum.Enum):
     RIGHTS = "about 130 commands in 4 transactions that are discarded"
     FLEET = "4 commands, and 1 for each instance"
     TOPICS = "2 commands for each topic"
-    UNITS = "15 commands for each of at most 4,096 partitions, 15 for each group on it"
+    UNITS = "15 commands for each of at most 4,096 partitions, 17 for each group on it"
     BODIES = "2 messages of each partition, at most 64 partitions"
+    VALUES = "as much as for the units, once more"
     HOST = "nothing in Redis"
 
 
@@ -62,7 +63,7 @@ class Check:
 
     @property
     def area(self) -> str:
-        """Server, rights, topics, partitions, fleet or host."""
+        """Server, rights, topics, partitions, values, fleet or host."""
         return self.id.partition(".")[0]
 
     @property

@@ -7,6 +7,8 @@ from typing import Any
 
 from streamqd.admin.diagnosis.facts import Delays
 from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.unreadable import BadValues
+from streamqd.store import untrusted
 
 COMPARED_MAX = 1_000  # members that are compared one by one
 Pair = tuple[str, str]  # the keys of due times and of messages
@@ -38,7 +40,8 @@ def _look(reader: Reader, sized: tuple[Pair, list[Any]]) -> Delays:
     (due, items), (members, messages, first) = sized
     if members is None or messages is None or not (members or messages):
         return Delays()
-    next_due = int(float(first[1])) if first else None
+    told = BadValues().read(untrusted.number, first[1], due) if first else None
+    next_due = None if told is None else int(told)
     if max(members, messages) > COMPARED_MAX:
         return Delays(members, next_due, more=members - messages)
     named, stored = reader.ask([("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)])

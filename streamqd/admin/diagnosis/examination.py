@@ -24,9 +24,11 @@ from streamqd.admin.diagnosis import (
     topics,
     topics_facts,
     units_facts,
+    values,
+    values_facts,
 )
 from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
-from streamqd.admin.diagnosis.facts import Facts, Fleet, Server
+from streamqd.admin.diagnosis.facts import Facts, Fleet, Server, Value
 from streamqd.admin.diagnosis.reading import Reader
 from streamqd.admin.pages import server_unix_ms
 from streamqd.config import Settings
@@ -41,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     *partitions.CHECKS,
     *delays.CHECKS,
     *letters.CHECKS,
+    *values.CHECKS,
     *fleet.CHECKS,
     *leases.CHECKS,
     *host.CHECKS,
@@ -177,6 +180,12 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
         unseen.append(f"messages beyond {partitions_facts.BODIES_MAX} partitions, for their size")
     looked, standing = partitions_facts.gather(reader, keys, places, bodies=Need.BODIES in needs)
     units = units_facts.gather(reader, keys, looked, standing)
+    bad: list[Value] = []
+    if Need.VALUES in needs:
+        names = [(topic.name, number) for topic, number in places]
+        bad, long = values_facts.gather(reader, keys, name, found, names, units)
+        if long:
+            unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
         members = Fleet(
             members.beats,
@@ -199,6 +208,7 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
         topics=found,
         partitions=looked,
         units=units,
+        values=bad,
         host=host_facts.gather(settings, unit, owned) if Need.HOST in needs else None,
         unseen=unseen,
     )

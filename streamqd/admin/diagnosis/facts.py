@@ -144,6 +144,7 @@ class UnitFacts:
     wrong_types: Mapping[str, str]
     figures: UnitFigures | None
     foreign: Mapping[str, int]  # consumer names that are not ours -> pending entries
+    unowned: int  # pending entries that no consumer has
     looks: Sequence[Look]
     delays: Delays
     standing: Standing | None
@@ -157,6 +158,22 @@ class UnitFacts:
     def pending(self) -> int:
         """Entries that were handed out and not settled."""
         return self.figures.pending if self.figures else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that cannot be read: where it stands, what it does, and what puts it right.
+
+    `about` is the instance, topic, partition or unit that it belongs to.
+    """
+
+    key: str
+    field: str
+    found: str
+    wanted: str
+    about: str
+    harm: str
+    cure: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +210,7 @@ class Facts:
     topics: Sequence[TopicFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
     units: Sequence[UnitFacts] = ()
+    values: Sequence[Value] = ()
     host: Host | None = None
     unseen: Sequence[str] = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamqd.admin import steering
+from streamqd.admin import published
 from streamqd.admin.diagnosis.facts import Fleet
 from streamqd.admin.diagnosis.reading import Reader
 from streamqd.store import control, members
@@ -22,7 +22,7 @@ def gather(reader: Reader, keys: Keys, fleet: str) -> Fleet:
     asked = [("GET", keys.instance(fleet, beat.instance)) for beat in beats]
     raw = reader.ask(asked)
     summaries: dict[str, Mapping[str, Any]] = {
-        beat.instance: steering.document(text)
+        beat.instance: published.document(text)
         for beat, text in zip(beats, raw, strict=True)
         if text is not None
     }

@@ -14,9 +14,11 @@ from streamqd.admin.diagnosis.declaration import (
     spans,
 )
 from streamqd.admin.diagnosis.facts import Facts, UnitFacts
-from streamqd.admin.pages import read_id
+from streamqd.admin.pages import SEQ_MAX, read_id
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
+AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong
+ROOM_MIN = 1 << 32  # ids that should be left
 HELD_SECONDS = 300.0  # beyond max_age: trimming takes its time, and whole nodes
 
 Pair = tuple[str, str]  # topic and group
@@ -223,6 +225,45 @@ def _ghosts(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _no_room(facts: Facts) -> Iterator[Found]:
+    for each in facts.partitions:
+        if each.figures is None or not each.figures.last_id:
+            continue
+        last = read_id(each.figures.last_id)
+        ahead = last.ms - facts.now_unix_ms
+        if ahead < AHEAD_MS:
+            continue
+        place = f"{each.topic}/{each.partition}"
+        full = last.ms == SEQ_MAX and SEQ_MAX - last.seq < ROOM_MIN
+        what = (
+            f"the last id of {place} is {last}, and none comes after it: nobody can write there"
+            if full
+            else f"the last id of {place} is {last}, which is {lasting(ahead / 1000)} ahead of the"
+            " server's clock: every later message gets such an id, so their age is wrong"
+        )
+        yield Found(
+            f"{what}; a client has written an id of its own choice (`XADD` without `*`)",
+            f"`streamqd topic renew {each.topic} --partition {each.partition}` moves what is there"
+            " to a fresh stream; let that client write with `*`",
+            about=place,
+            evidence={"partition": each.partition, "last_id": str(last), "full": full},
+            severity=None if full else Severity.WARNING,
+        )
+
+
+def _unowned(facts: Facts) -> Iterator[Found]:
+    for (topic, group), units in by_group(facts.units, lambda each: each.unowned).items():
+        held = sum(each.unowned for each in units)
+        yield Found(
+            f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
+            " are handed out, and no consumer has them (somebody has given them up by XNACK)",
+            "a running daemon takes them over within 15 s; while none runs, `streamqd pending"
+            f" {topic} --group {group}` shows them as unowned",
+            about=f"{topic}/{group}",
+            evidence={"partitions": numbers(units), "unowned": held},
+        )
+
+
 def _oversize(facts: Facts) -> Iterator[Found]:
     limit = facts.settings.daemon.max_message_bytes
     large: dict[str, dict[int, int]] = {}
@@ -279,6 +320,20 @@ CHECKS = (
         "A consumer that is not ours holds entries of a group.",
         _UNITS,
         _foreign,
+    ),
+    Check(
+        "partitions.unowned",
+        _WARNING,
+        "Messages are handed out, and no consumer has them.",
+        _UNITS,
+        _unowned,
+    ),
+    Check(
+        "partitions.no-room",
+        _PROBLEM,
+        "The last id of a partition leaves no room for more, or is a day ahead of the clock.",
+        _UNITS,
+        _no_room,
     ),
     Check(
         "partitions.ghosts",

@@ -9,8 +9,9 @@ from streamqd.admin.diagnosis import delays_facts
 from streamqd.admin.diagnosis.facts import Delays, PartitionFacts, Standing, TopicFacts
 from streamqd.admin.diagnosis.reading import Reader, named
 from streamqd.admin.pages import read_id
+from streamqd.admin.unreadable import BadValues, group_names
 from streamqd.model import LETTERS
-from streamqd.store import retention, statistics
+from streamqd.store import retention, statistics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.retention import Stand
 from streamqd.store.scripts import Reply
@@ -124,7 +125,8 @@ def _groups(reader: Reader, keys: Keys, names: Sequence[tuple[str, int]]) -> lis
 
 
 def _names(groups: Sequence[Any] | None) -> list[str]:
-    return [named(group)["name"].decode("utf-8", "replace") for group in groups or ()]
+    # A name that is not UTF-8 is somebody else's; the check of values names it.
+    return [each["name"] for each in group_names(groups, "", BadValues())]
 
 
 def _standings(stand: Stand | None) -> dict[str, Standing]:
@@ -174,12 +176,13 @@ def _payload_bytes(page: Sequence[Any] | None) -> int:
 
 
 def _figures(reply: Reply | None) -> statistics.PartitionFigures | None:
-    return None if reply is None else statistics.partition_figures(reply)
+    return None if reply is None else BadValues().read(statistics.partition_figures, reply)
 
 
 def _stand(reply: Reply | None) -> Stand | None:
-    return None if reply is None else Stand.parse(reply)
+    return None if reply is None else BadValues().read(Stand.parse, reply)
 
 
 def _id_ms(raw: bytes | None) -> int | None:
-    return read_id(raw).ms if raw else None
+    found = BadValues().read(untrusted.entry_id, raw, "", default="")
+    return read_id(found).ms if found else None

@@ -167,8 +167,9 @@ def _flaws(facts: Facts) -> Iterator[Found]:
     fix = fix_of(product, told)
     if fix:
         yield Found(
-            f"the server is {product} {told}, whose known flaws let clients that may log in run"
-            " code on its host, unless whoever built it has mended them under the same number",
+            f"the server is {product} {told}, whose known flaws let clients that may log in read"
+            " what their rights forbid, or run code on its host, unless whoever built it has fixed"
+            " them under the same number",
             f"update it to {product} {fix} or later, see `redis-cli INFO server`; until then let"
             " nobody log in but whom you trust (docs/how-to/secure.md)",
             evidence={f"{product}_version": told, "mended": fix},
@@ -301,7 +302,7 @@ CHECKS = (
     Check(
         "server.flaws",
         _WARNING,
-        "The server's version has flaws by which clients run code on its host.",
+        "The server's version has flaws by which clients get past their rights.",
         _NEEDS,
         _flaws,
     ),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from streamqd import config
 from streamqd.admin.diagnosis.facts import TopicFacts
 from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.topics_settings import readable
+from streamqd.admin.unreadable import BadValues
 from streamqd.config import Settings
+from streamqd.store import untrusted
 from streamqd.store.keys import Keys
+from streamqd.store.topics import count_of
 
 _GROUP = "group:"
 
@@ -22,7 +25,8 @@ def gather(
     `offered` are the topics that living instances consume.
     """
     (names,) = reader.ask([("SMEMBERS", keys.registry())])
-    registered = {name.decode("utf-8", "replace") for name in names or ()}
+    told = {BadValues().read(untrusted.name, name, keys.registry()) for name in names or ()}
+    registered = {name for name in told if name is not None}
     consumed = {each.topic for each in settings.consumers} | set(offered)
     every = sorted(registered | consumed | settings.topics.keys())
     commands = [
@@ -32,12 +36,13 @@ def gather(
     ]
     replies = reader.ask(commands)
     return [
-        _topic(settings, name, name in registered, *replies[2 * at : 2 * at + 2])
+        _topic(keys, settings, name, name in registered, *replies[2 * at : 2 * at + 2])
         for at, name in enumerate(every)
     ]
 
 
 def _topic(
+    keys: Keys,
     settings: Settings,
     name: str,
     registered: bool,
@@ -46,18 +51,19 @@ def _topic(
 ) -> TopicFacts:
     stored = {field: value.decode("utf-8", "replace") for field, value in named(meta or ()).items()}
     count, unreadable = stored.get("partitionCount"), ""
-    if count is not None and not (count.isascii() and count.isdigit() and int(count) > 0):
-        unreadable = f"its partition count is {count!r}"
-    text = stored.get("settings", "{}")
-    try:
-        holds = config.effective(settings.topics.get(name, config.Topic()), json.loads(text))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    bad = BadValues()
+    number = count and bad.read(count_of, name, count.encode(), keys.meta(name))
+    if count is not None and number is None:
+        unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
+    text = stored.get("settings", "{}").encode()
+    found = readable(text, keys.meta(name), bad)
+    if any(row.field == "settings" for row in bad.rows):
         unreadable = unreadable or "its settings are not what `topic create` writes"
-        holds = settings.topics.get(name, config.Topic())
+    holds = config.effective(settings.topics.get(name, config.Topic()), found)
     return TopicFacts(
         name=name,
         registered=registered,
-        partitions=int(count) if count is not None and not unreadable else None,
+        partitions=number or None,
         deleting="deleting" in stored,
         members=frozenset(each.decode("utf-8", "replace") for each in members or ()),
         groups=frozenset(

@@ -9,11 +9,11 @@ from streamqd.admin.diagnosis import delays_facts
 from streamqd.admin.diagnosis.facts import Look, PartitionFacts, Standing, UnitFacts
 from streamqd.admin.diagnosis.partitions_facts import wrong_types
 from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.unreadable import BadValues, lease_view
 from streamqd.model import Unit
-from streamqd.store import leases, statistics
+from streamqd.store import groups, leases, statistics
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
-from streamqd.store.leases import LeaseView
 
 
 def gather(
@@ -40,7 +40,8 @@ def gather(
             unit=unit,
             wrong_types=types[at],
             figures=_figures(figures[at]),
-            foreign=foreign[at],
+            foreign=foreign[at][0],
+            unowned=foreign[at][1],
             looks=looks[at],
             delays=delays[at],
             standing=standing.get(unit),
@@ -61,26 +62,36 @@ def _typed(keys: Keys, unit: Unit) -> dict[str, str]:
 
 
 def _figures(reply: Any) -> statistics.UnitFigures | None:
-    return None if reply is None else statistics.unit_figures(reply)
+    return None if reply is None else BadValues().read(statistics.unit_figures, reply)
 
 
-def _foreign(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[dict[str, int]]:
-    """Consumers of other names that hold entries, of the partition and of the retry stream."""
+def _foreign(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[tuple[dict[str, int], int]]:
+    """Consumers of other names that hold entries, and how many entries no consumer has.
+
+    Of the partition and of the retry stream together.
+    """
     asked = [
-        ("XINFO", "CONSUMERS", stream, unit.group)
+        command
         for unit in units
         for stream in (keys.source(*unit), keys.retry_stream(*unit))
+        for command in (
+            ("XINFO", "CONSUMERS", stream, unit.group),
+            ("XPENDING", stream, unit.group),
+        )
     ]
     replies = reader.ask(asked)
-    found: list[dict[str, int]] = []
-    for at in range(len(units)):
+    found: list[tuple[dict[str, int], int]] = []
+    for at in range(0, len(replies), 4):
         held: dict[str, int] = {}
-        for raw in (*(replies[2 * at] or ()), *(replies[2 * at + 1] or ())):
-            consumer = named(raw)
-            name = consumer["name"].decode("utf-8", "replace")
-            if name != CONSUMER and consumer["pending"]:
-                held[name] = held.get(name, 0) + int(consumer["pending"])
-        found.append(held)
+        unowned = 0
+        for consumers, pending in (replies[at : at + 2], replies[at + 2 : at + 4]):
+            unowned += groups.unowned(consumers, pending) if consumers and pending else 0
+            for raw in consumers or ():
+                consumer = named(raw)
+                name = consumer["name"].decode("utf-8", "replace")
+                if name not in (CONSUMER, "") and consumer["pending"]:
+                    held[name] = held.get(name, 0) + int(consumer["pending"])
+        found.append((held, unowned))
     return found
 
 
@@ -107,11 +118,12 @@ def _look(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[Look | None
         asked += [*leases.view(keys, unit), ("GET", keys.lease(*unit))]
     replies = reader.ask(asked)
     found: list[Look | None] = []
-    for at in range(0, len(replies), 3):
-        fence, ttl, lease = replies[at : at + 3]
+    bad = BadValues()  # the check of values names them
+    for number, unit in enumerate(units):
+        fence, ttl, lease = replies[3 * number : 3 * number + 3]
         if fence is None or ttl is None:
             found.append(None)
             continue
         matches = None if lease is None else lease == fence[0]
-        found.append(Look(LeaseView.parse(fence, ttl), matches))
+        found.append(Look(lease_view(fence, ttl, keys.fence(*unit), bad), matches))
     return found

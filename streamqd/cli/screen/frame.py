@@ -42,6 +42,8 @@ HELP = (
     "`streamqd why TOPIC/PARTITION` says why one of them does not move.",
 )
 
+UNREADABLE_SHOWN = 3  # values that are named above the table
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -148,6 +150,10 @@ def _troubles(view: LiveView, trouble: str) -> list[Cell]:
         for order in sorted(view.orders, key=lambda each: (each.kind != "pause", each.at_unix_ms))
     ]
     found += [Cell(trouble, "bad")] if trouble else []
+    found += [Cell(printable(str(row)), "bad") for row in view.unreadable[:UNREADABLE_SHOWN]]
+    if len(view.unreadable) > UNREADABLE_SHOWN:
+        rest = len(view.unreadable) - UNREADABLE_SHOWN
+        found.append(Cell(f"and {rest} more values that cannot be read: `streamqd doctor`", "bad"))
     for each in view.instances:
         name = printable(each.instance)
         if each.state == "silent":

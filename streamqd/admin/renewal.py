@@ -1,0 +1,160 @@
+"""Moving what is in a partition to a fresh stream, because its last id leaves no room for more.
+
+1. copy     the entries, in their order, with their ids as far as those are not ahead of the clock
+2. group    each group gets its place on the copy; it is kept from owners from here on
+3. swap     the copy takes the place of the partition, if nothing has changed since
+4. release  owners may take the partition again
+
+Every step may be repeated. Left at any of them, the partition is what it was (or what it becomes),
+owners take it again within 15 s, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from streamqd.admin import groups, topics
+from streamqd.admin.unreadable import BadValues
+from streamqd.errors import ContractError, Refused
+from streamqd.model import Unit
+from streamqd.store import growth, leases
+from streamqd.store import renewal as store
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+ROUNDS_MAX = 50  # when somebody writes, or a group changes, between the steps
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What `topic renew` did. `pending` were handed out and went along; `lost` had no body left.
+
+    `last_id` is the last id now.
+    """
+
+    topic: str
+    partition: int
+    messages: int
+    last_id: str
+    groups: list[str]
+    pending: int
+    lost: int
+
+
+def check(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) -> list[Unit]:
+    """The units of a partition that can be renewed. Raises TopicMissing, Refused."""
+    count = topics.partition_count(link, keys, topic)
+    if partition not in range(count):
+        raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {count - 1}")
+    if growth.under_way(link, keys, topic) is not None:
+        raise Refused(
+            f"{topic} grows, which counts by ids: finish that first, `streamqd topic grow {topic}`"
+        )
+    bad = BadValues()
+    names = topics.groups(link, keys, topic, [partition], letters=False, bad=bad)
+    if bad.rows:
+        raise Refused(f"{bad.rows[0]}: `streamqd doctor --only values` says how to put it right")
+    units = [Unit(topic, partition, name) for name in names]
+    for unit in units if not force else ():
+        if (owner := groups.owner_of(link, keys, unit)) is not None:
+            raise Refused(groups.owned_sentence(unit, owner))
+    return units
+
+
+def renew(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) -> Renewed:
+    """Move a partition to a fresh stream. With `force` owners lose it for a moment.
+
+    Raises TopicMissing; Refused when the partition has room, is owned, or changes all the time.
+    """
+    units = check(link, keys, topic, partition, force=force)
+    token = secrets.token_hex(16)
+    try:
+        return _renewed(link, keys, topic, partition, units, force=force, token=token)
+    finally:
+        for unit in units:
+            link.run(leases.release(keys, unit, token))
+
+
+def _renewed(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    partition: int,
+    units: list[Unit],
+    *,
+    force: bool,
+    token: str,
+) -> Renewed:
+    for _ in range(ROUNDS_MAX):
+        _copy(link, keys, topic, partition)
+        placed = [_place(link, keys, unit, force=force, token=token) for unit in units]
+        if None in placed:
+            continue
+        reply = link.run(store.swap(keys, topic, partition))
+        if reply.word == "OK":
+            messages, last = reply.rest
+            return Renewed(
+                topic=topic,
+                partition=partition,
+                messages=int(messages),
+                last_id=last.decode(),
+                groups=[unit.group for unit in units],
+                pending=sum(each[0] for each in placed if each),
+                lost=sum(each[1] for each in placed if each),
+            )
+        if reply.word == "GONE":
+            raise Refused(f"somebody else has renewed partition {partition} of {topic} meanwhile")
+        units[:] = check(link, keys, topic, partition, force=True)
+    raise Refused(
+        f"partition {partition} of {topic} changes all the time: stop its producers for a moment"
+        " and say this again"
+    )
+
+
+def _copy(link: Link, keys: Keys, topic: str, partition: int) -> None:
+    more = True
+    while more:
+        reply = link.run(store.copy(keys, topic, partition))
+        match reply.word:
+            case "OK":
+                more = bool(reply.rest[1])
+            case "ROOM":
+                raise Refused(
+                    f"partition {partition} of {topic} has room: its last id is"
+                    f" {reply.rest[0].decode()}"
+                )
+            case "LARGE":
+                raise Refused(
+                    f"the entry {reply.rest[0].decode()} of partition {partition} has thousands of"
+                    " fields, more than can be copied: delete it with `redis-cli XDEL`"
+                )
+            case "MISSING":
+                raise Refused(f"partition {partition} of {topic} is empty: there is no stream")
+            case word:
+                raise ContractError(f"renewing {topic}: {word}")
+
+
+def _place(
+    link: Link, keys: Keys, unit: Unit, *, force: bool, token: str
+) -> tuple[int, int] | None:
+    """Give a group its place: what went along, what was lost; None: once more."""
+    reply = link.run(store.group(keys, unit, force=force, token=token))
+    match reply.word:
+        case "OK":
+            return int(reply.rest[0]), int(reply.rest[1])
+        case "MORE" | "NOGROUP":
+            return None
+        case "OWNED":
+            raise Refused(groups.owned_sentence(unit, reply.rest[0].decode("utf-8", "replace")))
+        case "MANY":
+            raise Refused(
+                f"{unit} has {int(reply.rest[0]):,} messages in hand, and {store.PENDING_MAX:,} can"
+                " go along: let its consumer settle them first"
+            )
+        case "GONE":
+            raise Refused(
+                f"somebody else has renewed partition {unit.partition} of {unit.topic} meanwhile"
+            )
+        case word:
+            raise ContractError(f"renewing {unit}: {word}")

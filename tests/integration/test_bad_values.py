@@ -1,0 +1,240 @@
+"""One bad value in every field of every key: each verb goes on with the rest, doctor names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner, Result
+
+from streamqd.cli import cli
+from streamqd.model import Unit
+from streamqd.store import messages
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.servers import Server
+from tests.support.surgery import GROUP, INSTANCE, TOPIC, Surgery
+
+KEYS = Keys()
+UNIT = Unit(TOPIC, 0, GROUP)
+PLACE = (TOPIC, 0)
+FLEET = "default"
+META, TRIM, FENCE = KEYS.meta(TOPIC), KEYS.trim(*PLACE), KEYS.fence(*UNIT)
+MEMBERS, INFO, ORDERS = KEYS.members(FLEET), KEYS.info(FLEET), KEYS.orders(FLEET)
+SUMMARY, REGISTRY = KEYS.instance(FLEET, INSTANCE), KEYS.registry()
+ATTEMPTS, RETRY = KEYS.attempts(*UNIT), KEYS.retry(*UNIT)
+NOT_UTF8 = b"\xff\xfe"
+HUGE = "1" + "0" * 400
+NESTED = "[" * 100_000 + "]" * 100_000
+
+# Every read verb, with what only it may answer beside 0 where all is well.
+VERBS = {
+    "status": {0},
+    "why access/0": {0, 1},
+    "why access/1": {0, 1},
+    "partitions": {0},
+    "partitions access": {0},
+    "top --once": {0},
+    "topic list": {0},
+    "topic describe access": {0},
+    "topic settings access": {0},
+    "group list": {0},
+    "group list access": {0},
+    "group describe access hits": {0},
+    "retry list access hits": {0},
+    "dlq list": {0},
+    "dlq list access": {0},
+    "dlq stats access": {0},
+    "pending access -g hits": {0},
+    "control list": {0},
+    "doctor": {1},
+    "doctor stream access": {0, 1},
+    "trim access --max-length 1 --dry-run": {0},
+}
+# Verbs about this one topic say in one sentence why they cannot tell anything of it.
+OF_THE_TOPIC = frozenset(verb for verb in VERBS if "access" in verb)
+PUBLISHED = ("status", "top --once")
+FLEET_VERBS = ("status", "why access/0", "top --once", "control list")
+
+
+class Bad(NamedTuple):
+    """A bad value: the command that plants it, what doctor must say of it, who may refuse."""
+
+    name: str
+    command: tuple[object, ...]
+    key: str
+    field: str
+    shown_by: tuple[str, ...]  # verbs that read it, and so name it
+    may_refuse: frozenset[str] = frozenset()
+
+
+def _hash(key: str, field: str, value: object, *shown_by: str, part: str = "") -> Bad:
+    name = f"{key.split(':')[2]}.{field}={str(value)[:12]}"
+    return Bad(name, ("HSET", key, field, value), key, part or field, shown_by)
+
+
+_UNIT_VERBS = (
+    *("status", "why access/0", "partitions", "partitions access", "group list"),
+    *("group describe access hits", "doctor stream access"),
+)
+_EVERY_TOPIC = ("status", "partitions", "topic list", "group list", "dlq list")
+
+BAD = [
+    # the fence
+    *(_hash(FENCE, "epoch", value, *_UNIT_VERBS) for value in ("abc", "1e308", "9" * 26, "")),
+    *(_hash(FENCE, "since", value, *_UNIT_VERBS) for value in ("never", NOT_UTF8, "-1")),
+    # members, what they say, what they publish
+    *(
+        Bad(f"members={score}", ("ZADD", MEMBERS, score, "two"), MEMBERS, "two", FLEET_VERBS)
+        for score in ("inf", "-inf", "-5", "1.5")
+    ),
+    Bad(
+        "members-name", ("ZADD", MEMBERS, "1", NOT_UTF8), MEMBERS, "\\xff\\xfe", FLEET_VERBS
+    ),
+    *(
+        Bad(
+            f"info={text[:24]}",
+            ("HSET", INFO, INSTANCE, text),
+            INFO,
+            field,
+            FLEET_VERBS,
+        )
+        for text, field in (
+            ("{", INSTANCE),
+            (NESTED, INSTANCE),
+            ('{"owned": ' + HUGE + "}", f"{INSTANCE}.owned"),
+            ('{"offers": [1]}', f"{INSTANCE}.offers"),
+            ('{"weight": "x"}', f"{INSTANCE}.weight"),
+            ('{"cap": -1}', f"{INSTANCE}.cap"),
+            ('{"broken": [["a", "b", "c"]]}', f"{INSTANCE}.broken"),
+            ('{"ttl": 1e999}', f"{INSTANCE}.ttl"),
+            ('{"reloaded": []}', f"{INSTANCE}.reloaded"),
+        )
+    ),
+    *(
+        Bad(f"summary={text[:30]}", ("SET", SUMMARY, text), SUMMARY, field, PUBLISHED)
+        for text, field in (
+            ("[]", ""),
+            (NOT_UTF8.decode("latin-1"), ""),
+            ('{"at_unix_ms": 1e999}', "at_unix_ms"),
+            ('{"started_unix_ms": ' + HUGE + "}", "started_unix_ms"),
+            ('{"pid": NaN}', "pid"),
+            ('{"units": {}}', "units"),
+            ('{"units": [{"topic": "access", "partition": 1e999, "lag": -Infinity}]}', "units.lag"),
+            ('{"units": [{"longest_run_seconds": ' + HUGE + "}]}", "units.longest_run_seconds"),
+        )
+    ),
+    # orders
+    _hash(ORDERS, "last", 1 << 53, *FLEET_VERBS),
+    _hash(ORDERS, "last", "abc", *FLEET_VERBS),
+    # topics
+    Bad("registry", ("SADD", REGISTRY, NOT_UTF8), REGISTRY, "", _EVERY_TOPIC),
+    Bad("registry..", ("SADD", REGISTRY, ".."), REGISTRY, "", _EVERY_TOPIC),
+    *(
+        _hash(META, "partitionCount", count, *_EVERY_TOPIC)._replace(may_refuse=OF_THE_TOPIC)
+        for count in ("abc", "0", "99999999999", "-1")
+    ),
+    _hash(META, "created", "abc", "topic list", "topic describe access"),
+    *(
+        _hash(META, "settings", text, "topic list", "topic describe access")._replace(
+            may_refuse=frozenset(
+                ("topic settings access", "trim access --max-length 1 --dry-run")
+            )
+        )
+        for text in (
+            *("[]", NESTED, '{"retention": {"max_age": [{}]}}', '{"retention": []}', NOT_UTF8),
+        )
+    ),
+    _hash(META, "group:hits", "abc"),
+    _hash(META, "growSince", "abc"),
+    # partitions
+    *(_hash(TRIM, field, "abc") for field in ("first", "archived", "shrink_from", "removed")),
+    *(_hash(TRIM, field, "abc") for field in ("shrunk", "size", "floor:hits")),
+    _hash(TRIM, "dropped_unread:hits", "abc"),
+    _hash(KEYS.moving(*PLACE), "1-0", "abc"),
+    _hash(KEYS.sink(*PLACE), "q:0", "abc", part="q:0, batch"),
+    *(
+        Bad(
+            f"group-{verb}", ("XGROUP", "CREATE", stream, NOT_UTF8, "0", "MKSTREAM"), stream,
+            "group", verbs,
+        )
+        for verb, stream, verbs in (
+            ("stream", KEYS.stream(*PLACE), ("status", "why access/0", "partitions", "topic list")),
+            ("dlq", KEYS.dlq(*PLACE), ("status", "why access/0", "partitions", "topic list")),
+        )
+    ),
+    Bad("scheduled=inf", ("ZADD", KEYS.scheduled(*PLACE), "inf", "x"), KEYS.scheduled(*PLACE),
+        "x", ()),
+    # units
+    *(_hash(ATTEMPTS, "m:1-0:c", value) for value in ("abc", HUGE, "-1")),
+    _hash(ATTEMPTS, "m:1-0:f", "abc"),
+    _hash(ATTEMPTS, "r:1-0:due", "abc"),
+    *(
+        Bad(f"retry={score}", ("ZADD", RETRY, score, "m:9-9"), RETRY, "m:9-9",
+            ("retry list access hits",))
+        for score in ("inf", "-inf", "1e300")
+    ),
+    Bad("retry-place", ("ZADD", RETRY, "1", NOT_UTF8), RETRY, "\\xff\\xfe", ()),
+]  # fmt: skip
+
+
+@pytest.fixture
+def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+    """A fleet with a message in every state, and a second topic that is well."""
+    made = Surgery(tmp_path, server.url, link)
+    made.settle_in()
+    desk = made.desk
+    for number in range(4):
+        desk.add(f"{number + 1}-0", "payload", "x")
+    desk.fetch(3)
+    place = [(b"m:2-0", 3600.0, {})]
+    made.link.run(messages.retry(made.keys, desk.unit, "t0", place))
+    made.do("XADD", desk.dlq, "*", "payload", "x", "group", GROUP)
+    return made
+
+
+@pytest.fixture
+def invoke(surgery: Surgery) -> Callable[[str], Result]:
+    def run(line: str) -> Result:
+        return CliRunner().invoke(cli, ["--config", str(surgery.path), *line.split()])
+
+    return run
+
+
+def test_every_verb_is_well_before(surgery: Surgery, invoke: Callable[[str], Result]) -> None:
+    for verb, codes in VERBS.items():
+        done = invoke(verb)
+        assert done.exit_code in codes | {0}, (verb, done.output)
+        assert "cannot be read" not in done.output, (verb, done.output)
+    surgery.silent("values.unreadable")
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[each.name[:60] for each in BAD])
+def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: Bad) -> None:
+    """S6, S7, C1: no verb dies of it, each that reads it names it, doctor knows the cure."""
+    surgery.do(*bad.command)
+    for verb, codes in VERBS.items():
+        for form in ("", " --json"):
+            done = invoke(verb + form)
+            assert "Traceback" not in done.output, (verb, done.output)
+            assert isinstance(done.exception, SystemExit | None), (verb, done.exception)
+            if verb in bad.may_refuse and done.exit_code == 8:
+                assert bad.key in done.output or "cannot be read" in done.output
+                continue
+            allowed = codes | ({1} if verb in bad.shown_by and verb.startswith("doctor") else set())
+            assert done.exit_code in allowed, (verb, done.output)
+            if form:
+                assert json.loads(done.stdout or "null") is not None, (verb, done.output)
+            if verb in bad.shown_by:
+                assert bad.key in done.output, (verb, done.output)
+            if verb == "status" and "partitionCount" not in bad.name:
+                assert "access" in done.output
+    told = [
+        each["evidence"]
+        for each in surgery.run("--only", "values")["findings"]
+        if each["check"] == "values.unreadable"
+    ]
+    assert (bad.key, bad.field) in [(each["key"], each["field"]) for each in told], told
