@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from streamqd.config.setting import NAME
 from streamqd.letter import Letter
 from streamqd.model import Unit
 
@@ -30,7 +31,7 @@ Entry = list[Any]  # of a read: [id, [name, value, …]]
 
 _DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
