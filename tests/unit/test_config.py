@@ -14,7 +14,7 @@ import pytest
 from streamqd import config
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
-from streamqd.errors import ConfigError
+from streamqd.errors import ConfigError, RedisUnavailable
 from streamqd.model import Backoff, RetryPolicy
 
 NOTHING: dict[str, str] = {}
@@ -684,6 +684,54 @@ def test_a_directory_that_others_may_write_is_no_place_for_the_socket(
     monkeypatch.setattr(config.endpoint, "_LAST_RESORT", Path("/nonexistent"))
     with pytest.raises(ConfigError, match=r"^daemon\.state_dir: the path of a socket in .* 107"):
         config.claim_socket_path(settings, environ)
+
+
+def _made_over(folder: Path) -> None:
+    """As somebody else would have it: of another owner where we may do that, else open to all."""
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, -1)
+    else:
+        folder.chmod(0o777)
+
+
+@pytest.mark.parametrize("case", ["directory", "link"])
+def test_clients_connect_to_no_server_of_somebody_else(
+    place: Place, runtime: Path, case: str
+) -> None:
+    """S8: with a long state_dir, who made the short directory first got everybody's messages."""
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
+    claimed.parent.rmdir()
+    with pytest.raises(RedisUnavailable, match="no server has been started"):
+        config.redis_url(settings)
+    theirs = runtime / "theirs"
+    theirs.mkdir(mode=0o700)
+    if case == "link":
+        claimed.parent.symlink_to(theirs)
+    else:
+        _made_over(theirs)
+        theirs.rename(claimed.parent)
+    with pytest.raises(ConfigError, match=r"somebody else may answer there; remove .*streamqd-"):
+        config.redis_url(settings)
+
+
+def test_clients_guess_no_place_for_a_server_that_was_never_started(place: Place) -> None:
+    """S8: a directory that nobody has made yet, in /tmp, could be made by anybody."""
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
+        prepare()
+        with pytest.raises(RedisUnavailable, match="no server has been started"):
+            config.resolved(settings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
+def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime: Path) -> None:
+    """S8: the directory may belong to the owner of state_dir too."""
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
+    os.chown(claimed.parent, 65534, -1)
+    os.chown(settings.daemon.state_dir, 65534, -1)
+    assert config.redis_url(settings) == f"unix://{claimed}"
 
 
 def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
