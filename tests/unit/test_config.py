@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
+from streamqd.config import secrets
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
 from streamqd.errors import ConfigError, RedisUnavailable
@@ -752,6 +754,72 @@ def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
 )
 def test_masking(url: str, shown: str) -> None:
     assert config.masked(url) == shown
+
+
+LONG = "u" * 300
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "scrubbed"),
+    [
+        ("redis://me:two words@h/0", "redis://me:***@h/0", "redis://me@h/0"),
+        ("redis://me: lead@h", "redis://me:***@h", "redis://me@h"),
+        ("redis://me:tab\tin it@h", "redis://me:***@h", "redis://me@h"),
+        ("redis://my name:pw@h", "redis://my name:***@h", "redis://my name@h"),
+        ("redis://me@corp:pw@h", "redis://me@corp:***@h", "redis://me@corp@h"),
+        (f"redis://{LONG}:pw@h", f"redis://{LONG}:***@h", f"redis://{LONG}@h"),
+        (f"redis://me:{'p' * 5000}@h", "redis://me:***@h", "redis://me@h"),
+        ("redis://a/b:p@ss w/rd@h", "redis://a/b:***@h", "redis://a/b@h"),
+        ("unix://me:a b@/run/r.sock", "unix://me:***@/run/r.sock", "unix://me@/run/r.sock"),
+        ("redis://h/0?password=a b&db=1", "redis://h/0?password=***&db=1", "redis://h/0&db=1"),
+        (SECRET_URL, "redis://me:***@localhost:6379/0", "redis://me@localhost:6379/0"),
+    ],
+)
+def test_no_password_of_a_url_is_shown_or_passed_on(
+    url: str, shown: str, scrubbed: str, place: Place
+) -> None:
+    """S9: a space, or a long user name, made `config show` print it, and a readable file good."""
+    assert secrets.has_password(url)
+    settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
+    assert config.shown(settings)["redis"]["url"] == shown
+    assert shown in repr(settings.redis)
+    environ = {"STREAMQ_REDIS__URL": url}
+    secrets.scrub(environ)
+    assert environ == {"STREAMQ_REDIS__URL": scrubbed}
+
+
+@pytest.mark.parametrize("url", ["redis://me@h/0", "unix:///a:b@c", "redis://h:1/0", "embedded:"])
+def test_what_has_no_password_is_left_as_it_is(url: str) -> None:
+    assert secrets.masked_url(url) == url
+    assert not secrets.has_password(url)
+
+
+@pytest.mark.parametrize("name", ["me", LONG])
+def test_a_file_with_any_password_is_for_its_owner_alone(place: Place, name: str) -> None:
+    """S9: the same expression decides it."""
+    with pytest.raises(ConfigError, match=r"redis\.url"):
+        place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x = " + "[" * 5000 + "]" * 5000, "x = " + "{a=" * 5000 + "1" + "}" * 5000),
+        *("[daemon]\nlease_ttl" + ".a" * 900 + " = 1", "[topics" + ".a" * 5000 + "]"),
+        *("[daemon]\nhandlers = " + "[" * 300 + "]" * 300, "x = " + "1" * 5000),
+    ],
+)
+def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str) -> None:
+    """S9: it was a RecursionError, exit 1 instead of 3."""
+    with pytest.raises(ConfigError):
+        place.load(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000, "{a=" * 5000])
+def test_a_variable_that_nests_deep_is_one_too(text: str) -> None:
+    """S9: so it is in the environment."""
+    with pytest.raises(ConfigError):
+        config.load(None, {}, {"STREAMQ_DAEMON__LEASE_TTL": text})
 
 
 # --- what code declares --------------------------------------------------------------------------
