@@ -17,7 +17,6 @@ from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 TIMEOUT = 5.0  # seconds that one exchange of a verb with Redis may take
-BESIDE = Path("streamq.toml")  # read when no other is named and it is there
 
 
 @dataclass

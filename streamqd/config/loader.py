@@ -24,6 +24,18 @@ from streamqd.config.topics import Topic
 from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20
+BESIDE = Path("streamq.toml")  # read when no other is named and it is there
+
+
+def find(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that counts when none is named: $STREAMQ_CONFIG, else ./streamq.toml if it exists.
+
+    The command line and `Producer()` look here, so that both mean the same Redis.
+    """
+    named = environ.get(CONFIG_NAME)
+    if named:
+        return Path(named)
+    return BESIDE if BESIDE.is_file() else None
 
 
 def load(
