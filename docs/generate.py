@@ -81,7 +81,7 @@ The housekeeper serves them over HTTP where `http.bind` says (`127.0.0.1:9464`).
 | `/metrics` | The metrics below, for Prometheus. |
 | `/livez` | Whether supervisor and housekeeper move. Does not depend on Redis. |
 | `/startupz` | Whether the start is over. |
-| `/readyz` | Whether work can be expected: owning or standing by, Redis answers, no drain. |
+| `/readyz` | Owning or standing by, also after `streamqd drain`; Redis answers; not stopping. |
 | `/status` | What this instance owns and does, as JSON. |
 | `/` | The same as one page for people, read only. |
 

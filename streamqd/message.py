@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from streamqd.config.setting import NAME
 from streamqd.letter import Letter
 from streamqd.model import Unit
 
@@ -30,7 +31,7 @@ Entry = list[Any]  # of a read: [id, [name, value, …]]
 
 _DIGITS_MAX = 18  # of a count; a longer one is nothing that we have written
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_TOPIC = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
@@ -73,14 +74,20 @@ class Message:
 
     @cached_property
     def fields(self) -> dict[bytes, bytes]:
-        """All fields of the entry, as stored."""
+        """All fields of the entry, as stored. Of fields with the same name the last counts."""
         return dict(zip(self._fields[::2], self._fields[1::2], strict=False))
 
     @property
     def payload(self) -> bytes:
         """The body, as sent. Empty when the entry has none."""
-        if self._fields and self._fields[0] == b"payload":
-            return self._fields[1]
+        fields = self._fields
+        # A second one may follow. A value of that name only makes this look again.
+        if (
+            fields
+            and fields[0] == b"payload"
+            and (len(fields) == 2 or fields.count(b"payload") < 2)
+        ):
+            return fields[1]
         return self.fields.get(b"payload", b"")
 
     @property
@@ -112,8 +119,8 @@ class Message:
     def key(self) -> bytes | None:
         """The key that chose the partition, or None."""
         fields = self._fields
-        if len(fields) > 3 and fields[2] == b"key":  # where producers put it
-            return fields[3]
+        if len(fields) > 3 and fields[2] == b"key" and fields.count(b"key") < 2:
+            return fields[3]  # where producers put it
         return self.fields.get(b"key") if b"key" in fields else None
 
     @cached_property

@@ -5,11 +5,13 @@ Every problem becomes one sentence that says what to do; all of them are collect
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib
 import logging
 import os
 import resource
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +32,7 @@ from streamqd.errors import (
 )
 from streamqd.inspection import ask_servers, check_servers
 from streamqd.model import Unit
+from streamqd.paths import below
 from streamqd.registration import ensure_topics
 from streamqd.store.cluster import connect
 
@@ -277,14 +280,18 @@ class InstanceLock:
     """
 
     def __init__(self, state_dir: Path, instance: str) -> None:
-        self.path = state_dir / f"{instance}.lock"
+        """Prepare. Raises StartRefused when the lock would not be a file in `state_dir`."""
+        try:
+            self.path = below(state_dir, f"{instance}.lock")
+        except Refused as error:
+            raise StartRefused(3, [f"daemon.state_dir: {error}"]) from error
         self._file: IO[str] | None = None
 
     def acquire(self) -> int | None:
         """Take the lock; return the pid of the running twin when there is one, else None."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = self.path.open("a+")
+            file = _opened_by_us_alone(self.path)
         except OSError as error:
             problem = f"daemon.state_dir: cannot write to {self.path.parent} ({error.strerror})"
             raise StartRefused(3, [f"{problem}; name a directory that this user owns"]) from error
@@ -325,6 +332,25 @@ class InstanceLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _opened_by_us_alone(path: Path) -> IO[str]:
+    """Open the lock's file so that no other user can: who can open a file for reading can lock it.
+
+    Raises OSError, also for a file that another user has put there.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+            raise PermissionError(errno.EPERM, f"{path.name} belongs to another user")
+        if stat.S_IMODE(found.st_mode) != 0o600:
+            os.fchmod(descriptor, 0o600)  # a version before made it readable for everybody
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "a+")
 
 
 def _is_alive(pid: int) -> bool:

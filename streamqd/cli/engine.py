@@ -108,7 +108,7 @@ def engine(
     session: Session, name: str, master: str | None, conf: tuple[str, ...]
 ) -> Iterator[Engine]:
     """Lend Spark. Errors of pipelines become sentences."""
-    from streamqd.spark import JavaMissingError, SparkMissingError
+    from streamqd.spark import JavaMissingError, SparkMissingError, need_spark
     from streamqd.spark.pipelines.archive import PipelineError
     from streamqd.spark.pipelines.manifest import ManifestError
     from streamqd.spark.streams import DataLossError
@@ -116,6 +116,7 @@ def engine(
     quiet = session.quiet or not sys.stderr.isatty()
     lent = Engine(name, master, conf, quiet=quiet, verbose=session.verbose)
     try:
+        need_spark()  # before half of the work is done
         yield lent
     except (
         *(ManifestError, PipelineError, DataLossError),

@@ -58,7 +58,9 @@ def count_hit(msg: Message) -> None:
     line = msg.text()
     if not line.strip():
         raise Dead("an empty line")
-    print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line}")
+    # !r: what is printed goes out as it is, and with a line break of its own a text that somebody
+    # sends looks like a line of the log.
+    print(f"{msg.topic}/{msg.partition} attempt {msg.attempt}: {line!r}")
 '''
 
 # The unit is systemd/streamqd.service; a project of its own differs between these two rules only.

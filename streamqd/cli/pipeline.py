@@ -42,7 +42,7 @@ TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%
 def pipeline() -> None:
     """Archive topics, read archives, run jobs: on Spark.
 
-    Needs pip install "streamqd[spark]" and Java 17 or newer.
+    Needs the extra spark, pip install '.[spark]' in a clone of streamqd, and Java 17 or newer.
     """
 
 
@@ -260,17 +260,17 @@ def run(
     from streamqd.spark.pipelines.checkpoints import hold
     from streamqd.spark.pipelines.storage import Archive
 
-    function = jobs.load(job, session.settings.base_dir)
-    held = hold(session.settings, checkpoints)
-    with held, lend_engine(session, job, master, conf) as engine:
-        made = jobs.Job(
-            engine(),
-            session.settings,
-            checkpoints.absolute(),
-            None if folder is None else Archive(folder),
-            dict(_pair("--set", each) for each in arguments),
-        )
-        returned = jobs.run(made, function)
+    with lend_engine(session, job, master, conf) as engine:
+        function = jobs.load(job, session.settings.base_dir)
+        with hold(session.settings, checkpoints):
+            made = jobs.Job(
+                engine(),
+                session.settings,
+                checkpoints.absolute(),
+                None if folder is None else Archive(folder),
+                dict(_pair("--set", each) for each in arguments),
+            )
+            returned = jobs.run(made, function)
     if as_json:
         emit(returned)
 

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 import click
 
+from streamqd import config
 from streamqd.cli import early
 from streamqd.cli.lazy import LazyGroup
-from streamqd.cli.session import BESIDE, Session, pass_session
+from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
     BadValue,
     ConfigError,
@@ -214,8 +215,8 @@ def cli(
     """
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet exclude each other")
-    if config_path is None and BESIDE.is_file():
-        config_path = BESIDE
+    if config_path is None:
+        config_path = config.find()
     if ctx.invoked_subcommand is not None:
         early.give_back()
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet

@@ -17,7 +17,6 @@ from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 TIMEOUT = 5.0  # seconds that one exchange of a verb with Redis may take
-BESIDE = Path("streamq.toml")  # read when no other is named and it is there
 
 
 @dataclass
@@ -49,13 +48,16 @@ class Session:
     @contextlib.contextmanager
     def link(self) -> Iterator[Link]:
         """Lend a connection to Redis. Raises RedisUnavailable with a sentence for people."""
-        link = connect(config.resolved(self.settings).redis, timeout=TIMEOUT, name="streamqd:cli")
+        link: Link | None = None
         try:
+            redis = config.resolved(self.settings).redis
+            link = connect(redis, timeout=TIMEOUT, name="streamqd:cli")
             yield link
         except RedisUnavailable as error:
             raise self.explained(error) from error
         finally:
-            link.close()
+            if link is not None:
+                link.close()
 
     def explained(self, error: RedisUnavailable) -> RedisUnavailable:
         """Say what it means that Redis does not answer."""

@@ -31,7 +31,7 @@ from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.frame import Shown, frame, rows_of, visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session, pass_session
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
 
@@ -188,6 +188,8 @@ class Reader:
                 self._at, self._trouble = time.monotonic(), ""
             except RedisUnavailable as error:
                 self._trouble = str(self._session.explained(error))
+            except ConfigError as error:
+                self._trouble = str(error)
             except RedisRefused as error:
                 self._trouble = f"Redis refuses to tell: {error}"
             self._wake()

@@ -12,7 +12,7 @@ from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
 from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
-from streamqd.config.loader import declare_consumers, load
+from streamqd.config.loader import declare_consumers, find, load
 from streamqd.config.reference import json_schema, reference_toml, shown
 from streamqd.config.schema import Daemon, Http, Keys, Log, Settings
 from streamqd.config.secrets import masked, scrub
@@ -32,6 +32,7 @@ __all__ = [
     "claim_socket_path",
     "declare_consumers",
     "effective",
+    "find",
     "is_public",
     "json_schema",
     "load",

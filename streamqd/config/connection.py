@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from streamqd.config.secrets import masked
+from streamqd.config.secrets import masked_url
 from streamqd.config.setting import Kind, described
 
 
@@ -110,5 +110,5 @@ class Redis:
 
     def __repr__(self) -> str:
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
-        shown["url"] = masked(self.url)
+        shown["url"] = masked_url(self.url)
         return f"Redis({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

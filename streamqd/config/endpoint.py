@@ -7,13 +7,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from streamqd.config import topology
 from streamqd.config.schema import Settings
-from streamqd.errors import ConfigError
+from streamqd.errors import ConfigError, RedisUnavailable
 
 EMBEDDED = "embedded:"
 SOCKET_BYTES_MAX = 107  # sun_path holds 108 with its terminating zero
@@ -83,15 +83,30 @@ def resolved(settings: Settings) -> Settings:
 def socket_path(settings: Settings) -> Path:
     """Socket of the embedded server: in state_dir, or where its pointer file there says.
 
-    A path that is too long for a socket is replaced by a short one, see `claim_socket_path`.
+    A path that is too long for a socket is replaced by a short one, see `claim_socket_path`. Its
+    directory lies where others may write, so it must belong to the owner of state_dir or to us, and
+    to nobody else. Raises ConfigError when it does not, RedisUnavailable when there is none yet.
     """
-    direct = settings.daemon.state_dir.absolute() / _SOCKET
+    state_dir = settings.daemon.state_dir.absolute()
+    direct = state_dir / _SOCKET
     if _fits(direct):
         return direct
+    # Never a guess: a directory that we expect and nobody has made could be made by anybody.
+    absent = RedisUnavailable(f"no server has been started in {state_dir}", sent=False)
     try:
-        return Path((settings.daemon.state_dir / _POINTER).read_text().strip())
-    except OSError:
-        return _short_path(settings, _LAST_RESORT)
+        owner = state_dir.stat().st_uid
+        named = Path(os.fsdecode((state_dir / _POINTER).read_bytes().rstrip(b"\n")))
+        found = named.parent.lstat()
+    except (OSError, ValueError):
+        raise absent from None
+    if not _is_private(found, {owner, os.geteuid()}):
+        problem = (
+            f"daemon.state_dir: {named.parent}, where {state_dir / _POINTER} says that the server"
+            " listens, is not a directory of the owner of state_dir alone: somebody else may answer"
+            f" there; remove {named.parent} and start the daemon again, or use a shorter path"
+        )
+        raise ConfigError([problem])
+    return named
 
 
 def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path:
@@ -116,7 +131,7 @@ def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.enviro
         short = _short_path(settings, Path(parent))
         if parent and _fits(short) and _private_directory(short.parent):
             pointer = state_dir / _POINTER
-            pointer.write_text(f"{short}\n")
+            pointer.write_bytes(os.fsencode(short) + b"\n")
             return short
     problem = (
         f"daemon.state_dir: the path of a socket in {state_dir} has {len(os.fsencode(direct))}"
@@ -140,11 +155,12 @@ def _private_directory(path: Path) -> bool:
     """Make the directory, or accept one that is ours alone: nobody can have put a server there."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
+        return _is_private(path.lstat(), {os.geteuid()})
     except OSError:
         return False
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not stat.S_IMODE(found.st_mode) & 0o077
-    )
+
+
+def _is_private(found: os.stat_result, owners: Set[int]) -> bool:
+    """Whether it is a directory, not a link, in which only one of these users may write or look."""
+    private = not stat.S_IMODE(found.st_mode) & 0o077
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in owners and private

@@ -24,6 +24,18 @@ from streamqd.config.topics import Topic
 from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20
+BESIDE = Path("streamq.toml")  # read when no other is named and it is there
+
+
+def find(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that counts when none is named: $STREAMQ_CONFIG, else ./streamq.toml if it exists.
+
+    The command line and `Producer()` look here, so that both mean the same Redis.
+    """
+    named = environ.get(CONFIG_NAME)
+    if named:
+        return Path(named)
+    return BESIDE if BESIDE.is_file() else None
 
 
 def load(
@@ -65,12 +77,16 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError([f"{file}: everybody may write it, and it names code to run: chmod o-w"])
     try:
         return tomli.loads(content.decode())
+    except RecursionError:
+        raise ConfigError([f"{file}: its arrays or tables nest too deep"]) from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{file}:{line}: it is not UTF-8 text; save it as UTF-8"]) from None
     except tomli.TOMLDecodeError as error:
         place, what = f"{error.lineno}:{error.colno}", error.msg.rstrip(".")
         raise ConfigError([f"{file}:{place}: this is not TOML: {what}"]) from None
+    except ValueError:
+        raise ConfigError([f"{file}: it holds a number of thousands of digits"]) from None
 
 
 def _build(raw: Mapping[str, Any], base_dir: Path, source: str, problems: Problems) -> Settings:

@@ -110,7 +110,7 @@ def _path_of_key(key: str) -> tuple[str, ...] | None:
     """The parts of a dotted TOML key, which may hold quoted parts."""
     try:
         table: Any = tomli.loads(f"{key} = 0") if "\n" not in key else 0
-    except tomli.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, too deep, a number too long
         return None
     parts: list[str] = []
     while isinstance(table, dict):
@@ -146,6 +146,6 @@ def meant_by(text: object, kind: Kind) -> Any:
         return [part.strip() for part in bare.split(",") if part.strip()]
     try:
         document = tomli.loads(f"value = {bare}")
-    except tomli.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, too deep, a number too long
         return text
     return document["value"] if set(document) == {"value"} else text

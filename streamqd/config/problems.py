@@ -88,6 +88,8 @@ def shown(value: object, *, secret: bool = False) -> str:
         return "the value"
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "what nests so deep"
     except ValueError:
         text = repr(value)
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."

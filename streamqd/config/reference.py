@@ -11,7 +11,7 @@ from typing import Any
 from streamqd.config.consumers import Consumer
 from streamqd.config.reading import bounds, written
 from streamqd.config.schema import SECTIONS, Settings
-from streamqd.config.secrets import masked
+from streamqd.config.secrets import masked_url
 from streamqd.config.setting import NAME, Kind, Setting, settings_of
 from streamqd.config.topics import Topic
 from streamqd.config.values import (
@@ -123,7 +123,7 @@ def plain(setting: Setting, value: Any) -> Any:
         case Kind.TABLE:
             return _plain_table(value)
         case _:
-            return masked(value) if setting.secret else value
+            return masked_url(value) if setting.secret else value
 
 
 def _plain_table(section: Any) -> dict[str, Any]:

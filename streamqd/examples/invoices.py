@@ -1,7 +1,8 @@
 """A typed handler: the payload arrives as what the annotation says, or not at all.
 
 A payload that is no `Order` is a dead letter at once, with the reason `undecodable` and a text that
-says what does not fit and where. Dataclasses are decoded by msgspec: `streamqd[msgspec]`.
+says what does not fit and where. Dataclasses are decoded by msgspec, which
+the extra `msgspec` brings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the handler of invoices.py is tested: run as the daemon runs it, and by the daemon itself.
 
-Run it: `pytest --pyargs streamqd.examples.test_invoices`, with `pip install
-'streamqd[embedded,msgspec]' pytest`. The fixtures come with streamqd.
+Run it: `pytest --pyargs streamqd.examples.test_invoices`, with pytest and the extras `embedded` and
+`msgspec`: `pip install '.[embedded,msgspec]' pytest` in a clone of streamqd.
 """
 
 from __future__ import annotations

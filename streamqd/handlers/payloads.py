@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from streamqd import extras
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.verdicts import Undecodable
 
@@ -145,6 +146,6 @@ def _msgspec(reference: str, what: str) -> Any:
         importlib.import_module("msgspec.msgpack")
     except ImportError:
         raise HandlerLoadError(
-            f"{reference} needs msgspec for {what}: pip install 'streamqd[msgspec]'"
+            f"{reference} needs msgspec for {what}: {extras.hint('msgspec')}"
         ) from None
     return msgspec

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from streamqd import extras
 from streamqd.config import Consumer, open_to_all
 from streamqd.errand import Errand
 from streamqd.errors import HandlerLoadError
@@ -118,7 +119,5 @@ def misfits(consumers: Iterable[Consumer], kinds: Mapping[str, str]) -> list[str
             )
         packed = kind == TYPED and consumer.codec == "msgpack"
         if packed and importlib.util.find_spec("msgspec") is None:
-            problems.append(
-                f'{path}.codec: "msgpack" needs msgspec: pip install "streamqd[msgspec]"'
-            )
+            problems.append(f'{path}.codec: "msgpack" needs msgspec: {extras.hint("msgspec")}')
     return problems

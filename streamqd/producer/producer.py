@@ -27,7 +27,8 @@ class Producer:
     new connection.
 
     `url` names the Redis server, `settings` (from `config.load`) all the rest. Without either,
-    they come from the environment: STREAMQ_CONFIG names the file, STREAMQ_SECTION__KEY settings.
+    they are those of the command line: of the file that STREAMQ_CONFIG names, else of
+    ./streamq.toml if it exists, under the variables STREAMQ_SECTION__KEY.
     With `create` (True) a topic is registered at its first send, with the partition count that the
     settings give it, else one partition; without, sending to an unknown topic raises TopicMissing.
     `timeout` (5) bounds one exchange with Redis and `dedup_window` (600) is how long a `dedup_id`

@@ -71,7 +71,7 @@ class Sender:
             backlog_wait=backlog_wait,
         )
         if settings is None:
-            settings = config.Settings() if url is not None else config.load(None)
+            settings = config.Settings() if url is not None else config.load(config.find())
         if url is not None:
             settings = replace(settings, redis=replace(settings.redis, url=url))
         self.settings = settings = config.resolved(settings)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from streamqd import config
+from streamqd import config, extras
 from streamqd.errors import StreamqdError
 from streamqd.spark.java import JavaMissingError, ensure_java
 from streamqd.spark.options import of_settings
@@ -57,12 +57,12 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 class SparkMissingError(StreamqdError):
-    """pyspark or pyarrow is not installed. `pip install "streamqd[spark]"`."""
+    """pyspark or pyarrow is not installed. The message says how to install both."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "StreamqSource":
-        _need_spark()
+        need_spark()
         from streamqd.spark.source import StreamqSource
 
         return StreamqSource
@@ -109,7 +109,7 @@ def context(
 
 
 def _prepare_start() -> None:
-    _need_spark()
+    need_spark()
     ensure_java()
     # The workers must be this Python, with these packages, whatever is first on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -127,7 +127,7 @@ def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, di
 
 def register(spark: SparkSession) -> None:
     """Make `format("streamq")` known to a session, and let it push filters down."""
-    _need_spark()
+    need_spark()
     from streamqd.spark.source import StreamqSource
 
     spark.conf.set(_PUSHDOWN, "true")
@@ -158,9 +158,10 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _need_spark() -> None:
+def need_spark() -> None:
+    """Raise SparkMissingError unless pyspark and pyarrow are there. Imports neither."""
     missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkMissingError(
-            f'{" and ".join(missing)} cannot be imported: pip install "streamqd[spark]"'
+            f"{' and '.join(missing)} cannot be imported: {extras.hint('spark')}"
         )

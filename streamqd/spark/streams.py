@@ -14,12 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from streamqd.config import topology
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused, StreamqdError, TopicMissing
+from streamqd.errors import (
+    BadValue,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    StreamqdError,
+    TopicMissing,
+)
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Bound, Facts, Id, Loss, Offsets, Place, Position, Span
 from streamqd.spark.options import DLQ, Connection, ReadOptions
 from streamqd.store import spark as store
-from streamqd.store import statistics, topics
+from streamqd.store import statistics, topics, untrusted
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
@@ -31,6 +38,7 @@ _TRANSIENT = NOT_NOW | {"BUSY"}
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, Connection, int], Link] = {}
+_told: set[str] = set()  # a stream asks for the names in every batch; each is told once
 _T = TypeVar("_T")
 
 
@@ -85,6 +93,24 @@ def stream_key(keys: Keys, place: Place) -> str:
 # --- what there is --------------------------------------------------------------------------------
 
 
+def registered(link: Link, keys: Keys) -> list[str]:
+    """The names of all topics, sorted, without what cannot be the name of a topic.
+
+    Whoever may write to Redis can put any text there, and a name becomes a part of paths. A bad one
+    is logged once and passed over.
+    """
+    found = []
+    for raw in link.execute("SMEMBERS", keys.registry()):
+        try:
+            found.append(untrusted.name(raw, keys.registry()))
+        except BadValue as error:
+            text = str(error)
+            if text not in _told:
+                _told.add(text)
+                _log.warning("%s; it is passed over", text)
+    return sorted(found)
+
+
 class Catalog:
     """What a read's options mean on the server as it is now."""
 
@@ -101,7 +127,7 @@ class Catalog:
         if options.pattern:
             wanted = re.compile(options.pattern.removesuffix(DLQ))
             suffix = DLQ if options.pattern.endswith(DLQ) else ""
-            found = topics.registered(link, self._keys)
+            found = registered(link, self._keys)
             names = [name + suffix for name in found if wanted.fullmatch(name)]
         else:
             names = sorted(options.subscribe or {name for name, _ in options.assign})

@@ -26,6 +26,7 @@ from streamqd.model import (
     Unit,
 )
 from streamqd.policy import settlement
+from streamqd.process import Exit
 from streamqd.producer import Outgoing
 from streamqd.producer.encoding import fields_of
 from streamqd.testing import crashes as deaths
@@ -75,7 +76,8 @@ class Worker:
         self._now_unix_ms = int(time.time() * 1000)  # the clock stands still, but in `run_to_end`
 
     def __enter__(self) -> Self:
-        self._hooks = self._started()
+        with deaths.watched(self.handler):
+            self._hooks = self._started()
         return self
 
     def __exit__(
@@ -88,7 +90,8 @@ class Worker:
         if hooks is None:
             return
         if self.state_dir is not None:
-            hooks.stop()
+            with deaths.watched(self.handler):
+                hooks.stop()
         elif hooks.loop is not None:
             hooks.loop.close()
 
@@ -123,6 +126,9 @@ class Worker:
         `crashes` are charged to it already. With `crash_at` the handler runs in a child process,
         which is killed at that step, or with "end" when the handler has ended. A step is a line of
         the handler that is run, counted from 0. Raises ValueError when there are fewer.
+
+        A handler that ends its process by `os._exit`, `os.abort` or a signal to itself has crashed;
+        the tests go on.
         """
         return self._run([message], crashes, crash_at, self._now)[0]
 
@@ -184,23 +190,29 @@ class Worker:
                 raise ValueError(f"{self._reference} ends before it comes to step {crash_at}")
             return [self._crashed(each, crashes + 1, now) for each in batch]
         errors = self._call(wanted) if wanted else []
+        if isinstance(errors, Exit):
+            return [self._crashed(each, crashes + 1, now, errors) for each in batch]
         for message, error in zip(wanted, errors, strict=True):
             found[message] = self._judged(message, error, crashes, now)
         return [found[each] for each in batch]
 
-    def _call(self, batch: list[Message]) -> list[BaseException | None]:
+    def _call(self, batch: list[Message]) -> list[BaseException | None] | Exit:
+        """The error of each message, None where there is none; or how the process has ended."""
         hooks = self._hooks
         if hooks is None:
             raise RuntimeError("a Worker is used in a `with` block")
         check_thread(self._consumer.timeout, hooks.interrupt)
         end: object
-        try:
-            with soft_limit(self._consumer.timeout, hooks.interrupt):
-                end = hooks.function(self._taken(batch))
-        except KeyboardInterrupt:
-            raise  # to end the tests, not the handler
-        except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-            end = raised
+        with deaths.watched(self.handler) as death:
+            try:
+                with soft_limit(self._consumer.timeout, hooks.interrupt):
+                    end = hooks.function(self._taken(batch))
+            except KeyboardInterrupt:
+                raise  # to end the tests, not the handler
+            except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+                end = raised
+        if death.exit is not None:
+            return death.exit
         if self._loaded.form.batch:
             return errors_of(end, batch)
         return [handlers.error_of(end)]
@@ -262,13 +274,17 @@ class Worker:
                 return self._dead(message, reason, crashes, now, fields, error)
         raise AssertionError(f"no such verdict: {shortest}")
 
-    def _crashed(self, message: Message, charged: int, now: float) -> Run:
+    def _crashed(
+        self, message: Message, charged: int, now: float, ending: Exit = deaths.KILLED
+    ) -> Run:
         """After `charged` deaths of its process: the message is run again, or it is dead."""
         crashes = message.crash_count + charged
         dead = settlement.before_run(crashes, self._consumer.policy)
         if dead is None:
             return self._ended(message, "crash", crashes, now, delay=(0.0, 0.0))
-        record = json.dumps({"what": "SIGKILL", "signal": "SIGKILL"}).encode()
+        record = json.dumps(
+            {"what": str(ending), "signal": ending.signal_name or None, "exitCode": ending.code}
+        ).encode()
         what, context = letters.crash_fields(record)
         why = (dead.reason, what, f"the process that handled it ended by {what}")
         fields = letters.unhandled(message, self._delivery, self._reference, why, crashes=crashes)

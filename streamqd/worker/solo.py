@@ -20,7 +20,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from streamqd import logs
+from streamqd.errors import Refused
 from streamqd.message import Message
+from streamqd.paths import below
 from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, now_ns
 from streamqd.store import messages
 from streamqd.store.scripts import Call
@@ -158,16 +160,17 @@ class Solo:
         """
         self.rest()
         daemon = self._worker.settings.daemon
-        path = daemon.state_dir / f"{daemon.instance}.solo"
         wanted = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            path = below(daemon.state_dir, f"{daemon.instance}.solo")
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(path, flags, 0o600)
             self._since = time.monotonic()
             fcntl.flock(self._lock, wanted | fcntl.LOCK_NB)
         except BlockingIOError:
             self.disown()
             return False
-        except OSError as error:
+        except (OSError, Refused) as error:
             # Without a lock there are no turns; a mark still finds who kills hosts.
             self.disown()
             if not self._told:

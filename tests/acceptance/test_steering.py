@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -193,3 +196,56 @@ def test_a_reload_in_turn_once_for_each_order_and_strange_orders(fleet: Fleet):
     assert set(gone["strange"]) == {"rebalance", "sing", "drain:a"}
     verb(one, "control", "clear", "sing", "drain:a", "--yes")
     assert set(document(one, "status")["strange_orders"]) == {"rebalance"}
+
+
+def readiness(daemon: Daemon) -> tuple[int, list[str]]:
+    """What `/readyz` answers; 0 when nobody does."""
+    connection = http.client.HTTPConnection("streamqd", timeout=5)
+    try:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(daemon.folder / "http.sock"))
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())["reasons"]
+    except OSError:
+        return 0, []
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["the only one", "one of two"])
+def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDaemon, alone: bool):
+    """U3: the pages said three things of it. A drained instance is a standby that may come back."""
+    options = {"partitions": 2, "daemon": {"lease_ttl": "2s", "drain_timeout": "60s"}}
+    one = new_daemon(name="a", http="unix:./http.sock", **options)
+    with contextlib.ExitStack() as kept:
+        if not alone:
+            kept.enter_context(new_daemon(name="b", **options))
+        kept.enter_context(one)
+        one.wait_for(lambda: readiness(one) == (200, []), what="it is ready")
+
+        verb(one, "drain", "a", "--wait")
+        one.wait_for(lambda: not one.pids(), what="it owns nothing")
+        one.wait_for(lambda: readiness(one) == (200, []), what="it is ready, and owns nothing")
+        one.wait_for(
+            lambda: (
+                {each["instance"]: each["state"] for each in document(one, "status")["instances"]}[
+                    "a"
+                ]
+                == "drained"
+            ),
+            what="status says so",
+        )
+        assert readiness(one) == (200, [])
+
+        verb(one, "drain", "a", "--undo")
+        if not alone:
+            return
+        [running] = one.send(["await gate"], partition=0)
+        one.wait_run(running)
+        one.signal(signal.SIGTERM)
+        one.wait_for(
+            lambda: readiness(one) == (503, ["the daemon is draining"]), what="it is not ready"
+        )
+        (one.folder / "gate").touch()
+        assert one.wait() == 0

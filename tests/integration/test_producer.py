@@ -10,8 +10,10 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from click.testing import CliRunner
 
-from streamqd import config
+from streamqd import BufferedProducer, config
+from streamqd.cli import cli
 from streamqd.errors import (
     MessageTooLarge,
     RedisRefused,
@@ -554,3 +556,36 @@ def test_without_arguments_the_environment_decides(server, link, keys, monkeypat
         producer.send("access", b"x")
 
     assert topics.partition_count(link, keys, "access") == 2
+
+
+@pytest.mark.parametrize("kind", [Producer, BufferedProducer])
+def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
+    server, link, keys, monkeypatch, tmp_path, kind
+):
+    """U4: the command line read ./streamq.toml, and the producer another Redis."""
+    (tmp_path / "streamq.toml").write_text(
+        f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 3\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STREAMQ_CONFIG", raising=False)
+
+    with kind() as producer:
+        producer.send("access", b"x")
+
+    assert topics.partition_count(link, keys, "access") == 3
+    shown = CliRunner().invoke(cli, ["topic", "list", "--json"])
+    assert [each["topic"] for each in json.loads(shown.stdout)] == ["access"], shown.stdout
+
+
+def test_a_named_file_counts_before_the_one_beside(server, link, keys, monkeypatch, tmp_path):
+    """U4: in the order of the command line."""
+    (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
+    named = tmp_path / "named.toml"
+    named.write_text(f'[redis]\nurl = "{server.url}"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STREAMQ_CONFIG", str(named))
+
+    with Producer() as producer:
+        producer.send("access", b"x")
+
+    assert topics.partition_count(link, keys, "access") == 1

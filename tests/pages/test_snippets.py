@@ -73,6 +73,19 @@ def report(found: Iterable[str]) -> None:
     assert told == [], "\n" + "\n".join(told)
 
 
+def test_the_pages_say_one_thing_of_a_drained_instance() -> None:
+    """U3: it is ready; `tests/acceptance/test_steering.py` asks it."""
+    told = [
+        f"{name(page)}: {paragraph}"
+        for page in [*PAGES, ROOT / "docs/reference/metrics.md"]
+        for paragraph in re.split(r"\n\n|\n(?=[|-] )", page.read_text())
+        if "/readyz" in paragraph and "drain" in paragraph
+    ]
+    assert len(told) >= 4, told
+    good = ("stays good", "stays ready", "`/readyz` good", "standing by, also after")
+    report(each for each in told if not any(word in each for word in good))
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from streamqd import config
+from streamqd import config, extras
 from streamqd.store import topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -42,7 +42,7 @@ def spark(event_log: Path) -> Iterator[SparkSession]:
     """The one session. Never stop it."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
-            _without(f'{package} is not installed: pip install "streamqd[spark]"')
+            _without(f"{package} is not installed: {extras.hint('spark')}")
     from streamqd import spark as ours
 
     try:

@@ -228,6 +228,33 @@ def test_every_task_of_a_divided_stream(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert desk.plain() == desk.ledger
 
 
+def test_a_hostile_name_in_the_registry_harms_nothing(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S1: a topic named `..` erased the whole archive."""
+    desk.topic("orders", 1)
+    desk.add("orders", 0, 50)
+    desk.run("orders")
+    for name in (b"..", b".", b"../orders", b"a/../..", b"\xff", b""):
+        desk.link.execute("SADD", desk.keys.registry(), name)
+    # One that an earlier version has let somebody create, with entries of its own.
+    desk.link.run(topics.creation(desk.keys, "..", Topic(partitions=1)))
+    desk.link.execute("XADD", desk.keys.stream("..", 0), "*", "payload", "x")
+    desk.link.execute("XTRIM", desk.keys.stream("orders", 0), "MAXLEN", 0)
+    before = sorted(path for path in desk.folder.rglob("*") if path.is_file())
+
+    done = desk.run()
+
+    assert sorted(done) == ["access", "orders"]
+    assert [path for path in before if not path.exists()] == []
+    assert desk.plain() == desk.ledger
+    told = [each.getMessage() for each in caplog.records if "passed over" in each.getMessage()]
+    assert len(told) == 6
+    assert all(desk.keys.registry() in each for each in told)
+    with pytest.raises(Refused, match="there is no topic"):
+        desk.run("..")
+
+
 def test_two_runs_do_not_meet(desk: Desk) -> None:
     desk.add("access", 0, 1)
     archiver = desk.archiver()

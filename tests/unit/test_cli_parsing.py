@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from streamqd import config, supervisor
+from streamqd import Producer, config, supervisor
 from streamqd.cli import cli
 from streamqd.errors import ConfigError, ContractError, RedisUnavailable, StartRefused
 from streamqd.version import __version__
@@ -201,6 +201,18 @@ def test_a_configuration_that_is_not_there(invoke: Invoke) -> None:
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
     assert "missing.toml" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
+def test_no_topic_is_made_whose_name_could_be_another_path(invoke: Invoke, name: str) -> None:
+    """S1: `produce ..` made the topic that erased an archive."""
+    Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
+    for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
+        refused = invoke(*words, input="hi\n")
+        assert refused.exit_code in (2, 8), refused.output
+        assert "and no dot first" in refused.stderr
+    with pytest.raises(ValueError, match="and no dot first"):
+        Producer().send(name, "x")
 
 
 def test_the_configuration_is_named_or_from_the_environment_or_found(invoke: Invoke) -> None:

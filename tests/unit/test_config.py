@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import tempfile
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from streamqd import config
+from streamqd.config import secrets
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
-from streamqd.errors import ConfigError
+from streamqd.errors import ConfigError, RedisUnavailable
 from streamqd.model import Backoff, RetryPolicy
 
 NOTHING: dict[str, str] = {}
@@ -686,6 +688,54 @@ def test_a_directory_that_others_may_write_is_no_place_for_the_socket(
         config.claim_socket_path(settings, environ)
 
 
+def _made_over(folder: Path) -> None:
+    """As somebody else would have it: of another owner where we may do that, else open to all."""
+    if os.geteuid() == 0:
+        os.chown(folder, 65534, -1)
+    else:
+        folder.chmod(0o777)
+
+
+@pytest.mark.parametrize("case", ["directory", "link"])
+def test_clients_connect_to_no_server_of_somebody_else(
+    place: Place, runtime: Path, case: str
+) -> None:
+    """S8: with a long state_dir, who made the short directory first got everybody's messages."""
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
+    claimed.parent.rmdir()
+    with pytest.raises(RedisUnavailable, match="no server has been started"):
+        config.redis_url(settings)
+    theirs = runtime / "theirs"
+    theirs.mkdir(mode=0o700)
+    if case == "link":
+        claimed.parent.symlink_to(theirs)
+    else:
+        _made_over(theirs)
+        theirs.rename(claimed.parent)
+    with pytest.raises(ConfigError, match=r"somebody else may answer there; remove .*streamqd-"):
+        config.redis_url(settings)
+
+
+def test_clients_guess_no_place_for_a_server_that_was_never_started(place: Place) -> None:
+    """S8: a directory that nobody has made yet, in /tmp, could be made by anybody."""
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    for prepare in (lambda: None, lambda: (place.directory / ("deep/" * 30)).mkdir(parents=True)):
+        prepare()
+        with pytest.raises(RedisUnavailable, match="no server has been started"):
+            config.resolved(settings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
+def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime: Path) -> None:
+    """S8: the directory may belong to the owner of state_dir too."""
+    settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
+    claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
+    os.chown(claimed.parent, 65534, -1)
+    os.chown(settings.daemon.state_dir, 65534, -1)
+    assert config.redis_url(settings) == f"unix://{claimed}"
+
+
 def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
     settings = place.load('[daemon]\nstate_dir = "streamq.toml/x"')
     with pytest.raises(ConfigError, match=r"cannot be made \(Not a directory\): name another"):
@@ -704,6 +754,72 @@ def test_a_state_dir_that_cannot_be_made(place: Place) -> None:
 )
 def test_masking(url: str, shown: str) -> None:
     assert config.masked(url) == shown
+
+
+LONG = "u" * 300
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "scrubbed"),
+    [
+        ("redis://me:two words@h/0", "redis://me:***@h/0", "redis://me@h/0"),
+        ("redis://me: lead@h", "redis://me:***@h", "redis://me@h"),
+        ("redis://me:tab\tin it@h", "redis://me:***@h", "redis://me@h"),
+        ("redis://my name:pw@h", "redis://my name:***@h", "redis://my name@h"),
+        ("redis://me@corp:pw@h", "redis://me@corp:***@h", "redis://me@corp@h"),
+        (f"redis://{LONG}:pw@h", f"redis://{LONG}:***@h", f"redis://{LONG}@h"),
+        (f"redis://me:{'p' * 5000}@h", "redis://me:***@h", "redis://me@h"),
+        ("redis://a/b:p@ss w/rd@h", "redis://a/b:***@h", "redis://a/b@h"),
+        ("unix://me:a b@/run/r.sock", "unix://me:***@/run/r.sock", "unix://me@/run/r.sock"),
+        ("redis://h/0?password=a b&db=1", "redis://h/0?password=***&db=1", "redis://h/0&db=1"),
+        (SECRET_URL, "redis://me:***@localhost:6379/0", "redis://me@localhost:6379/0"),
+    ],
+)
+def test_no_password_of_a_url_is_shown_or_passed_on(
+    url: str, shown: str, scrubbed: str, place: Place
+) -> None:
+    """S9: a space, or a long user name, made `config show` print it, and a readable file good."""
+    assert secrets.has_password(url)
+    settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
+    assert config.shown(settings)["redis"]["url"] == shown
+    assert shown in repr(settings.redis)
+    environ = {"STREAMQ_REDIS__URL": url}
+    secrets.scrub(environ)
+    assert environ == {"STREAMQ_REDIS__URL": scrubbed}
+
+
+@pytest.mark.parametrize("url", ["redis://me@h/0", "unix:///a:b@c", "redis://h:1/0", "embedded:"])
+def test_what_has_no_password_is_left_as_it_is(url: str) -> None:
+    assert secrets.masked_url(url) == url
+    assert not secrets.has_password(url)
+
+
+@pytest.mark.parametrize("name", ["me", LONG])
+def test_a_file_with_any_password_is_for_its_owner_alone(place: Place, name: str) -> None:
+    """S9: the same expression decides it."""
+    with pytest.raises(ConfigError, match=r"redis\.url"):
+        place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x = " + "[" * 5000 + "]" * 5000, "x = " + "{a=" * 5000 + "1" + "}" * 5000),
+        *("[daemon]\nlease_ttl" + ".a" * 900 + " = 1", "[topics" + ".a" * 5000 + "]"),
+        *("[daemon]\nhandlers = " + "[" * 300 + "]" * 300, "x = " + "1" * 5000),
+    ],
+)
+def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str) -> None:
+    """S9: it was a RecursionError, exit 1 instead of 3."""
+    with pytest.raises(ConfigError):
+        place.load(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000, "{a=" * 5000])
+def test_a_variable_that_nests_deep_is_one_too(text: str) -> None:
+    """S9: so it is in the environment."""
+    with pytest.raises(ConfigError):
+        config.load(None, {}, {"STREAMQ_DAEMON__LEASE_TTL": text})
 
 
 # --- what code declares --------------------------------------------------------------------------

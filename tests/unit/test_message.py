@@ -43,6 +43,27 @@ def test_a_value_is_not_taken_for_a_name():
     assert (odd.key, odd.payload) == (b"payload", b"x")
 
 
+NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
+
+
+@given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
+def test_of_fields_with_the_same_name_one_counts_everywhere(pairs: list[tuple[bytes, bytes]]):
+    """S9: `payload` took the first of two fields, `fields` and everybody else the last."""
+    flat = [part for pair in pairs for part in pair]
+    found = message(*flat)
+    assert found.payload == dict(pairs).get(b"payload", b"")
+    assert found.key == dict(pairs).get(b"key")
+    assert found.fields == dict(pairs)
+    assert (message(*flat).payload, message(*flat).key) == (found.payload, found.key)
+
+
+@pytest.mark.parametrize("topic", [b"..", b".", b".x", b"a/b", b""])
+def test_an_origin_that_is_no_topic_is_not_believed(topic: bytes):
+    """S1: a message names itself by it, and handlers name files by that."""
+    fields = (b"originalTopic", topic, b"originalId", b"1-1", b"originalPartition", b"0")
+    assert message(b"payload", b"", *fields).origin == ("access", 3)
+
+
 def test_nothing_is_decoded_before_it_is_asked_for():
     broken = message(b"payload", b"\xff\xfe", b"headers", b"[1]", b"originalId", b"\xff")
     assert broken.payload == b"\xff\xfe"

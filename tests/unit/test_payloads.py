@@ -14,6 +14,7 @@ import msgspec
 import pydantic
 import pytest
 
+from streamqd import extras
 from streamqd.config import Consumer
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers import (
@@ -275,7 +276,7 @@ def test_without_msgspec_it_is_said_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == (
-        "h:go needs msgspec for a payload of type dict: pip install 'streamqd[msgspec]'\n"
+        f"h:go needs msgspec for a payload of type dict: {extras.hint('msgspec')}\n"
     )
 
 

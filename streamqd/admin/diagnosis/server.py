@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd import embedded
+from streamqd import embedded, extras
 from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity, lasting, plural
 from streamqd.admin.diagnosis.facts import Facts
 from streamqd.admin.diagnosis.flaws import fix_of
@@ -196,8 +196,8 @@ def _version(facts: Facts) -> Iterator[Found]:
         oldest = ".".join(map(str, OLDEST[product]))
         yield Found(
             f"the server is {product} {told}, which lacks commands that streamqd needs",
-            f'run {product} {oldest} or later, or `pip install "streamqd[embedded]"` and'
-            ' redis.url = "embedded:"',
+            f'run {product} {oldest} or later, or use redis.url = "embedded:", which needs'
+            f" {extras.hint('embedded')}",
             evidence={f"{product}_version": told, "oldest": oldest},
         )
 

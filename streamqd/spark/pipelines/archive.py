@@ -25,8 +25,8 @@ from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
 from streamqd.spark.pipelines.parts import files_of
 from streamqd.spark.pipelines.progress import Meter, Tell
 from streamqd.spark.pipelines.storage import Archive
-from streamqd.spark.streams import Catalog, tell_loss
-from streamqd.store import archives, topics
+from streamqd.spark.streams import Catalog, registered, tell_loss
+from streamqd.store import archives
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
@@ -92,7 +92,7 @@ class Archiver:
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
         """Archive all that is there now, of these topics or of all. Raises what stops it."""
-        known = topics.registered(self.link, self.keys)
+        known = registered(self.link, self.keys)
         missing = [name for name in wanted if name not in known]
         if missing:
             raise Refused(f"there is no topic {missing[0]}")

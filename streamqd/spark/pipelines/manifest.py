@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from streamqd.config.setting import NAME
 from streamqd.spark.offsets import Id, read_id, write_id
 
 FORMAT = 1
@@ -29,6 +30,8 @@ RETIRED = PurePosixPath("_retired")
 INSIDE = "_batch.json"  # the manifest inside the batch it belongs to: renamed along with it
 
 _NAME = re.compile(r"([0-9]{10})-([0-9]{10})\.g([0-9]+)\.json")
+# Relative, and no part begins with a dot: a path of a manifest stays in the folder of its batch.
+_PATH = re.compile(r"(?:[A-Za-z0-9_=-][A-Za-z0-9._=-]*/)*[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
 
 class ManifestError(Exception):
@@ -93,9 +96,14 @@ class Manifest:
 # --- layout ---------------------------------------------------------------------------------------
 
 
+def topic_folder(topic: str) -> PurePosixPath:
+    """Folder of what every reader may read of a topic."""
+    return PurePosixPath(f"topic={topic}")
+
+
 def batch_folder(topic: str, number: int) -> PurePosixPath:
     """Folder of a batch that every reader may read."""
-    return PurePosixPath(f"topic={topic}") / f"batch={number}"
+    return topic_folder(topic) / f"batch={number}"
 
 
 def manifest_folder(topic: str) -> PurePosixPath:
@@ -175,10 +183,10 @@ def loads(text: str | bytes, source: str = "a manifest") -> Manifest:
         if document["format"] != FORMAT:
             raise ManifestError(f"{source} is of format {document['format']}, ours is {FORMAT}")
         return Manifest(
-            topic=document["topic"],
-            first=document["first"],
-            last=document["last"],
-            generation=document["generation"],
+            topic=_topic(document["topic"]),
+            first=_whole(document["first"]),
+            last=_whole(document["last"]),
+            generation=_whole(document["generation"]),
             written_unix_ms=document["written_unix_ms"],
             ranges={
                 int(number): Range(
@@ -192,7 +200,21 @@ def loads(text: str | bytes, source: str = "a manifest") -> Manifest:
         raise ManifestError(f"{source} cannot be read: {error}") from error
 
 
+def _topic(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"the topic {name!r} cannot be")
+    return name
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is not a whole number from 0")
+    return number
+
+
 def _file(each: Mapping[str, Any]) -> File:
+    if not _PATH.fullmatch(each["path"]):
+        raise ValueError(f"the path {each['path']!r} is not one of a file in its batch")
     return File(
         path=each["path"],
         partition=each["partition"],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamqd import config
 from streamqd.errors import Refused
+from streamqd.spark import streams
 from streamqd.spark.pipelines import report_document as documents
 from streamqd.spark.pipelines import report_figures as figures
 from streamqd.spark.pipelines import report_files as files
@@ -94,7 +95,7 @@ class Reporter:
 
     def _topics(self, link: Link, wanted: Sequence[str]) -> tuple[dict[str, int], list[str]]:
         """The partitions of each topic, and which topics Redis knows."""
-        registered = registry.registered(link, self._keys)
+        registered = streams.registered(link, self._keys)
         archived = [] if self._archive is None else self._archive.topics()
         every = sorted({*registered, *archived})
         missing = [name for name in wanted if name not in every]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from streamqd.errors import Refused
+from streamqd.paths import remove_below
 from streamqd.spark.pipelines import report_figures as figures
 from streamqd.spark.pipelines.report_tables import FAMILY, TABLES
 
@@ -65,8 +65,11 @@ def _aside(out: Path) -> Iterator[Path]:
         raise Refused(f"the report cannot be written to {out}: {error.strerror}") from error
     try:
         yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    except BaseException:
+        with contextlib.suppress(Refused):  # what went wrong first is told
+            remove_below(made.parent, made.name)
+        raise
+    remove_below(made.parent, made.name)
 
 
 def _swap(new: Path, out: Path) -> None:

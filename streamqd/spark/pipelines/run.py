@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamqd import config
 from streamqd.errors import HandlerLoadError
+from streamqd.paths import below
 from streamqd.spark.options import of_settings
 from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.storage import Archive
@@ -59,7 +60,7 @@ class Job:
             frame.writeStream.format("streamq")
             .options(**given)
             .queryName(name)
-            .option("checkpointLocation", str(self.checkpoints / name))
+            .option("checkpointLocation", str(below(self.checkpoints, name)))
         )
 
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
@@ -70,7 +71,7 @@ class Job:
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
         given |= {"dedupWindow": "1d"} | options
-        checkpoint = self.checkpoints / name
+        checkpoint = below(self.checkpoints, name)
 
         def send(batch: DataFrame, number: int) -> None:
             from pyspark.sql import functions as f

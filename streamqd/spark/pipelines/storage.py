@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from streamqd.config.setting import NAME
 from streamqd.errors import Refused
+from streamqd.paths import below, remove_below
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines.manifest import File, Manifest, ManifestError
 
@@ -23,7 +24,11 @@ _SIGN = "_archive.json"  # marks the folder as an archive and names it
 
 
 class Archive:
-    """An archive folder. Writing belongs to whoever holds the lease on the topic."""
+    """An archive folder. Writing belongs to whoever holds the lease on the topic.
+
+    Whatever is written, moved or removed goes through `paths.below`, so no name of a topic and no
+    manifest leads out of the folder: that is Refused.
+    """
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
         """Open the folder. Raises Refused when it is none and may not be made."""
@@ -46,18 +51,29 @@ class Archive:
     def topics(self) -> list[str]:
         """Topics of which something is archived."""
         folder = self.root / "_manifest"
-        return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        found = folder.iterdir() if folder.is_dir() else []
+        return sorted(each.name for each in found if NAME.fullmatch(each.name))
 
     def all_manifests(self, topic: str) -> list[Manifest]:
-        """Every manifest of a topic, also those that no longer count. Raises ManifestError."""
-        folder = self.root / manifests.manifest_folder(topic)
+        """Every manifest of a topic, also those that no longer count.
+
+        Raises ManifestError, and Refused for a topic that is not a folder of the archive.
+        """
+        if not NAME.fullmatch(topic):
+            raise Refused(f"{topic!r} is not the name of a topic")
+        below(self.root, manifests.topic_folder(topic))
+        folder = below(self.root, manifests.manifest_folder(topic))
         if not folder.is_dir():
             return []
-        return [
+        found = [
             manifests.loads(path.read_bytes(), str(path))
             for path in sorted(folder.iterdir())
             if manifests.is_manifest(path.name)
         ]
+        for each in found:
+            if each.topic != topic:
+                raise ManifestError(f"{folder} holds a manifest of another topic: {each.topic}")
+        return found
 
     def current(self, topic: str) -> list[Manifest]:
         """The manifests that count, in order. Raises ManifestError."""
@@ -83,8 +99,9 @@ class Archive:
 
     def stage(self, topic: str, number: int, generation: int = 0) -> Path:
         """An empty folder to prepare a batch in. What an earlier try left there is gone."""
-        folder = self.root / manifests.staging_folder(topic, number, generation)
-        shutil.rmtree(folder, ignore_errors=True)
+        relative = manifests.staging_folder(topic, number, generation)
+        remove_below(self.root, relative)
+        folder = below(self.root, relative)
         folder.mkdir(parents=True)
         return folder
 
@@ -97,7 +114,7 @@ class Archive:
         batch.mkdir()
         folders = {batch}
         for source, relative in parts:
-            target = batch / relative
+            target = below(batch, relative)
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
             folders |= {target.parent, target.parent.parent}
@@ -113,7 +130,7 @@ class Archive:
         manifests.check(new)
         text = manifests.dumps(new)
         _write(ready / manifests.INSIDE, text)
-        target = self.root / new.folder
+        target = below(self.root, new.folder)
         self._make(target.parent)
         try:
             ready.rename(target)
@@ -138,10 +155,12 @@ class Archive:
         if left.exists():
             # Renamed, and killed before its manifest was written.
             found = manifests.loads(left.read_bytes(), str(left))
+            if (found.topic, found.last) != (topic, following):
+                raise ManifestError(f"{left} is of batch {found.last} of {found.topic}")
             manifests.check(found)
             self._declare(found, manifests.dumps(found))
         self._settle(topic)
-        folder = self.root / f"topic={topic}"
+        folder = below(self.root, manifests.topic_folder(topic))
         known_folders = {each.folder.name for each in self.current(topic)}
         for each in sorted(folder.iterdir()) if folder.is_dir() else []:
             if each.name not in known_folders:
@@ -162,12 +181,12 @@ class Archive:
         """Delete what was replaced longer than `grace` seconds ago; return how many batches."""
         deleted = 0
         for old in manifests.superseded(self.all_manifests(topic)):
-            retired = self.root / manifests.retired_folder(old)
+            retired = below(self.root, manifests.retired_folder(old))
             if retired.exists():
                 if time.time() - retired.stat().st_ctime < grace:
                     continue
-                shutil.rmtree(retired)
-            (self.root / old.path).unlink()
+                remove_below(self.root, manifests.retired_folder(old))
+            below(self.root, old.path).unlink()
             deleted += 1
         return deleted
 
@@ -177,7 +196,7 @@ class Archive:
         return manifests.staging_folder(holder.topic, holder.last, holder.generation) / "batch"
 
     def _declare(self, new: Manifest, text: str) -> None:
-        path = self.root / new.path
+        path = below(self.root, new.path)
         self._make(path.parent)
         _write(path, text)
 
@@ -185,19 +204,19 @@ class Archive:
         """Move the files of current manifests to their place, and what they replaced from there."""
         listed = self.all_manifests(topic)
         for old in manifests.superseded(listed):
-            inside = self.root / old.folder / manifests.INSIDE
+            inside = below(self.root, old.folder, manifests.INSIDE)
             if inside.exists() and inside.read_text("utf-8") == manifests.dumps(old):
-                retired = self.root / manifests.retired_folder(old)
+                retired = below(self.root, manifests.retired_folder(old))
                 self._make(retired.parent)
                 inside.parent.rename(retired)
         for new in manifests.current(listed):
-            target, staged = self.root / new.folder, self.root / self._staged(new)
+            target, staged = below(self.root, new.folder), below(self.root, self._staged(new))
             if not target.exists() and staged.exists():
                 staged.rename(target)
-        folder = self.root / f"topic={topic}"
+        folder = below(self.root, manifests.topic_folder(topic))
         if folder.is_dir():
             _flush_folder(folder)
-        shutil.rmtree(self.root / manifests.STAGING / topic, ignore_errors=True)
+        remove_below(self.root, manifests.STAGING, topic)
 
     def _make(self, folder: Path) -> None:
         """Make a folder that outlives a loss of power."""

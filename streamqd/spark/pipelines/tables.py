@@ -19,9 +19,8 @@ from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines.manifest import Manifest
 from streamqd.spark.pipelines.storage import Archive
-from streamqd.spark.streams import Catalog, tell_loss
+from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import cluster
-from streamqd.store import topics as store
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -179,6 +178,6 @@ def connect(settings: config.Settings) -> Link:
 def _registered(settings: config.Settings) -> list[str]:
     link = connect(settings)
     try:
-        return store.registered(link, Keys(settings.keys.control, settings.keys.streams))
+        return registered(link, Keys(settings.keys.control, settings.keys.streams))
     finally:
         link.close()

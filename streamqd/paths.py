@@ -1,0 +1,51 @@
+"""Paths below a folder of ours that are made of names which somebody else has chosen.
+
+Topics, groups and instances become parts of paths. `..`, an absolute part or a symbolic link would
+lead out of the folder, and what is written or removed there would be somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path, PurePosixPath
+
+from streamqd.errors import Refused
+
+
+def below(root: Path, *parts: str | PurePosixPath) -> Path:
+    """Return `root` joined with the parts, which need not exist.
+
+    Raises Refused when that is not below `root`: for an absolute part, `..`, nothing at all, a NUL
+    byte, and for a symbolic link on the way from `root` down, wherever that leads. `root` itself
+    may be or hold links.
+    """
+    # PurePosixPath drops `.` and empty parts, and lets an absolute part replace those before it.
+    joined = PurePosixPath(*parts)
+    if joined.is_absolute() or not joined.parts or ".." in joined.parts:
+        raise Refused(f"{str(joined)!r} is not a path below {root}")
+    try:
+        real_root = os.path.realpath(root)
+        real = os.path.realpath(root / joined)
+    except ValueError as error:  # a NUL byte, or a text that no file name can be
+        raise Refused(f"{str(joined)!r} is not a path below {root}") from error
+    if Path(real) != Path(real_root, joined):
+        raise Refused(
+            f"{root / joined} has a symbolic link below {root}: remove the link; nothing was done"
+        )
+    return root / joined
+
+
+def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
+    """Remove a folder below `root` with all that it holds; a missing one is removed already.
+
+    Raises Refused as `below` does, and when something cannot be removed.
+    """
+    folder = below(root, *parts)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        if folder.exists():  # something in it was removed by somebody else meanwhile
+            raise Refused(f"{folder} is being removed by somebody else: try again") from None
+    except OSError as error:
+        raise Refused(f"{folder} cannot be removed ({error.strerror}): {error.filename}") from error

@@ -1,0 +1,82 @@
+"""S9: what the examples print of a message cannot be taken for a line of the log.
+
+A handler's standard output goes out as it is. Whoever copies an example must not hand its terminal,
+and its journal, to whoever may send.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamqd import handlers, testing
+from streamqd.cli.init import HANDLER
+from streamqd.handlers import declaration
+from tests.pages.test_snippets import ROOT, blocks
+
+FORGED = "2026-01-01 ready\nmessage.dead 12:00:00.000 ERROR worker[1] forged\x1b[2J\r\u2028x"
+PAYLOADS = [
+    FORGED,
+    f'{FORGED} \x1b[2J\x1b[2J\x1b[2J\x1b[2J\x1b[2J\x1b[2J\x1b[2J a\x1b[2Jb "',
+    " ".join(["\x1b[2J"] * 9) + ' "',
+    json.dumps({"id": FORGED, "price": "1"}),
+]
+
+
+def is_handler(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and any(
+        "handler" in ast.unparse(each) for each in node.decorator_list
+    )
+
+
+def prints(code: str) -> bool:
+    calls = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
+    return any(ast.unparse(call.func) == "print" for call in calls)
+
+
+SOURCES = {
+    "streamqd init": HANDLER,
+    **{place: each.text for place, each in blocks("python") if "@handler" in each.text},
+    **{
+        str(path.relative_to(ROOT)): path.read_text()
+        for path in sorted(ROOT.glob("streamqd/examples/*.py"))
+        if "@handler" in path.read_text()
+    },
+}
+PRINTING = {place: code for place, code in SOURCES.items() if prints(code)}
+
+
+def functions(code: str, place: str) -> list[Callable[..., Any]]:
+    module: dict[str, Any] = {"__name__": "printed"}
+    linecache.cache[place] = (len(code), None, code.splitlines(keepends=True), place)
+    exec(compile(code, place, "exec"), module)
+    named = [node.name for node in ast.parse(code).body if is_handler(node)]  # type: ignore[attr-defined]
+    return [module[name] for name in named]
+
+
+@pytest.mark.parametrize("place", PRINTING)
+def test_what_an_example_prints_of_a_message_is_one_line(
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: a copied example lets senders forge lines of the log."""
+    declared: list[dict[str, Any]] = []
+    for module in (handlers, declaration):
+        monkeypatch.setattr(module, "declared", declared)
+    lines = []
+    for function in functions(PRINTING[place], place):
+        for payload in PAYLOADS:
+            testing.run(function, payload, key="k")
+            out = capsys.readouterr().out
+            assert out.count("\n") <= 1
+            assert out.removesuffix("\n").isprintable(), repr(out)
+            lines += out.splitlines()
+    assert lines, "no payload made it print: add one"
+
+
+def test_these_print() -> None:
+    assert len(PRINTING) >= 7, sorted(PRINTING)

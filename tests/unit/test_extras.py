@@ -1,0 +1,76 @@
+"""U6: what is missing is said in one way, and what is said can be done."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from streamqd import extras
+
+ROOT = Path(__file__).parents[2]
+# Runs the command line as if a package were not installed.
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from streamqd.cli import cli; cli()"
+VERBS = {
+    "archive": ["--archive", "archive"],
+    "compact": ["--archive", "archive"],
+    "replay": ["access"],
+    "report": ["--out", "report"],
+    "run": ["job:main", "--checkpoints", "checkpoints"],
+    "sql": ["select 1"],
+}
+RECORDS = re.compile(r"docs/explanation/transcripts/|tests/")  # of what was once run
+
+
+def test_the_packages_are_those_of_the_project() -> None:
+    """U6: the table says what pyproject.toml does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    stated = {name: tuple(needs) for name, needs in project["optional-dependencies"].items()}
+    assert {name: stated[name] for name in extras.NEEDS} == extras.NEEDS
+
+
+def test_nothing_names_a_package_that_no_index_has() -> None:
+    """U6: `pip install streamqd[…]` asks an index for streamqd, which none has."""
+    files = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("streamqd/**/*.py")]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in files
+        if not RECORDS.match(str(path.relative_to(ROOT)))
+        for found in re.finditer(r"pip\s+install\s+\S*streamqd\[\S*", path.read_text())
+    ]
+    assert wrong == []
+
+
+def test_every_hint_in_the_code_is_the_one() -> None:
+    """U6: nobody writes a sentence of his own."""
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("streamqd/**/*.py")
+        for quoted in re.findall(r"""["'`]pip install[^\n]*""", path.read_text())
+        if path.name != "extras.py" and "examples" not in path.parts and "{" not in quoted
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "pyspark"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_pipeline_without_its_packages_says_so(verb: str, package: str, tmp_path: Path) -> None:
+    """U6: `pipeline archive` without pyarrow said ModuleNotFoundError, or began."""
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "_archive.json").write_text('{"format": 1, "id": "0"}')
+    (tmp_path / "job.py").write_text("def main(job): pass\n")
+    (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, package, "pipeline", verb, *VERBS[verb]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == f"Error: {package} cannot be imported: {extras.hint('spark')}\n"
+    assert done.returncode == 1
+    assert sorted(path.name for path in (tmp_path / "archive").iterdir()) == ["_archive.json"]

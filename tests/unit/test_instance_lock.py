@@ -1,0 +1,99 @@
+"""The lock of an instance: whoever can take it keeps the daemon from starting."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.errors import StartRefused
+from streamqd.startup import InstanceLock
+
+NOBODY = 65534
+TAKE = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An existing folder that everybody may read, as /var/lib/x is when a package has made it."""
+    for each in (tmp_path, *tmp_path.parents[:3]):  # of pytest, for its user only
+        if each.name.startswith(("pytest", "test")):
+            each.chmod(0o755)
+    made = tmp_path / "state"
+    made.mkdir()
+    made.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def lock(folder: Path) -> Iterator[InstanceLock]:
+    made = InstanceLock(folder, "one")
+    yield made
+    made.release()
+
+
+def test_it_is_for_its_user_only(lock: InstanceLock) -> None:
+    """S9: any local user could take the lock in an existing folder of mode 0755."""
+    assert lock.acquire() is None
+    assert lock.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_one_of_an_earlier_version_becomes_so(lock: InstanceLock) -> None:
+    """S9: an upgrade closes it."""
+    lock.path.touch(0o644)
+    assert lock.acquire() is None
+    assert lock.path.stat().st_mode & 0o777 == 0o600
+
+
+@as_root
+def test_another_user_cannot_take_it(lock: InstanceLock) -> None:
+    """S9: not while it is free either."""
+    assert lock.acquire() is None
+    lock.release()
+    taken = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", TAKE, lock.path],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        check=False,
+    )
+    assert b"PermissionError" in taken.stderr, taken.stderr
+
+
+@as_root
+def test_a_file_that_somebody_else_has_put_there_is_refused(lock: InstanceLock) -> None:
+    """S9: its owner could open it again, whatever its mode."""
+    lock.path.touch()
+    os.chown(lock.path, NOBODY, NOBODY)
+    with pytest.raises(StartRefused, match="belongs to another user"):
+        lock.acquire()
+
+
+def test_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
+    """S9: nor is a file elsewhere opened, emptied and written to."""
+    (tmp_path / "elsewhere").write_text("kept")
+    (folder / "one.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartRefused, match="symbolic link"):
+        InstanceLock(folder, "one")
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+
+
+def test_it_still_tells_who_has_it(lock: InstanceLock, folder: Path) -> None:
+    assert lock.acquire() is None
+    code = (
+        "import sys; from pathlib import Path; from streamqd.startup import InstanceLock;"
+        " print(InstanceLock(Path(sys.argv[1]), 'one').acquire())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == str(os.getpid())
+    with lock.path.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,124 @@
+"""S1: a name that somebody else has chosen never leads out of the folder that it is joined to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from streamqd.config.setting import NAME
+from streamqd.errors import Refused
+from streamqd.paths import below, remove_below
+
+HOSTILE = (
+    *(
+        "",
+        ".",
+        "..",
+        "../..",
+        "../outside",
+        "a/../..",
+        "a/../../outside",
+        "/",
+        "//",
+        "/etc",
+        "./..",
+    ),
+    *(
+        "a/../a",
+        "..\0",
+        "\0",
+        "a\nb",
+        "\udc80",
+        "\ud800",
+        "~",
+        "link",
+        "link/x",
+        "inner/up",
+        "x" * 300,
+    ),
+)
+pieces = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.text(alphabet=st.sampled_from("./\\ab\0~ é\udc80"), max_size=12),
+    st.text(max_size=20),
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with links that lead out of it and back into it, and something outside."""
+    base = tmp_path_factory.mktemp("paths")
+    made = base / "root"
+    (made / "inner").mkdir(parents=True)
+    (base / "outside").mkdir()
+    (base / "outside" / "kept").touch()
+    (made / "link").symlink_to(base / "outside")
+    (made / "back").symlink_to(made / "inner")
+    (made / "inner" / "up").symlink_to("../..")
+    return made
+
+
+@given(st.lists(pieces, max_size=4))
+@settings(max_examples=500, deadline=None)
+@example([".."])
+@example(["a", ".."])
+@example(["_staging", "..", ".."])
+@example(["link"])
+@example(["back", "x"])
+def test_a_joined_path_stays_below_its_root_or_is_refused(root: Path, parts: list[str]) -> None:
+    """S1: whatever the parts are, the path is a place of its own below the root."""
+    try:
+        found = below(root, *parts)
+    except Refused:
+        return
+    assert os.path.commonpath([os.path.realpath(root), os.path.realpath(found)]) == str(root)
+    assert os.path.realpath(found) != str(root)
+
+
+@given(st.lists(pieces, max_size=3))
+@settings(max_examples=300, deadline=None)
+@example([".."])
+@example(["."])
+@example(["inner", "up"])
+def test_a_removal_takes_nothing_beside_its_folder(root: Path, parts: list[str]) -> None:
+    """S1: nothing outside of the root goes, nor the root itself, nor what a link leads to."""
+    (root / "inner").mkdir(exist_ok=True)
+    with contextlib.suppress(Refused):
+        remove_below(root, *parts)
+    assert (root.parent / "outside" / "kept").exists()
+    assert (root / "link").is_symlink()
+
+
+@given(st.from_regex(NAME, fullmatch=True))
+@settings(max_examples=200, deadline=None)
+def test_every_name_that_the_rule_admits_is_one_part_of_a_path(root: Path, name: str) -> None:
+    """S1: the rule for names and the rule for paths agree."""
+    if name not in ("link", "back"):
+        assert below(root, name).parent == root
+        assert below(root, PurePosixPath(f"topic={name}"), name).parent.parent == root
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
+def test_these_are_no_names(name: str) -> None:
+    """S1: no name begins with a dot."""
+    assert not NAME.fullmatch(name)
+
+
+def test_a_root_behind_a_link_is_as_good(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").symlink_to("real")
+    assert below(tmp_path / "linked", "a", "b") == tmp_path / "linked" / "a" / "b"
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
+    """S1: an error of a removal is never passed over."""
+    (tmp_path / "file").touch()
+    with pytest.raises(Refused, match=r"file cannot be removed \(Not a directory\)"):
+        remove_below(tmp_path, "file")
+    remove_below(tmp_path, "missing")
