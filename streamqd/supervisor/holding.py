@@ -232,8 +232,9 @@ class Holding:
             self._context = self._crash_context(exit_, kill)
         if crashed:
             self.slot.add("crashes")
-            self.last_exit = f"{kill.reason}: {exit_}" if kill else str(exit_)
-            self.slot.failures.note(f"process ended by {self.last_exit}", now_ns())
+            how = f"{kill.reason}: {exit_}" if kill else str(exit_)
+            self.last_exit = f"{how}: {exit_.said}" if exit_.said else how
+            self.slot.failures.note(f"process ended by {how}", now_ns())
         if reason == "recycle":
             self.slot.add("recycled")
         self._after(exit_, reason, orderly=not unordered)

@@ -34,6 +34,7 @@ from streamqd.supervisor.succession import Succession
 from streamqd.supervisor.watcher import Watched, Watcher
 
 TICK_SECONDS = 0.5
+CAUSES_MAX = 3  # named when all partitions crash
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
@@ -365,9 +366,12 @@ class Supervisor:
         if self.burst is not None:
             self._end_burst(now, self.burst)
         wanted = self.wanted_units()
-        broken = sum(1 for unit in wanted if self.holdings[unit].broken_until > now)
-        if broken and broken == len(wanted):
-            logs.event("crash_loop", logging.CRITICAL, units=broken)
+        broken = [each for unit in wanted if (each := self.holdings[unit]).broken_until > now]
+        if broken and len(broken) == len(wanted):
+            causes = list(dict.fromkeys(each.last_exit for each in broken))
+            more = [f"{len(causes) - CAUSES_MAX} more"] if len(causes) > CAUSES_MAX else []
+            error = "; ".join([*causes[:CAUSES_MAX], *more])
+            logs.event("crash_loop", logging.CRITICAL, units=len(broken), error=error)
             self.drain.code = EXIT_CRASH_LOOP
             self.drain.begin(0.0)  # no worker is left; the leases are given back
 

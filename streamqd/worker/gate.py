@@ -148,6 +148,12 @@ class Gate:
 
     def _read(self) -> bytes:
         try:
+    def fail(self, why: str) -> None:
+        """Tell the supervisor why this process cannot begin: its log names it at the end."""
+        with contextlib.suppress(OSError):
+            word = process.LAST_WORDS + why.encode("utf-8", "replace")
+            self.control.send(word[: process.LAST_WORDS_BYTES], socket.MSG_DONTWAIT)
+
             word = self.control.recv(WORD_BYTES_MAX, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return b""

@@ -96,6 +96,7 @@ class Worker:
         self.slot.state = WorkerState.READY
         self.gate.ring()
         try:
+            self.gate.fail(str(error))
             code = self._work()
         except Stop as stop:
             code = stop.code
