@@ -91,7 +91,7 @@ class Holding:
     refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
     started: float = 0.0
     soft_limited: int = 0  # run sequence that got its soft limit
-    relayed: int = 0  # the last wish of the housekeeper that the worker was woken for
+    relayed: tuple[int, int] = (0, 0)  # what the housekeeper wanted when the worker was woken last
     pace: float = 0.0  # messages per second that the process before this one settled
     spread: float = 0.0  # 0 to 1, drawn for each process
     _first_run: int = 0

@@ -162,13 +162,13 @@ class Supervisor:
         due += [holding.start_at for holding in free]
         children = [holding.child for holding in self.holdings.values() if holding.child]
         children += self.succession.children
+        if self.crew.housekeeper is not None:
+            children.append(self.crew.housekeeper)
         rings = {child.control.fileno(): child for child in children if not child.deaf_at}
         descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
         wake = self.exchange.wakes.link.fileno()
         if wake is not None:
             descriptors.append(wake)
-        if self.crew.housekeeper is not None:
-            descriptors.append(self.crew.housekeeper.pidfd)
         for descriptor in process.wait_readable(descriptors, min(due) - now):
             if descriptor == wake:
                 self.exchange.drain_wakes()
