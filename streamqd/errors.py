@@ -41,6 +41,10 @@ class RedisUnavailable(StreamqdError):
         self.sent = sent
 
 
+class SilentConnection(RedisUnavailable):
+    """A connection gave no answer while the server answered a new one: it is dead. Try again."""
+
+
 class UnknownOutcome(RedisUnavailable):
     """The message may or may not have been written. With a `dedup_id` sending again is safe."""
 

@@ -9,6 +9,7 @@ work never depends on it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -281,6 +282,37 @@ def _listen(address: Address) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def fault_of(address: Address) -> str | None:
+    """Why nobody could serve on an address now; None when one could. Leaves nothing behind."""
+    try:
+        if isinstance(address, Path):
+            _try_unix(address)
+        else:
+            _listen(address).close()
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            return f"{_shown(address)} is in use by another process"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return f"{_shown(address)} cannot be listened on: {reason}"
+    return None
+
+
+def _try_unix(path: Path) -> None:
+    """Raise OSError when a socket could not be made there, without making it."""
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"this user cannot write to {path.parent}")
+    if not path.exists():
+        return
+    if stat.S_ISSOCK(path.lstat().st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(os.fspath(path))
+            except ConnectionRefusedError:
+                return  # left by one that was killed
+    raise OSError(errno.EADDRINUSE, "in use")
 
 
 def _listen_unix(path: Path) -> socket.socket:

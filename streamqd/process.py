@@ -45,6 +45,11 @@ _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+LAST_WORDS = b"failed: "  # what a child that cannot begin sends before its reason
+LAST_WORDS_BYTES = 2000
+WORDS_MAX = 64  # of a dead child that are read; what it has left behind could go on talking
+
+
 @dataclass
 class Child:
     """A forked process of this daemon. `pidfd` becomes readable when it has died."""
@@ -55,6 +60,7 @@ class Child:
     title: str
     peak_rss: int = 0  # bytes; known once it has been reaped
     deaf_at: float = 0.0  # monotonic, when its end of the control socket was found closed
+    said: str = ""  # why it cannot begin, in its own words, if it said so
 
     def tell(self, word: bytes) -> None:
         """Send a control message; a child that is gone or deaf is noticed elsewhere."""
@@ -62,16 +68,23 @@ class Child:
             self.control.send(word, socket.MSG_DONTWAIT)
 
     def drain(self) -> None:
-        """Take what the child said: it only rings, what it means is in the scoreboard."""
+        """Take what the child said: mostly it only rings, what it means is in the scoreboard."""
+        self._hear()
+
+    def _hear(self) -> bool:
+        """Take one word of the child. False: there is none."""
         try:
-            heard = bool(self.control.recv(4096, socket.MSG_DONTWAIT))
+            word = self.control.recv(4096, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
-            heard = False
-        if not heard and not self.deaf_at:
+            word = b""
+        if word.startswith(LAST_WORDS):
+            self.said = word.removeprefix(LAST_WORDS).decode("utf-8", "replace")
+        if not word and not self.deaf_at:
             # Most likely it is about to end; one that lives on cannot be told anything any more.
             self.deaf_at = time.monotonic()
+        return bool(word)
 
     def kill_group(self) -> None:
         """Kill the child with everything it started in its process group."""
@@ -92,9 +105,12 @@ class Child:
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
+        for _ in range(WORDS_MAX):
+            if not self._hear():
+                break
         self.control.close()
         if result.si_code == os.CLD_EXITED:
-            return Exit(result.si_status, None)
+            return Exit(result.si_status, None, said=self.said)
         return Exit(None, result.si_status)
 
 
@@ -104,6 +120,7 @@ class Exit(NamedTuple):
     code: int | None
     signal: int | None
     out_of_memory: bool = False  # the kernel killed it
+    said: str = ""  # why it could not begin, in its own words
 
     def __str__(self) -> str:
         if self.signal is None:

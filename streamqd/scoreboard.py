@@ -313,6 +313,7 @@ class Slot:
         self.state = WorkerState.GONE
         self.command = Command.NONE
         self.soft_kill_seq = 0
+        self.words[31] = 0  # nobody waits at the doorbell (see `bells.py`)
         # Lanes of a worker that ran several are nothing to the next one.
         self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
         self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")

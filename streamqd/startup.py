@@ -108,11 +108,14 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
     """Merge what a probe found into the settings, and judge the result."""
     problems = [f"handlers: {problem}" for problem in found.problems]
     try:
-        settings = config.declare_consumers(settings, found.declared)
+        settings = config.declare_consumers(settings, found.declared, whole=found.whole)
     except ConfigError as error:
         problems += error.problems + handlers.misfits(error.salvaged.consumers, found.kinds)
         return Prepared(settings, problems)
     problems += handlers.misfits(settings.consumers, found.kinds)
+    if not found.whole:
+        # What the module would have declared is not known: nothing can be said to be missing.
+        return Prepared(settings, problems, tuple(found.sources))
     if not settings.consumers and not problems:
         problems.append(
             "consumers: nothing to do; name a module in daemon.handlers, or add [[consumers]]"
@@ -351,6 +354,19 @@ def _opened_by_us_alone(path: Path) -> IO[str]:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "a+")
+
+
+def is_running(settings: Settings) -> bool:
+    """Whether the daemon of this instance runs on this host: it holds its lock."""
+    path = settings.daemon.state_dir / f"{settings.daemon.instance}.lock"
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from streamqd import config, embedded, inspection, startup
+from streamqd import config, embedded, http, inspection, startup
 from streamqd.admin import rights
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import count, emit
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.session import Session, pass_session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
 from streamqd.store.client import Link
@@ -43,7 +43,7 @@ class Report:
 @json_option
 @pass_session
 def check(session: Session, as_json: bool) -> int:
-    """Check configuration, handlers, Redis and rights; start nothing.
+    """Check configuration, handlers, Redis, rights and the address of the pages; start nothing.
 
     Ends with exit code 1 when something would keep the daemon from starting or working.
     """
@@ -58,6 +58,7 @@ def check(session: Session, as_json: bool) -> int:
             Finding("handlers", "ok", f"{count(len(settings.consumers), 'consumer')}: {names}")
         )
     findings += _state_dir(settings.daemon.state_dir)
+    findings += _http(settings)
     findings += _redis(session, settings)
     report = Report(
         ok=not any(each.level == "problem" for each in findings),
@@ -88,6 +89,19 @@ def _state_dir(folder: Path) -> list[Finding]:
     return [_problem("daemon.state_dir", f"{folder}: this user cannot write to {there}")]
 
 
+def _http(settings: config.Settings) -> list[Finding]:
+    address = settings.http.address
+    if address is None or startup.is_running(settings):
+        return []  # the daemon itself listens there
+    if isinstance(address, Path):
+        address = settings.base_dir / address
+    fault = http.fault_of(address)
+    if fault is None:
+        return []
+    text = f"{fault}: end what listens there, or choose another address"
+    return [_problem("http.bind", f"{text}; without it there are no metrics and no health")]
+
+
 def _redis(session: Session, settings: config.Settings) -> list[Finding]:
     findings = []
     try:
@@ -106,7 +120,7 @@ def _redis(session: Session, settings: config.Settings) -> list[Finding]:
             findings += _topics(session, link, settings)
             findings += _rights(session, link, settings)
     except RedisUnavailable as error:
-        if session.embedded and not error.sent:
+        if session.embedded and not error.sent and not timed_out(error):
             findings.append(_embedded())
         else:
             findings.append(_problem("redis", str(error)))

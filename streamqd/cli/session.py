@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+import redis
 
 from streamqd import config
 from streamqd.config.endpoint import EMBEDDED
@@ -61,6 +62,9 @@ class Session:
 
     def explained(self, error: RedisUnavailable) -> RedisUnavailable:
         """Say what it means that Redis does not answer."""
+        if timed_out(error):
+            # Somebody listens: a server that is stopped, overloaded, or waits for its disk.
+            return RedisUnavailable(f"Redis does not answer: {error}", sent=error.sent)
         if error.sent or not self.embedded:
             return error
         if self.config_path is None:
@@ -84,6 +88,16 @@ class Session:
         """Say something beside the result, unless told to be quiet."""
         if not self.quiet:
             click.echo(text, err=True)
+
+
+def timed_out(error: BaseException | None) -> bool:
+    """Whether it was waited for in vain, and nobody said that nobody is there."""
+    while error is not None:
+        # A unix socket whose queue is full says BlockingIOError: nobody takes connections from it.
+        if isinstance(error, TimeoutError | redis.TimeoutError | BlockingIOError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 pass_session = click.make_pass_decorator(Session, ensure=True)

@@ -175,12 +175,14 @@ def _consumer(
     return Consumer(**given, stated=frozenset(given))
 
 
-def declare_consumers(settings: Settings, declared: Sequence[Mapping[str, Any]]) -> Settings:
+def declare_consumers(
+    settings: Settings, declared: Sequence[Mapping[str, Any]], *, whole: bool = True
+) -> Settings:
     """The settings with what `@handler` declares, under what the file states of the same consumer.
 
     `declared` holds settings of [[consumers]] by name, as written in code: "30s" or 30. A setting
     that is None there is not declared. Raises ConfigError with every problem, also for a consumer
-    of the file that has no handler.
+    of the file that has no handler, if `declared` is the `whole` of what the modules declare.
     """
     problems = Problems()
     found: dict[str, Consumer] = {}
@@ -202,7 +204,7 @@ def declare_consumers(settings: Settings, declared: Sequence[Mapping[str, Any]])
         merged = _merged(consumer, found.pop(consumer.name, None))
         consumers.append(merged)
         check_consumer(merged, ("consumers", index), problems)
-        if not merged.handler:
+        if not merged.handler and whole:
             problems.add(
                 ("consumers", index, "handler"),
                 f"is missing, and no module declares one for {merged.name}: write"

@@ -29,6 +29,7 @@ class Probe(NamedTuple):
     problems: list[str]
     kinds: dict[str, str] = {}  # noqa: RUF012 - nobody writes into it
     sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
+    whole: bool = True  # False: a module that may declare handlers could not be imported
 
 
 def probe(
@@ -50,13 +51,15 @@ def probe(
         if interrupted():
             errand.cancel()
     if found.trouble:
-        return Probe([], [f"importing the handler modules failed: {found.trouble}"])
+        trouble = f"importing the handler modules failed: {found.trouble}"
+        return Probe([], [trouble], whole=False)
     return Probe(*found.result)
 
 
 def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
     """Import modules and resolve references in this process, which must be one to throw away."""
     problems = []
+    whole = True
     kinds: dict[str, str] = {}
     known = frozenset(sys.modules)
     declared.clear()
@@ -66,6 +69,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
             import_module(name)
         except HandlerLoadError as error:
             problems.append(str(error))
+            whole = False
     for reference in [*(found["handler"] for found in declared), *references]:
         try:
             form = load(reference, base_dir).form
@@ -76,7 +80,7 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
     problems += _open_code({name.partition(":")[0] for name in [*modules, *references]})
     wanted = {name.partition(":")[0] for name in [*modules, *references]}
     sources = own_sources(known, wanted)
-    return Probe(list(declared), list(dict.fromkeys(problems)), kinds, sources)
+    return Probe(list(declared), list(dict.fromkeys(problems)), kinds, sources, whole)
 
 
 def _open_code(names: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ only wait. Redis may be away for as long as it likes. A thread serves HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
@@ -20,12 +21,14 @@ from pathlib import Path
 
 from streamqd import logs
 from streamqd.config import Settings
-from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
+from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, SilentConnection
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.batch import Turns
 from streamqd.housekeeper.expiry import Expiry
 from streamqd.housekeeper.figures import ask_time, measuring
+from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
+from streamqd.housekeeper.listener import Listener
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.summary import Summary, supervisor_pid
@@ -40,6 +43,7 @@ from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 LINK_TIMEOUT = 5.0
+DOUBT_SECONDS = 0.3  # after which a silent connection is doubted: nothing is lost with it
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
 SUMMARY_LIFE = 10.0  # seconds; five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
@@ -69,7 +73,10 @@ class Housekeeper:
         self._keys = Keys(control=settings.keys.control, streams=settings.keys.streams)
         daemon = settings.daemon
         self._link = connect(
-            settings.redis, timeout=LINK_TIMEOUT, name=f"streamqd:{daemon.instance}:housekeeper"
+            settings.redis,
+            timeout=LINK_TIMEOUT,
+            name=f"streamqd:{daemon.instance}:housekeeper",
+            doubt=DOUBT_SECONDS,
         )
         self.view = View(
             instance=daemon.instance,
@@ -90,6 +97,7 @@ class Housekeeper:
         retries = retry_promoter(link, view, keys)
         sends = send_promoter(link, view, keys)
         reclaimer = Reclaimer(link, keys, self._settings.consumers)
+        listener = Listener(link, keys, self._ring)
         trimmer = Trimmer(link, view, keys, self._settings)
 
         def promote_retries() -> float:
@@ -105,6 +113,7 @@ class Housekeeper:
         return [
             # First, because what is due is compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
+            Task("listen", LISTEN_SECONDS, lambda: listener.run(view.owned())),
             # These say themselves when they come back, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_scheduled", 2.0, promote_scheduled),
@@ -161,6 +170,9 @@ class Housekeeper:
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
+            except SilentConnection as error:
+                self._lost(error, away=False)
+                return
             except RedisUnavailable as error:
                 self._lost(error)
                 return
@@ -190,10 +202,16 @@ class Housekeeper:
                 task.due = 0.0
         return sooner
 
-    def _lost(self, error: Exception) -> None:
-        """Let everything wait: the next task tries again, later and later."""
+    def _lost(self, error: Exception, *, away: bool = True) -> None:
+        """Let everything wait: the next task tries again, later and later.
+
+        At once when Redis is not `away`: it has answered another connection a moment ago.
+        """
         self.view.redis_up = False
         self._away.failed(address=self._link.address, error=str(error))
+        if not away:
+            self._tasks[0].due = 0.0  # it finds out that Redis is there
+            return
         wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._away.failures - 1, 8))
         again = time.monotonic() + wait * random.uniform(0.5, 1.0)
         for task in self._tasks:
@@ -216,6 +234,11 @@ class Housekeeper:
         document = json.dumps(self.summary.document(), separators=(",", ":"))
         key = self._keys.instance(daemon.fleet, daemon.instance)
         self._link.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
+
+    def _ring(self) -> None:
+        """Wake the supervisor: a slot has news for its worker."""
+        with contextlib.suppress(OSError):
+            self._control.send(b"!", socket.MSG_DONTWAIT)
 
     def _wait(self) -> float:
         return max(0.0, min(task.due for task in self._tasks) - time.monotonic())

@@ -12,8 +12,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hiredis
@@ -22,6 +23,7 @@ from redis.connection import AbstractConnection
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
+from streamqd.store.doubt import PROBE, Doubt
 from streamqd.store.wire import Lookup, Wire, resolve, wire_for
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ class Link:
         self._end = NEVER
         self._lookup = lookup
         self._wire = wire or wire_for(settings, timeout)
+        self._settings = settings
+        self.doubt: Doubt | None = None
+        # Prepares another connection to the same node, of which an exchange may last so long.
+        self.spare: Callable[[float], Wire] = partial(wire_for, settings)
 
     def execute(self, *args: Any) -> Any:
         """Run one command and return its reply. Raises RedisRefused or RedisUnavailable."""
@@ -152,6 +158,7 @@ class Link:
         wire = self._wire = self._locate()
         left = self._left(self._opening)
         wire.lookup = self._lookup
+        wire.watch(None)  # whoever connects is patient already
         wire.begin(left)
         try:
             wire.connect()  # type: ignore[no-untyped-call]
@@ -163,6 +170,7 @@ class Link:
                 raise answer
             self._verify(wire)
             wire.raw_socket().settimeout(wire.socket_timeout)
+            wire.watch(self.doubt)
         except RedisRefused as error:
             wire.drop()
             text = f"{self.address} refused us: {str(error).rstrip('.')}{_advice(error)}"
@@ -178,6 +186,31 @@ class Link:
         finally:
             wire.finish()
         self.opened += 1
+
+    def doubt_after(self, seconds: float) -> None:
+        """From now on ask on another connection after an answer that is so many seconds overdue.
+
+        When that one is answered, what is silent raises SilentConnection: it is dead.
+        """
+        self.doubt = Doubt(seconds, self._probe)
+
+    def _probe(self, seconds: float) -> bool:
+        """Whether the node answers a new connection in time, and would run a script."""
+        seconds = min(seconds, self._end - time.monotonic())
+        if seconds <= 0:
+            return False
+        wire = self.spare(seconds)
+        link = Link(self._settings, timeout=seconds, name=self.name, wire=wire, lookup=self._lookup)
+        link.until(time.monotonic() + seconds)
+        try:
+            link.execute(*PROBE)
+        except RedisUnavailable:
+            return False
+        except RedisRefused as error:
+            return error.code != "BUSY"
+        finally:
+            link.close()
+        return True
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:

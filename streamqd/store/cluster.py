@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamqd.config import topology
@@ -33,13 +34,27 @@ _LOOK_AGAIN_SECONDS = 0.2  # between two looks at the map while nodes do not ans
 
 
 def connect(
-    settings: config.Redis, *, timeout: float, name: str, key: str = "", lookup: Lookup = resolve
+    settings: config.Redis,
+    *,
+    timeout: float,
+    name: str,
+    key: str = "",
+    lookup: Lookup = resolve,
+    doubt: float | None = None,
 ) -> Link:
     """Make the link that fits the URL, without connecting. Arguments as of `Link`.
 
     With `key` it is a single connection, to the node that serves this key: for what belongs to one
-    connection, as WATCH, a subscription or a blocking read. Raises ConfigError.
+    connection, as WATCH, a subscription or a blocking read. With `doubt` an answer that is so many
+    seconds overdue is asked after on another connection, see `store/doubt.py`. Raises ConfigError.
     """
+    link = _link(settings, timeout, name, key, lookup)
+    if doubt is not None:
+        link.doubt_after(doubt)
+    return link
+
+
+def _link(settings: config.Redis, timeout: float, name: str, key: str, lookup: Lookup) -> Link:
     where = topology.parse(settings.url)
     if where is None:
         return Link(settings, timeout=timeout, name=name, lookup=lookup)
@@ -343,5 +358,8 @@ class ClusterLink(Link):
                 wire=wire,
                 lookup=self._lookup,
             )
+            link.spare = partial(wire_to, self.settings, self.where, address)
+            if self.doubt is not None:
+                link.doubt_after(self.doubt.seconds)
             self._links[address] = link
         return link

@@ -12,11 +12,12 @@ straight between the socket and hiredis: nothing here builds what nobody reads.
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any, NamedTuple
 
 import hiredis
 
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisUnavailable, SilentConnection
 from streamqd.model import Unit
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -76,6 +77,8 @@ class Fetcher:
         self._socket: socket.socket | None = None
         self._pending_acks = 0
         self._received = 0  # bytes that came for the round sent last
+        # After so many seconds without a byte the connection is doubted, if its link does that.
+        self._patience = link.timeout if link.doubt is None else link.doubt.seconds
 
     def watch(self) -> bool:
         """Put the fence under WATCH on the present connection. False: it is not ours any more."""
@@ -143,10 +146,11 @@ class Fetcher:
             raise RedisUnavailable(f"the fence cannot be read: {fence}", sent=True)
         return bool(fence == self._token)
 
-    def fileno(self) -> int:
-        """The socket, for waiting on it together with other things."""
+    @property
+    def sock(self) -> socket.socket:
+        """For waiting on it together with other things."""
         assert self._socket is not None
-        return self._socket.fileno()
+        return self._socket
 
     def _read(self, count: int) -> bytes:
         packed = self._reads.get(count)
@@ -171,6 +175,8 @@ class Fetcher:
         """Read so many replies, in one loop: a handler waits for the last of them."""
         reader, sock, buffer = self._reader, self._socket, self._buffer
         assert sock is not None
+        if sock.gettimeout() != self._patience:
+            sock.settimeout(self._patience)
         gets = reader.gets
         replies: list[Any] = []
         try:
@@ -179,7 +185,11 @@ class Fetcher:
                 if reply is not Ellipsis:
                     replies.append(reply)
                     continue
-                received = sock.recv_into(buffer)
+                try:
+                    received = sock.recv_into(buffer)
+                except TimeoutError:
+                    self._doubt(sock)
+                    continue
                 if not received:
                     raise ConnectionResetError("the server closed the connection")
                 self._received += received
@@ -187,4 +197,13 @@ class Fetcher:
         except (OSError, hiredis.ProtocolError) as error:
             self._link.close()
             raise RedisUnavailable(f"reading from Redis failed: {error}", sent=True) from error
+        except SilentConnection:
+            self._link.close()
+            raise
         return replies
+
+    def _doubt(self, sock: socket.socket) -> None:
+        """Nothing came: wait on, as long as the server answers nobody else either."""
+        if self._link.doubt is None:
+            raise TimeoutError("timed out")
+        self._link.doubt.wait(sock, time.monotonic() + self._link.timeout - self._patience)

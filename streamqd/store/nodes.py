@@ -135,6 +135,7 @@ class FoundLink(Link):
         )
         self.settings = settings
         self.where = where
+        self.spare = lambda seconds: wire_to(settings, where, address_of(self._wire), seconds)
         # A node that hangs is about to be replaced: nobody waits for it as for an answer.
         self._opening = min(timeout, settings.connect_timeout)
 

@@ -31,6 +31,7 @@ from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
+from streamqd.store.doubt import Doubt
 
 if TYPE_CHECKING:
     from streamqd import config
@@ -79,6 +80,7 @@ class _Parser(_HiredisParser):
     def __init__(self, socket_read_size: int) -> None:
         super().__init__(socket_read_size)  # type: ignore[no-untyped-call]
         self.deadline: float | None = None  # None: the socket's own timeout, for each piece
+        self.doubt: Doubt | None = None  # of a silence before the deadline
 
     @classmethod
     def parse_error(cls, response: str) -> Exception:
@@ -90,7 +92,14 @@ class _Parser(_HiredisParser):
         # A reply that is already there is taken even when the deadline has passed: the process may
         # have been stopped in between, and the answer is worth more than the timeout.
         left = max(0.0, self.deadline - time.monotonic())
-        return bool(super().read_from_socket(timeout=left))  # type: ignore[no-untyped-call]
+        doubt = self.doubt
+        if doubt is None or left <= doubt.seconds:
+            return bool(super().read_from_socket(timeout=left))  # type: ignore[no-untyped-call]
+        try:
+            return bool(super().read_from_socket(timeout=doubt.seconds))  # type: ignore[no-untyped-call]
+        except redis.TimeoutError:
+            doubt.wait(self._sock, self.deadline)
+            return self.read_from_socket()
 
     def read_all(self, count: int, replies: list[Any]) -> None:
         """Append replies until there are `count`; those before an error are there then."""
@@ -119,6 +128,10 @@ class Wire(AbstractConnection):
     def begin(self, timeout: float) -> None:
         """Start an exchange: sending and all its replies together end within `timeout` seconds."""
         self._parser.deadline = time.monotonic() + timeout
+
+    def watch(self, doubt: Doubt | None) -> None:
+        """From now on a long silence is doubted, or not."""
+        self._parser.doubt = doubt
 
     def left(self) -> float:
         """Seconds until the exchange must end; without one, those of the socket."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import random
 
 from streamqd import housekeeper, logs, process
+from streamqd.bells import Bells
 from streamqd.config import Settings
 from streamqd.model import Unit
 from streamqd.process import Child
@@ -288,7 +289,7 @@ class Crew:
     def relay(self, holdings: Iterable[Holding]) -> None:
         """Wake workers that wait for messages while the housekeeper wants something of them."""
         for holding in holdings:
-            wanted = holding.slot.reclaim_requested
+            wanted = holding.slot.reclaim_requested, Bells(holding.slot.words).missed
             if holding.child is not None and wanted != holding.relayed:
                 holding.relayed = wanted
                 holding.child.tell(b"look")

@@ -43,6 +43,7 @@ from streamqd.version import __version__
 # connecting and waiting included. Who waits longer for one node loses the leases at the others.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
+DOUBT_SECONDS = 0.3  # after which a silent connection is doubted; what was asked is asked again
 BACKOFF_SECONDS = (0.1, 2.0)
 
 _ALL = "*"  # for the nodes of which none answered
@@ -68,7 +69,7 @@ class Exchange:
         self.patience = min(EXCHANGE_SECONDS, self.ttl * EXCHANGE_SHARE)
         redis = partial(connect, settings.redis, timeout=EXCHANGE_SECONDS)
         redis = partial(redis, lookup=(names or Names()).lookup)
-        self.link = redis(name="streamqd:supervisor")
+        self.link = redis(name="streamqd:supervisor", doubt=min(DOUBT_SECONDS, self.patience / 2))
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = Wakes(redis(name="streamqd:wake", key=channel), channel)
         self.view = FleetView()

@@ -91,7 +91,7 @@ class Holding:
     refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
     started: float = 0.0
     soft_limited: int = 0  # run sequence that got its soft limit
-    relayed: int = 0  # the last wish of the housekeeper that the worker was woken for
+    relayed: tuple[int, int] = (0, 0)  # what the housekeeper wanted when the worker was woken last
     pace: float = 0.0  # messages per second that the process before this one settled
     spread: float = 0.0  # 0 to 1, drawn for each process
     _first_run: int = 0
@@ -232,8 +232,9 @@ class Holding:
             self._context = self._crash_context(exit_, kill)
         if crashed:
             self.slot.add("crashes")
-            self.last_exit = f"{kill.reason}: {exit_}" if kill else str(exit_)
-            self.slot.failures.note(f"process ended by {self.last_exit}", now_ns())
+            how = f"{kill.reason}: {exit_}" if kill else str(exit_)
+            self.last_exit = f"{how}: {exit_.said}" if exit_.said else how
+            self.slot.failures.note(f"process ended by {how}", now_ns())
         if reason == "recycle":
             self.slot.add("recycled")
         self._after(exit_, reason, orderly=not unordered)

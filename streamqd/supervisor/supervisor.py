@@ -34,6 +34,7 @@ from streamqd.supervisor.succession import Succession
 from streamqd.supervisor.watcher import Watched, Watcher
 
 TICK_SECONDS = 0.5
+CAUSES_MAX = 3  # named when all partitions crash
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
@@ -162,13 +163,13 @@ class Supervisor:
         due += [holding.start_at for holding in free]
         children = [holding.child for holding in self.holdings.values() if holding.child]
         children += self.succession.children
+        if self.crew.housekeeper is not None:
+            children.append(self.crew.housekeeper)
         rings = {child.control.fileno(): child for child in children if not child.deaf_at}
         descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
         wake = self.exchange.wakes.link.fileno()
         if wake is not None:
             descriptors.append(wake)
-        if self.crew.housekeeper is not None:
-            descriptors.append(self.crew.housekeeper.pidfd)
         for descriptor in process.wait_readable(descriptors, min(due) - now):
             if descriptor == wake:
                 self.exchange.drain_wakes()
@@ -375,9 +376,12 @@ class Supervisor:
         if self.burst is not None:
             self._end_burst(now, self.burst)
         wanted = self.wanted_units()
-        broken = sum(1 for unit in wanted if self.holdings[unit].broken_until > now)
-        if broken and broken == len(wanted):
-            logs.event("crash_loop", logging.CRITICAL, units=broken)
+        broken = [each for unit in wanted if (each := self.holdings[unit]).broken_until > now]
+        if broken and len(broken) == len(wanted):
+            causes = list(dict.fromkeys(each.last_exit for each in broken))
+            more = [f"{len(causes) - CAUSES_MAX} more"] if len(causes) > CAUSES_MAX else []
+            error = "; ".join([*causes[:CAUSES_MAX], *more])
+            logs.event("crash_loop", logging.CRITICAL, units=len(broken), error=error)
             self.drain.code = EXIT_CRASH_LOOP
             self.drain.begin(0.0)  # no worker is left; the leases are given back
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from streamqd.bells import Bells
 from streamqd.errors import HandlerLoadError, RedisUnavailable
 from streamqd.message import of_read
 from streamqd.model import HOLD_KEY
 from streamqd.scoreboard import WORD_COMMAND, now_ns
 from streamqd.store.cluster import connect
+from streamqd.store.doubt import Silence
 from streamqd.store.fetch import Round
 from streamqd.worker.gate import ExitCode, Stop
 from streamqd.worker.hooks import Hooks
@@ -27,9 +29,11 @@ from streamqd.worker.several import SeveralRunner
 from streamqd.worker.several_holding import HoldingSeveralRunner
 from streamqd.worker.worker import (
     BLOCK_SECONDS,
+    DOUBT_SECONDS,
     IDLE_CHECK_SECONDS,
     REPLY_SECONDS,
     Worker,
+    unheard,
 )
 
 PUBLISH_NS = 1_000_000_000
@@ -44,9 +48,15 @@ class ConcurrentWorker(Worker):
         super().__init__(*given, **named)
         name = f"streamqd:{self.unit}:settle"
         self.settler.link = connect(
-            self.settings.redis, timeout=REPLY_SECONDS, name=name, key=self.keys.fence(*self.unit)
+            self.settings.redis,
+            timeout=REPLY_SECONDS,
+            name=name,
+            key=self.keys.fence(*self.unit),
+            doubt=DOUBT_SECONDS,
         )
+        self._bells = Bells(self.slot.words)
         self._bell_ns = 0  # when the doorbell was sent that is not answered yet
+        self._silent: Silence | None = None  # since then
         self._bell_count = 0
         self._published_ns = 0
         self._idle_since = 0
@@ -89,6 +99,8 @@ class ConcurrentWorker(Worker):
 
     def _attach(self) -> None:
         self._bell_ns = 0
+        self._silent = None
+        self._bells.end()
         self.runner.mark = None
         self.runner.alone = False
         self.runner.collect()
@@ -291,20 +303,32 @@ class ConcurrentWorker(Worker):
 
     def _ring(self) -> None:
         """Send a read that waits for new entries. No acknowledgement rides on it: it may wait."""
-        bell = self.fetcher.doorbell(self.last_retry, self.last_main, self._bell_seconds())
+        seconds = self._bell_seconds()
+        bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
         self._bell_count = min(self.appetite.count, self._await_room())
         self.fetcher.send_round([], [], self._bell_count, bell)
         self._bell_ns = now_ns()
+        self._bells.begin(self._bell_ns, self.last_retry, self.last_main)
+        self._silent = self._silence(seconds)
 
     def _answer(self) -> Round | None:
         """Wait for the doorbell, or for anything else that happens. None: it has not answered."""
-        descriptor = self.fetcher.fileno()
-        if descriptor not in self._wait(descriptor):
-            if now_ns() - self._bell_ns > (BLOCK_SECONDS + REPLY_SECONDS) * 1e9:
-                raise RedisUnavailable("no answer from Redis; connecting anew", sent=True)
+        sock, silence = self.fetcher.sock, self._silent
+        assert silence is not None
+        if sock.fileno() not in self._wait(sock.fileno()):
+            if self._bells.is_missed:
+                raise unheard()
+            try:
+                if not silence.left():
+                    silence.judge(sock)
+            except TimeoutError as error:
+                raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
             return None
         fetched = self.fetcher.receive_round(rang=True)
+        silence.end()
         self._bell_ns = 0
+        self._silent = None
+        self._bells.end()
         self.slot.add("round_trips")
         return self._accepted(fetched, self._bell_count)
 
@@ -371,4 +395,6 @@ class ConcurrentWorker(Worker):
         elif self.settler.items:
             seconds = PARK_SECONDS
         seconds = self.runner.patience(seconds)
+        if descriptors and self._silent is not None:
+            seconds = min(seconds, self._silent.left() + 0.001)
         return self.gate.await_any([self.runner.lanes.bell, *descriptors], seconds)

@@ -35,15 +35,16 @@ def prepare(
     orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
 ) -> Turn | ExitCode:
     """Boot, say so, and wait for orders. An exit code when it cannot boot, or is not needed."""
+    gate = Gate(slot, control, lambda: None)
     try:
         hooks = boot(settings, consumer, orders.unit)
     except HandlerLoadError as error:
         logs.event("worker.boot_failed", logging.ERROR, unit=orders.unit, error=str(error))
+        gate.fail(str(error))
         return ExitCode.BOOT_FAILED
     link = new_link(settings, orders.unit)
     with contextlib.suppress(RedisUnavailable):
         link.open()  # later will do, as for any worker that Redis does not answer
-    gate = Gate(slot, control, lambda: None)
     slot.warm_pid = os.getpid()
     gate.ring()
     word = gate.await_orders()

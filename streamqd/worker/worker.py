@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import time
 from random import random
 
 from streamqd import logs
+from streamqd.bells import Bells
 from streamqd.config import Consumer, Settings
-from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable
+from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, SilentConnection
 from streamqd.message import Delivery
 from streamqd.model import Unit
 from streamqd.scoreboard import Slot, WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.client import Link
 from streamqd.store.cluster import connect
+from streamqd.store.doubt import Silence
 from streamqd.store.fetch import Fetcher, Round
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.waits import Waits
 from streamqd.worker.appetite import Appetite, bytes_of
-from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.gate import ExitCode, Gate, Heard, Stop
 from streamqd.worker.guards import Guards
 from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.inherited import Held, in_order
@@ -34,6 +37,7 @@ from streamqd.worker.takeover import Takeover
 
 BLOCK_SECONDS = 15.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
+DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.py`
 RECOVER_PAGE = 64
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
@@ -43,7 +47,7 @@ def new_link(settings: Settings, unit: Unit) -> Link:
     """Make the connection of a worker, which is not opened yet."""
     fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
     name = f"streamqd:{unit}"
-    return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence)
+    return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
 
 
 class Worker:
@@ -94,6 +98,7 @@ class Worker:
             self._boot()
         except HandlerLoadError as error:
             logs.event("worker.boot_failed", logging.ERROR, unit=self.unit, error=str(error))
+            self.gate.fail(str(error))
             return ExitCode.BOOT_FAILED
         self.slot.state = WorkerState.READY
         self.gate.ring()
@@ -321,25 +326,49 @@ class Worker:
         """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
         settler = self.settler
         room = self._await_room()
-        bell = b""
+        bell, seconds = b"", 0.0
         if doorbell:
-            bell = self.fetcher.doorbell(self.last_retry, self.last_main, self._bell_seconds())
+            seconds = self._bell_seconds()
+            bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
         count = min(self.appetite.count, room)
         self.fetcher.send_round(settler.main_acks, settler.retry_acks, count, bell)
         self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
         self._meanwhile()
-        if doorbell and not self.gate.await_reply(
-            self.fetcher.fileno(), BLOCK_SECONDS + REPLY_SECONDS
-        ):
-            # A blocked round is left by closing the connection: whatever a racing EXEC moved
-            # stays pending for the next owner, or for our own next session.
-            self.link.close()
-            self.gate.check()
-            raise Anew
+        if doorbell:
+            self._await_bell(seconds)
         fetched = self.fetcher.receive_round(rang=doorbell)
         if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())
         return self._accepted(fetched, count)
+
+    def _await_bell(self, seconds: float) -> None:
+        """Wait for the answer to a doorbell that lasts so many seconds.
+
+        Raises Anew when the supervisor wants something, Stop, RedisUnavailable.
+        """
+        sock, bells = self.fetcher.sock, Bells(self.slot.words)
+        bells.begin(now_ns(), self.last_retry, self.last_main)
+        silence = self._silence(seconds)
+        try:
+            while (heard := self.gate.await_reply(sock.fileno(), silence.left())) is Heard.NOTHING:
+                silence.judge(sock)
+            if heard is Heard.ORDER:
+                # A blocked round is left by closing the connection: whatever a racing EXEC moved
+                # stays pending for the next owner, or for our own next session.
+                missed = bells.is_missed
+                self.link.close()
+                self.gate.check()
+                raise unheard() if missed else Anew
+        except TimeoutError as error:
+            raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
+        finally:
+            bells.end()
+        silence.end()
+
+    def _silence(self, seconds: float) -> Silence:
+        """The silence of a doorbell, which may last so many seconds."""
+        assert self.link.doubt is not None
+        return self.link.doubt.silence(time.monotonic() + seconds, REPLY_SECONDS)
 
     def _meanwhile(self) -> None:
         """What is done while Redis answers. It must not add to what is acknowledged."""
@@ -426,3 +455,10 @@ class Worker:
             # A copy of an earlier recover has come late. The unit is still ours.
             raise RedisUnavailable("the session is not the last one opened", sent=True)
         return reply
+
+
+def unheard() -> SilentConnection:
+    """The housekeeper has found an entry of which the doorbell should have told."""
+    return SilentConnection(
+        "the connection is silent: a message came, and it was not told", sent=True
+    )

@@ -210,6 +210,7 @@ def sick(daemon: Daemon, *partitions: int) -> None:
 
 @pytest.mark.fault("F3")
 def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: NewDaemon):
+    """U10: the cause stands in the last lines too, where one looks first."""
     daemon = new_daemon(
         partitions=2,
         daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},
@@ -225,6 +226,9 @@ def test_when_no_worker_can_start_the_daemon_gives_up_and_says_why(new_daemon: N
     opened = daemon.events("worker.crash_loop")
     assert sorted(each["partition"] for each in opened) == [0, 1]
     assert daemon.events("crash_loop")[0]["units"] == 2
+    away = "exit code 3: on_start of work:obey failed: RuntimeError: the database is away"
+    assert {each["last_exit"] for each in opened} == {away}
+    assert daemon.events("crash_loop")[0]["error"] == away, "once, though both have it"
     assert daemon.events("crash_loop")[0]["level"] == "critical"
     # The second restart waits.
     _, second, third = [event["ts"] for event in daemon.events("worker.started", partition=0)]

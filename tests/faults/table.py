@@ -261,4 +261,12 @@ ROWS = (
         "It dies with the worker's process group. What has left the group is adopted, never stays a"
         " zombie, and ends with the service; the supervisor can never hit itself.",
     ),
+    Row(
+        "F38",
+        "A connection dies without a word, and new connections work: a proxy that swallows, a NAT"
+        " that forgets.",
+        "A busy partition goes on within 3 s, an idle one begins a message within 2 s. Nothing is"
+        " lost, and nothing is handled twice. A server that stands still is waited for, with few"
+        " more connections.",
+    ),
 )

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from streamqd.bells import Bells
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, promoter
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard
+from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from streamqd.supervisor.exchange import Exchange
@@ -29,6 +30,7 @@ from tests.support.servers import Server
 
 UNITS = 32
 IDLE_MAX = 2.0  # commands per second and partition
+LATER = b"9000000000000-0"  # the id of no entry: a worker that waits behind it waits well
 
 
 def settings(server: Server) -> Settings:
@@ -104,6 +106,7 @@ def test_all_renewals_travel_in_one_round_trip(
 # each. Nothing is delayed, so the promoters ask nothing: the figures that are measured tell them.
 TASKS = {
     "probe": (0, 1),
+    "listen": (0, 1),
     "promote_retries": (0, 0),
     "promote_scheduled": (0, 0),
     "measure": (2, 4),
@@ -118,6 +121,8 @@ TASKS = {
 @pytest.fixture
 def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekeeper]:
     board = board_of(owned)
+    for slot in board.slots():
+        Bells(slot.words).begin(now_ns(), LATER, LATER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         made = Housekeeper(board, settings(server), theirs)

@@ -184,6 +184,18 @@ class FaultProxy:
         for pair in pairs:
             pair.deafen()
 
+    def silence(self, name: str = "") -> int:
+        """Let nothing more through the connections that are open now, without a word to anybody.
+
+        New connections work. The server's side stays open, and what waits there goes on waiting.
+        `name` is a part of the names of those that are meant. Returns how many they are.
+        """
+        with self._lock:
+            pairs = [each for each in self._pairs if each.open and name in each.name]
+        for pair in pairs:
+            pair.silent = True
+        return len(pairs)
+
     def close(self) -> None:
         """End everything; held commands are dropped."""
         self._open = False
@@ -311,6 +323,9 @@ class _Pair:
         self._mute = False
         self._deaf = False
         self.abandoned = False
+        self.silent = False
+        self.open = True
+        self.name = ""  # what CLIENT SETNAME said
 
     def reset(self) -> None:
         """End both connections; the client sees a reset."""
@@ -328,7 +343,12 @@ class _Pair:
         """Carry commands to the server, until either side ends."""
         with contextlib.suppress(OSError):
             for raw in _frames(self._client):
-                trigger = self._judge(_arguments(raw))
+                if self.silent:
+                    continue
+                arguments = _arguments(raw)
+                if arguments[0].upper() == b"CLIENT" and arguments[1].upper() == b"SETNAME":
+                    self.name = arguments[2].decode()
+                trigger = self._judge(arguments)
                 if self.abandoned or (trigger is not None and not self._admit(trigger)):
                     return
                 self._expected.append(trigger)
@@ -338,7 +358,8 @@ class _Pair:
                     self.abandoned = True
                     self.reset()
                     return
-        if self._deaf:
+        self.open = False
+        if self._deaf or self.silent:
             return
         # The client has left. What it sent is with the server, which may finish it in peace.
         with contextlib.suppress(OSError):
@@ -376,7 +397,7 @@ class _Pair:
     def _to_client(self, raw: bytes) -> None:
         passed, whole = self._replies.let_through(raw)
         try:
-            if not self._mute:
+            if not (self._mute or self.silent):
                 self._client.sendall(passed)
             if not whole:
                 self._mute = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tomllib
@@ -38,6 +39,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Run the command in an empty folder, without settings from outside."""
     for name in ("STREAMQ_CONFIG", "STREAMQ_REDIS__URL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("STREAMQ_HTTP__BIND", "")  # others may use the default port meanwhile
     monkeypatch.chdir(tmp_path)
     return lambda *args, **options: CliRunner().invoke(cli, args, **options)
 
@@ -465,3 +467,47 @@ def test_check_tells_all_that_it_finds(invoke: Invoke) -> None:
     shown = process("check")
     assert "no module named weblog" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "2 problems, no warnings"
+
+
+@pytest.mark.parametrize(
+    "verb", [("check",), (), ("--only", "orders/bill")], ids=["check", "start", "only"]
+)
+def test_one_module_that_cannot_be_imported_is_one_error(
+    invoke: Invoke, verb: tuple[str, ...]
+) -> None:
+    """U10: what the module would have declared is not missing."""
+    Path("streamq.toml").write_text(
+        '[daemon]\nhandlers = ["broken"]\n'
+        '[[consumers]]\ntopic = "orders"\ngroup = "bill"\nmax_attempts = 3\n'
+    )
+    Path("broken.py").write_text("import no_such_library\n")
+
+    result = process(*verb)
+
+    assert result.returncode == (1 if verb == ("check",) else 3)
+    said = (result.stdout + result.stderr).splitlines()
+    (named,) = [line for line in said if "problem " in line or line.startswith("Error")]
+    assert "cannot import broken: ModuleNotFoundError: No module named 'no_such_library'" in named
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_check_says_that_the_address_of_the_pages_is_in_use(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """U10: the daemon would start, and nobody could see its metrics."""
+    family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
+    with socket.socket(family, socket.SOCK_STREAM) as other:
+        other.bind(("127.0.0.1", 0) if kind == "tcp" else "pages.sock")
+        other.listen()
+        bind = "127.0.0.1:{1}".format(*other.getsockname()) if kind == "tcp" else "unix:pages.sock"
+        monkeypatch.setenv("STREAMQ_HTTP__BIND", bind)
+        Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1"\n')
+
+        found = json.loads(process("check", "--json").stdout)["findings"]
+        (told,) = [each for each in found if each["about"] == "http.bind"]
+        assert told["level"] == "problem"
+        assert "is in use by another process" in told["text"]
+    found = json.loads(process("check", "--json").stdout)["findings"]
+    assert "http.bind" not in [each["about"] for each in found], "what is left lies in nobody's way"
+    if kind == "unix":
+        assert Path("pages.sock").is_socket(), "and is left alone"

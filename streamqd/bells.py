@@ -1,0 +1,68 @@
+"""What a worker waits for at its doorbell, in memory that processes share.
+
+A worker that waits for messages hears nothing for seconds, whether its connection lives or not. So
+it says behind which entries it waits, and the housekeeper, which has a connection of its own, looks
+whether there is one that it should have heard of. These are words of a unit's slot in the
+scoreboard; the last one is written by the housekeeper, the others by the worker.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_SINCE_NS, _RETRY_MS, _RETRY_SEQ, _MAIN_MS, _MAIN_SEQ, _UNHEARD = range(31, 37)
+_WORD_MAX = (1 << 64) - 1
+
+
+class Bell(NamedTuple):
+    """One wait: when it began (`now_ns` clock, no other is like it), and behind which entries."""
+
+    since_ns: int
+    retry: bytes
+    main: bytes
+
+
+class Bells:
+    """The words of one unit."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self._words = words
+
+    def begin(self, since_ns: int, retry: bytes, main: bytes) -> None:
+        """Say that the worker waits for entries behind these ids, of which it has heard."""
+        words = self._words
+        words[_SINCE_NS] = 0  # nobody may take the ids before they are whole
+        words[_RETRY_MS], words[_RETRY_SEQ] = _parts(retry)
+        words[_MAIN_MS], words[_MAIN_SEQ] = _parts(main)
+        words[_SINCE_NS] = since_ns
+
+    def end(self) -> None:
+        """Say that the worker has been answered, or does not wait any more."""
+        self._words[_SINCE_NS] = 0
+
+    def waiting(self) -> Bell | None:
+        """Return what the worker waits for now."""
+        since, *ids = self._words[_SINCE_NS:_UNHEARD].tolist()
+        if not since or since != self._words[_SINCE_NS]:
+            return None
+        return Bell(since, b"%d-%d" % (ids[0], ids[1]), b"%d-%d" % (ids[2], ids[3]))
+
+    def miss(self, bell: Bell) -> None:
+        """Say that there is an entry of which this wait should have told the worker."""
+        self._words[_UNHEARD] = bell.since_ns
+
+    @property
+    def missed(self) -> int:
+        """The wait that was found out last, by its beginning; 0 = none was."""
+        return self._words[_UNHEARD]
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the present wait was found out."""
+        since = self._words[_SINCE_NS]
+        return since > 0 and since == self._words[_UNHEARD]
+
+
+def _parts(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = entry_id.partition(b"-")
+    return min(int(milliseconds), _WORD_MAX), min(int(sequence or 0), _WORD_MAX)

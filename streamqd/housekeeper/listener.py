@@ -1,0 +1,99 @@
+"""Looking for entries of which a worker that waits for messages should have heard.
+
+A worker at its doorbell gets no answer while there is nothing, so it cannot tell by itself that its
+connection is dead. Here one command on another connection asks for all workers together. A worker
+that should have heard of an entry is told so, and takes a new connection. Two looks are needed,
+because a worker may be about to hear of what has come just now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from streamqd.bells import Bell, Bells
+from streamqd.housekeeper.batch import run_commands
+from streamqd.model import Unit
+from streamqd.scoreboard import Slot
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+LOOK_SECONDS = 0.5  # between two looks
+SURE_SECONDS = 0.25  # how long a worker may take to hear of an entry
+STREAMS_MAX = 128  # of one command, which takes Redis about a microsecond for each
+
+Place = tuple[str, bytes]  # a stream, and the id behind which somebody waits
+
+
+class Listener:
+    """Finds workers that wait and hear nothing; `ring` makes the supervisor wake them."""
+
+    def __init__(self, link: Link, keys: Keys, ring: Callable[[], None]) -> None:
+        self._link = link
+        self._keys = keys
+        self._ring = ring
+        self._unheard: dict[Unit, Bell] = {}  # waits behind which the last look found an entry
+
+    def run(self, owned: Iterable[tuple[Slot, Unit]]) -> float | None:
+        """Look at the workers that wait; return when to look again, if that is sooner."""
+        waiting: dict[Unit, Bell] = {}
+        for slot, unit in owned:
+            bells = Bells(slot.words)
+            bell = bells.waiting()
+            if bell is None or bell.since_ns == bells.missed:
+                continue
+            if self._unheard.get(unit) == bell:
+                bells.miss(bell)
+                self._ring()
+            else:
+                waiting[unit] = bell
+        places: dict[Place, list[Unit]] = {}
+        for unit, bell in waiting.items():
+            places.setdefault((self._keys.retry_stream(*unit), bell.retry), []).append(unit)
+            places.setdefault((self._keys.source(*unit), bell.main), []).append(unit)
+        found = self._with_entries(list(places))
+        self._unheard = {unit: waiting[unit] for place in found for unit in places[place]}
+        return SURE_SECONDS if self._unheard else None
+
+    def _with_entries(self, places: Sequence[Place]) -> list[Place]:
+        """Those of the places that have an entry behind them."""
+        by_stream: dict[str, list[bytes]] = {}
+        for stream, after in sorted(places, key=_order):
+            by_stream.setdefault(stream, []).append(after)
+        parts = [
+            together[start : start + STREAMS_MAX]
+            for together in self._link.together(list(by_stream))
+            for start in range(0, len(together), STREAMS_MAX)
+        ]
+        replies = run_commands(self._link, [_command(part, by_stream) for part in parts])
+        found: list[Place] = []
+        for part, reply in zip(parts, replies, strict=True):
+            if isinstance(reply, Exception) and len(part) > 1:
+                # One that is no stream must not hide the others.
+                alone = run_commands(self._link, [_command([key], by_stream) for key in part])
+                for key, one in zip(part, alone, strict=True):
+                    found += _read(one, [key], by_stream)
+            else:
+                found += _read(reply, part, by_stream)
+        return found
+
+
+def _order(place: Place) -> tuple[str, int, int]:
+    milliseconds, _, sequence = place[1].partition(b"-")
+    return place[0], int(milliseconds), int(sequence)
+
+
+def _command(streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> tuple[Any, ...]:
+    keys = [stream for stream in streams for _ in ids[stream]]
+    after = [each for stream in streams for each in ids[stream]]
+    return ("XREAD", "COUNT", 1, "STREAMS", *keys, *after)
+
+
+def _read(reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> list[Place]:
+    """The places that an answer has an entry of: of one stream, those behind the least ids."""
+    names = [name for name, _ in reply] if isinstance(reply, list) else []
+    return [
+        (stream, after)
+        for stream in streams
+        for after in ids[stream][: names.count(stream.encode())]
+    ]

@@ -1,0 +1,186 @@
+"""A connection dies without a word, as behind a proxy that swallows or a NAT that forgets.
+
+New connections work all the time. The server sees nothing of it: what waited there goes on waiting,
+and reads for the old connection when the next message comes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import GROUP, Daemon
+from tests.support.ledger import Audit
+from tests.support.proxy import FaultProxy
+from tests.support.servers import ProcessServer
+
+Make = Callable[..., Daemon]
+BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # what docs/explanation/promises.md promises
+DEFAULT_TTL = {"lease_ttl": "15s"}
+
+_PLAIN = """
+from streamqd import Message
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here(durable=False)
+
+def obey(message: Message) -> None:
+    with ledger.run(message):
+        pass
+"""
+_BATCH = """
+from contextlib import ExitStack
+from streamqd import Message
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here(durable=False)
+
+def obey(batch: list[Message]) -> None:
+    with ExitStack() as runs:
+        for message in batch:
+            runs.enter_context(ledger.run(message))
+"""
+_ASYNC = _PLAIN.replace("def obey", "async def obey")
+
+# The handler, and the settings of its consumer.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": (_PLAIN, {}),
+    "batch": (_BATCH, {}),
+    "async": (_ASYNC, {"concurrency": 10}),
+    "hold-key": (_PLAIN, {"on_error": "hold-key"}),
+}
+
+
+@pytest.fixture
+def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
+    with FaultProxy(fresh_server.socket_path) as made:
+        yield made
+
+
+@contextmanager
+def both(make: Make, proxy: FaultProxy, shape: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """A daemon behind the proxy that has handled a message, and one that only sends."""
+    code, consumer = SHAPES[shape]
+    sender = make(name="sender", code=code, consumer=consumer)
+    made = make(code=code, consumer=consumer, daemon=DEFAULT_TTL, redis_url=proxy.url)
+    with made as daemon:
+        (uid,) = sender.send(["ok"])
+        daemon.wait_run(uid, "end")
+        daemon.wait_for(sender.bell, what="the worker waits for messages")
+        yield daemon, sender
+
+
+@contextmanager
+def feeding(sender: Daemon, every: float) -> Iterator[None]:
+    """Send a message again and again meanwhile."""
+    over = threading.Event()
+
+    def feed() -> None:
+        while not over.wait(every):
+            sender.send(["ok"])
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def wait_progress(daemon: Daemon, since: float, count: int = 10) -> None:
+    """Wait until so many messages have been begun after an instant."""
+    daemon.wait_for(
+        lambda: sum(each.at > since for each in daemon.ledger.records("start")) >= count,
+        what=f"{count} messages are begun",
+        timeout=60.0,
+        every=0.01,
+    )
+
+
+def standstill(daemon: Daemon, since: float) -> float:
+    """The longest time without a start that began at an instant or later."""
+    at = sorted(each.at for each in daemon.ledger.records("start") if each.at > since)
+    return max(after - before for before, after in zip([since, *at], at, strict=False))
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_busy_partition_goes_on_after_three_seconds(
+    make: Make, proxy: FaultProxy, shape: str, whose: str
+):
+    """C3: its worker waits for an answer, or for a message, on a connection that is dead."""
+    with both(make, proxy, shape) as (daemon, sender):
+        workers = daemon.pids()
+        with feeding(sender, 0.02):
+            wait_progress(daemon, time.monotonic())
+            struck = time.monotonic()
+            assert proxy.silence(whose) > 0
+            wait_progress(daemon, struck, 50)
+        daemon.wait_settled()
+        stood = standstill(daemon, struck)
+        print(f"{shape}: {stood:.2f} s")
+        assert stood < BUSY_SECONDS
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.unexpected) == ([], [])
+        assert audit.repeated == {}, "its worker lives, and knows what it has handled"
+        assert daemon.pids() == workers, "no process of ours had to end"
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_idle_partition_begins_a_message_within_two_seconds(
+    make: Make, proxy: FaultProxy, shape: str, whose: str
+):
+    """C3: nothing is overdue for a worker that waits for messages; the housekeeper looks."""
+    with both(make, proxy, shape) as (daemon, sender):
+        for _ in range(2):  # the second one comes at another instant between two looks
+            struck = time.monotonic()
+            assert proxy.silence(whose) > 0
+            (uid,) = sender.send(["ok"])
+            daemon.wait_run(uid, timeout=60.0)
+            (start,) = daemon.ledger.of(uid, "start")
+            print(f"{shape}: {start.at - struck:.2f} s")
+            assert start.at - struck < IDLE_SECONDS
+            daemon.wait_settled()
+            daemon.wait_for(sender.bell, what="the worker waits for messages")
+        assert daemon.ledger.audit(GROUP) == Audit()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_server_that_stands_still_is_waited_for_with_few_probes(
+    make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
+):
+    """C3: no new connection is answered either, so the silence is the server's."""
+    with both(make, proxy, shape) as (daemon, sender):
+        with feeding(sender, 0.02):
+            wait_progress(daemon, time.monotonic())
+            before = proxy.connections
+        fresh_server.pause()
+        paused_at = time.monotonic()
+        daemon.wait_for(
+            lambda: time.monotonic() - paused_at > 8.0, what="8 s are over", timeout=20.0
+        )
+        made = proxy.connections - before
+        fresh_server.resume()
+        print(f"{shape}: {made} connections")
+        # The supervisor's ends with each exchange, and it listens again; the worker and the
+        # housekeeper only probe.
+        assert made < 40
+        (uid,) = sender.send(["ok"])
+        daemon.wait_run(uid, "end", timeout=30.0)
+        daemon.wait_settled()
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.repeated, audit.unexpected) == ([], {}, [])
+        assert daemon.events("worker.crashed") == []
+        assert daemon.stop() == 0

@@ -1,0 +1,104 @@
+"""The housekeeper finds workers that wait for messages and hear nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.bells import Bells
+from streamqd.housekeeper.listener import SURE_SECONDS, Listener
+from streamqd.model import Unit
+from streamqd.scoreboard import Scoreboard, Slot
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+UNITS = [Unit("access", number, group) for number in range(3) for group in ("hits", "log")]
+NEWEST = (1 << 64) - 1
+
+
+class Watched:
+    """Slots of some units, and a listener that looks at them."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self.link, self.keys = link, keys
+        board = Scoreboard(len(UNITS))
+        self.slots: dict[Unit, Slot] = {unit: board.allot(unit) for unit in UNITS}
+        self.rings = 0
+        self.listener = Listener(link, keys, self._ring)
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def bells(self, unit: Unit) -> Bells:
+        return Bells(self.slots[unit].words)
+
+    def wait(self, unit: Unit, since: int = 1, retry: bytes = b"0-0", main: bytes = b"0-0") -> None:
+        """Let the worker of a unit wait at its doorbell."""
+        self.bells(unit).begin(since, retry, main)
+
+    def add(self, key: str, entry_id: str) -> None:
+        self.link.execute("XADD", key, entry_id, "payload", "x")
+
+    def look(self) -> float | None:
+        return self.listener.run([(slot, unit) for unit, slot in self.slots.items()])
+
+    def missed(self) -> set[Unit]:
+        return {unit for unit in UNITS if self.bells(unit).is_missed}
+
+
+@pytest.fixture
+def watched(link: Link, keys: Keys) -> Watched:
+    return Watched(link, keys)
+
+
+def test_who_does_not_hear_of_an_entry_is_told(watched: Watched) -> None:
+    """C3: the first look finds it, the second one is sure."""
+    for unit in UNITS:
+        watched.wait(unit)
+    assert watched.look() is None
+    one, keys = UNITS[2], watched.keys
+    watched.add(keys.retry_stream(*one), "1-0")
+    assert (watched.look(), watched.missed()) == (SURE_SECONDS, set())
+    assert (watched.look(), watched.missed(), watched.rings) == (None, {one}, 1)
+    assert (watched.look(), watched.rings) == (None, 1), "once is enough"
+
+
+def test_who_hears_of_it_meanwhile_is_left_alone(watched: Watched) -> None:
+    one, other = UNITS[:2]
+    watched.wait(one)
+    watched.wait(other)
+    watched.add(watched.keys.source(*one), "1-0")
+    assert watched.look() == SURE_SECONDS
+    watched.bells(one).end()
+    watched.wait(other, since=2, main=b"1-0")  # it has heard, and waits again
+    assert (watched.look(), watched.missed(), watched.rings) == (None, set(), 0)
+
+
+def test_groups_of_a_partition_wait_behind_entries_of_their_own(watched: Watched) -> None:
+    one, other = UNITS[:2]
+    watched.wait(one, main=b"5-1")
+    watched.wait(other, main=b"5-2")
+    for entry_id in ("5-1", "5-2"):
+        watched.add(watched.keys.source(*one), entry_id)
+    watched.look()
+    watched.look()
+    assert watched.missed() == {one}
+
+
+def test_the_newest_id_is_no_other_one(watched: Watched) -> None:
+    (one, *_), newest = UNITS, b"%d-%d" % (NEWEST, NEWEST)
+    watched.wait(one, retry=newest, main=newest)
+    bell = watched.bells(one).waiting()
+    assert bell is not None
+    assert (bell.retry, bell.main) == (newest, newest)
+    assert watched.look() is None
+
+
+def test_a_key_that_is_no_stream_hides_nobody_else(watched: Watched) -> None:
+    bad, good = UNITS[0], UNITS[2]
+    watched.link.execute("SET", watched.keys.retry_stream(*bad), "x")
+    watched.wait(bad)
+    watched.wait(good)
+    watched.add(watched.keys.source(*good), "1-0")
+    watched.look()
+    watched.look()
+    assert watched.missed() == {good}

@@ -1,0 +1,102 @@
+"""When the silence of a connection is the server's, and when the connection is dead."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from streamqd.errors import SilentConnection
+from streamqd.store import doubt
+from streamqd.store.doubt import Doubt
+
+SOON = 0.02  # seconds of a silence that needs no thought
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The two ends of a connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+class Prober:
+    """Answers, or does not, and counts."""
+
+    def __init__(self, *answers: bool, then: socket.socket | None = None) -> None:
+        self.answers = list(answers)
+        self.then = then  # where the answer that is overdue comes with the last one
+        self.asked = 0
+
+    def __call__(self, seconds: float) -> bool:
+        assert 0 < seconds <= doubt.PROBE_SECONDS
+        self.asked += 1
+        answer = self.answers.pop(0) if self.answers else False
+        if self.then is not None and not self.answers:
+            self.then.send(b"+OK")
+        return answer
+
+
+def test_a_connection_is_dead_when_the_server_answers_another(ends) -> None:
+    """C3: nothing came for so long, while a new connection was answered."""
+    prober = Prober(True)
+    with pytest.raises(SilentConnection, match="a new connection was answered") as raised:
+        Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
+    assert raised.value.sent, "what was sent may have been executed"
+    assert prober.asked == 1
+
+
+def test_what_is_there_already_is_taken_without_asking(ends) -> None:
+    """C3: a process that was stopped meanwhile finds its answer."""
+    ends[1].send(b"+OK")
+    prober = Prober(True)
+    Doubt(SOON, prober).wait(ends[0], time.monotonic() - 1)
+    assert prober.asked == 0
+
+
+def test_a_connection_that_the_server_has_closed_is_not_asked_after(ends) -> None:
+    ends[1].close()
+    prober = Prober(True)
+    Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
+    assert prober.asked == 0, "reading from it says what is the matter"
+
+
+def test_an_answer_right_behind_that_of_the_probe_is_in_time(ends) -> None:
+    """C3: both waited for a slow server. It may be slow again, and is asked after later."""
+    prober = Prober(True, then=ends[1])
+    one = Doubt(SOON, prober)
+    one.wait(ends[0], time.monotonic() + 60)
+    assert prober.asked == 1
+    one.learn(1.2)
+    assert doubt.PATIENCE_MAX <= one.patience() <= doubt.PATIENCE_MAX * 9 / 8, "the most"
+    one.learn(0.5)
+    assert 1.0 <= one.patience() <= 1.0 * 9 / 8
+
+
+def test_what_was_learnt_is_forgotten(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubt, "LEARNT_SECONDS", 0.0)
+    one = Doubt(SOON, Prober())
+    one.learn(1.0)
+    assert one.patience() <= SOON * 9 / 8
+
+
+def test_a_server_that_answers_nobody_is_waited_for_with_few_probes(
+    ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3: no storm of connections; the answer is taken when it comes."""
+    monkeypatch.setattr(doubt, "PAUSE_SECONDS", (0.1, 0.4))
+    prober = Prober()
+    timer = threading.Timer(1.0, lambda: ends[1].send(b"+OK"))
+    timer.start()
+    Doubt(SOON, prober).wait(ends[0], time.monotonic() + 60)
+    timer.join()
+    assert 1 <= prober.asked <= 4, "after 0.02 s, and after pauses of 0.1, 0.2 and 0.4 s"
+
+
+def test_a_wait_ends_at_its_deadline(ends) -> None:
+    with pytest.raises(TimeoutError):
+        Doubt(SOON, Prober()).wait(ends[0], time.monotonic() + 0.1)
