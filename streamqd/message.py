@@ -23,6 +23,9 @@ RETRY_COUNT = b"retryCount"
 CRASH_COUNT = b"crashCount"
 REPLAY_COUNT = b"replayCount"
 FORGIVEN_AT = b"forgivenAt"
+# For people: what the last failed run said, and where. They decide nothing.
+LAST_ERROR = b"lastError"
+LAST_ERROR_PLACE = b"lastErrorPlace"
 # A producer's own word, believed everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
@@ -250,6 +253,27 @@ def of_read(delivery: Delivery, entries: list[Entry], retried: bool) -> tuple[li
         if len(fields) > 2 and (EXPIRES_AT in fields or EXPIRES_AFTER in fields):
             may_expire = True
     return messages, may_expire
+
+
+def remembered(message: Message) -> dict[str, Any]:
+    """Return what a worker has noted on a message that it keeps in hand; for `restored`."""
+    return {name: value for name, value in vars(message).items() if name in _NOTED}
+
+
+_NOTED = ("failures_in_place", "due_in_place_ns", "forgiven_at")
+
+
+def restored(
+    message: Message, id_bytes: bytes, *, retried: bool, noted: dict[str, Any] | None = None
+) -> Message:
+    """Return a message as it was before its handler got hold of it.
+
+    A handler may assign to any attribute. What is settled is named by what the worker knew before.
+    """
+    own = Message(message._delivery, id_bytes, message._fields, retried=retried)  # noqa: SLF001
+    if noted:
+        vars(own).update(noted)
+    return own
 
 
 def _parsed(what: str, raw: bytes) -> Any:

@@ -12,6 +12,7 @@ what was running, which is what makes blame exact.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import mmap
 import time
@@ -46,6 +47,14 @@ _OFFSET_SEQUENCES = _OFFSET_FAILURES + failures.BYTES
 _USED_BYTES = _OFFSET_SEQUENCES + RUNNING_MAX * 8
 SLOT_BYTES = -(-_USED_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 _BOARD_BYTES = mmap.PAGESIZE
+
+_MAP_FIXED = 0x10
+_OURS_ALONE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+)
 
 _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 
@@ -206,6 +215,16 @@ class Slot:
     def beat(self) -> None:
         """Note that a handler gets on."""
         self.beat_ns = now_ns()
+
+    def leave(self) -> None:
+        """In a forked child: have memory of our own, all zero, in the place of the shared page.
+
+        All views of the slot show it. OSError: the system has none.
+        """
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        if _libc.mmap(address, SLOT_BYTES, protection, _OURS_ALONE, -1, 0) != address:
+            raise OSError(ctypes.get_errno(), "no memory for a slot of our own")
 
     # --- the batch ---
 

@@ -20,7 +20,8 @@ DEAD_ONLY = frozenset(
     b" errorClass errorMessage traceback fingerprint signal exitCode rss pid failedAt".split()
 )
 KNOWN = DEAD_ONLY | frozenset(
-    b"payload key headers originalId retryCount crashCount replayCount forgivenAt".split()
+    b"payload key headers originalId retryCount crashCount replayCount forgivenAt lastError"
+    b" lastErrorPlace".split()
 )
 
 

@@ -14,6 +14,7 @@ from streamqd.admin import groups
 from streamqd.admin.pages import server_unix_ms
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
 from streamqd.errors import BadValue, Malformed, Refused
+from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as store
 from streamqd.store import untrusted
@@ -24,6 +25,7 @@ from streamqd.store.scripts import Reply
 
 PAGE = 200
 BATCH = 64  # retries that are changed by one call
+TEXT_BYTES_MAX = 1000  # of an error that is shown
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 _CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
@@ -35,7 +37,8 @@ class RetryRow:
     """One delayed retry. `attempt` is the number of the attempt that it waits for, from 1.
 
     `uid` names the message over all its copies; `key` is '' when there is none. `payload_bytes` is
-    null when what is kept of it cannot be read.
+    null when what is kept of it cannot be read. `error` is what the run before has failed of and
+    `at` the line of code, as far as `dlq_error` and `redact_error` allow; '' when it is not told.
     """
 
     id: str
@@ -45,6 +48,8 @@ class RetryRow:
     key: str
     uid: str
     payload_bytes: int | None
+    error: str = ""
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +286,14 @@ def _row(unit: Unit, each: store.Delayed) -> RetryRow:
         key=each.fields.get(b"key", b"").decode("utf-8", "replace"),
         uid=f"{unit.topic}/{unit.partition}/{original or each.place[2:]}",
         payload_bytes=None if each.payload_bytes < 0 else each.payload_bytes,
+        error=_text(each.fields.get(LAST_ERROR)),
+        at=_text(each.fields.get(LAST_ERROR_PLACE)),
     )
+
+
+def _text(raw: bytes | None) -> str:
+    """A text that a worker has written; anybody else may have written more."""
+    return (raw or b"")[:TEXT_BYTES_MAX].decode("utf-8", "replace")
 
 
 def _named(

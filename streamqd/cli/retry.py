@@ -14,6 +14,7 @@ from streamqd.cli.output import age, confirm, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.model import LETTERS
 
+ERROR_CHARS = 80  # of an error in the table; --json has all that is kept of it
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -89,7 +90,7 @@ def list_(
         click.echo(f"no {more}delayed retries in {topic} for {group}")
         return
     table(
-        ("ID", "DUE IN", "ATTEMPT", "CRASHES", "BYTES", "KEY"),
+        ("ID", "DUE IN", "ATTEMPT", "CRASHES", "BYTES", "KEY", "ERROR"),
         [
             (
                 row.id,
@@ -98,6 +99,7 @@ def list_(
                 row.crashes,
                 row.payload_bytes,
                 row.key or "-",
+                _error(row),
             )
             for row in seen.rows
         ],
@@ -232,6 +234,12 @@ def _foretell(rows: dict[int, list[retries.RetryRow]], as_json: bool, what: str)
         emit(found)
     else:
         click.echo(f"{_retries(len(found))} {what}")
+
+
+def _error(row: retries.RetryRow) -> str:
+    """What a message waits for another attempt because of, and where in the code."""
+    text = row.error if len(row.error) <= ERROR_CHARS else row.error[: ERROR_CHARS - 1] + "…"
+    return (f"{text} ({row.at})" if row.at else text) or "-"
 
 
 def _retries(number: int) -> str:

@@ -20,6 +20,7 @@ from streamqd.handlers.outcomes import (
     failure_of,
     fingerprint,
     outcome_of,
+    place_of,
     text_of,
 )
 from streamqd.handlers.probing import Probe, examine, misfits, probe
@@ -65,6 +66,7 @@ __all__ = [
     "misfits",
     "outcome_of",
     "passed",
+    "place_of",
     "plain_options",
     "prepared",
     "probe",

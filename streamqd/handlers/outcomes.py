@@ -40,6 +40,7 @@ class _Seen(NamedTuple):
 
     codes: list[CodeType]
     frame: str  # as a fingerprint has it
+    place: str  # as people are told it
     prints: dict[tuple[Any, str], str]  # fingerprints by class and handler
     stack: list[str]  # the text, once somebody asks for it
 
@@ -95,21 +96,30 @@ def _wait_asked(error: Retry) -> float | None:
 
 def text_of(error: BaseException) -> str:
     """Return what an exception says of itself. Never raises."""
+    return _said(error)[0]
+
+
+def _said(error: BaseException) -> tuple[str, bool]:
+    """What an exception says of itself, and whether it does: else that is what is said."""
     try:
-        return str(error)
+        return str(error), True
     except BaseException as raised:  # noqa: BLE001 - user code may raise anything
-        return f"<its text cannot be had: {type(raised).__name__}>"
+        return f"<its text cannot be had: {type(raised).__name__}>", False
 
 
 def failure_of(error: BaseException, detail: str) -> Failed:
-    """Describe an exception as far as `detail` allows. Local variables are never recorded."""
+    """Describe an exception as far as `detail` allows. Local variables are never recorded.
+
+    What it says of itself is asked for once: that may take long, or not end.
+    """
     kind: Any = type(error)  # hashable, which mypy doubts
     text = trace = ""
     if detail in ("message", "traceback"):
-        text = masked(text_of(error)[:MESSAGE_CHARS_MAX])
-    # That a payload does not fit is told by its text; what there is of a stack is all ours.
-    if detail == "traceback" and not isinstance(error, Undecodable):
-        trace = _traceback(error)
+        said, well = _said(error)
+        text = masked(said[:MESSAGE_CHARS_MAX])
+        # That a payload does not fit is told by its text; what there is of a stack is all ours.
+        if detail == "traceback" and not isinstance(error, Undecodable):
+            trace = _traceback(error, said if well else "<exception str() failed>")
     return Failed(
         error_class="" if detail == "none" else _class_name(kind),
         message=text,
@@ -170,12 +180,20 @@ def _class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def _traceback(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
+    """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
+
+    Else the innermost line; '' when there is none.
+    """
+    return _seen_at(_of_user(error)).place
+
+
+def _traceback(error: BaseException, said: str) -> str:
     trace = _of_user(error)
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
     if alone and trace is not None:
-        text = f"Traceback (most recent call last):\n{_stack(trace)}{_end(error)}"
+        text = f"Traceback (most recent call last):\n{_stack(trace)}{_end(error, said)}"
     else:
         text = "".join(traceback.format_exception(type(error), error, trace))
     if len(text) > TRACEBACK_BYTES_MAX:
@@ -184,17 +202,13 @@ def _traceback(error: BaseException) -> str:
     return masked(text)
 
 
-def _end(error: BaseException) -> str:
+def _end(error: BaseException, said: str) -> str:
     """Return the end of a traceback, as `traceback` writes it at several times the cost."""
     kind: Any = type(error)
     name = _heading(kind)
     if not name or getattr(error, "__notes__", None) is not None:
         return "".join(traceback.format_exception_only(kind, error))
-    try:
-        text = str(error)
-    except BaseException:  # noqa: BLE001 - user code may raise anything
-        text = "<exception str() failed>"
-    return f"{name}: {text}\n" if text else f"{name}\n"
+    return f"{name}: {said}\n" if said else f"{name}\n"
 
 
 @lru_cache(maxsize=256)
@@ -233,5 +247,6 @@ def _seen_at(trace: TracebackType | None) -> _Seen:
             _seen.clear()
         codes = [frame.f_code for frame, _ in traceback.walk_tb(trace)]
         frame = innermost((code.co_filename, code.co_name) for code in codes)
-        seen = _seen[key] = _Seen(codes, frame, {}, [])
+        lines = ((each.f_code.co_filename, str(line)) for each, line in traceback.walk_tb(trace))
+        seen = _seen[key] = _Seen(codes, frame, innermost(lines), {}, [])
     return seen

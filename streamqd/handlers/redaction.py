@@ -9,11 +9,14 @@ from typing import Any
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.outcomes import TRACEBACK_BYTES_MAX
 from streamqd.handlers.signatures import is_async
+from streamqd.handlers.verdicts import SoftTimeout
 from streamqd.model import Failed
 
 HOOK = "redact_error"
 
 Redact = Callable[[str], str]
+
+_TOO_SLOW = f"<{HOOK} failed: SoftTimeout>"
 
 
 def hook_of(module: Any) -> Redact | None:
@@ -32,8 +35,10 @@ def redacted(failure: Failed, hook: Redact | None) -> Failed:
     """
     if hook is None:
         return failure
-    message, trace = (passed(text, hook) for text in (failure.message, failure.traceback))
-    return replace(failure, message=message, traceback=trace)
+    message = passed(failure.message, hook)
+    if message == _TOO_SLOW:
+        return replace(failure, message=message, traceback=message)  # nor would it end here
+    return replace(failure, message=message, traceback=passed(failure.traceback, hook))
 
 
 def passed(text: str, hook: Redact | None) -> str:
@@ -42,6 +47,8 @@ def passed(text: str, hook: Redact | None) -> str:
         return text
     try:
         found: object = hook(text)
+    except SoftTimeout:
+        return _TOO_SLOW
     except BaseException as error:  # noqa: BLE001 - user code may raise anything
         return f"<{HOOK} failed: {type(error).__name__}>"
     if not isinstance(found, str):

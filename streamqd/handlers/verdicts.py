@@ -95,8 +95,15 @@ def error_of(end: object) -> BaseException | None:
     """Return what is wrong with the end of a run: what it raised, or has returned instead.
 
     None: the message is done. An exception that is returned counts as raised: nobody returns one
-    to say that all is well.
+    to say that all is well. Never raises, whatever the end does that is looked at.
     """
+    try:
+        return _error_of(end)
+    except BaseException as raised:  # noqa: BLE001 - user code may raise anything
+        return raised
+
+
+def _error_of(end: object) -> BaseException | None:
     if isinstance(end, BaseException):
         return end
     if isinstance(end, Result):

@@ -1,9 +1,12 @@
 """What the daemon says, one line per state change, through the logger `streamqd` alone.
 
-The root logger and the loggers of handlers are never touched. A line begins with an event name
-from `EVENTS`, which stays the same over versions: scripts and tests may wait for it. Writing never
-blocks and never raises: lines that nobody reads are dropped, counted, and reported afterwards.
-Payloads are never logged. Nothing may be logged in a forked child before it has closed the
+A line begins with an event name from `EVENTS`, which stays the same over versions: scripts and
+tests may wait for it. Writing never blocks and never raises: lines that nobody reads are dropped,
+counted, and reported afterwards. Payloads are never logged, but for what the error of a handler
+quotes of one, as far as `dlq_error` and `redact_error` let it.
+
+What handlers log, by loggers of their own, is `records`: it is written by the same way, unless
+their code says where it goes. Nothing may be logged in a forked child before it has closed the
 descriptors that it inherited, for the first line opens a descriptor of its own.
 """
 
@@ -14,13 +17,12 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextvars import ContextVar
-from typing import Any, Protocol
 
 from streamqd.errors import BadValue
 from streamqd.logs.events import EVENTS
 from streamqd.logs.lines import JsonFormatter, Line, TextFormatter, flatten, process
 from streamqd.logs.once import Once, told
+from streamqd.logs.records import Handled, Output, Several, current, mark_records, running
 from streamqd.logs.sink import Sink
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "Handled",
     "Limit",
     "Once",
+    "Output",
+    "Several",
     "assume",
     "bad_value",
     "bad_values",
@@ -38,8 +42,10 @@ __all__ = [
     "event",
     "flush",
     "mark_records",
+    "output_of_handlers",
     "running",
     "setup",
+    "verbose",
 ]
 
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
@@ -142,13 +148,13 @@ class Limit:
             self._suppressed += 1
         return not self._left
 
-    def event(self, **fields: object) -> None:
-        """Log one event, or count it as suppressed."""
+    def event(self, *, trace: str = "", **fields: object) -> None:
+        """Log one event, or count it as suppressed. `trace` is the text of a traceback."""
         if self.held():
             return
         self._left -= 1
         held, self._suppressed = self._suppressed, 0
-        _log(self._name, self._level, {**fields, "suppressed": held or None})
+        _log(self._name, self._level, {**fields, "suppressed": held or None}, None, trace)
 
     def catch_up(self, **fields: object) -> None:
         """Log how many are suppressed when the second is over and no line has told it."""
@@ -160,13 +166,17 @@ class Limit:
 
 
 def _log(
-    name: str, level: int, fields: Mapping[str, object], exc: BaseException | None = None
+    name: str,
+    level: int,
+    fields: Mapping[str, object],
+    exc: BaseException | None = None,
+    trace: str = "",
 ) -> None:
     assert RESERVED.isdisjoint(fields), f"reserved log fields: {RESERVED & fields.keys()}"
     if _LOGGER.isEnabledFor(level):
         shown = flatten(fields)
         info = (type(exc), exc, exc.__traceback__) if exc is not None else None
-        extra = {"event": name, "fields": shown}
+        extra = {"event": name, "fields": shown, "trace": trace}
         _LOGGER.log(level, "%s", Line(name, shown), exc_info=info, extra=extra)
 
 
@@ -203,9 +213,23 @@ def flush(wait: float = 0.0) -> None:
                 handler.release()
 
 
+def verbose() -> bool:
+    """Whether lines of the level debug are written."""
+    return _LOGGER.isEnabledFor(logging.DEBUG)
+
+
 def dropped() -> int:
     """How many lines this process has dropped since it began."""
     return sum(h.sink.dropped for h in _LOGGER.handlers if isinstance(h, _Handler))
+
+
+def output_of_handlers() -> Output | None:
+    """Return what writes the records of handlers into this log; None before `setup`."""
+    _LOGGER.disabled = False  # `logging.config` disables every logger that it is not told of
+    for handler in _LOGGER.handlers:
+        if isinstance(handler, _Handler):
+            return Output(handler)
+    return None
 
 
 def close() -> None:
@@ -253,62 +277,3 @@ class _Handler(logging.Handler):
                 extra={"event": "log.dropped", "fields": shown},
             )
             self.sink.write(self.format(record))
-
-
-# --- what handlers log ----------------------------------------------------------------------------
-
-
-class Handled(Protocol):
-    """What the record of a handler's log line takes from the message that is being handled."""
-
-    @property
-    def uid(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-
-
-class Current:
-    """The message being handled in this process, by a worker that handles one at a time."""
-
-    __slots__ = ("message",)
-
-    def __init__(self) -> None:
-        self.message: Handled | None = None
-
-
-current = Current()
-
-running: ContextVar[Handled | None] = ContextVar("running", default=None)
-"""The message being handled in this coroutine or thread; for workers that handle several."""
-
-
-def mark_records(handler: str) -> None:
-    """Give every record made in this process `uid`, `attempt` and `handler`. Called by workers.
-
-    They are None, None and the handler's name between messages, so that a format string may
-    name them always. No logger, handler or formatter is changed.
-    """
-    base = logging.getLogRecordFactory()
-
-    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = base(*args, **kwargs)
-        message = current.message or running.get()
-        marks = _Marked(record.__dict__)
-        marks["uid"] = message.uid if message is not None else None
-        marks["attempt"] = message.attempt if message is not None else None
-        marks["handler"] = handler
-        record.__dict__ = marks
-        return record
-
-    logging.setLogRecordFactory(factory)
-
-
-class _Marked(dict[str, Any]):
-    """The attributes of a marked record.
-
-    `Logger.makeRecord` raises KeyError for an `extra` that the record holds already. A handler that
-    says `extra={"uid": …}` itself must not fail because of us: its value wins.
-    """
-
-    def __contains__(self, key: object) -> bool:
-        return key not in ("uid", "attempt", "handler") and super().__contains__(key)

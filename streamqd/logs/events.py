@@ -90,6 +90,7 @@ EVENTS: dict[str, str] = {
     "worker.crash_loop": "The processes of a partition crashed too often in a row; it rests.",
     "worker.crashed": "A worker died.",
     "worker.exited": "A worker ended as it was told to.",
+    "worker.forked": "A child that a handler has forked came back into the worker's loop; it ends.",
     "worker.handover": "A worker that had booted beside the one before it has taken over.",
     "worker.hook_failed": "An on_stop hook raised; the worker ends all the same.",
     "worker.killed": "A worker was killed: its time limit, on_stop or the drain took too long.",

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 
 from streamqd.config import masked
+from streamqd.logs.records import CONTEXT
 from streamqd.model import Unit
 
 LINE_MAX = 16 * 1024  # characters of one rendered line; more is cut
@@ -40,10 +41,11 @@ class JsonFormatter(logging.Formatter):
             "role": process.role,
         }
         if name is None:
-            shown |= {"logger": record.name, "msg": _cut(record.getMessage(), VALUE_MAX)}
+            shown |= {"logger": record.name, "msg": _cut(_message(record), VALUE_MAX)}
+            shown |= {key: _plain(value) for key, value in _context(record).items()}
         shown |= {key: _plain(value) for key, value in getattr(record, "fields", {}).items()}
-        if record.exc_info:
-            shown["traceback"] = _traceback(record)
+        if trace := _traceback(record):
+            shown["traceback"] = trace
         return json.dumps(shown, ensure_ascii=True, separators=(",", ":"))
 
 
@@ -54,15 +56,15 @@ class TextFormatter(logging.Formatter):
         name = getattr(record, "event", None)
         if name is None:
             name = record.name
-            rest = " " + _printable(_cut(record.getMessage(), VALUE_MAX))
+            rest = " " + _printable(_cut(_message(record), VALUE_MAX)) + _pairs(_context(record))
         else:
             rest = _pairs(getattr(record, "fields", {}))
         line = (
             f"{name:<{NAME_WIDTH}} {_stamp(record.created, '%H:%M:%S')} {record.levelname:<7} "
             f"{process.role}[{os.getpid()}]{rest}"
         )
-        if record.exc_info:
-            rows = _traceback(record).splitlines()
+        if trace := _traceback(record):
+            rows = trace.splitlines()
             line = "\n".join([line, *("    " + _printable(row) for row in rows)])
         return _cut(line, LINE_MAX)
 
@@ -76,6 +78,20 @@ class Line:
 
     def __str__(self) -> str:
         return self._name + _pairs(self._fields)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The text of a record. One whose values do not fit its format is shown as it was written."""
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - user code: a format, its values, what they say of themselves
+        return f"{record.msg!s} {record.args!r}"
+
+
+def _context(record: logging.LogRecord) -> dict[str, object]:
+    """What the record of a handler says of the message that was handled."""
+    found = ((key, getattr(record, key, None)) for key in CONTEXT)
+    return {key: value for key, value in found if value is not None}
 
 
 def _pairs(fields: Mapping[str, object]) -> str:
@@ -127,8 +143,11 @@ def _printable(text: str) -> str:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    assert record.exc_info is not None
-    lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+    """The traceback of a record, "" when it has none."""
+    if record.exc_info:
+        lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+    else:
+        lines = getattr(record, "trace", "").rstrip("\n")
     # The end names the exception and the innermost frames; keep that when it is too long.
     return masked(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
 

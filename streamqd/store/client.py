@@ -248,6 +248,13 @@ class Link:
         self._wire.forget()
         self._pid = os.getpid()
 
+    def forsake(self) -> None:
+        """In a forked child that must never use it: close the descriptor here; the link refuses."""
+        descriptor = self.fileno()
+        self._wire.forget()
+        if descriptor is not None:
+            os.close(descriptor)
+
     def socket(self) -> socket.socket:
         """Return the open socket (opening it first), for writing and reading packed commands.
 

@@ -185,6 +185,11 @@ class ClusterLink(Link):
         self._stale = True
         super().detach()
 
+    def forsake(self) -> None:
+        for link in self._links.values():
+            link.forsake()
+        super().forsake()
+
     @property
     def connected(self) -> bool:
         return any(link.connected for link in self._links.values())

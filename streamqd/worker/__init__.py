@@ -6,6 +6,8 @@ supervisor between two messages. `hooks` holds the user's code, `eventloop` what
 coroutines. A worker never acquires or renews a lease. `standby` is a worker that has booted and
 waits for its turn.
 
+What a handler forks is kept from being a worker by `forks`.
+
 `batches` runs the handler for many messages at once. `concurrent` is the worker that handles
 several of them at a time: `ordering` says which may begin, `lanes` run them, `several` keeps them.
 
@@ -22,6 +24,7 @@ from streamqd.config import Consumer, Settings
 from streamqd.model import HOLD_KEY
 from streamqd.scoreboard import Slot
 from streamqd.store.client import Link
+from streamqd.worker import forks
 from streamqd.worker.concurrent import ConcurrentWorker
 from streamqd.worker.gate import ExitCode
 from streamqd.worker.holder import HoldingWorker
@@ -37,12 +40,21 @@ def live(
     orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
 ) -> int:
     """Be the worker that a consumer needs, or first its standby. Returns the exit code."""
-    if orders.token:
-        return new_worker(orders, settings, consumer, slot, control).run()
-    turn = prepare(orders, settings, consumer, slot, control)
-    if isinstance(turn, ExitCode):
-        return turn
-    return new_worker(turn.orders, settings, consumer, slot, control, turn.booted).run()
+    mine = forks.Worker(orders.unit, slot, control)
+    forks.family.enter(mine)
+    try:
+        booted = None
+        if not orders.token:
+            turn = prepare(orders, settings, consumer, slot, control)
+            if isinstance(turn, ExitCode):
+                return turn
+            orders, booted = turn.orders, turn.booted
+        worker = new_worker(orders, settings, consumer, slot, control, booted)
+        mine.links = lambda: (worker.link, worker.settler.link)
+        return worker.run()
+    finally:
+        # However a child of a handler, or of a hook, has come here: it is not the worker.
+        forks.family.end_child()
 
 
 def new_worker(

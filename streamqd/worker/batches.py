@@ -7,10 +7,11 @@ is charged; the next process runs each of them alone, as it does what has been c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from streamqd import handlers
+from streamqd import handlers, logs
 from streamqd.config import Consumer
-from streamqd.message import Delivery, Message
+from streamqd.message import Delivery, Message, remembered, restored
 from streamqd.scoreboard import (
     DONE,
     FAILED,
@@ -37,6 +38,7 @@ class Taken:
     retried: bool
     crashes: int
     charged: bool  # it has counters in Redis
+    noted: dict[str, Any] | None  # as `restored` takes it
 
 
 class BatchRunner(Runner):
@@ -59,7 +61,9 @@ class BatchRunner(Runner):
         """Take the entry at `index` into the batch; run the handler when that fills it."""
         if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
             return
-        self._taken.append(Taken(index, message, retried, crashes, charged or crashes > 0))
+        noted = remembered(message) if message.failures_in_place else None
+        charged = charged or crashes > 0
+        self._taken.append(Taken(index, message, retried, crashes, charged, noted))
         alone = self.guards is not None and self.guards.probing
         if alone or len(self._taken) >= self._size:
             self.finish()
@@ -82,8 +86,10 @@ class BatchRunner(Runner):
             now = self.gate.await_trust()
         if self.throttle is not None:
             now = self.throttle.heed(now, len(batch))
+        # What is settled is named by what is known before the run.
+        ids = [taken.message.id_bytes for taken in batch]
         errors = self._run(batch, now)
-        self._note(batch, errors)
+        self._note(batch, ids, errors)
         if self.guards is not None:
             self.guards.heed(more=self.slot.unfinished > 0)
         limit = self.consumer.max_messages
@@ -99,32 +105,42 @@ class BatchRunner(Runner):
         words[WORD_RUN_SEQ] += 1
         for taken in batch:
             states[taken.index] = RUNNING
+        messages = [taken.message for taken in batch]
+        logs.current.message = messages[0] if len(messages) == 1 else logs.Several(messages)
         end: object = None
         try:
             self._in_handler = True
             try:
-                end = self.function([taken.message for taken in batch])
+                end = self.function(list(messages))
             finally:
                 self._in_handler = False
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
             end = raised
-        errors = errors_of(end, [taken.message for taken in batch])
+        logs.current.message = None
+        errors = self._judge(errors_of, end, messages)
+        if isinstance(errors, BaseException):
+            errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
+            # One that has failed is RUNNING again while its own verdict is found: each for itself.
             states[taken.index] = DONE if error is None else FAILED
         elapsed = now_ns() - now
         self._note_time(elapsed, len(batch))
         return errors
 
-    def _note(self, batch: list[Taken], errors: list[BaseException | None]) -> None:
+    def _note(
+        self, batch: list[Taken], ids: list[bytes], errors: list[BaseException | None]
+    ) -> None:
         ended = now_ns()
-        for taken, error in zip(batch, errors, strict=True):
-            index, message, retried = taken.index, taken.message, taken.retried
+        for taken, entry_id, error in zip(batch, ids, errors, strict=True):
+            index, retried = taken.index, taken.retried
             self.handled += 1
             if error is None:
                 self.settler.ack(
-                    message.id_bytes, retried=retried, index=index, charged=taken.charged, now=ended
+                    entry_id, retried=retried, index=index, charged=taken.charged, now=ended
                 )
             else:
+                self.slot.states[index] = RUNNING
+                message = restored(taken.message, entry_id, retried=retried, noted=taken.noted)
                 self._failed(index, message, retried, taken.crashes + message.crash_count, error)
 
 

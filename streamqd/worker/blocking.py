@@ -22,6 +22,7 @@ class BlockingRunner(Runner):
     """Runs each message until it is done or dead."""
 
     _again: float | None = None  # seconds until the message in hand runs again
+    _kept: Message | None = None  # that message, as no handler has seen it
 
     def handle(
         self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
@@ -35,6 +36,7 @@ class BlockingRunner(Runner):
             seconds, self._again = self._again, None
             if seconds is None:
                 return
+            message, self._kept = self._kept or message, None
             charged = message.failures_in_place > 0
             self._wait(place, seconds)
 
@@ -44,7 +46,7 @@ class BlockingRunner(Runner):
 
     def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
         self.slot.states[index] = WAITING
-        self._again = delay
+        self._again, self._kept = delay, message
         if spent:
             message.failures_in_place += spent
             place = place_of(message.id_bytes, retried=retried)

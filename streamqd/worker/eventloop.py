@@ -12,6 +12,7 @@ import select
 import selectors
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from queue import SimpleQueue
@@ -19,6 +20,7 @@ from typing import Any
 
 from streamqd import logs
 from streamqd.logs import Handled
+from streamqd.worker.forks import family
 
 CLOSE_SECONDS = 5.0  # what tasks that a handler has left behind may take to be cancelled
 DESCRIPTOR_MAX = 1023  # select takes no higher one
@@ -93,12 +95,14 @@ class Run:
 
     def _begun(self) -> Any:
         if self._coroutine is None:
+            family.end_child()
             if self._message is not None:
                 logs.running.set(self._message)
             self._coroutine = self._work()
         return self._coroutine
 
     def _end(self, raised: BaseException) -> object:
+        family.end_child()
         self._task = None  # it knows this run: a circle, which only the collector would break
         self._ended(raised.value if isinstance(raised, StopIteration) else raised)
         raise StopIteration
@@ -159,6 +163,14 @@ class EventLoop:
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
         self._waited: Run | None = None
+        family.loops.add(self)
+
+    def halt(self) -> None:
+        """In a child that was forked by a coroutine: turn no further, and begin nothing more."""
+        ready = getattr(self._loop, "_ready", None)  # asyncio's own; others end this turn
+        if isinstance(ready, deque):
+            ready.clear()
+        self._loop.stop()
 
     def begin(self, runs: list[Run]) -> None:
         """Start coroutines: together they cost one wake-up of the loop."""
@@ -198,7 +210,10 @@ class EventLoop:
 
     def _turn(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            family.end_child()
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()

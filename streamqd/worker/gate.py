@@ -17,6 +17,7 @@ from collections.abc import Callable
 from streamqd import process
 from streamqd.bells import Bells
 from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, Command, Slot, WorkerState, now_ns
+from streamqd.worker.forks import family
 
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it lives
@@ -66,6 +67,7 @@ class Gate:
         command = self.slot.words[WORD_COMMAND]
         if command == Command.NONE:
             return
+        family.end_child()
         if command == Command.STOP:
             self.slot.add("released", unstarted)
             raise Stop(ExitCode.STOPPED)

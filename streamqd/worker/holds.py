@@ -51,9 +51,10 @@ class Holds(Generic[Entry]):
     def hold(self, key: Hashable, entry: Entry, due: float) -> None:
         """Let an entry wait until it is due: a new one, or the first of its key once more."""
         queue = self._queues.setdefault(key, deque())
-        if not queue:
-            self._count(entry, 1)
-            queue.append(entry)
+        if queue:
+            self._count(queue.popleft(), -1)
+        self._count(entry, 1)
+        queue.appendleft(entry)
         self._wait(key, due)
 
     def behind(self, key: Hashable, entry: Entry) -> None:

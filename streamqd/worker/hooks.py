@@ -14,13 +14,23 @@ from streamqd.worker.eventloop import EventLoop
 
 
 def boot(settings: Settings, consumer: Consumer, unit: Unit) -> Hooks:
-    """Import the handler and run its `on_start`. Raises HandlerLoadError."""
+    """Import the handler, run its `on_start`, see to what it logs. Raises HandlerLoadError."""
+    output = logs.output_of_handlers()
+    if output is not None:
+        output.stand_by()
     hooks = Hooks(
         consumer, handlers.load(consumer.handler, settings.base_dir, consumer.codec), unit
     )
-    logs.mark_records(consumer.handler)
+    logs.mark_records(consumer.handler, unit)
+    if output is not None:
+        output.follow(settings.log.level)
     daemon = settings.daemon
-    hooks.start(handlers.Context(unit, daemon.instance, daemon.state_dir))
+    try:
+        hooks.start(handlers.Context(unit, daemon.instance, daemon.state_dir))
+    finally:
+        logs.output_of_handlers()  # both may have set up logging, and disabled our logger
+    if output is not None:
+        output.take_over()
     return hooks
 
 

@@ -1,7 +1,8 @@
 """Lanes: where several messages of one partition are handled at once, in coroutines or threads.
 
 A lane writes the state byte of its entry when the handler has ended, and says so; all the rest is
-done by the main thread, which alone talks to Redis.
+done by the main thread, which alone talks to Redis. One that has failed is RUNNING again while the
+main thread finds its verdict: until then it only waits, and cannot be to blame.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from time import CLOCK_BOOTTIME, clock_gettime_ns
 from typing import Any
 
 from streamqd import handlers, logs
-from streamqd.message import Message
-from streamqd.scoreboard import DONE, Slot
+from streamqd.message import Message, remembered
+from streamqd.scoreboard import DONE, FAILED, Slot
 from streamqd.worker.eventloop import EventLoop, Run, maker_of_tasks
-from streamqd.worker.runs import state_after
+from streamqd.worker.forks import family
 
 CLOSE_SECONDS = 1.0
 INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
@@ -32,18 +33,19 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 class Entry:
     """One message in hand, from its fetch to the end of its run.
 
-    `lane`, `sequence` and `started_ns` are there once it runs; `end`, what the handler has returned
-    or raised, and `ended_ns` once it has run.
+    `lane`, `sequence` and `started_ns` are there once it runs; `end`, None or the exception with
+    which it has failed, and `ended_ns` once it has run. `place` and `noted` are known before the
+    handler gets hold of the message.
     """
 
     __slots__ = (
         *("charged", "crashes", "end", "ended_ns", "index", "interrupted", "key", "lane"),
-        *("message", "place", "retried", "run", "sequence", "size", "started_ns"),
+        *("message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
     )
     lane: int
     sequence: int
     started_ns: int
-    end: object
+    end: BaseException | None
     ended_ns: int
 
     def __init__(
@@ -55,6 +57,7 @@ class Entry:
         self.retried = retried
         self.crashes = crashes
         self.charged = crashes > 0 or message.failures_in_place > 0  # it has counters in Redis
+        self.noted = remembered(message) if message.failures_in_place else None
         self.size = size
         self.key = message.key
         self.interrupted = False
@@ -93,8 +96,11 @@ class Lanes:
         os.close(self.bell)
 
     def _over(self, entry: Entry, end: object) -> None:
-        self._slot.states[entry.index] = DONE if end is None else state_after(end)
-        entry.end = end
+        if family.child:
+            family.end_child()
+        error = None if end is None else handlers.error_of(end)
+        entry.end = error
+        self._slot.states[entry.index] = DONE if error is None else FAILED
         entry.ended_ns = clock_gettime_ns(CLOCK_BOOTTIME)
         entry.run = None  # it knows the entry: a circle, which only the collector would break
         self._ended.append(entry)
@@ -159,6 +165,8 @@ class TaskLanes(Lanes):
                 self._over(entry, CancelledError("cancelled before it began"))
 
     async def _handle(self, entry: Entry) -> None:
+        if family.child:
+            family.end_child()
         message = entry.message
         logs.running.set(message)
         try:

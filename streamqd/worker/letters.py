@@ -6,11 +6,20 @@ import hashlib
 import json
 from typing import Any
 
-from streamqd.message import FORGIVEN_AT, REPLAY_COUNT, Delivery, Message
+from streamqd.message import (
+    FORGIVEN_AT,
+    LAST_ERROR,
+    LAST_ERROR_PLACE,
+    REPLAY_COUNT,
+    Delivery,
+    Message,
+)
 from streamqd.model import Failed
 from streamqd.policy.fingerprint import fingerprint
 
-BOOKKEEPING = 1024  # bytes of names, and of fields that are ours
+BOOKKEEPING = 2048  # bytes of names, and of fields that are ours
+ERROR_BYTES_MAX = 500  # of what a delayed retry tells of its error
+PLACE_BYTES_MAX = 200
 
 
 def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
@@ -26,6 +35,21 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
     if _forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
     return fields
+
+
+def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
+    """Return what a delayed retry tells people of the failure before it. Nothing depends on it."""
+    told = {
+        LAST_ERROR: _cut(error, ERROR_BYTES_MAX),
+        LAST_ERROR_PLACE: _cut(place, PLACE_BYTES_MAX),
+    }
+    # What a producer wrote under these names must not pass for ours.
+    return {name: text for name, text in told.items() if text or name in message.fields}
+
+
+def _cut(text: str, size: int) -> bytes:
+    raw = text[:size].encode("utf-8", "replace")[:size]
+    return raw.decode("utf-8", "ignore").encode()  # a character that was cut in two goes whole
 
 
 def _forgiven(message: Message) -> bool:

@@ -1,7 +1,9 @@
 """One run: the handler is called for one message, and its end becomes a verdict.
 
-The state byte of the entry is RUNNING before anything of the message is decoded, and is changed by
-the first statement after the handler: it is what decides who is to blame for a crash.
+The state byte of the entry is RUNNING before anything of the message is decoded. A handler that
+returns ends the run; one that fails does not, for the words of its error are the user's code too:
+the byte stays RUNNING until the verdict is written down. It decides who is to blame for a crash,
+and what the time limits count.
 """
 
 from __future__ import annotations
@@ -9,15 +11,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
+from typing import Any
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
-from streamqd.message import Delivery, Entry, Message, of_read
+from streamqd.message import Delivery, Entry, Message, of_read, remembered, restored
 from streamqd.model import EACH
 from streamqd.scoreboard import (
     BUCKETS,
     DONE,
-    FAILED,
     RUNNING,
     WORD_COMMAND,
     WORD_RUN_SEQ,
@@ -48,7 +50,6 @@ class Runner(Verdicts):
         self.interrupt: Callable[[BaseException], None] | None = None
         self.throttle = Throttle.of(consumer, slot, gate, settler)
         self.handled = 0
-        self._in_handler = False
         self._last_run_ns = 0
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last
         self.ack_each = consumer.ack == EACH
@@ -64,7 +65,9 @@ class Runner(Verdicts):
         tells that it has other counters in Redis.
         """
         if message.expires_at is None or not self.pass_over(index, message, retried, crashes):
-            self._run_each((message,), index, retried, crashes, charged or crashes > 0)
+            kept = message.failures_in_place or self.guards is not None
+            noted = remembered(message) if kept else None
+            self._run_each((message,), index, retried, crashes, charged or crashes > 0, noted)
 
     def handle_read(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
         """Handle what a read of `received` bytes has brought, the entries of one stream.
@@ -90,6 +93,7 @@ class Runner(Verdicts):
         retried: bool,
         crashes: int = 0,
         charged: bool = False,
+        noted: dict[str, Any] | None = None,
     ) -> None:
         """Run the handler for messages whose entries are at `first` of the batch and after it.
 
@@ -111,7 +115,7 @@ class Runner(Verdicts):
             lanes[1] = now
             words[WORD_RUN_SEQ] = sequence = sequence + 1
             states[index] = RUNNING
-            current.message = message
+            current.message, entry_id = message, message.id_bytes
             end: object = None  # what it returned, or raised
             try:
                 self._in_handler = True
@@ -121,16 +125,21 @@ class Runner(Verdicts):
                     self._in_handler = False
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
-            states[index] = DONE if end is None else state_after(end)
+            if end is None:
+                states[index] = DONE
             ended = clock_gettime_ns(CLOCK_BOOTTIME)
             current.message = None
             self._last_run_ns = elapsed = ended - now
             times[(elapsed >> 10).bit_length()] += 1
             self._times_ns += elapsed
             self.handled += 1
-            if end is None or (error := handlers.error_of(end)) is None:
-                settler.ack(message.id_bytes, index, ended, retried, charged)
+            if end is None:
+                settler.ack(entry_id, index, ended, retried, charged)
+            elif (error := self._judge(handlers.error_of, end)) is None:
+                states[index] = DONE
+                settler.ack(entry_id, index, ended, retried, charged)
             else:
+                message = restored(message, entry_id, retried=retried, noted=noted)
                 self._failed(index, message, retried, crashes + message.crash_count, error)
                 if self.guards is not None:
                     self.guards.heed(more=slot.unfinished > 0)
@@ -192,7 +201,7 @@ class Runner(Verdicts):
         if self._in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
             # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
             self._in_handler = False
-            if self.interrupt is None:
+            if self.interrupt is None or self._judging:
                 raise self.soft_timeout()
             self.interrupt(self.soft_timeout())
 
@@ -211,11 +220,6 @@ def is_due(ran: int, waited: int, settling: int) -> bool:
     """
     worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
     return ran > worth or waited > ACK_DELAY_NS
-
-
-def state_after(end: object) -> int:
-    """Return the state byte of an entry whose run has returned or raised `end`."""
-    return DONE if handlers.error_of(end) is None else FAILED
 
 
 def _not_loaded(_message: Message) -> object:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streamqd import handlers
 from streamqd.config import Consumer
-from streamqd.message import Delivery
+from streamqd.message import Delivery, restored
 from streamqd.scoreboard import (
     RUNNING,
     SETTLED,
@@ -44,6 +43,7 @@ class SeveralRunner(Runner):
         self._rated = rated(consumer)
         self._free = list(range(consumer.lanes))
         self._indexes: list[int] = []  # some that are free
+        self._judged: Entry | None = None  # whose verdict is being found
         slot.open_table()
 
     # --- what is in hand ---
@@ -220,8 +220,6 @@ class SeveralRunner(Runner):
         mean, total = self.run_ns, 0
         for entry in ended:
             lane, at_ns = entry.lane, entry.ended_ns
-            lanes[2 * lane + 1] = sequences[lane] = 0
-            free.append(lane)
             del running[entry.sequence]
             elapsed = at_ns - entry.started_ns
             times[(elapsed >> 10).bit_length()] += 1
@@ -229,9 +227,12 @@ class SeveralRunner(Runner):
             total += elapsed
             self.handled += 1
             if entry.end is None:
-                ack(entry.message.id_bytes, entry.index, at_ns, entry.retried, entry.charged)
+                ack(entry.place[2:], entry.index, at_ns, entry.retried, entry.charged)
             else:
-                self._note_end(entry)
+                self._note_end(entry, entry.end)
+            # Last: while a verdict is found the entry runs, by its start and its number.
+            lanes[2 * lane + 1] = sequences[lane] = 0
+            free.append(lane)
         self.run_ns = mean
         self._times_ns += total
         self._all_over(ended)
@@ -241,16 +242,15 @@ class SeveralRunner(Runner):
         self.bytes_in_hand -= sum([entry.size for entry in entries])
         self.ordering.all_ended(entries)
 
-    def _note_end(self, entry: Entry) -> None:
-        """Note the verdict on a run that has returned something, or raised."""
-        message, error = entry.message, handlers.error_of(entry.end)
+    def _note_end(self, entry: Entry, error: BaseException) -> None:
+        """Note the verdict on a run that has failed."""
         entry.end = None  # a traceback knows the entry: a circle
-        if error is None:
-            at_ns = entry.ended_ns
-            self.settler.ack(message.id_bytes, entry.index, at_ns, entry.retried, entry.charged)
-        else:
-            crashes = entry.crashes + message.crash_count
-            self._failed(entry.index, message, entry.retried, crashes, error)
+        retried, place = entry.retried, entry.place
+        message = restored(entry.message, place[2:], retried=retried, noted=entry.noted)
+        self.slot.states[entry.index] = RUNNING
+        self._judged = entry
+        self._failed(entry.index, message, retried, entry.crashes + message.crash_count, error)
+        self._judged = None
 
     def places(self) -> Iterable[bytes]:
         """The places of what runs."""
@@ -262,3 +262,7 @@ class SeveralRunner(Runner):
             if sequence <= self.slot.soft_kill_seq and not entry.interrupted:
                 entry.interrupted = True
                 self.lanes.interrupt(entry, self.soft_timeout())
+        judged = self._judged if self._in_handler else None
+        if judged and judged.sequence <= self.slot.soft_kill_seq and not judged.interrupted:
+            judged.interrupted, self._in_handler = True, False
+            raise self.soft_timeout()

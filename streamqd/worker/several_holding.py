@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from streamqd.message import Message
+from streamqd.message import Message, remembered
 from streamqd.scoreboard import SETTLED, now_ns
 from streamqd.waits import Waits
 from streamqd.worker.blocking import NOBODY
@@ -109,9 +109,9 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
     def _wants_due(self) -> bool:
         return self.holds.keys > 0 and self.ordering.ready < self.free_lanes
 
-    def _note_end(self, entry: Entry) -> None:
+    def _note_end(self, entry: Entry, error: BaseException) -> None:
         self._noting = entry
-        super()._note_end(entry)
+        super()._note_end(entry, error)
 
     def _all_over(self, entries: list[Entry]) -> None:
         super()._all_over(entries)
@@ -143,4 +143,5 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
             message.failures_in_place += spent
             entry.charged = True
             self.settler.note(entry.place, message.failures_in_place, due, now)
+        entry.message, entry.noted = message, remembered(message)  # as no handler has seen it
         tell_held(self)

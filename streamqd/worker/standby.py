@@ -18,6 +18,7 @@ from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisUnavailable
 from streamqd.scoreboard import Slot
 from streamqd.store.client import Link
+from streamqd.worker.forks import family
 from streamqd.worker.gate import ExitCode, Gate
 from streamqd.worker.hooks import Hooks, boot
 from streamqd.worker.orders import STOP, Orders
@@ -42,6 +43,7 @@ def prepare(
         logs.event("worker.boot_failed", logging.ERROR, unit=orders.unit, error=str(error))
         gate.fail(str(error))
         return ExitCode.BOOT_FAILED
+    family.end_child()
     link = new_link(settings, orders.unit)
     with contextlib.suppress(RedisUnavailable):
         link.open()  # later will do, as for any worker that Redis does not answer

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from random import random
+from typing import Any, TypeVar
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
@@ -25,9 +27,11 @@ from streamqd.model import (
     RetryVerdict,
 )
 from streamqd.policy import settlement
+from streamqd.policy.fingerprint import fingerprint
 from streamqd.scoreboard import DONE, FAILED, SETTLED, Slot, now_ns
 from streamqd.store.client import Link
 from streamqd.worker import letters
+from streamqd.worker.forks import family
 from streamqd.worker.gate import Gate
 from streamqd.worker.guards import Guards
 from streamqd.worker.inherited import Held
@@ -35,6 +39,23 @@ from streamqd.worker.settler import Item, Settler, place_of
 
 CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
 TOO_LARGE = "too-large"  # the reason of a letter
+UNTOLD = "<its text took longer than the time limit of the run>"
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a run has failed of, in words that may be kept."""
+
+    failure: Failed
+    place: str  # as shop.py:41, '' when it is not told
+    fingerprint: str = ""
+
+    @property
+    def error(self) -> str:
+        """Class and text in one: `ValueError: the card was declined`."""
+        name, text = self.failure.error_class, self.failure.message
+        return f"{name}: {text}" if name and text else name or text
 
 
 class Verdicts:
@@ -53,6 +74,9 @@ class Verdicts:
         self.redact: Callable[[str], str] | None = None  # of texts that a letter keeps
         self.mark: Callable[[bytes], None] | None = None  # writes down which entry runs next
         self.bytes_max = sys.maxsize  # of a payload, and of key and headers
+        # What a soft limit may interrupt: the handler, or what of its error is the user's code too.
+        self._in_handler = False
+        self._judging = False  # it is the latter, which runs in the main thread
         self.failed_runs = 0
         self.released = 0  # entries that were given back since somebody looked
         self._server_ahead_ns = 0  # the server's unix time less `now_ns`
@@ -96,7 +120,7 @@ class Verdicts:
             return False
         what, context = letters.crash_fields(entry.context)
         if self.delivery.unit.reads_letters:
-            self._give_up(index, message, entry.retried, True, verdict.reason, what)
+            self._give_up(index, message, entry.retried, True, verdict.reason, _crash(what))
             self.settler.flush()
             return True
         text = f"the process that handled it ended by {what}"
@@ -125,7 +149,7 @@ class Verdicts:
         handler = self.consumer.handler
         fields = letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
         self._set_aside(index, message, retried, None, context | fields)
-        self._say_end(self._dead_lines, message, why[0], why[1])
+        self._say_end(self._dead_lines, message, why[0], _crash(why[1]))
         self.settler.flush()
         if self.guards is not None and self.consumer.lanes == 1:
             self.guards.heed(more=self.slot.unfinished > 0)
@@ -157,11 +181,35 @@ class Verdicts:
 
     # --- after a run that has failed ---
 
+    def _judge(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
+        """Call what looks at the end of a run, by the user's code as a rule: limits go on.
+
+        Returns the exception of the soft limit when that has come. What it interrupts must only
+        find something out: nothing of ours may stay half done.
+        """
+        family.end_child()  # one that has raised, or returned something
+        try:
+            self._judging = self._in_handler = True
+            try:
+                return work(*given)
+            finally:
+                self._judging = self._in_handler = False
+        except handlers.SoftTimeout as limit:
+            self._judging = False
+            return limit
+
     def _failed(
         self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
     ) -> None:
+        """Note the verdict on a run that has failed. `message` is as before the handler had it.
+
+        Until then its state byte is RUNNING: what kills the process here is charged to it.
+        """
         self.failed_runs += 1
-        outcome = handlers.brief_of(error, self.consumer.dlq_error)
+        detail = self.consumer.dlq_error
+        outcome = self._judge(handlers.brief_of, error, detail)
+        if isinstance(outcome, handlers.SoftTimeout):
+            outcome = _untold(error, detail)
         attempt = message.attempt
         free = self.guards is not None and self.guards.blameless(outcome, message)
         verdict = settlement.decide(
@@ -178,20 +226,25 @@ class Verdicts:
             self.slot.add("released")
             self._leave(index, message, retried)
             return
-        failure = _failure(outcome)
+        retry = isinstance(verdict, RetryVerdict | KeepVerdict)
+        told = self._tell(error, _failure(outcome), whole=not retry)
+        failure = told.failure
         self.slot.add("failed")
         self.slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self.slot.add("timeouts")
         fields = letters.carried(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict | KeepVerdict):
+            fields |= letters.last_error(message, told.error, told.place)
             if not self._retry_lines.held():
                 self._retry_lines.event(
+                    trace=failure.traceback if logs.verbose() else "",
                     unit=self.delivery.unit,
                     uid=message.uid,
                     attempt=attempt,
                     delay=round(verdict.delay, 3),
-                    error=failure.error_class,
+                    error=told.error,
+                    at=told.place or None,
                 )
             if isinstance(verdict, KeepVerdict):
                 self._keep(index, message, retried, verdict.delay, 1 - free)
@@ -200,23 +253,42 @@ class Verdicts:
             return
         assert not isinstance(verdict, Ack)
         if self.delivery.unit.reads_letters:
-            charged, name = crashes > message.crash_count, failure.error_class
-            self._give_up(index, message, retried, charged, verdict.reason, name)
+            charged = crashes > message.crash_count
+            self._give_up(index, message, retried, charged, verdict.reason, told)
             return
         fields |= letters.letter(
             message,
             self.delivery,
             self.consumer.handler,
             verdict.reason,
-            handlers.redacted(
-                _failure(handlers.outcome_of(error, self.consumer.dlq_error)), self.redact
-            ),
+            failure,
             attempts=attempt,
             crashes=crashes,
-            fingerprint=handlers.fingerprint(error, self.consumer.handler),
+            fingerprint=told.fingerprint,
         )
         self._set_aside(index, message, retried, None, fields)
-        self._say_end(self._dead_lines, message, verdict.reason, failure.error_class)
+        self._say_end(self._dead_lines, message, verdict.reason, told)
+
+    def _tell(self, error: BaseException, brief: Failed, *, whole: bool) -> Told:
+        """Put into words what a run has failed of, as far as `dlq_error` and `redact_error` allow.
+
+        `whole`: for a letter, with traceback and fingerprint.
+        """
+        detail, handler = self.consumer.dlq_error, self.consumer.handler
+        if detail == "traceback" and not (whole or logs.verbose()):
+            detail = "message"
+
+        def words() -> Told:
+            failure = handlers.redacted(_failure(handlers.outcome_of(error, detail)), self.redact)
+            place = "" if detail == "none" else handlers.place_of(error)
+            return Told(failure, place, handlers.fingerprint(error, handler) if whole else "")
+
+        told = self._judge(words)
+        if isinstance(told, Told):
+            return told
+        text = UNTOLD if detail in ("message", "traceback") else ""
+        failure = replace(brief, message=text, traceback="")
+        return Told(failure, "", fingerprint(failure.error_class, "", handler))
 
     def _leave(self, index: int, _message: Message, _retried: bool) -> None:
         """Give an entry back: it stays pending, and the next listing brings it back."""
@@ -239,17 +311,23 @@ class Verdicts:
         delay: float | None,
         fields: dict[bytes, bytes],
     ) -> None:
-        self.slot.states[index] = FAILED
         if delay is None:
             fields |= letters.withheld(message, self.consumer.dlq_body)
             if self.guards is not None:
                 self.guards.died()
         place = place_of(message.id_bytes, retried=retried)
         item = Item(place, index, delay, fields, message._fields, self.settler.read)
+        self.slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
         self.settler.set_aside(item, now_ns())
 
     def _give_up(
-        self, index: int, message: Message, retried: bool, charged: bool, reason: str, error: str
+        self,
+        index: int,
+        message: Message,
+        retried: bool,
+        charged: bool,
+        reason: str,
+        told: Told,
     ) -> None:
         """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
         self.slot.states[index] = DONE
@@ -257,7 +335,7 @@ class Verdicts:
         self.settler.ack(
             message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
         )
-        self._say_end(self._given_up_lines, message, reason, error)
+        self._say_end(self._given_up_lines, message, reason, told)
 
     def _catch_up(self) -> None:
         """Say how many lines were left out, when it is time to."""
@@ -269,15 +347,28 @@ class Verdicts:
         ):
             lines.catch_up(unit=self.delivery.unit)
 
-    def _say_end(self, lines: logs.Limit, message: Message, reason: str, error: str) -> None:
+    def _say_end(self, lines: logs.Limit, message: Message, reason: str, told: Told) -> None:
         if not lines.held():
             lines.event(
+                trace=told.failure.traceback if logs.verbose() else "",
                 unit=self.delivery.unit,
                 uid=message.uid,
                 attempt=message.attempt,
                 reason=reason,
-                error=error,
+                error=told.error,
+                at=told.place or None,
             )
+
+
+def _untold(error: BaseException, detail: str) -> Failed:
+    """What is known of an error at which nobody can look within the time limit."""
+    name = type(error).__name__
+    return Failed("" if detail == "none" else name, "", "", (name,))
+
+
+def _crash(what: str) -> Told:
+    """What a message has died of without a run."""
+    return Told(Failed(what, "", "", ()), "")
 
 
 def _failure(outcome: Outcome) -> Failed:

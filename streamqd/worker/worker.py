@@ -24,6 +24,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.waits import Waits
 from streamqd.worker.appetite import Appetite, bytes_of
+from streamqd.worker.forks import family
 from streamqd.worker.gate import ExitCode, Gate, Heard, Stop
 from streamqd.worker.guards import Guards
 from streamqd.worker.hooks import Hooks, boot
@@ -100,6 +101,7 @@ class Worker:
             logs.event("worker.boot_failed", logging.ERROR, unit=self.unit, error=str(error))
             self.gate.fail(str(error))
             return ExitCode.BOOT_FAILED
+        family.end_child()  # `on_start` may fork too
         self.slot.state = WorkerState.READY
         self.gate.ring()
         try:
@@ -107,6 +109,7 @@ class Worker:
         except Stop as stop:
             code = stop.code
         finally:
+            family.end_child()
             self.solo.rest()
         if code is not ExitCode.FENCED:
             try:

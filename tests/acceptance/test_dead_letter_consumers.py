@@ -118,7 +118,7 @@ def test_letters_are_handled_tried_again_given_up_and_stay(make: NewDaemon):
         )
 
         assert (given_up["uid"], given_up["reason"]) == (never, "attempts")
-        assert (given_up["group"], given_up["error"]) == (READER, "ValueError")
+        assert (given_up["group"], given_up["error"]) == (READER, "ValueError: run 3")
         runs = [attempts(daemon, each) for each in (plain, twice, never)]
         assert runs == [[1], [1, 2, 3], [1, 2, 3]]
         assert daemon.ledger.ended(READER) == {plain, twice}

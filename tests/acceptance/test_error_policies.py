@@ -360,7 +360,12 @@ def test_the_examples_do_what_their_pages_say(new_daemon: NewDaemon):
         # statements: the folder is not there yet.
         for line in ("+ 1.00", "+ 2.00", "- 3.00"):
             producer.send("statements", line)
-        daemon.wait_event("message.retry", error="FileNotFoundError")
+
+        def missed() -> bool:
+            failures = daemon.events("message.retry")
+            return any(each["error"].startswith("FileNotFoundError") for each in failures)
+
+        daemon.wait_for(missed, what="the missing folder is told")
         (state / "statements").mkdir()
         page = state / "statements/0.txt"
         daemon.wait_for(lambda: page.exists() and page.read_text().count("\n") == 3, what="lines")

@@ -37,7 +37,7 @@ PATIENCE = 30.0  # seconds that a busy machine may need for what takes two
 IN_PLACE = kill_matrix.CONSUMER | {"on_error": "block"}
 # Where the first owner, come back, settles what a second one is about to handle.
 CONTESTED = (
-    *("handler-ended", "verdict-noted", "ride-unsent"),
+    *("handler-ended", "verdict-begins", "verdict-noted", "ride-unsent"),
     *("settle_ack-calls", "settle_retry-calls", "settle_dead-calls", "settle_note-calls"),
 )
 every_way = pytest.mark.parametrize(

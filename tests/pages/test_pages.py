@@ -81,5 +81,7 @@ def test_the_handler_of_the_readme_handles(state_dir: Path, reader: Reader) -> N
     reader.obey(Fence("sh", ["second"], {}, "streamqd produce access --from - < access.log\n", 0))
 
     path = line.split()[6]
-    shown = f"access/… {path!r}\nmessage.dead … reason=dead error=streamqd.handlers.Dead\n"
+    shown = (
+        f'access/… {path!r}\nmessage.dead … reason=dead error="streamqd.handlers.Dead: …" at=…\n'
+    )
     reader.obey(Fence("text", [FIRST], {}, shown, 0))

@@ -36,6 +36,7 @@ from streamqd.store.scripts import Call, Reply, Script
 from streamqd.supervisor.crew import Crew
 from streamqd.supervisor.holding import Holding
 from streamqd.worker.settler import Settler
+from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import Worker
 
 VARIABLE = "STRIKES"  # names the folder, in the environment
@@ -49,6 +50,7 @@ WORKER = {
     "batch-posted": "the slot knows the batch, nothing of it has begun",
     "handler-begins": "the entry is marked as running, the handler is about to be called",
     "handler-ended": "the handler has ended, the entry is still marked as running",
+    "verdict-begins": "the handler has failed, nobody has looked at its error yet",
     "verdict-noted": "the entry is marked as done or failed, Redis does not know",
     "ride-unsent": "acknowledgements are about to be sent with a read",
     "ride-sent": "acknowledgements are with the server, with a read",
@@ -204,6 +206,7 @@ def place() -> None:
     _around(Worker, "__init__", after=_know_own)
     _around(Worker, "_boot", after=_around_handler)
     _around(Worker, "_post", after=lambda *_: reached("batch-posted"))
+    _around(Verdicts, "_failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
     _around(Settler, "set_aside", before=lambda *_: reached("verdict-noted"))
     _around(Holding, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))

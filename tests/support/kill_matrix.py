@@ -81,6 +81,11 @@ ROWS = [
         Row("handler-ended", victim, Cost("victim", 1), VICTIM_AGAIN, VICTIM)
         for victim in ("ok", "fail", "dead")
     ),
+    # What its error says of itself is the message's doing too.
+    *(
+        Row("verdict-begins", victim, Cost("victim", 1), VICTIM_AGAIN)
+        for victim in ("fail", "dead")
+    ),
     # What is done is acknowledged for a dead process; what has failed, it alone could tell.
     Row("verdict-noted", "ok", FREE, VICTIM_AGAIN, VICTIM),
     Row("verdict-noted", "fail", VICTIM_AGAIN, VICTIM_AGAIN, VICTIM),

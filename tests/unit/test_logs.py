@@ -342,7 +342,7 @@ def _user_logger(stream: io.StringIO, pattern: str) -> logging.Logger:
 
 
 def test_records_of_handlers_carry_the_message() -> None:
-    logs.mark_records("shop:sell")
+    logs.mark_records("shop:sell", Unit("access", 3, "hits"))
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(attempt)s %(handler)s %(message)s")
 
@@ -358,7 +358,7 @@ def test_records_of_handlers_carry_the_message() -> None:
 
 
 def test_a_handlers_own_extra_wins_and_does_not_fail() -> None:
-    logs.mark_records("shop:sell")
+    logs.mark_records("shop:sell", Unit("access", 3, "hits"))
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(order)s")
     logs.current.message = _Message()
@@ -373,7 +373,7 @@ def test_the_root_logger_is_not_touched(pipe: tuple[int, int]) -> None:
     before = root.handlers[:], root.level, root.filters[:]
     reader, writer = pipe
     logs.setup(role="supervisor", fd=writer)
-    logs.mark_records("shop:sell")
+    logs.mark_records("shop:sell", Unit("access", 3, "hits"))
     logs.event("start")
     logging.getLogger("shop").warning("not ours")
     assert (root.handlers, root.level, root.filters) == before

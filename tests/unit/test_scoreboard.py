@@ -20,6 +20,7 @@ from streamqd.scoreboard import (
     RUNNING,
     SETTLED,
     WAITING,
+    WORD_COMMAND,
     Batch,
     Command,
     InstanceFlags,
@@ -284,3 +285,19 @@ def test_the_first_entry_of_a_batch_has_its_start(slot: Slot):
     slot.lanes[0], slot.lanes[1] = 0, 777
     slot.states[0] = RUNNING
     assert slot.running == [RunningEntry(PLACES[0], 777, slot.run_seq)]
+
+
+def test_a_child_that_leaves_its_slot_writes_into_memory_of_its_own():
+    """S5: nothing that a forked child writes reaches the process that owns the slot."""
+    board = Scoreboard(slots=4)
+    slot, other = board.allot(Unit("a", 0, "g")), board.allot(Unit("a", 1, "g"))
+    slot.words[WORD_COMMAND], slot.states[5] = 2, RUNNING
+    words, states = slot.words, slot.states
+    child = os.fork()
+    if child == 0:
+        slot.leave()
+        clean = not any(words) and not any(states)
+        words[WORD_COMMAND], states[5] = 7, DONE
+        os._exit(0 if clean and slot.words[WORD_COMMAND] == 7 and other.unit else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (slot.words[WORD_COMMAND], slot.states[5]) == (2, RUNNING)

@@ -1,0 +1,144 @@
+"""What a handler forks is never a worker, whatever the form of the handler."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+# `runs` gets a line for each message that a process handles, `codes` how each child has ended.
+FORKING = """
+import asyncio, multiprocessing, os, subprocess, sys, time
+
+from streamqd import Message
+
+own = 0
+
+
+def note(name, text):
+    with open(name, "a") as file:
+        file.write(text + chr(10))
+
+
+def calculate(number):
+    note("sums", str(number * 2))
+
+
+def do(message):
+    word = message.text()
+    note("runs", f"{os.getpid()} {message.uid}")
+    if word in ("return", "raise", "exit"):
+        child = os.fork()
+        if child == 0 and word == "raise":
+            raise ValueError("in the child")
+        if child == 0 and word == "exit":
+            sys.exit(3)
+        if child:
+            _, status = os.waitpid(child, 0)
+            note("codes", f"{word} {os.waitstatus_to_exitcode(status)}")
+    if word == "multiprocessing":
+        context = multiprocessing.get_context("fork")
+        child = context.Process(target=calculate, args=(21,))
+        child.start()
+        child.join()
+        note("codes", f"{word} {child.exitcode}")
+    if word == "subprocess":
+        note("sums", subprocess.check_output(["echo", "42"], text=True).strip())
+
+
+def plain(message: Message) -> None:
+    do(message)
+
+
+async def coroutine(message: Message) -> None:
+    do(message)
+    await asyncio.sleep(0)
+
+
+def batch(messages: list[Message]) -> None:
+    for message in messages:
+        do(message)
+"""
+SHAPES: dict[str, dict[str, Any]] = {
+    "one by one": {"handler": "work:plain"},
+    "coroutine": {"handler": "work:coroutine"},
+    "coroutine with a limit": {"handler": "work:coroutine", "timeout": "30s"},
+    "threads": {"handler": "work:plain", "concurrency": 4},
+    "coroutines": {"handler": "work:coroutine", "concurrency": 4},
+    "coroutines with a limit": {
+        "handler": "work:coroutine",
+        "concurrency": 4,
+        "timeout": "30s",
+    },
+    "batch": {"handler": "work:batch"},
+    "by key": {"handler": "work:plain", "on_error": "hold-key"},
+    "the last of its process": {"handler": "work:plain", "max_messages": 1},
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def lines(daemon: Daemon, name: str) -> list[str]:
+    path = daemon.folder / name
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@every_shape
+def test_a_child_that_returns_from_the_handler_ends(new_daemon: NewDaemon, shape: str):
+    """S5: it handles nothing, settles nothing, says why it ends; its parent goes on unharmed."""
+    daemon = new_daemon(
+        code=FORKING, consumer={"backoff": {"kind": "fixed", "base": "10ms"}} | SHAPES[shape]
+    )
+    with daemon:
+        forks = ["return", "raise", "exit"]
+        uids = daemon.send([*["ok"] * 10, "return", *["ok"] * 10, "raise", "exit", *["ok"] * 80])
+        daemon.wait_settled(60.0)
+        more = daemon.send(["ok"] * 50)
+        daemon.wait_settled(60.0)
+
+        # A child in a batch goes through what is left of the list: that loop is the handler's own.
+        runs = Counter(line.split()[1] for line in lines(daemon, "runs"))
+        if shape != "batch":
+            assert runs == Counter(uids + more)
+        assert set(runs) == {*uids, *more}
+        codes = Counter(lines(daemon, "codes"))
+        assert set(codes) == {f"{word} 70" for word in forks}
+        told = daemon.events("worker.forked")
+        assert len(told) == sum(codes.values()) >= 3
+        assert all("os._exit" in each["error"] for each in told)
+        assert {each["partition"] for each in told} == {0}
+        assert daemon.letters() == []
+        for trouble in ("worker.crashed", "worker.stalled", "fenced", "message.retry"):
+            assert daemon.events(trouble) == [], trouble
+        assert daemon.stop() == 0
+        assert daemon.plain == []
+
+
+@every_shape
+def test_what_a_handler_starts_on_purpose_works(new_daemon: NewDaemon, shape: str):
+    """S5: a process of `multiprocessing` runs its function and exits; so does a subprocess."""
+    daemon = new_daemon(code=FORKING, consumer=SHAPES[shape])
+    with daemon:
+        daemon.send(["ok", "multiprocessing", "subprocess", "multiprocessing", "ok"])
+        daemon.wait_settled(60.0)
+        assert lines(daemon, "sums") == ["42"] * 3
+        assert lines(daemon, "codes") == ["multiprocessing 0"] * 2
+        assert daemon.events("worker.forked") == daemon.events("worker.crashed") == []
+        assert daemon.stop() == 0
+
+
+def test_a_child_of_on_start_is_no_worker(new_daemon: NewDaemon):
+    """S5: `on_start` may fork, too."""
+    code = FORKING + "\n\ndef on_start(context):\n    os.fork()\n"
+    with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
+        uids = daemon.send(["ok"] * 40)
+        daemon.wait_settled(60.0)
+        assert Counter(line.split()[1] for line in lines(daemon, "runs")) == Counter(uids)
+        assert len({line.split()[0] for line in lines(daemon, "runs")}) == 1
+        daemon.wait_event("worker.forked")
+        assert daemon.stop() == 0

@@ -1,0 +1,278 @@
+"""What handlers log, and what the daemon says of their failures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import GROUP, TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+Line = dict[str, Any]
+
+LATER = {"kind": "fixed", "base": "1h", "max": "1h", "jitter": "none"}
+
+LOGGING = """
+import asyncio, logging, sys, threading, time
+
+from streamqd import Dead, Message, Retry
+
+log = logging.getLogger("shop")
+library = logging.getLogger("library")
+library.addHandler(logging.NullHandler())
+
+
+def do(message):
+    word, _, rest = message.text().partition(" ")
+    log.debug("debugged %s", message.text())
+    log.info("handled %s", message.text())
+    if word == "library":
+        library.warning("said %s", rest)
+    if word == "forge":
+        log.warning("a\\nmessage.dead 12:00:00 ERROR worker[1] b\\r\\x1b[31m")
+    if word == "wrong":
+        log.warning("%d things", "many")
+    if word == "declined":
+        raise ValueError("the card was declined")
+    if word == "dead":
+        raise Dead("the card was declined")
+
+
+def plain(message: Message) -> None:
+    do(message)
+
+
+def slow(message: Message) -> None:
+    time.sleep(0.02)
+    do(message)
+
+
+async def coroutine(message: Message) -> None:
+    await asyncio.sleep(0.01)
+    do(message)
+
+
+def batch(messages: list[Message]) -> None:
+    log.info("a batch of %d", len(messages))
+
+
+def on_start(context):
+    log.info("started")
+"""
+SHAPES: dict[str, dict[str, Any]] = {
+    "one by one": {"handler": "work:plain"},
+    "coroutine": {"handler": "work:coroutine"},
+    "threads": {"handler": "work:slow", "concurrency": 4},
+    "coroutines": {"handler": "work:coroutine", "concurrency": 4},
+    "coroutines with a limit": {"handler": "work:coroutine", "concurrency": 4, "timeout": "30s"},
+}
+
+
+def logged(daemon: Daemon, logger: str = "shop") -> list[Line]:
+    """The records of a logger of the handler in a JSON log."""
+    lines = daemon.log_path.read_text().splitlines()
+    records = (json.loads(line) for line in lines if line.startswith("{"))
+    return [record for record in records if record.get("logger") == logger]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_handler_logs_is_there_without_set_up(new_daemon: NewDaemon, shape: str):
+    """U2: `logging.info` is written as JSON and carries the message that it is about."""
+    with new_daemon(code=LOGGING, partitions=2, consumer=SHAPES[shape]) as daemon:
+        uids = daemon.send([f"ok {number}" for number in range(30)])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+
+    lines = [line for line in logged(daemon) if line["msg"].startswith("handled")]
+    assert {line["msg"]: line["uid"] for line in lines} == {
+        f"handled ok {number}": uid for number, uid in enumerate(uids)
+    }
+    for line in lines:
+        assert (line["topic"], line["group"], line["attempt"]) == (TOPIC, GROUP, 1)
+        assert line["uid"].split("/")[1] == str(line["partition"])
+        assert (line["level"], line["role"]) == ("info", "worker")
+    started = [line for line in logged(daemon) if line["msg"] == "started"]
+    assert {line["partition"] for line in started} == {0, 1}
+    assert not any("uid" in line for line in started)
+    assert not [line for line in logged(daemon) if line["level"] == "debug"]
+
+
+def test_a_batch_names_its_first_and_its_last_message(new_daemon: NewDaemon):
+    """U2: a record from a handler of batches tells which messages it is about."""
+    with new_daemon(code=LOGGING, consumer={"handler": "work:batch"}) as daemon:
+        uids = daemon.send(["ok"] * 40)
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    named = [line["uid"].split("..") for line in logged(daemon) if "uid" in line]
+    assert named[0][0] == uids[0]
+    assert named[-1][-1] == uids[-1]
+
+
+def test_the_level_is_that_of_the_daemons_log(new_daemon: NewDaemon):
+    """U2: `log.level` says from which level on handlers are heard."""
+    daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
+    for level, heard in (("debug", {"debug", "info"}), ("warning", {"warning"})):
+        daemon.write_config(log={"format": "json", "level": level})
+        daemon.log_path.write_text("")
+        daemon.start()
+        daemon.send(["library x", "wrong x"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+        assert {line["level"] for line in logged(daemon)} == heard | {"warning"}
+        assert [line["msg"] for line in logged(daemon, "library")] == ["said x"]
+        assert any("%d things" in line["msg"] for line in logged(daemon)), "it is not lost"
+
+
+def test_no_text_of_a_handler_begins_a_line(new_daemon: NewDaemon):
+    """U2: what a handler logs cannot be taken for a line of the daemon, nor steer a terminal."""
+    daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
+    daemon.write_config(log={"format": "text"})
+    daemon.start()
+    daemon.send(["forge"])
+    daemon.wait_settled()
+    assert daemon.stop() == 0
+    text = daemon.log_path.read_text()
+    (line,) = [line for line in text.splitlines() if "message.dead" in line]
+    assert line.startswith("shop ")
+    assert f"topic={TOPIC} partition=0 group={GROUP} uid={TOPIC}/0/" in line
+    assert "\x1b" not in text
+
+
+OWN = {
+    "basicConfig at import": "logging.basicConfig(filename='own.log', format='%(uid)s %(message)s',"
+    " level='DEBUG')",
+    "dictConfig at import": """import logging.config
+logging.config.dictConfig({
+    "version": 1,
+    "formatters": {"f": {"format": "%(uid)s %(message)s"}},
+    "handlers": {"h": {"class": "logging.FileHandler", "filename": "own.log", "formatter": "f"}},
+    "root": {"level": "DEBUG", "handlers": ["h"]},
+    "loggers": {"shop": {"level": "DEBUG"}},
+})""",
+    "a handler of its logger": """handler = logging.FileHandler("own.log")
+handler.setFormatter(logging.Formatter("%(uid)s %(message)s"))
+log.addHandler(handler)
+log.setLevel("DEBUG")""",
+    "basicConfig in on_start": """
+
+def on_start(context):
+    logging.basicConfig(filename="own.log", format="%(uid)s %(message)s", level="DEBUG")
+""",
+}
+
+
+@pytest.mark.parametrize("how", OWN)
+def test_a_handlers_own_set_up_wins(new_daemon: NewDaemon, how: str):
+    """U2: where a handler has set up logging itself, its records go there and nowhere else."""
+    code = LOGGING + "\n\n" + OWN[how] + "\n"
+    with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
+        (uid,) = daemon.send(["dead letter"])
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+    own = (daemon.folder / "own.log").read_text().splitlines()
+    assert f"{uid} debugged dead letter" in own
+    assert f"{uid} handled dead letter" in own
+    assert not [line for line in logged(daemon) if "dead letter" in line["msg"]]
+    assert daemon.events("message.dead"), "the daemon's own lines stay where they were"
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def line_of(code: str, text: str) -> int:
+    return next(n for n, line in enumerate(code.splitlines(), 1) if text in line)
+
+
+def listed(daemon: Daemon, *options: str) -> str:
+    verb = ["--config", daemon.config_path.name, "retry", "list", TOPIC, GROUP, *options]
+    return subprocess.run(
+        [sys.executable, "-m", "streamqd", *verb],
+        cwd=daemon.folder,
+        env=daemon._environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_the_first_failure_says_what_and_where(new_daemon: NewDaemon):
+    """U1: the log, `retry list` and its --json tell message, file and line of a failure."""
+    daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
+    with daemon:
+        failed, dead = daemon.send(["declined", "dead"])
+        daemon.wait_event("message.dead")
+        retry = daemon.wait_event("message.retry")
+        where = f"work.py:{line_of(LOGGING, 'raise ValueError')}"
+        assert (retry["uid"], retry["error"]) == (failed, "ValueError: the card was declined")
+        assert retry["at"] == where
+        (end,) = daemon.events("message.dead", uid=dead)
+        assert end["error"] == "streamqd.handlers.Dead: the card was declined"
+        assert end["at"] == f"work.py:{line_of(LOGGING, 'raise Dead')}"
+        assert "traceback" not in retry | end
+
+        daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
+        (row,) = json.loads(listed(daemon, "--json"))["rows"]
+        assert (row["error"], row["at"]) == ("ValueError: the card was declined", where)
+        table = listed(daemon)
+        assert "ERROR" in table.splitlines()[0]
+        assert f"ValueError: the card was declined ({where})" in table
+        assert daemon.stop() == 0
+
+
+def test_a_traceback_comes_with_the_level_debug(new_daemon: NewDaemon):
+    """U1: at `log.level = "debug"` a failure comes with its whole traceback."""
+    daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
+    daemon.write_config(log={"format": "json", "level": "debug"})
+    with daemon:
+        daemon.send(["declined", "dead"])
+        for name in ("message.retry", "message.dead"):
+            trace = daemon.wait_event(name)["traceback"]
+            assert trace.startswith("Traceback (most recent call last):")
+            assert 'work.py", line' in trace
+            assert "the card was declined" in trace
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "at"),
+    [("none", "", False), ("class", "ValueError", True), ("redact", "ValueError: #", True)],
+)
+def test_what_must_not_be_kept_is_not_told(
+    new_daemon: NewDaemon, setting: str, error: str, at: bool
+):
+    """U1: `dlq_error` and `redact_error` hold for the log and for what is kept of a retry."""
+    code, consumer = LOGGING, {"handler": "work:plain", "backoff": LATER}
+    if setting == "redact":
+        code += "\n\ndef redact_error(text):\n    return '#'\n"
+    else:
+        consumer["dlq_error"] = setting
+    daemon = new_daemon(code=code, consumer=consumer)
+    daemon.write_config(log={"format": "json", "level": "debug"})
+    with daemon:
+        daemon.send(["declined", "dead"])
+        daemon.wait_event("message.dead")
+        retry = daemon.wait_event("message.retry")
+        assert retry["error"] == error
+        assert ("at" in retry) is at
+        daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
+        (row,) = json.loads(listed(daemon, "--json"))["rows"]
+        assert (row["error"], bool(row["at"])) == (error, at)
+        assert "the card was declined" not in daemon.log_path.read_text()
+        assert daemon.stop() == 0
+
+
+def test_a_long_error_is_kept_in_part(new_daemon: NewDaemon):
+    """U1: what a delayed retry keeps of its error is bounded, whatever the error says."""
+    code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
+    with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
+        daemon.send(["declined"])
+        daemon.wait_event("message.retry")
+        daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
+        (row,) = json.loads(listed(daemon, "--json"))["rows"]
+        assert 200 < len(row["error"].encode()) <= 500
+        assert daemon.stop() == 0

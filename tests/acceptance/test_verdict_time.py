@@ -1,0 +1,165 @@
+"""A run is a run until its verdict is written down: for blame, and for both time limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
+
+# Handlers whose errors do harm when somebody looks at them, in every form of a handler.
+HARMFUL = """
+import os, re, time
+
+from streamqd import Message
+
+
+class Deadly(Exception):
+    def __str__(self):
+        os._exit(9)
+
+
+class Endless(Exception):
+    def __str__(self):
+        while True:
+            time.sleep(0.01)
+
+
+class Slow(Exception):
+    pass
+
+
+def redact_error(text):
+    if "aaaa" in text:
+        re.match(r"(a+)+$", "a" * 60 + "b")  # does not end within a lifetime
+    return text
+
+
+def do(message):
+    word = message.text()
+    if word == "deadly":
+        raise Deadly
+    if word == "endless":
+        raise Endless
+    if word == "slow":
+        raise Slow("aaaa")
+    if word == "spoil":
+        spoil(message)
+    if word == "spoil and fail":
+        spoil(message)
+        raise ValueError("spoilt")
+
+
+def spoil(message):
+    message.id_bytes = b"nothing"
+    message.fields.clear()
+    message.failures_in_place = 99
+
+
+def plain(message: Message) -> None:
+    do(message)
+
+
+async def coroutine(message: Message) -> None:
+    do(message)
+
+
+def batch(messages: list[Message]) -> None:
+    failed = {}
+    for message in messages:
+        try:
+            do(message)
+        except Exception as error:
+            failed[message] = error
+    if failed:
+        from streamqd import Failures
+        raise Failures(failed)
+"""
+SHAPES: dict[str, dict[str, Any]] = {
+    "one by one": {"handler": "work:plain"},
+    "coroutine": {"handler": "work:coroutine"},
+    "threads": {"handler": "work:plain", "concurrency": 3},
+    "coroutines": {"handler": "work:coroutine", "concurrency": 3},
+    "batch": {"handler": "work:batch"},
+    "in place": {"handler": "work:plain", "on_error": "block"},
+    "by key": {"handler": "work:plain", "on_error": "hold-key"},
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def configured(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daemon:
+    return new_daemon(code=HARMFUL, consumer={"backoff": FAST} | SHAPES[shape] | consumer)
+
+
+@every_shape
+def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon, shape: str):
+    """S4: `str(error)` that ends the process is a crash of that message, in every form."""
+    with configured(new_daemon, shape, max_crashes=1) as daemon:
+        uids = daemon.send(["ok", "deadly", "ok"])
+        daemon.wait_settled(60.0)
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[1]
+        assert (letter["reason"], letter["crashes"]) == ("crashes", "1")
+        assert {each.get("charged") for each in daemon.events("worker.crashed")} != {None}
+        assert daemon.stop() == 0
+
+
+@every_shape
+@pytest.mark.parametrize("word", ["endless", "slow"])
+def test_the_hard_limit_holds_while_an_error_is_looked_at(
+    new_daemon: NewDaemon, shape: str, word: str
+):
+    """S4: a `redact_error` or a text that does not end is over `hard_timeout`, and charged."""
+    with configured(new_daemon, shape, max_crashes=1, hard_timeout="1s") as daemon:
+        uids = daemon.send(["ok", word, "ok"])
+        daemon.wait_settled(60.0)
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[1]
+        assert (letter["reason"], letter["crashes"]) == ("crashes", "1")
+        killed = [each["reason"] for each in daemon.events("worker.killed")]
+        assert killed
+        assert set(killed) == {"hard-limit"}
+        assert daemon.stop() == 0
+
+
+@every_shape
+@pytest.mark.parametrize("word", ["endless", "slow"])
+def test_the_soft_limit_interrupts_those_who_look_at_an_error(
+    new_daemon: NewDaemon, shape: str, word: str
+):
+    """S4: `timeout` interrupts `redact_error` and the text of an error; the verdict stands."""
+    with configured(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
+        uids = daemon.send(["ok", word, "ok"])
+        daemon.wait_settled(60.0)
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[1]
+        assert (letter["reason"], letter["crashes"]) == ("attempts", "0")
+        assert letter["errorClass"] == ("work.Slow" if word == "slow" else "work.Endless")
+        assert "SoftTimeout" in letter["errorMessage"]
+        assert daemon.events("worker.crashed") == []
+        assert daemon.stop() == 0
+
+
+@every_shape
+def test_a_handler_cannot_spoil_what_is_settled(new_daemon: NewDaemon, shape: str):
+    """S4: a message whose attributes the handler has overwritten is settled as what it is."""
+    with configured(new_daemon, shape, max_attempts=2) as daemon:
+        uids = daemon.send(["ok", "spoil", "spoil and fail", "ok"])
+        daemon.wait_settled(60.0)
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[2]
+        assert (letter["reason"], letter["attempts"]) == ("attempts", "2")
+        assert letter["payload"] == "spoil and fail"
+        assert daemon.events("worker.crashed") == []
+        assert daemon.pending() == 0
+        assert daemon.stop() == 0
