@@ -100,6 +100,8 @@ ELSEWHERE = {
     ),
     "message_fetch": "a read for a server whose memory is full; the points of a read are there",
     "ghost_settle": "lets go of entries that are gone already",
+    "group_restore": "a worker killed before it leaves the group gone, as a stranger has; behind it"
+    " what was in hand is pending",
     **dict.fromkeys(
         (
             *("control_change", "group_delete", "group_reset", "message_adopt", "retry_cancel"),
