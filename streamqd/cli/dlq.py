@@ -10,7 +10,7 @@ from streamqd.admin import audit, dead, letters, topics
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import json_option
 from streamqd.cli.dlq_act import purge, replay
-from streamqd.cli.dlq_choice import check_group, chosen, filter_options, stated
+from streamqd.cli.dlq_choice import NO_MATCH, check_group, chosen, filter_options, stated
 from streamqd.cli.dlq_export import export
 from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
 from streamqd.cli.output import age, count, emit, table
@@ -59,7 +59,7 @@ def list_(
         emit(seen)
         return
     if not seen.rows:
-        click.echo(f"no {'more ' if cursor else ''}{_nothing(topic, filters)}")
+        click.echo(_nothing(topic, filters, "no more" if cursor else "no"))
         return
     print_rows(seen.rows, now)
     session.note(f"{count(seen.total, 'dead letter')} in {topic}")
@@ -114,7 +114,7 @@ def stats(
         emit(found)
         return
     if not found.causes:
-        click.echo(f"no {_nothing(topic, filters)}")
+        click.echo(_nothing(topic, filters))
         return
     print_causes(found.causes, now)
     if found.others:
@@ -177,11 +177,9 @@ dlq.add_command(purge)
 dlq.add_command(export)
 
 
-def _nothing(topic: str, filters: dict[str, Any]) -> str:
+def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
+    """Say that there is nothing to show: none that the filters take, or none at all."""
+    if stated({name: value for name, value in filters.items() if name != "group"}):
+        return NO_MATCH
     group = filters["group"]
-    others = stated({name: value for name, value in filters.items() if name != "group"})
-    return (
-        f"dead letters in {topic}"
-        + (f" for {group}" if group else "")
-        + (" that the filter chooses" if others else "")
-    )
+    return f"{no} dead letters in {topic}" + (f" for {group}" if group else "")

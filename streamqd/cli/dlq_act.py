@@ -19,6 +19,7 @@ from streamqd.cli.dlq_choice import (
     ALL,
     EXIT_INTERRUPTED,
     IDS,
+    NO_MATCH,
     Meter,
     check_group,
     chosen,
@@ -189,7 +190,11 @@ def _print_plan(
     if as_json:
         emit(document(plan) | {"command": again})
         return
-    click.echo(f"{count(plan.letters, 'dead letter')} of {plan.topic} would go to {plan.target}")
+    if plan.letters:
+        letters = count(plan.letters, "dead letter")
+        click.echo(f"{letters} of {plan.topic} would go to {plan.target}")
+    elif not plan.refused:
+        click.echo(NO_MATCH)
     if plan.refused:
         click.echo(f"not replayed: {_reasons(plan.refused)}")
     if not plan.letters:
@@ -277,6 +282,9 @@ def _print_loss(link: Link, session: Session, topic: str, choice: Choice, as_jso
     if as_json:
         emit(found)
         return
+    if not found.looked_at:
+        click.echo(NO_MATCH)
+        return
     click.echo(f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good")
     if found.causes:
         click.echo()
@@ -301,7 +309,7 @@ def _ask(
         return False
     found = dead.count(link, session.keys, topic, choice)
     if not found and not as_json:
-        click.echo(f"no dead letters in {topic}{_for(choice.group)}, nothing {nothing}")
+        click.echo(f"{NO_MATCH}, nothing {nothing}")
         return True
     if found:
         confirm(question.format(count(found, "dead letter"), topic + _for(choice.group)), yes)

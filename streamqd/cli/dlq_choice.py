@@ -21,10 +21,13 @@ from streamqd.admin.dead import Choice
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.session import Session
 from streamqd.config.values import parse_duration
+from streamqd.letter import REASONS
+from streamqd.policy.fingerprint import LENGTH
 from streamqd.store.client import Link
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+NO_MATCH = "nothing matches"
 _METER_SECONDS = 0.5
 _UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
 
@@ -80,14 +83,40 @@ class Header(click.ParamType[tuple[str, str]]):
         return name, rest
 
 
+class Fingerprint(click.ParamType[str]):
+    """The short name of a failure."""
+
+    name = "fingerprint"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Read one."""
+        text = str(value).strip().lower()
+        if len(text) != LENGTH or not set(text) <= set("0123456789abcdef"):
+            self.fail(
+                f"{value!r} is not a fingerprint: `streamqd dlq stats` shows them,"
+                f" {LENGTH} hexadecimal digits each",
+                param,
+                ctx,
+            )
+        return text
+
+
 _FILTERS = (
     click.option("-g", "--group", help="Only letters of this group."),
-    click.option("--fingerprint", metavar="HEX", help="Only those that died alike; see stats."),
+    click.option(
+        "--fingerprint", metavar="HEX", type=Fingerprint(),
+        help="Only those that died alike; see stats.",
+    ),
     click.option(
         "--class", "error_class", metavar="NAME", help="Only those of this exception class."
     ),
-    click.option("--reason", metavar="WORD", help="Only these: attempts, dead, crashes, …"),
-    click.option("--key", help="Only messages with this key."),
+    click.option(
+        "--reason", type=click.Choice(REASONS), metavar="WORD",
+        help=f"Only those that died of this: {', '.join(REASONS)}.",
+    ),
+    click.option("-k", "--key", help="Only messages with this key."),
     click.option(
         "-H", "--header", "headers", metavar="NAME=VALUE", type=Header(), multiple=True,
         help="Only messages with this header; may be repeated.",
@@ -126,6 +155,9 @@ def chosen(
     if older_than is not None:
         oldest = round(now - older_than * 1000)
         until = oldest if until is None else min(until, oldest)
+    since = instant(filters["since"])
+    if since is not None and until is not None and since >= until:
+        raise click.UsageError("nothing can match: --since is not before --until")
     key = filters["key"]
     return Choice(
         letter_ids=tuple(ids),
@@ -135,7 +167,7 @@ def chosen(
         reason=filters["reason"],
         key=None if key is None else key.encode("utf-8", "surrogateescape"),
         headers=tuple(filters["headers"]),
-        since_unix_ms=instant(filters["since"]),
+        since_unix_ms=since,
         until_unix_ms=until,
     )
 

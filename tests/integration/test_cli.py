@@ -516,7 +516,7 @@ def test_what_cannot_be_undone_is_not_done_without_yes(run: Run, at: At) -> None
         ("dlq", "purge", "access", "--id", name),
         ("dlq", "purge", "access", "--older-than", "0s"),
     ):
-        assert "say --yes" in run(*args, code=8, typed="y\n").stderr
+        assert "pass --yes" in run(*args, code=8, typed="y\n").stderr
     run("dlq", "purge", "access", "--id", "0:9-9", "--yes", code=8)
 
     assert at(0).dump() == before

@@ -274,7 +274,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Link, keys: K
     assert "drain:a" in run("control", "list").stdout
     assert "there is no order x" in run("control", "clear", "x", "-y", code=8).stderr
     run("control", "clear", code=2)
-    assert "say --yes" in run("control", "clear", "--gone", code=8).stderr
+    assert "pass --yes" in run("control", "clear", "--gone", code=8).stderr
     run("control", "clear", "--gone", "sing", "-y")
     left = ordered(link, keys)
     assert (list(left.pauses), left.drains, left.strange) == ([Scope("orders")], {}, {})
@@ -304,7 +304,7 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
     seen = document(run("group", "adopt", "orders", "bill", "--dry-run", "--json"))
     assert (seen["entries"], seen["dry_run"]) == (900, True)
     assert {each["consumer"] for each in seen["consumers"]} == {f"celery-{n}" for n in range(3)}
-    assert "say --yes" in run("group", "adopt", "orders", "bill", code=8).stderr
+    assert "pass --yes" in run("group", "adopt", "orders", "bill", code=8).stderr
     own(2, "west-1")
     refused = run("group", "adopt", "orders", "bill", "-y", code=8).stderr
     assert "west-1 owns orders/2/bill" in refused
