@@ -8,7 +8,7 @@ import click
 
 from streamqd.admin import audit, dead, letters, topics
 from streamqd.admin.pages import server_unix_ms
-from streamqd.cli.arguments import json_option
+from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.dlq_act import purge, replay
 from streamqd.cli.dlq_choice import NO_MATCH, check_group, chosen, filter_options, stated
 from streamqd.cli.dlq_export import export
@@ -17,10 +17,7 @@ from streamqd.cli.output import age, count, emit, table
 from streamqd.cli.session import Session, pass_session
 from streamqd.store.client import Link
 
-LIMIT = click.option(
-    "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
-    help="Rows of one page.",
-)  # fmt: skip
+LIMIT = limit_option(20)
 CURSOR = click.option(
     "--cursor", default="", help="Go on behind the page that printed this cursor."
 )
@@ -93,8 +90,9 @@ def _overview(session: Session, link: Link, as_json: bool) -> None:
 @click.argument("topic")
 @filter_options
 @click.option(
-    "-n", "--newest", type=click.IntRange(1), metavar="N", help="Count only the newest N."
-)
+    "-n", "--limit", "--newest", "newest", type=click.IntRange(1), metavar="N",
+    help="Count only the newest N.",
+)  # fmt: skip
 @json_option
 @pass_session
 def stats(

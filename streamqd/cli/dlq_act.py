@@ -30,7 +30,7 @@ from streamqd.cli.dlq_choice import (
     stated,
 )
 from streamqd.cli.dlq_view import print_causes
-from streamqd.cli.output import confirm, count, emit, printable, table
+from streamqd.cli.output import confirm, count, emit, printable, styled, table
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RedisUnavailable, Refused
 from streamqd.store.client import Link
@@ -63,7 +63,7 @@ class Rate(click.ParamType[float]):
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="To this partition.")
 @click.option("--to-topic", metavar="TOPIC", help="To all groups of another topic.")
 @click.option("--rate", type=Rate(), metavar="N/s", help="At most so many a second, evenly.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead.MAX_REPLAYS, show_default=True,
     help="Leave letters that were replayed so often already.",
@@ -220,7 +220,7 @@ def _print_plan(
         )
     click.echo()
     for note in plan.notes:
-        click.echo(f"! {printable(note)}")
+        click.echo(styled(f"! {printable(note)}", "warn"))
     click.echo(f"to do it: {again}")
 
 

@@ -15,7 +15,7 @@ _TEXT_CHARS = 70  # of an error message in a list of causes
 
 
 def print_rows(rows: Sequence[LetterRow], now_unix_ms: int) -> None:
-    """Letters, one a line; on a narrow terminal the cause stands below. TRIES counts crashes too."""
+    """Letters, one a line; on a narrow terminal the cause stands below."""
     columns = room()
     width = None if columns is None else columns - BELOW
     table(

@@ -16,6 +16,7 @@ from streamqd.errors import Refused
 
 WIDTH = 80  # of a table when no terminal says otherwise
 BELOW = 4  # columns by which a line below a row is indented
+LEVELS = {"problem": "bad", "warning": "warn", "ok": "good"}  # word -> style
 _STYLES: dict[str, dict[str, Any]] = {
     "heading": {"bold": True},
     "bad": {"fg": "red", "bold": True},

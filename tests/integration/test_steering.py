@@ -155,14 +155,14 @@ def test_waiting_names_who_has_not_obeyed(
 ) -> None:
     beat("a")
     own(0, "a")
-    said = document(run("pause", "orders", "-w", "-t", "100ms", "--json", code=1))
+    said = document(run("pause", "orders", "-w", "--timeout", "100ms", "--json", code=1))
     assert said["waiting"] == ["a has not reported on orders/0/bill yet"]
     told = {"at_unix_ms": said["at_unix_ms"] + 60_000, "units": [
         {"topic": "orders", "partition": 0, "group": "bill", "state": "paused"}
     ]}  # fmt: skip
     link.execute("SET", keys.instance("default", "a"), json.dumps(told))
     run("pause", "orders", "--wait")
-    left = run("resume", "orders", "-w", "-t", "100ms", code=1).stderr
+    left = run("resume", "orders", "-w", "--timeout", "100ms", code=1).stderr
     assert "orders/0/bill on a is still paused" in left
 
 
@@ -224,7 +224,7 @@ def test_a_rebalance_shows_its_plan_and_forgets_moves(
 
 def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
     beat("a")
-    [note] = document(run("drain", "a", "-n", "--json"))["notes"]
+    [note] = document(run("drain", "a", "--dry-run", "--json"))["notes"]
     assert "orders/bill: its partitions will wait" in note
     beat("b")
     assert document(run("drain", "a", "--json"))["notes"] == []
@@ -243,9 +243,9 @@ def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Link, keys: Key
     assert "is alive" in run("reload", code=8).stderr
     beat("b")
     beat("a")
-    assert "in this order: a, b" in "".join(document(run("reload", "-n", "--json"))["notes"])
+    assert "in this order: a, b" in "".join(document(run("reload", "--dry-run", "--json"))["notes"])
     run("reload", "b")
-    assert "a has not reloaded" in run("reload", "-w", "-t", "100ms", code=1).stderr
+    assert "a has not reloaded" in run("reload", "-w", "--timeout", "100ms", code=1).stderr
     beat("asleep")
     link.execute("ZADD", keys.members("default"), 1, "asleep")
     assert "asleep is silent" in run("reload").stderr
