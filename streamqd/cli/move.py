@@ -39,6 +39,9 @@ def move(
 ) -> int:
     """Move a partition to an instance, and keep it there.
 
+    \b
+      streamqd move orders/3/bill web-2 --wait
+
     The owner finishes the message that runs and hands over. The partition stays with the instance
     until it is moved again or `rebalance` forgets it; while the instance cannot have it, it is
     placed like any other.

@@ -48,7 +48,7 @@ class Produced:
     error: str | None = None
 
 
-@click.command()
+@click.command(short_help="Send a message, or one for each line.")
 @click.argument("topic")
 @click.argument("payload", required=False)
 @click.option(

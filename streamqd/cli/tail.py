@@ -13,7 +13,7 @@ from streamqd.cli.output import json_text, printable
 from streamqd.cli.session import Session, pass_session
 
 
-@click.command()
+@click.command(short_help="Show the last messages of a topic.")
 @click.argument("topic")
 @click.option(
     "-n", "--limit", "--lines", "limit", type=click.IntRange(0, 10_000),
