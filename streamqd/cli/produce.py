@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -14,15 +15,22 @@ from typing import Any
 
 import click
 
-from streamqd.admin import topics
 from streamqd.cli.arguments import Duration, json_option
 from streamqd.cli.lines import STDIN, BadInputError, Lines, Payload
-from streamqd.cli.output import count, emit
+from streamqd.cli.output import count, emit, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import Malformed, RedisUnavailable, Refused, StreamqdError, TopicMissing
+from streamqd.errors import (
+    Malformed,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    StreamqdError,
+    TopicMissing,
+)
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
 from streamqd.producer.encoding import encoded_key
+from streamqd.store import topics as registry
 
 EXIT_INPUT = 2
 RATE_SECONDS = 0.1  # the shortest time that a rate is shown for
@@ -132,7 +140,7 @@ def produce(
     elif done.sent or not failure:
         _summarise(session, done)
     if isinstance(failure, BadInputError):
-        click.echo(f"Error: {failure}", err=True)
+        click.echo(f"{styled('Error:', 'bad')} {failure}", err=True)
         return EXIT_INPUT
     if failure is not None:
         raise failure
@@ -281,11 +289,12 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
     if create is not None or topic in named:
         return
     with session.link() as link:
-        try:
-            topics.partition_count(link, session.keys, topic)
+        if registry.partition_count(link, session.keys, topic) is not None:
             return
-        except TopicMissing as error:
-            missing = str(error)
+        missing = f"the topic {topic} does not exist"
+        with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
+            near = difflib.get_close_matches(topic, registry.registered(link, session.keys), n=1)
+            missing += f"; did you mean {near[0]}?" if near else ""
     if not sys.stdin.isatty():
         raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")
     if not click.confirm(f"{missing}\nCreate the topic {topic}?", err=True):

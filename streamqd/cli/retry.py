@@ -82,7 +82,10 @@ def list_(
         return
     if not seen.rows:
         more = "more " if cursor else ""
-        click.echo(f"no {more}delayed retries in {topic} for {group}")
+        filtered = choice != _choice((), None, None, 1, None)
+        click.echo(
+            "nothing matches" if filtered else f"no {more}delayed retries in {topic} for {group}"
+        )
         return
     table(
         ("ID", "DUE IN", "ATTEMPT", "CRASHES", "BYTES", "KEY"),

@@ -99,7 +99,7 @@ def _hint(error: click.ClickException) -> None:
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or not error.ctx.parent:
         return
     name = error.option_name
-    if any(name in each.opts for each in cli.params):
+    if any(name in (*each.opts, *each.secondary_opts) for each in cli.params):
         verb = error.ctx.info_name
         click.echo(f"{name} stands before the verb: streamqd {name} … {verb} …", err=True)
 

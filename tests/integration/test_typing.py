@@ -129,6 +129,21 @@ def test_what_cannot_be_read_ends_alike_everywhere(
     assert "Error: " in result.stderr
 
 
+def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
+    """U9: a partition beyond the last can match nothing, and every verb says so."""
+    at(0).groups()
+    for words in (
+        ("tail", "access"),
+        ("partitions", "access"),
+        ("retry", "list", "access", "hits"),
+        ("retry", "now", "access", "hits", "--all"),
+        ("delayed", "list", "access"),
+        ("trim", "access", "--dry-run", "--max-age", "1h"),
+    ):
+        assert "3" in run(*words, "--partition", "3", code=8).stderr
+    assert run("retry", "list", "access", "hits", "-k", "x").stdout == "nothing matches\n"
+
+
 def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Link) -> None:
     """U9: what would ask says which option answers."""
     bury(at(0), "1-0")
