@@ -41,10 +41,11 @@ while at <= #entries do
   if seen[entry.place] or not redis.call('ZSCORE', delayed, entry.place) then
     entry.word = 'GONE'
   else
+    -- What is lost need not be read.
+    entry.body = drop ~= '1' and body_in(redis.call('HGET', items, entry.place))
     entry.word = 'MOVED'
-    if drop ~= '1' then
-      entry.body = body_in(redis.call('HGET', items, entry.place))
-      entry.word = entry.body and 'MOVED' or 'UNREADABLE'
+    if drop ~= '1' and not entry.body then
+      entry.word = 'UNREADABLE'
     end
   end
   seen[entry.place] = true
