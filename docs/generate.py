@@ -242,7 +242,21 @@ def cli() -> str:
         "streamqd/cli",
         """
 The global options stand before the verb. Every verb takes `--json` and `--help`. What a verb's end
-means is in [exit codes](exit-codes.md).
+means is in [exit codes](exit-codes.md). A short option means the same in every verb: `-n` is
+`--limit`, `-p` `--partition`, `-g` `--group`, `-k` `--key`.
+
+A terminal gets colours; `NO_COLOR`, `TERM=dumb` and `--no-color` switch them off, `--color`
+switches them on against `NO_COLOR`. Pipes and JSON never have any.
+
+Verbs, options, and the names of topics, groups and instances complete in a shell. The names are
+asked of Redis, as the configuration of the command line says; when it does not answer within a
+second, none are offered.
+
+```sh
+eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"     # in ~/.bashrc
+eval "$(_STREAMQD_COMPLETE=zsh_source streamqd)"      # in ~/.zshrc
+_STREAMQD_COMPLETE=fish_source streamqd | source      # in ~/.config/fish/config.fish
+```
 """,
         *_command_parts(command, ["streamqd"]),
     )

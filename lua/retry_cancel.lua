@@ -1,10 +1,10 @@
 -- retry_cancel: delayed -> dead, or delayed -> nothing
 --
 -- Take delayed retries out before they are due. Each becomes a dead letter, its body with the fields
--- that say what and why; with `drop` it is lost.
+-- that say what and why; with `drop` it is lost. Scheduled sends are cancelled with `drop` only.
 --
--- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G
--- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G
+-- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
+-- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
 -- ARGV[1]  drop      flag    1 = no dead letter is made
@@ -41,7 +41,8 @@ while at <= #entries do
   if seen[entry.place] or not redis.call('ZSCORE', delayed, entry.place) then
     entry.word = 'GONE'
   else
-    entry.body = body_in(redis.call('HGET', items, entry.place))
+    -- What is lost need not be read.
+    entry.body = drop ~= '1' and body_in(redis.call('HGET', items, entry.place))
     entry.word = 'MOVED'
     if drop ~= '1' and not entry.body then
       entry.word = 'UNREADABLE'

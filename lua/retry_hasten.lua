@@ -1,8 +1,8 @@
 -- retry_hasten: delayed -> delayed, due now
 --
--- Let delayed retries be due at once. message_promote moves them, as it does with all that are due.
+-- Let delayed retries, or scheduled sends, be due at once. message_promote moves them, as it does with all that are due.
 --
--- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G
+-- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 --
 -- ARGV[1..] places  list  which ones
 --

@@ -1,10 +1,10 @@
 -- retry_page: no transition, reads only
 --
--- A page of the delayed retries of a group, the earliest first. Payloads are measured here, so that
+-- A page of the delayed retries of a group, or of scheduled sends, the earliest first. Payloads are measured here, so that
 -- no body travels.
 --
--- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G
--- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G
+-- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
+-- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
 --
 -- ARGV[1]  after_due    int   due time of the last row of the page before, unix ms; 0 = begin
 -- ARGV[2]  after_place  str   place of that row; '' = begin

@@ -8,6 +8,19 @@ from dataclasses import dataclass
 _DIGITS_MAX = 18  # of a number; a longer one is nothing that streamqd has written
 
 
+# Why a message is dead: every word that `reason` can be.
+REASONS = (
+    "attempts",
+    "crashes",
+    "dead",
+    "undecodable",
+    "too-old",
+    "too-large",
+    "not-retried",
+    "cancelled",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Letter:
     """The end of a message, as the group that gave it up has written it down.

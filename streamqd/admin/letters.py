@@ -33,8 +33,8 @@ MASK = "***"
 class LetterRow:
     """One dead letter of `dlq list`.
 
-    `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried, cancelled or
-    loop. `uid` names the message over all its copies, `fingerprint` the failure, the same for
+    `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or cancelled.
+    `uid` names the message over all its copies, `fingerprint` the failure, the same for
     letters that died alike. Numbers are null when the letter does not tell them.
     """
 

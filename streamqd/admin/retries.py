@@ -119,6 +119,7 @@ def listed(
 ) -> RetriesView:
     """A page of the chosen retries. Raises TopicMissing, Refused."""
     count = groups.known(link, keys, topic, group)
+    _check(topic, choice.partition, count)
     now = server_unix_ms(link)
     after = _read_cursor(cursor) if cursor else (0, 0, "")
     found, bad = [], BadValues()
@@ -146,6 +147,7 @@ def chosen(
 ) -> dict[int, list[RetryRow]]:
     """The chosen retries by partition. Raises TopicMissing; Refused when a name is none."""
     count = groups.known(link, keys, topic, group)
+    _check(topic, choice.partition, count)
     if choice.ids:
         return _named(link, keys, topic, group, count, choice.ids)
     now = server_unix_ms(link)
@@ -306,8 +308,7 @@ def _named(
         if match is None:
             raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
         unit = Unit(topic, int(match[1]), group)
-        if unit.partition >= count:
-            raise Refused(f"the topic {topic} has no partition {unit.partition}")
+        _check(topic, unit.partition, count)
         due = link.execute("ZSCORE", keys.retry(*unit), match[2])
         if due is None:
             raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
@@ -316,6 +317,11 @@ def _named(
         if row.place == match[2]:
             found.setdefault(unit.partition, []).append(_row(unit, row))
     return found
+
+
+def _check(topic: str, partition: int | None, count: int) -> None:
+    if partition is not None and partition >= count:
+        raise Refused(f"the topic {topic} has no partition {partition}: it has {count}")
 
 
 def _passes(position: Position, row: RetryRow, choice: Choice, now: int) -> bool:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin import topics
-from streamqd.admin.pages import Entry, Id, ask, newest_first, read_fields, read_id
+from streamqd.admin.pages import (
+    SEQ_MAX,
+    Entry,
+    Id,
+    ask,
+    forwards,
+    newest_first,
+    read_fields,
+    read_id,
+)
 from streamqd.errors import Refused
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -51,13 +61,30 @@ class Tail:
             for stream, info in zip(self._streams.values(), infos, strict=True)
         }
 
-    def last(self, count: int) -> list[Seen]:
-        """The last `count` messages of all partitions together, the oldest first."""
-        found = list(newest_first(self._link, self._streams, limit=count)) if count else []
+    def last(self, count: int, since_unix_ms: int | None = None) -> list[Seen]:
+        """The last `count` messages of all partitions together, the oldest first.
+
+        With `since_unix_ms` only those that were written at this time or later.
+        """
+        since = None if since_unix_ms is None else Id(max(0, since_unix_ms), 0)
+        every = newest_first(self._link, self._streams, since=since, limit=count)
+        found = list(every) if count else []
         for entry in found:  # it may be newer than where following would begin
             stream = self._streams[entry.partition]
             self._positions[stream] = max(self._positions[stream], entry.id)
         return [self._seen(entry) for entry in reversed(found)]
+
+    def since(self, unix_ms: int) -> Iterator[Seen]:
+        """Yield what was written at this time or later, the oldest first, up to now."""
+        after = Id(max(0, unix_ms - 1), SEQ_MAX if unix_ms > 0 else 0)
+        pages = [self._pages(number, stream, after) for number, stream in self._streams.items()]
+        for entry in heapq.merge(*pages, key=lambda each: (each.id, each.partition)):
+            yield self._seen(entry)
+
+    def _pages(self, partition: int, stream: str, after: Id) -> Iterator[Entry]:
+        until = self._positions[stream]  # where following begins
+        for page in forwards(self._link, stream, after=after, until=until, size=READ_COUNT):
+            yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[Seen]]:
         """Yield messages as they are written, for ever; an empty list once a second otherwise."""

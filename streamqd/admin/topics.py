@@ -120,7 +120,7 @@ class Created:
 def partition_count(link: Link, keys: Keys, topic: str) -> int:
     """How many partitions a topic has. Raises TopicMissing, with the nearest name there is."""
     if not NAME.fullmatch(topic):
-        raise TopicMissing(f"{topic!r} is not the name of a topic: {NAME_HINT}")
+        raise Malformed(f"{topic!r} is not the name of a topic: {NAME_HINT}")
     count = topics.partition_count(link, keys, topic)
     if count is None:
         near = difflib.get_close_matches(topic, topics.registered(link, keys), n=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +12,7 @@ import click
 from streamqd.config.values import parse_duration, parse_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
 
 
 def json_option(command: Command) -> Command:
@@ -24,6 +27,27 @@ def yes_option(command: Command) -> Command:
     return click.option(
         "-y", "--yes", is_flag=True, help="Do not ask. Needed where there is no terminal."
     )(command)
+
+
+def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Command], Command]:
+    """Refuse a short option that means something else in other verbs, and name the long one."""
+
+    def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
+        if value:
+            raise click.UsageError(f"{short} is not an option here: write {instead}")
+
+    return click.option(
+        short, f"retired_{short[1:]}", is_flag=flag, hidden=True, expose_value=False,
+        callback=refuse,
+    )  # fmt: skip
+
+
+def limit_option(default: int, *more: str, lowest: int = 1) -> Callable[[Command], Command]:
+    """Give a verb `-n`, `--limit`: rows of one page. `more` are other names of the option."""
+    return click.option(
+        "-n", "--limit", *more, "limit", type=click.IntRange(lowest, 10_000), default=default,
+        show_default=True, help="Rows of one page.",
+    )  # fmt: skip
 
 
 class Duration(click.ParamType[float]):
@@ -54,3 +78,40 @@ class Size(click.ParamType[int]):
             return parse_size(value)
         except ValueError as error:
             self.fail(f"{value!r} {error}", param, ctx)
+
+
+class Moment(click.ParamType[tuple[float, bool]]):
+    """An instant: a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
+
+    Becomes unix milliseconds, or seconds with True: those count back from the server's clock.
+    """
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, bool]:
+        """Read one."""
+        text = str(value).strip()
+        if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
+            return float(text), False
+        with contextlib.suppress(ValueError):
+            return parse_duration(text), True
+        try:
+            found = dt.datetime.fromisoformat(text)
+            if found.tzinfo is None:
+                found = found.replace(tzinfo=dt.UTC)
+            return found.timestamp() * 1000, False
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{text!r} is not a time: write so long ago (12h, 7d), or UTC as"
+                " 2026-11-21 or 2026-11-21T08:30",
+                param,
+                ctx,
+            )
+
+
+def unix_ms(moment: tuple[float, bool], now_unix_ms: int) -> int:
+    """The instant that a Moment means, in unix milliseconds, at a time of the server's clock."""
+    number, ago = moment
+    return round(now_unix_ms - number * 1000 if ago else number)

@@ -11,7 +11,7 @@ import click
 from streamqd import config, embedded, http, inspection, startup
 from streamqd.admin import rights
 from streamqd.cli.arguments import json_option
-from streamqd.cli.output import count, emit
+from streamqd.cli.output import LEVELS, count, emit, styled
 from streamqd.cli.session import Session, pass_session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
@@ -69,7 +69,8 @@ def check(session: Session, as_json: bool) -> int:
         emit(report)
     else:
         for each in findings:
-            click.echo(f"{each.level:<8} {each.about}: {each.text}")
+            level = styled(f"{each.level:<8}", LEVELS.get(each.level, ""))
+            click.echo(f"{level} {each.about}: {each.text}")
         problems = sum(each.level == "problem" for each in findings)
         warnings = sum(each.level == "warning" for each in findings)
         click.echo(f"{count(problems, 'problem')}, {count(warnings, 'warning')}")

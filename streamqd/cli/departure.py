@@ -7,7 +7,7 @@ from collections import defaultdict
 import click
 
 from streamqd.admin.departure import Departure
-from streamqd.cli.output import age, count, printable
+from streamqd.cli.output import age, count, printable, styled
 
 ALIKE_MAX = 5  # partitions that are named with the same problem
 SHOWN_MAX = 20  # partitions that one instance takes; --json names all
@@ -32,9 +32,10 @@ def show(departure: Departure) -> None:
         stranded[unit.stranded].append(place)
     for why, places in stranded.items():
         for place in places[:ALIKE_MAX]:
-            click.echo(f"! nobody takes {place}: {_WHY[why]}")
+            click.echo(styled(f"! nobody takes {place}: {_WHY[why]}", "warn"))
         if len(places) > ALIKE_MAX:
-            click.echo(f"! nobody takes {len(places) - ALIKE_MAX:,} more: {_WHY[why]}")
+            others = f"{len(places) - ALIKE_MAX:,} more"
+            click.echo(styled(f"! nobody takes {others}: {_WHY[why]}", "warn"))
     takers: dict[str, list[str]] = defaultdict(list)
     for unit in departure.units:
         if unit.to:

@@ -8,19 +8,16 @@ import click
 
 from streamqd.admin import audit, dead, letters, topics
 from streamqd.admin.pages import server_unix_ms
-from streamqd.cli.arguments import json_option
+from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.dlq_act import purge, replay
-from streamqd.cli.dlq_choice import check_group, chosen, filter_options, stated
+from streamqd.cli.dlq_choice import NO_MATCH, check_group, chosen, filter_options, stated
 from streamqd.cli.dlq_export import export
 from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
 from streamqd.cli.output import age, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.store.client import Link
 
-LIMIT = click.option(
-    "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
-    help="Rows of one page.",
-)  # fmt: skip
+LIMIT = limit_option(20)
 CURSOR = click.option(
     "--cursor", default="", help="Go on behind the page that printed this cursor."
 )
@@ -59,7 +56,7 @@ def list_(
         emit(seen)
         return
     if not seen.rows:
-        click.echo(f"no {'more ' if cursor else ''}{_nothing(topic, filters)}")
+        click.echo(_nothing(topic, filters, "no more" if cursor else "no"))
         return
     print_rows(seen.rows, now)
     session.note(f"{count(seen.total, 'dead letter')} in {topic}")
@@ -94,8 +91,9 @@ def _overview(session: Session, link: Link, as_json: bool) -> None:
 @click.argument("topic")
 @filter_options
 @click.option(
-    "-n", "--newest", type=click.IntRange(1), metavar="N", help="Count only the newest N."
-)
+    "-n", "--limit", "--newest", "newest", type=click.IntRange(1), metavar="N",
+    help="Count only the newest N.",
+)  # fmt: skip
 @json_option
 @pass_session
 def stats(
@@ -115,7 +113,7 @@ def stats(
         emit(found)
         return
     if not found.causes:
-        click.echo(f"no {_nothing(topic, filters)}")
+        click.echo(_nothing(topic, filters))
         return
     print_causes(found.causes, now)
     if found.others:
@@ -178,11 +176,9 @@ dlq.add_command(purge)
 dlq.add_command(export)
 
 
-def _nothing(topic: str, filters: dict[str, Any]) -> str:
+def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
+    """Say that there is nothing to show: none that the filters take, or none at all."""
+    if stated({name: value for name, value in filters.items() if name != "group"}):
+        return NO_MATCH
     group = filters["group"]
-    others = stated({name: value for name, value in filters.items() if name != "group"})
-    return (
-        f"dead letters in {topic}"
-        + (f" for {group}" if group else "")
-        + (" that the filter chooses" if others else "")
-    )
+    return f"{no} dead letters in {topic}" + (f" for {group}" if group else "")

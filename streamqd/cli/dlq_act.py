@@ -19,6 +19,7 @@ from streamqd.cli.dlq_choice import (
     ALL,
     EXIT_INTERRUPTED,
     IDS,
+    NO_MATCH,
     Meter,
     check_group,
     chosen,
@@ -29,7 +30,7 @@ from streamqd.cli.dlq_choice import (
     stated,
 )
 from streamqd.cli.dlq_view import print_causes
-from streamqd.cli.output import confirm, count, emit, printable, table
+from streamqd.cli.output import confirm, count, emit, printable, styled, table
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RedisUnavailable, Refused
 from streamqd.store.client import Link
@@ -62,7 +63,7 @@ class Rate(click.ParamType[float]):
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="To this partition.")
 @click.option("--to-topic", metavar="TOPIC", help="To all groups of another topic.")
 @click.option("--rate", type=Rate(), metavar="N/s", help="At most so many a second, evenly.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead.MAX_REPLAYS, show_default=True,
     help="Leave letters that were replayed so often already.",
@@ -189,7 +190,11 @@ def _print_plan(
     if as_json:
         emit(document(plan) | {"command": again})
         return
-    click.echo(f"{count(plan.letters, 'dead letter')} of {plan.topic} would go to {plan.target}")
+    if plan.letters:
+        letters = count(plan.letters, "dead letter")
+        click.echo(f"{letters} of {plan.topic} would go to {plan.target}")
+    elif not plan.refused:
+        click.echo(NO_MATCH)
     if plan.refused:
         click.echo(f"not replayed: {_reasons(plan.refused)}")
     if not plan.letters:
@@ -215,7 +220,7 @@ def _print_plan(
         )
     click.echo()
     for note in plan.notes:
-        click.echo(f"! {printable(note)}")
+        click.echo(styled(f"! {printable(note)}", "warn"))
     click.echo(f"to do it: {again}")
 
 
@@ -277,6 +282,9 @@ def _print_loss(link: Link, session: Session, topic: str, choice: Choice, as_jso
     if as_json:
         emit(found)
         return
+    if not found.looked_at:
+        click.echo(NO_MATCH)
+        return
     click.echo(f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good")
     if found.causes:
         click.echo()
@@ -301,7 +309,7 @@ def _ask(
         return False
     found = dead.count(link, session.keys, topic, choice)
     if not found and not as_json:
-        click.echo(f"no dead letters in {topic}{_for(choice.group)}, nothing {nothing}")
+        click.echo(f"{NO_MATCH}, nothing {nothing}")
         return True
     if found:
         confirm(question.format(count(found, "dead letter"), topic + _for(choice.group)), yes)

@@ -19,50 +19,21 @@ import click
 from streamqd.admin import dead, groups
 from streamqd.admin.dead import Choice
 from streamqd.admin.pages import server_unix_ms
+from streamqd.cli.arguments import Moment, unix_ms
 from streamqd.cli.session import Session
-from streamqd.config.values import parse_duration
+from streamqd.letter import REASONS
+from streamqd.policy.fingerprint import LENGTH
 from streamqd.store.client import Link
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+NO_MATCH = "nothing matches"
 _METER_SECONDS = 0.5
-_UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
 
 ALL = click.option("--all", "all_", is_flag=True, help="All letters that exist now.")
 IDS = click.option(
     "--id", "ids", metavar="PARTITION:MS-SEQ", multiple=True, help="This letter; may be repeated."
 )
-
-
-class Moment(click.ParamType[tuple[float, bool]]):
-    """An instant: a date or a time in UTC, unix milliseconds, or so long ago, as `12h`.
-
-    Becomes unix milliseconds, or seconds with True: those count back from the server's clock.
-    """
-
-    name = "time"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, bool]:
-        """Read one."""
-        text = str(value).strip()
-        if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
-            return float(text), False
-        with contextlib.suppress(ValueError):
-            return parse_duration(text), True
-        try:
-            found = dt.datetime.fromisoformat(text)
-            if found.tzinfo is None:
-                found = found.replace(tzinfo=dt.UTC)
-            return found.timestamp() * 1000, False
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{text!r} is not a time: write so long ago (12h, 7d), or UTC as"
-                " 2026-11-21 or 2026-11-21T08:30",
-                param,
-                ctx,
-            )
 
 
 class Header(click.ParamType[tuple[str, str]]):
@@ -80,14 +51,40 @@ class Header(click.ParamType[tuple[str, str]]):
         return name, rest
 
 
+class Fingerprint(click.ParamType[str]):
+    """The short name of a failure."""
+
+    name = "fingerprint"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Read one."""
+        text = str(value).strip().lower()
+        if len(text) != LENGTH or not set(text) <= set("0123456789abcdef"):
+            self.fail(
+                f"{value!r} is not a fingerprint: `streamqd dlq stats` shows them,"
+                f" {LENGTH} hexadecimal digits each",
+                param,
+                ctx,
+            )
+        return text
+
+
 _FILTERS = (
     click.option("-g", "--group", help="Only letters of this group."),
-    click.option("--fingerprint", metavar="HEX", help="Only those that died alike; see stats."),
+    click.option(
+        "--fingerprint", metavar="HEX", type=Fingerprint(),
+        help="Only those that died alike; see stats.",
+    ),
     click.option(
         "--class", "error_class", metavar="NAME", help="Only those of this exception class."
     ),
-    click.option("--reason", metavar="WORD", help="Only these: attempts, dead, crashes, …"),
-    click.option("--key", help="Only messages with this key."),
+    click.option(
+        "--reason", type=click.Choice(REASONS), metavar="WORD",
+        help=f"Only those that died of this: {', '.join(REASONS)}.",
+    ),
+    click.option("-k", "--key", help="Only messages with this key."),
     click.option(
         "-H", "--header", "headers", metavar="NAME=VALUE", type=Header(), multiple=True,
         help="Only messages with this header; may be repeated.",
@@ -116,16 +113,15 @@ def chosen(
     """The letters that the options mean, by the server's clock."""
     now = server_unix_ms(link)
 
-    def instant(moment: tuple[float, bool] | None) -> int | None:
-        if moment is None:
-            return None
-        number, ago = moment
-        return round(now - number * 1000 if ago else number)
-
-    until = instant(filters["until"])
+    since, until = (
+        None if filters[name] is None else unix_ms(filters[name], now)
+        for name in ("since", "until")
+    )
     if older_than is not None:
         oldest = round(now - older_than * 1000)
         until = oldest if until is None else min(until, oldest)
+    if since is not None and until is not None and since >= until:
+        raise click.UsageError("nothing can match: --since is not before --until")
     key = filters["key"]
     return Choice(
         letter_ids=tuple(ids),
@@ -135,7 +131,7 @@ def chosen(
         reason=filters["reason"],
         key=None if key is None else key.encode("utf-8", "surrogateescape"),
         headers=tuple(filters["headers"]),
-        since_unix_ms=instant(filters["since"]),
+        since_unix_ms=since,
         until_unix_ms=until,
     )
 

@@ -9,13 +9,15 @@ import click
 from streamqd.admin.audit import Deed
 from streamqd.admin.dead import Cause
 from streamqd.admin.letters import MASK, Letter, LetterRow
-from streamqd.cli.output import age, printable, table
+from streamqd.cli.output import BELOW, age, printable, room, table
 
 _TEXT_CHARS = 70  # of an error message in a list of causes
 
 
 def print_rows(rows: Sequence[LetterRow], now_unix_ms: int) -> None:
-    """Letters, one a line."""
+    """Letters, one a line; on a narrow terminal the cause stands below."""
+    columns = room()
+    width = None if columns is None else columns - BELOW
     table(
         ("ID", "GROUP", "REASON", "AGE", "TRIES", "KEY", "ERROR"),
         [
@@ -24,13 +26,28 @@ def print_rows(rows: Sequence[LetterRow], now_unix_ms: int) -> None:
                 row.group,
                 row.reason,
                 age(None if row.failed_unix_ms is None else now_unix_ms - row.failed_unix_ms),
-                row.attempts,
+                _tries(row),
                 None if row.key is None else printable(row.key)[:20],
-                ": ".join(filter(None, (row.error_class, row.error_message))),
+                _cause(row, width),
             )
             for row in rows
         ],
+        last_below=True,
     )
+
+
+def _tries(row: LetterRow) -> int | None:
+    """How often the message was run: `attempts` are runs that failed, not those that crashed."""
+    if row.attempts is None and row.crashes is None:
+        return None
+    return (row.attempts or 0) + (row.crashes or 0)
+
+
+def _cause(row: LetterRow, width: int | None) -> str:
+    """What it died of: the class without its module; the message alone where both do not fit."""
+    name, message = row.error_class.rpartition(".")[2], printable(row.error_message)
+    whole = ": ".join(filter(None, (name, message)))
+    return message if message and width is not None and len(whole) > width else whole
 
 
 def print_causes(causes: Sequence[Cause], now_unix_ms: int) -> None:

@@ -7,7 +7,18 @@ import click
 from streamqd.admin import diagnosis, holders, topics_settings
 from streamqd.admin.diagnosis import Check, Finding, Report
 from streamqd.cli.arguments import Duration, json_option
-from streamqd.cli.output import age, count, emit, json_text, memory, printable, table, unreadable
+from streamqd.cli.output import (
+    LEVELS,
+    age,
+    count,
+    emit,
+    json_text,
+    memory,
+    printable,
+    styled,
+    table,
+    unreadable,
+)
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RedisUnavailable
 
@@ -108,7 +119,8 @@ def _report(report: Report) -> None:
 
 
 def _finding(found: Finding) -> None:
-    click.echo(f"  {found.severity} {found.check}: {printable(found.what)}")
+    severity = styled(str(found.severity), LEVELS.get(str(found.severity), ""))
+    click.echo(f"  {severity} {found.check}: {printable(found.what)}")
     click.echo(f"    mend: {printable(found.mend)}")
     told = "  ".join(f"{name}={json_text(value)}" for name, value in found.evidence.items())
     if told:

@@ -122,7 +122,7 @@ def init(session: Session, directory: Path, as_json: bool) -> None:
         click.echo(f"wrote {directory / name}")
     target = shlex.quote(str(directory / "streamq.toml"))
     session.note(f"run it: streamqd --config {target}")
-    session.note(f"send:   echo hello | streamqd --config {target} produce access --from -")
+    session.note(f"send:   streamqd --config {target} produce access hello")
 
 
 def shipped_unit() -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from streamqd.cli.completion import equip
+
 
 class LazyGroup(click.Group):
     """`places` says where each verb is, as `module:name`."""
@@ -26,7 +28,7 @@ class LazyGroup(click.Group):
         module, _, attribute = self.places[name].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return command
+        return equip(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

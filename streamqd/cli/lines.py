@@ -16,6 +16,7 @@ import click
 
 _GZIP = b"\x1f\x8b"
 _BUFFER_BYTES = 1 << 16
+STDIN = "standard input"
 
 
 class BadInputError(Exception):
@@ -27,14 +28,14 @@ class Lines:
 
     def __init__(self, path: str) -> None:
         """Open it. Raises click.UsageError when that fails."""
-        self.name = "standard input" if path == "-" else path
+        self.name = STDIN if path == "-" else path
         self.number = 0  # of the line read last
         self._raw = self._open(path)
-        head = self._raw.read(2)
-        whole = io.BufferedReader(_Joined(head, self._raw), _BUFFER_BYTES)
-        self._lines: io.BufferedIOBase = whole
-        if head == _GZIP:
-            self._lines = gzip.GzipFile(fileobj=whole)
+
+    @property
+    def place(self) -> str:
+        """The line read last, as a sentence about it begins."""
+        return f"line {self.number} of {self.name}"
 
     @property
     def size(self) -> int | None:
@@ -52,7 +53,7 @@ class Lines:
 
     def read(self, max_bytes: int) -> Iterator[bytes]:
         """Yield lines without their ends, counting them. BadInputError when one is too long."""
-        readline = self._lines.readline
+        readline = self._whole().readline
         while True:
             try:
                 line = readline(max_bytes + 3)
@@ -66,15 +67,20 @@ class Lines:
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
             if len(line) > max_bytes:
                 raise BadInputError(
-                    f"line {self.number} of {self.name} is longer than max_message_bytes"
-                    f" ({max_bytes:,})"
+                    f"{self.place} is longer than max_message_bytes ({max_bytes:,})"
                 )
             yield line
 
     def close(self) -> None:
         """Close the file; standard input stays open."""
-        if self.name != "standard input":
+        if self.name != STDIN:
             self._raw.close()
+
+    def _whole(self) -> io.BufferedIOBase:
+        """What is read from, unpacked. Not before it is wanted: standard input may have to wait."""
+        head = self._raw.read(2)
+        whole = io.BufferedReader(_Joined(head, self._raw), _BUFFER_BYTES)
+        return gzip.GzipFile(fileobj=whole) if head == _GZIP else whole
 
     def _open(self, path: str) -> BinaryIO:
         if path == "-":
@@ -83,6 +89,26 @@ class Lines:
             return cast(BinaryIO, Path(path).open("rb", buffering=0))
         except OSError as error:
             raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class Payload:
+    """One message that is there already, in the place of `Lines`: whatever is in it, it is one."""
+
+    name = place = "the payload"
+    size: int | None = None
+    position = 0
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def read(self, max_bytes: int) -> Iterator[bytes]:
+        """Yield it. BadInputError when it is too long."""
+        if len(self._payload) > max_bytes:
+            raise BadInputError(f"the payload is longer than max_message_bytes ({max_bytes:,})")
+        yield self._payload
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 class _Joined(io.RawIOBase):

@@ -19,7 +19,8 @@ from streamqd.cli.steering import (
 
 @click.command(short_help="Move a partition to an instance.")
 @click.argument("name", metavar="TOPIC/PARTITION/GROUP")
-@click.option("--to", metavar="INSTANCE", required=True, help="Who is to own it.")
+@click.argument("instance", required=False)
+@click.option("--to", metavar="INSTANCE", help="The same as the second argument.")
 @reason_option
 @wait_options
 @dry_run_option
@@ -28,7 +29,8 @@ from streamqd.cli.steering import (
 def move(
     session: Session,
     name: str,
-    to: str,
+    instance: str | None,
+    to: str | None,
     reason: str,
     wait: bool,
     timeout: float,
@@ -37,19 +39,27 @@ def move(
 ) -> int:
     """Move a partition to an instance, and keep it there.
 
+    \b
+      streamqd move orders/3/bill web-2 --wait
+
     The owner finishes the message that runs and hands over. The partition stays with the instance
     until it is moved again or `rebalance` forgets it; while the instance cannot have it, it is
     placed like any other.
     """
     unit = read_unit(name)
+    if instance is not None and to is not None:
+        raise click.UsageError("name the instance once, behind the partition or with --to")
+    owner = instance if instance is not None else to
+    if owner is None:
+        raise click.UsageError(f"name the instance that is to own {unit}")
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering_moves.move(fleet, unit, to, reason, dry_run=dry_run)
+        done = steering_moves.move(fleet, unit, owner, reason, dry_run=dry_run)
         return finish(
             done,
-            f"{unit} belongs on {to}",
+            f"{unit} belongs on {owner}",
             as_json=as_json,
             wait=wait,
             timeout=timeout,
-            look=lambda: steering_waits.not_moved(fleet, unit, to),
+            look=lambda: steering_waits.not_moved(fleet, unit, owner),
         )

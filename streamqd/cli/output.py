@@ -17,6 +17,14 @@ from streamqd.admin.unreadable import Unreadable
 from streamqd.errors import Refused
 
 WIDTH = 80  # of a table when no terminal says otherwise
+BELOW = 4  # columns by which a line below a row is indented
+LEVELS = {"problem": "bad", "warning": "warn", "ok": "good"}  # word -> style
+_STYLES: dict[str, dict[str, Any]] = {
+    "heading": {"bold": True},
+    "bad": {"fg": "red", "bold": True},
+    "warn": {"fg": "yellow"},
+    "good": {"fg": "green"},
+}
 # Besides what controls a terminal: what breaks lines there or turns the direction of writing, and
 # halves of characters, which cannot be written at all.
 _HARMFUL = "\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
@@ -47,6 +55,15 @@ def unreadable(rows: Sequence[Unreadable]) -> None:
         click.echo("! `streamqd doctor --only values` says how to put it right", err=True)
 
 
+def styled(text: str, style: str) -> str:
+    """Text in a style: heading, bad, warn or good; any other word leaves it as it is.
+
+    For `click.echo`, which takes colours out again where there is no terminal.
+    """
+    found = _STYLES.get(style)
+    return click.style(text, **found) if found and text else text
+
+
 def printable(text: str | bytes | None, *, lines: bool = False) -> str:
     """Text from a message, safe for a terminal: control characters are escaped.
 
@@ -64,10 +81,18 @@ def _escaped(found: re.Match[str]) -> str:
     return _NAMED_CONTROLS.get(found[0], f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def room() -> int | None:
+    """Columns of the terminal that standard output is; None where it is none."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
+
+
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], *, last_below: bool = False
+) -> None:
     """Print rows under headings: numbers to the right, None as `-`, control characters escaped.
 
-    On a terminal the last column is cut to what fits; elsewhere nothing is cut.
+    On a terminal the last column is cut to what fits; elsewhere nothing is cut. With `last_below`
+    the last column gets a line of its own below each row on a terminal where it does not fit.
     """
     cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
     numeric = [
@@ -78,15 +103,21 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         max(len(heading), *(len(row[at]) for row in cells)) if cells else len(heading)
         for at, heading in enumerate(headings)
     ]
-    room = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
-    for row in (list(headings), *cells):
-        line = "  ".join(
+    columns = room()
+    below = last_below and columns is not None and sum(widths) + 2 * (len(widths) - 1) > columns
+    for number, row in enumerate((list(headings), *cells)):
+        texts = [
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        if room is not None and len(line) > room:
-            line = line[: room - 1] + "…"
-        click.echo(line)
+        ]
+        lines = ["  ".join(texts[:-1] if below else texts).rstrip()]
+        if below and number and row[-1]:
+            lines.append(" " * BELOW + row[-1])
+        for line in lines:
+            shown = line
+            if columns is not None and len(line) > columns:
+                shown = line[: columns - 1] + "…"
+            click.echo(shown if number else styled(shown, "heading"))
 
 
 def _cell(cell: Any) -> str:
@@ -163,6 +194,6 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refused(f"{question} Nobody is there to ask: say --yes to do it")
+        raise Refused(f"{question} not a terminal; pass --yes")
     if not click.confirm(question, err=True):
         raise Refused("nothing was done")

@@ -6,7 +6,7 @@ import click
 
 from streamqd.admin import pending as admin
 from streamqd.admin import topics
-from streamqd.cli.arguments import json_option
+from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.output import age, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import Refused
@@ -24,10 +24,7 @@ from streamqd.store.client import Link
     show_default=True,
     help="id: the oldest first; idle: the longest first; deliveries: the most first.",
 )
-@click.option(
-    "-n", "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True,
-    help="Rows of one page.",
-)  # fmt: skip
+@limit_option(50)
 @click.option("--cursor", default="", help="Go on behind the page that printed this cursor.")
 @json_option
 @pass_session

@@ -170,7 +170,7 @@ def compact(
 @click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
 @click.option("-k", "--key", "keys", multiple=True, help="This key; may be repeated.")
 @click.option(
-    "--header", "headers", metavar="NAME=VALUE", multiple=True,
+    "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
     help="Has this header; may be repeated, all must be there.",
 )  # fmt: skip
 @click.option("--where", metavar="SQL", default="", help="A condition over the columns.")

@@ -1,8 +1,9 @@
-"""`streamqd produce`: messages from the lines of a file."""
+"""`streamqd produce`: one message, or one for each line of a file or of standard input."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -15,13 +16,21 @@ from typing import Any
 import click
 
 from streamqd.cli.arguments import Duration, json_option
-from streamqd.cli.lines import BadInputError, Lines
-from streamqd.cli.output import count, emit
+from streamqd.cli.lines import STDIN, BadInputError, Lines, Payload
+from streamqd.cli.output import count, emit, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import RedisUnavailable, Refused, StreamqdError
+from streamqd.errors import (
+    Malformed,
+    RedisRefused,
+    RedisUnavailable,
+    Refused,
+    StreamqdError,
+    TopicMissing,
+)
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
 from streamqd.producer.encoding import encoded_key
+from streamqd.store import topics as registry
 
 EXIT_INPUT = 2
 RATE_SECONDS = 0.1  # the shortest time that a rate is shown for
@@ -47,11 +56,12 @@ class Produced:
     error: str | None = None
 
 
-@click.command()
+@click.command(short_help="Send a message, or one for each line.")
 @click.argument("topic")
+@click.argument("payload", required=False)
 @click.option(
-    "--from", "source", metavar="FILE|-", required=True,
-    help="Read lines from here; gzip is recognised; - is standard input.",
+    "--from", "source", metavar="FILE|-",
+    help="Read lines from here; gzip is recognised. Default: -, standard input.",
 )  # fmt: skip
 @click.option(
     "--format",
@@ -61,6 +71,7 @@ class Produced:
     show_default=True,
     help="jsonl: every line must be JSON. It is sent as it is.",
 )
+@click.option("-k", "--key", "one_key", metavar="KEY", help="Key of every message.")
 @click.option("--key-regex", metavar="RE", help="Key: the first group, or all, of the match.")
 @click.option("--key-field", metavar="FIELD", help="Key: this field of the object (jsonl).")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Send all to this partition.")
@@ -69,47 +80,90 @@ class Produced:
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
     help="Header of every message; may be repeated.",
 )  # fmt: skip
-@click.option("--no-create", is_flag=True, help="Fail when the topic does not exist.")
+@click.option(
+    "--create/--no-create",
+    default=None,
+    help="What to do with a topic that neither exists nor is configured. Default: ask.",
+)
 @json_option
 @pass_session
 def produce(
     session: Session,
     topic: str,
-    source: str,
+    payload: str | None,
+    source: str | None,
     form: str,
+    one_key: str | None,
     key_regex: str | None,
     key_field: str | None,
     partition: int | None,
     delay: float | None,
     headers: tuple[str, ...],
-    no_create: bool,
+    create: bool | None,
     as_json: bool,
 ) -> int:
-    """Send one message for each line.
+    """Send PAYLOAD, or without it one message for each line of standard input or a file.
+
+    \b
+      streamqd produce orders '{"id": 1}' --key customer-7
+      streamqd produce access --from access.log --key-regex '^(\\S+)'
 
     Empty lines are skipped. It stops at the first line that cannot be sent, says how many were
-    sent before it and ends with exit code 2.
+    sent before it and ends with exit code 2. A topic that neither exists nor is configured may be
+    a slip of the fingers: it is made after a question, or by --create.
     """
-    key = _key(form, key_regex, key_field)
+    if payload is not None and source is not None:
+        raise click.UsageError("PAYLOAD and --from exclude each other")
+    key = _key(form, one_key, key_regex, key_field)
     shared = _headers(headers)
     if not NAME.fullmatch(topic):
-        raise Refused(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
+        raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
     done = Produced(topic)
     try:
-        lines = Lines(source)
-    except click.UsageError as error:
-        done.error = error.format_message()
+        lines = _source(payload, source)
+        _check_topic(session, topic, create)
+    except (click.UsageError, StreamqdError) as error:
+        told = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        done.error = told
         if as_json:
             emit(done)
         raise
+    if lines.name == STDIN and sys.stdin.isatty():
+        session.note("one message a line; Ctrl-D ends")
+    max_bytes = session.settings.daemon.max_message_bytes
+    items = _items(lines, form, key, shared, partition, max_bytes, done, skip=payload is None)
+    with contextlib.closing(lines):
+        failure = _deliver(session, lines, items, delay, create, done, quiet=as_json)
+    done.error = _sentence(failure)
+    if as_json:
+        emit(done)
+    elif done.sent or not failure:
+        _summarise(session, done)
+    if isinstance(failure, BadInputError):
+        click.echo(f"{styled('Error:', 'bad')} {failure}", err=True)
+        return EXIT_INPUT
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _deliver(
+    session: Session,
+    lines: Lines | Payload,
+    items: Iterator[Outgoing],
+    delay: float | None,
+    create: bool | None,
+    done: Produced,
+    *,
+    quiet: bool,
+) -> BaseException | None:
+    """Send the messages and count them in `done`; return what ended it before the last one."""
     started = time.monotonic()
     failure: BaseException | None = None
     try:
-        with Producer(settings=session.settings, create=not no_create) as producer:
-            max_bytes = session.settings.daemon.max_message_bytes
-            items = _items(lines, form, key, shared, partition, max_bytes, done)
-            chunks = producer.send_chunks(topic, items, delay=delay)
-            _send(session, lines, chunks, done, quiet=as_json)
+        with Producer(settings=session.settings, create=create is not False) as producer:
+            chunks = producer.send_chunks(done.topic, items, delay=delay)
+            _send(session, lines, chunks, done, quiet=quiet)
     except ChunkUnknown as error:
         done.unknown = error.unknown
         done.sent += sum(each is not None for each in error.ids)
@@ -121,25 +175,13 @@ def produce(
         failure = session.explained(error)
     except (StreamqdError, BadInputError, KeyboardInterrupt) as error:
         failure = error
-    finally:
-        lines.close()
     done.seconds = round(time.monotonic() - started, 3)
-    done.error = _sentence(failure)
-    if as_json:
-        emit(done)
-    elif done.sent or not failure:
-        _summarise(session, done)
-    if isinstance(failure, BadInputError):
-        click.echo(f"Error: {failure}", err=True)
-        return EXIT_INPUT
-    if failure is not None:
-        raise failure
-    return 0
+    return failure
 
 
 def _send(
     session: Session,
-    lines: Lines,
+    lines: Lines | Payload,
     chunks: Iterator[list[str]],
     done: Produced,
     *,
@@ -163,19 +205,24 @@ def _send(
 
 
 def _items(
-    lines: Lines,
+    lines: Lines | Payload,
     form: str,
     key: Key | None,
     headers: dict[str, str],
     partition: int | None,
     max_bytes: int,
     done: Produced,
+    *,
+    skip: bool,
 ) -> Iterator[Outgoing]:
-    """The messages to send. BadInputError at the first line that cannot be sent."""
+    """The messages to send. BadInputError at the first line that cannot be sent.
+
+    With `skip`, lines without anything in them are no messages.
+    """
     check = form == "jsonl" and not isinstance(key, _FieldKey)
     for line in lines.read(max_bytes):
         done.lines += 1
-        if not line or (form == "jsonl" and not line.strip()):
+        if skip and (not line or (form == "jsonl" and not line.strip())):
             done.empty += 1
             continue
         try:
@@ -183,7 +230,7 @@ def _items(
                 _parsed(line)
             found = key(line) if key is not None else None
         except ValueError as error:
-            raise BadInputError(f"line {lines.number} of {lines.name} {error}") from None
+            raise BadInputError(f"{lines.place} {error}") from None
         if key is not None and found is None:
             done.without_key += 1
         yield Outgoing(line, found, headers, partition)
@@ -226,9 +273,43 @@ class _FieldKey:
             raise ValueError(f"has a {self._field} that is no key: {error}") from None
 
 
-def _key(form: str, regex: str | None, field: str | None) -> Key | None:
-    if regex is not None and field is not None:
-        raise click.UsageError("--key-regex and --key-field exclude each other")
+def _source(payload: str | None, path: str | None) -> Lines | Payload:
+    if payload is not None:
+        return Payload(os.fsencode(payload))
+    return Lines("-" if path is None else path)
+
+
+def _check_topic(session: Session, topic: str, create: bool | None) -> None:
+    """Ask before a topic is made that may be misspelt; where nobody can answer, refuse.
+
+    With `create` it is said what is to happen; the producer does so.
+    """
+    settings = session.settings
+    named = {*settings.topics, *(each.topic for each in settings.consumers)}
+    if create is not None or topic in named:
+        return
+    with session.link() as link:
+        if registry.partition_count(link, session.keys, topic) is not None:
+            return
+        missing = f"the topic {topic} does not exist"
+        with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
+            near = difflib.get_close_matches(topic, registry.registered(link, session.keys), n=1)
+            missing += f"; did you mean {near[0]}?" if near else ""
+    if not sys.stdin.isatty():
+        raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")
+    if not click.confirm(f"{missing}\nCreate the topic {topic}?", err=True):
+        raise Refused("nothing was sent")
+
+
+def _key(form: str, one: str | None, regex: str | None, field: str | None) -> Key | None:
+    if sum(each is not None for each in (one, regex, field)) > 1:
+        raise click.UsageError("--key, --key-regex and --key-field exclude each other")
+    if one is not None:
+        try:
+            fixed = encoded_key(os.fsencode(one))
+        except ValueError as error:
+            raise click.UsageError(f"--key: {error}") from None
+        return lambda _line: fixed
     if field is not None:
         if form != "jsonl":
             raise click.UsageError("--key-field needs --format jsonl")

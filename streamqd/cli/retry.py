@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from streamqd.admin import retries
-from streamqd.cli.arguments import Duration, json_option, yes_option
+from streamqd.cli.arguments import Duration, json_option, limit_option, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.output import age, confirm, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
@@ -56,10 +56,7 @@ def retry() -> None:
 @click.argument("topic")
 @click.argument("group")
 @_filters
-@click.option(
-    "-n", "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True,
-    help="Rows of one page.",
-)  # fmt: skip
+@limit_option(50)
 @click.option("--cursor", default="", help="Go on behind the page that printed this cursor.")
 @json_option
 @pass_session
@@ -87,7 +84,10 @@ def list_(
     unreadable(seen.unreadable)
     if not seen.rows:
         more = "more " if cursor else ""
-        click.echo(f"no {more}delayed retries in {topic} for {group}")
+        filtered = choice != _choice((), None, None, 1, None)
+        click.echo(
+            "nothing matches" if filtered else f"no {more}delayed retries in {topic} for {group}"
+        )
         return
     table(
         ("ID", "DUE IN", "ATTEMPT", "CRASHES", "BYTES", "KEY", "ERROR"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import signal
@@ -15,6 +16,7 @@ import click
 from streamqd import config
 from streamqd.cli import early
 from streamqd.cli.lazy import LazyGroup
+from streamqd.cli.output import styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
     BadValue,
@@ -50,7 +52,7 @@ class Root(LazyGroup):
             returned = super().main(*args, **extra)
             code = returned if isinstance(returned, int) else 0
         except click.ClickException as error:
-            error.show()
+            _complain(_shown(error), session)
             _hint(error)
             code = error.exit_code
         except click.Abort:
@@ -58,6 +60,18 @@ class Root(LazyGroup):
         except Exception as error:  # noqa: BLE001 - the last place where it can become a sentence
             code = _told(error, session)
         sys.exit(code)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs under headings; what stands under none comes last."""
+        there = self.list_commands(ctx)
+        sections = {title: [n for n in names if n in there] for title, names in SECTIONS.items()}
+        sections["Other"] = sorted({*there}.difference(*sections.values()))
+        for title, names in sections.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(name, each.get_short_help_str(60)) for name, each in found if each]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=12)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; end quietly when the reader of its output has gone."""
@@ -69,12 +83,25 @@ class Root(LazyGroup):
         return returned
 
 
+def _shown(error: click.ClickException) -> str:
+    text = io.StringIO()
+    error.show(text)
+    return text.getvalue().rstrip("\n")
+
+
+def _complain(text: str, session: Session) -> None:
+    """Print an error; on a terminal the word itself is red."""
+    before, word, after = text.partition("Error: ")
+    red = styled(word.strip(), "bad") + " " if word else ""
+    click.echo(before + red + after, err=True, color=None if session.coloured else False)
+
+
 def _hint(error: click.ClickException) -> None:
     """Say where a global option belongs that was given behind the verb."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or not error.ctx.parent:
         return
     name = error.option_name
-    if any(name in each.opts for each in cli.params):
+    if any(name in (*each.opts, *each.secondary_opts) for each in cli.params):
         verb = error.ctx.info_name
         click.echo(f"{name} stands before the verb: streamqd {name} … {verb} …", err=True)
 
@@ -86,13 +113,13 @@ def _told(error: Exception, session: Session) -> int:
     match error:
         case ConfigError() if len(error.problems) > 1:
             lines = "".join(f"\n  {problem}" for problem in error.problems)
-            click.echo(
-                f"Error: the configuration has {len(error.problems)} problems:{lines}", err=True
+            _complain(
+                f"Error: the configuration has {len(error.problems)} problems:{lines}", session
             )
             return EXIT_CONFIG
         case StartRefused():
             for problem in error.problems:
-                click.echo(f"Error: {problem}", err=True)
+                _complain(f"Error: {problem}", session)
             return error.code
         case ConfigError() | HandlerLoadError():
             code = EXIT_CONFIG
@@ -108,9 +135,9 @@ def _told(error: Exception, session: Session) -> int:
             code = EXIT_REFUSED
         case _:
             hint = "" if session.verbose else " (-v shows where)"
-            click.echo(f"Error: {type(error).__name__}: {error}{hint}", err=True)
+            _complain(f"Error: {type(error).__name__}: {error}{hint}", session)
             return EXIT_UNEXPECTED
-    click.echo(f"Error: {error}", err=True)
+    _complain(f"Error: {error}", session)
     return code
 
 
@@ -127,6 +154,15 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
+SECTIONS = {
+    "Start": ("init", "check", "config"),
+    "Send and read": ("produce", "tail", "delayed"),
+    "Look": ("status", "partitions", "pending", "top", "trace", "why", "doctor"),
+    "Failed messages": ("dlq", "retry"),
+    "Topics and groups": ("topic", "group", "trim"),
+    "Steer the fleet": (*("pause", "resume", "move", "drain", "rebalance", "reload", "control"),),
+    "Spark": ("pipeline",),
+}
 VERBS = {
     "pipeline": "streamqd.cli.pipelines:pipeline",
     "resume": "streamqd.cli.pause:resume",
@@ -134,8 +170,8 @@ VERBS = {
         name: f"streamqd.cli.{name}:{name}"
         for name in (
             *("check", "config", "control", "dlq", "doctor", "drain", "group", "init", "move"),
-            *("partitions", "pause", "pending", "produce", "rebalance", "reload", "retry"),
-            *("status", "tail", "top", "topic", "trace", "trim", "why"),
+            *("delayed", "partitions", "pause", "pending", "produce", "rebalance", "reload"),
+            *("retry", "status", "tail", "top", "topic", "trace", "trim", "why"),
         )
     },
 }
@@ -146,7 +182,8 @@ Exit codes of verbs: 0 done, 1 problems found, 2 usage, 3 configuration,
 4 Redis, 8 refused or not found. The daemon has some more: see the page
 exit-codes of the documentation.
 \b
-Completion, for bash in ~/.bashrc (zsh and fish: zsh_source, fish_source):
+Completion of verbs, options, topics, groups and instances, for bash in
+~/.bashrc (zsh: zsh_source in ~/.zshrc; fish: fish_source, `| source`):
   eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"
 """
 
@@ -178,6 +215,11 @@ Completion, for bash in ~/.bashrc (zsh and fish: zsh_source, fish_source):
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log level debug; tracebacks of errors.")
 @click.option("-q", "--quiet", is_flag=True, help="Log level warning; results only.")
+@click.option(
+    "--color/--no-color",
+    default=None,
+    help="Colours on a terminal, or none. Default: as NO_COLOR says. Never in pipes or JSON.",
+)
 @click.option("--burst", is_flag=True, help="Daemon: end once everything is settled.")
 @click.option(
     "--reload",
@@ -205,6 +247,7 @@ def cli(
     log_format: str | None,
     verbose: bool,
     quiet: bool,
+    color: bool | None,
     burst: bool,
     watch: bool,
     only: tuple[str, ...],
@@ -220,6 +263,9 @@ def cli(
     if ctx.invoked_subcommand is not None:
         early.give_back()
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
+    session.color = color
+    if not session.coloured:
+        ctx.color = False  # else click decides: yes on a terminal, no in a pipe
     level = log_level or ("debug" if verbose else "warning" if quiet else None)
     session.overrides = {
         name: value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ class Session:
     overrides: dict[str, str] = field(default_factory=dict)
     verbose: bool = False
     quiet: bool = False
+    color: bool | None = None  # what --color or --no-color says
     _settings: config.Settings | None = None
 
     def load(self) -> config.Settings:
@@ -47,12 +49,12 @@ class Session:
         return Keys(self.settings.keys.control, self.settings.keys.streams)
 
     @contextlib.contextmanager
-    def link(self) -> Iterator[Link]:
+    def link(self, timeout: float = TIMEOUT) -> Iterator[Link]:
         """Lend a connection to Redis. Raises RedisUnavailable with a sentence for people."""
         link: Link | None = None
         try:
             redis = config.resolved(self.settings).redis
-            link = connect(redis, timeout=TIMEOUT, name="streamqd:cli")
+            link = connect(redis, timeout=timeout, name="streamqd:cli")
             yield link
         except RedisUnavailable as error:
             raise self.explained(error) from error
@@ -83,6 +85,13 @@ class Session:
     def embedded(self) -> bool:
         """Whether Redis is the daemon's own server."""
         return self.settings.redis.url == EMBEDDED
+
+    @property
+    def coloured(self) -> bool:
+        """Whether a terminal gets colours: by the option, else by NO_COLOR and TERM."""
+        if self.color is not None:
+            return self.color
+        return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def note(self, text: str) -> None:
         """Say something beside the result, unless told to be quiet."""

@@ -10,8 +10,8 @@ from typing import TypeVar
 import click
 
 from streamqd.admin.steering import Fleet, Steered
-from streamqd.cli.arguments import Command, Duration
-from streamqd.cli.output import emit, printable
+from streamqd.cli.arguments import Command, Duration, retired
+from streamqd.cli.output import emit, printable, styled
 from streamqd.cli.session import Session
 from streamqd.model import Unit
 from streamqd.store.client import Link
@@ -35,15 +35,17 @@ def reason_option(command: Command) -> Command:
 
 def dry_run_option(command: Command) -> Command:
     """Give a verb `--dry-run`."""
-    return click.option("-n", "--dry-run", is_flag=True, help="Change nothing, say what would be.")(
+    command = retired("-n", "--dry-run", flag=True)(command)
+    return click.option("--dry-run", is_flag=True, help="Change nothing, say what would be.")(
         command
     )
 
 
 def wait_options(command: Command) -> Command:
     """Give a verb `--wait` and `--timeout`."""
+    command = retired("-t", "--timeout")(command)
     command = click.option(
-        "-t", "--timeout", type=Duration(), default="60s", help="How long --wait waits. [60s]"
+        "--timeout", type=Duration(), default="60s", help="How long --wait waits. [60s]"
     )(command)
     return click.option(
         "-w", "--wait", is_flag=True, help="Return when it is done; exit code 1 if it is not."
@@ -122,5 +124,5 @@ def finish(
     for note in done.notes:
         click.echo(printable(note))
     for each in done.waiting:
-        click.echo(printable(f"not yet: {each}"), err=True)
+        click.echo(styled(printable(f"not yet: {each}"), "warn"), err=True)
     return code

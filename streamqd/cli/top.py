@@ -11,7 +11,6 @@ main thread waits for keys, signals and news, and paints.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
@@ -57,7 +56,7 @@ def top(session: Session, interval: float, once: bool, as_json: bool) -> int | N
     """Watch partitions, owners, rates, lag, slow handlers and failures.
 
     Keys: q quits, s sorts by the next column, / filters, p or the arrows page, space freezes, ?
-    explains the columns. Nothing is written. NO_COLOR switches colours off.
+    explains the columns. Nothing is written. NO_COLOR or --no-color switches colours off.
     """
     if interval < INTERVAL_MIN:
         raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
@@ -76,8 +75,7 @@ def top(session: Session, interval: float, once: bool, as_json: bool) -> int | N
         raise click.UsageError(
             "top needs a terminal; --once prints one frame, and --json one document, without"
         )
-    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Watch(session, Terminal(colour=colour), interval).run()
+    return Watch(session, Terminal(colour=session.coloured), interval).run()
 
 
 class Watch:

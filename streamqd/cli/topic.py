@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from streamqd.admin import steering, topics, topics_deletion, topics_settings
-from streamqd.cli.arguments import json_option, yes_option
+from streamqd.cli.arguments import json_option, retired, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.growth import grow
 from streamqd.cli.output import confirm, count, emit, table, unreadable
@@ -31,8 +31,8 @@ topic.add_command(renew)
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
+@retired("-p", "--partitions")
 @click.option(
-    "-p",
     "--partitions",
     type=click.IntRange(1, 4096),
     help="Default: what the configuration says of the topic, else 1.",

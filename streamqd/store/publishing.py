@@ -71,7 +71,8 @@ def schedule(
         at_ms=-1 if at_unix_ms is None else at_unix_ms,
         send_id=send_id,
         window_ms=_window_ms(dedup_id, window),
-        fields=_paired(fields),
+        # The entry that comes of it tells by which name it was sent.
+        fields=[*_paired(fields), "sendId", send_id],
     )
 
 

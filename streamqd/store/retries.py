@@ -35,7 +35,7 @@ def page(keys: Keys, unit: Unit, after: tuple[int, str], count: int) -> Call:
         {"delayed": keys.retry(*unit), "items": keys.retry_items(*unit)},
         after_due=due,
         after_place=place,
-        count=_bounded(count),
+        count=bounded(count),
     )
 
 
@@ -60,7 +60,7 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
 
 def hasten(keys: Keys, unit: Unit, places: Sequence[str]) -> Call:
     """Let retries be due now. Answers how many are due, and how many are not delayed any more."""
-    _bounded(len(places))
+    bounded(len(places))
     return scripts.get("retry_hasten").call({"delayed": keys.retry(*unit)}, places=places)
 
 
@@ -72,7 +72,7 @@ def cancel(
     drop: bool,
 ) -> Call:
     """Make dead letters of retries, (place, changed fields) each; with `drop`, nothing of them."""
-    _bounded(len(items))
+    bounded(len(items))
     flat: list[object] = []
     for place, fields in items:
         flat += (place, 2 * len(fields))
@@ -89,7 +89,7 @@ def cancel(
     )
 
 
-def _bounded(count: int) -> int:
+def bounded(count: int) -> int:
     if not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"{count} retries in one call, not 1 to {ITEMS_MAX}")
     return count

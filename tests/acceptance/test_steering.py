@@ -53,7 +53,7 @@ def test_a_pause_lets_running_messages_finish_and_survives_a_restart(new_daemon:
         one.wait_run(running)
         epochs = one.epochs()
         waiting = verb(
-            one, "pause", f"{TOPIC}/0/{GROUP}", "-r", "the disk", "-w", "-t", "1s", code=1
+            one, "pause", f"{TOPIC}/0/{GROUP}", "-r", "the disk", "-w", "--timeout", "1s", code=1
         )
         assert "not yet: " in waiting
         assert f"{TOPIC}/0/{GROUP}" in waiting

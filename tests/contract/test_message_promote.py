@@ -106,7 +106,7 @@ def test_scheduled_sends_reach_every_group(desk: Desk) -> None:
     assert len(desk.fetch()) == len(other.fetch()) == 1
     entry = next(iter(desk.state()["stream"].entries.values()))
     assert entry["payload"] == b"x"
-    assert sorted(entry) == ["payload", "sentAt"]
+    assert sorted(entry) == ["payload", "sendId", "sentAt"]
 
 
 def test_wakes_a_reader_of_the_retry_stream(desk: Desk) -> None:

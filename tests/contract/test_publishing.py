@@ -132,7 +132,8 @@ def test_schedules(desk: Desk) -> None:
     assert now + 30_000 == due
     state = desk.state()
     assert now == state["scheduled_items"]["send-1"].pop("sentAt")
-    assert state == {"scheduled": {"send-1": due}, "scheduled_items": {"send-1": BODY}}
+    named = BODY | {"sendId": b"send-1"}
+    assert state == {"scheduled": {"send-1": due}, "scheduled_items": {"send-1": named}}
 
 
 @pytest.mark.parametrize("at_unix_ms", [0, 1_000, 4_000_000_000_123])

@@ -22,8 +22,8 @@ FAR = 9_000_000_000_000  # unix ms of a time that does not come
 DONE, PROBLEMS, REDIS, REFUSED = 0, 1, 4, 8
 
 VERBS = (
-    "topic create access -p 2",
-    "topic create fresh -p 3",
+    "topic create access --partitions 2",
+    "topic create fresh --partitions 3",
     "topic settings access retention.max_age=1h",
     "topic grow idle 4 --no-wait --yes",
     "topic delete access --force --while-offered --yes",

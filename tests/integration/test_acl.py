@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.admin import rights
+from streamqd.cli import cli
 from streamqd.errors import BacklogFull, RedisRefused, RedisUnavailable
 from streamqd.housekeeper.teacher import Teacher
 from streamqd.model import Unit
@@ -23,6 +25,7 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 from tests.support import usage, users
+from tests.support.daemon import toml
 from tests.support.servers import ProcessServer, Server
 
 DAEMON = (
@@ -216,6 +219,20 @@ def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
         first = producer.send(topic, b"d", **options)  # type: ignore[arg-type]
         again = producer.send(topic, b"d", **options)  # type: ignore[arg-type]
         assert (first == again) == ("dedup_id" in options)
+
+
+def test_the_command_sends_as_a_user_that_may_only_send(
+    server: Server, granted: None, topic: str, tmp_path: Path
+) -> None:
+    """U11: looking for a slip in the name of a topic needs no right that a producer lacks."""
+    file = tmp_path / "streamq.toml"
+    redis = {"url": server.url, "username": users.read("producer").user}
+    file.write_text(toml({"redis": redis}))
+    sent = CliRunner().invoke(cli, ["--config", str(file), "produce", topic, "x"])
+    assert sent.exit_code == 0, sent.output
+    slip = CliRunner().invoke(cli, ["--config", str(file), "produce", "acess", "x"])
+    assert slip.exit_code == 8
+    assert "the topic acess does not exist; not a terminal: pass --create" in slip.stderr
 
 
 def test_a_limit_of_the_backlog_needs_no_more(

@@ -117,11 +117,13 @@ def test_a_topic_that_is_not_there(run: Run, at: At, args: tuple[str, ...]) -> N
 
 def test_creating_topics(run: Run, link: Link, keys: Keys) -> None:
     assert run("topic", "create", "a").stdout == "a created with 1 partition\n"
-    assert run("topic", "create", "b", "-p", "4").stdout == "b created with 4 partitions\n"
+    assert (
+        run("topic", "create", "b", "--partitions", "4").stdout == "b created with 4 partitions\n"
+    )
     assert run("topic", "create", "orders").stdout == "orders created with 3 partitions\n"
     again = run("topic", "create", "b", "--partitions", "4", "--json")
     assert document(again) == {"topic": "b", "partitions": 4, "created": False}
-    refused = run("topic", "create", "b", "-p", "5", code=8)
+    refused = run("topic", "create", "b", "--partitions", "5", code=8)
     assert "already, with 4 partitions" in refused.stderr
     assert topics.partition_count(link, keys, "b") == 4
     assert [row["topic"] for row in document(run("topic", "list", "--json"))] == [
@@ -569,7 +571,7 @@ def test_what_cannot_be_undone_is_not_done_without_yes(run: Run, at: At) -> None
         ("dlq", "purge", "access", "--id", name),
         ("dlq", "purge", "access", "--older-than", "0s"),
     ):
-        assert "say --yes" in run(*args, code=8, typed="y\n").stderr
+        assert "pass --yes" in run(*args, code=8, typed="y\n").stderr
     run("dlq", "purge", "access", "--id", "0:9-9", "--yes", code=8)
 
     assert at(0).dump() == before
@@ -579,7 +581,7 @@ def test_purging_by_age_and_by_name(run: Run, at: At) -> None:
     names = [bury(at(number), "1-0") for number in range(3)]
 
     assert run("dlq", "purge", "access", "--older-than", "1h").stdout == (
-        "no dead letters in access, nothing purged\n"
+        "nothing matches, nothing purged\n"
     )
     by_name = run("dlq", "purge", "access", "--id", names[0], "--yes")
     assert by_name.stdout == "1 dead letter of access purged\n"

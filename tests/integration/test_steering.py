@@ -158,14 +158,14 @@ def test_waiting_names_who_has_not_obeyed(
 ) -> None:
     beat("a")
     own(0, "a")
-    said = document(run("pause", "orders", "-w", "-t", "100ms", "--json", code=1))
+    said = document(run("pause", "orders", "-w", "--timeout", "100ms", "--json", code=1))
     assert said["waiting"] == ["a has not reported on orders/0/bill yet"]
     told = {"at_unix_ms": said["at_unix_ms"] + 60_000, "units": [
         {"topic": "orders", "partition": 0, "group": "bill", "state": "paused"}
     ]}  # fmt: skip
     link.execute("SET", keys.instance("default", "a"), json.dumps(told))
     run("pause", "orders", "--wait")
-    left = run("resume", "orders", "-w", "-t", "100ms", code=1).stderr
+    left = run("resume", "orders", "-w", "--timeout", "100ms", code=1).stderr
     assert "orders/0/bill on a is still paused" in left
 
 
@@ -227,7 +227,7 @@ def test_a_rebalance_shows_its_plan_and_forgets_moves(
 
 def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
     beat("a")
-    [note] = document(run("drain", "a", "-n", "--json"))["notes"]
+    [note] = document(run("drain", "a", "--dry-run", "--json"))["notes"]
     assert "orders/bill: its partitions will wait" in note
     beat("b")
     assert document(run("drain", "a", "--json"))["notes"] == []
@@ -246,9 +246,9 @@ def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Link, keys: Key
     assert "is alive" in run("reload", code=8).stderr
     beat("b")
     beat("a")
-    assert "in this order: a, b" in "".join(document(run("reload", "-n", "--json"))["notes"])
+    assert "in this order: a, b" in "".join(document(run("reload", "--dry-run", "--json"))["notes"])
     run("reload", "b")
-    assert "a has not reloaded" in run("reload", "-w", "-t", "100ms", code=1).stderr
+    assert "a has not reloaded" in run("reload", "-w", "--timeout", "100ms", code=1).stderr
     beat("asleep")
     link.execute("ZADD", keys.members("default"), 1, "asleep")
     assert "asleep is silent" in run("reload").stderr
@@ -277,7 +277,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Link, keys: K
     assert "drain:a" in run("control", "list").stdout
     assert "there is no order x" in run("control", "clear", "x", "-y", code=8).stderr
     run("control", "clear", code=2)
-    assert "say --yes" in run("control", "clear", "--gone", code=8).stderr
+    assert "pass --yes" in run("control", "clear", "--gone", code=8).stderr
     run("control", "clear", "--gone", "sing", "-y")
     left = ordered(link, keys)
     assert (list(left.pauses), left.drains, left.strange) == ([Scope("orders")], {}, {})
@@ -379,7 +379,7 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
     seen = document(run("group", "adopt", "orders", "bill", "--dry-run", "--json"))
     assert (seen["entries"], seen["dry_run"]) == (900, True)
     assert {each["consumer"] for each in seen["consumers"]} == {f"celery-{n}" for n in range(3)}
-    assert "say --yes" in run("group", "adopt", "orders", "bill", code=8).stderr
+    assert "pass --yes" in run("group", "adopt", "orders", "bill", code=8).stderr
     own(2, "west-1")
     refused = run("group", "adopt", "orders", "bill", "-y", code=8).stderr
     assert "west-1 owns orders/2/bill" in refused

@@ -78,7 +78,7 @@ def test_the_handler_of_the_readme_handles(state_dir: Path, reader: Reader) -> N
     line = gzip.decompress(LOG.read_bytes()).splitlines()[0].decode()
     (state_dir / "access.log").write_text(f"{line}\nhalf a line\n")
 
-    reader.obey(Fence("sh", ["second"], {}, "streamqd produce access --from - < access.log\n", 0))
+    reader.obey(Fence("sh", ["second"], {}, "streamqd produce access < access.log\n", 0))
 
     path = line.split()[6]
     shown = (

@@ -88,6 +88,7 @@ def command_at(path: tuple[str, ...]) -> click.Command:
 def test_there_are_these_verbs() -> None:
     assert {" ".join(path) for path in verbs()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
+        *("delayed", "delayed list", "delayed show", "delayed now", "delayed cancel"),
         *("topic", "topic create", "topic list", "topic describe", "topic settings"),
         *(
             "topic grow",
@@ -127,6 +128,74 @@ def test_every_verb_takes_json(path: tuple[str, ...]) -> None:
         assert "--json" in {name for option in command.params for name in option.opts}
 
 
+SHORT = {
+    "-n": "--limit",
+    "-p": "--partition",
+    "-g": "--group",
+    "-k": "--key",
+    "-f": "--follow",
+    "-H": "--header",
+    "-o": "--out",
+    "-y": "--yes",
+    "-r": "--reason",
+    "-w": "--wait",
+    "-t": "--topic",
+    "-a": "--archive",
+    "-s": "--sort",
+    "-i": "--interval",
+}
+# Here the long option means something of its own, as where to instead of which.
+OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "grow", "--wait")}
+
+
+@pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
+def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
+    """U12: a letter stands for the same long option in every verb, and is there with it."""
+    for option in command_at(path).params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        short = {each for each in option.opts if len(each) == 2}
+        long = [each for each in option.opts if len(each) > 2]
+        for each in short:
+            assert SHORT[each] in long
+        for name, belongs in SHORT.items():
+            if belongs in long and not {(*path, belongs), (path[0], belongs)} & OTHERWISE:
+                assert name in short
+
+
+@pytest.mark.parametrize(
+    ("args", "instead"),
+    [
+        (("drain", "web-1", "-n"), "--dry-run"),
+        (("pause", "access", "-w", "-t", "5s"), "--timeout"),
+        (("topic", "create", "access", "-p", "4"), "--partitions"),
+    ],
+)
+def test_an_old_letter_names_the_new_option(
+    invoke: Invoke, args: tuple[str, ...], instead: str
+) -> None:
+    """U12: a letter that means something else now is wrong usage, and the option is named."""
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert f"write {instead}" in result.stderr
+
+
+def test_help_lists_the_verbs_under_headings(invoke: Invoke) -> None:
+    """U12: every verb stands under a heading that says what it is for."""
+    lines = invoke("--help").stdout.splitlines()
+    first = lines.index("Start:")
+    shown: dict[str, list[str]] = {}
+    for line in lines[first:]:
+        if line.endswith(":") and not line.startswith(" "):
+            shown[line[:-1]] = []
+        elif line.startswith("  ") and line[2] != " " and len(line.split()) > 1:
+            shown[[*shown][-1]].append(line.split()[0])
+    names = [name for each in shown.values() for name in each]
+    assert set(cli.list_commands(click.Context(cli))) <= set(names)
+    assert "Other" not in shown
+    assert "produce" in shown["Send and read"]
+
+
 def test_the_version(invoke: Invoke) -> None:
     assert invoke("--version").stdout.startswith(f"streamqd {__version__} (Python 3.")
 
@@ -151,7 +220,8 @@ def test_a_mistyped_verb_gets_the_nearest(invoke: Invoke) -> None:
         ("--log-level", "loud", "status"),
         ("--burst", "status"),
         ("--only", "access/hits", "status"),
-        ("produce", "access"),
+        ("produce", "access", "x", "--from", "-"),
+        ("produce", "access", "--key", "a", "--key-regex", "b"),
         ("produce", "access", "--from", "missing.log"),
         ("produce", "access", "--from", "-", "--format", "csv"),
         ("produce", "access", "--from", "-", "--key-field", "k"),
@@ -326,7 +396,7 @@ def test_letters_are_named_in_one_way_only(invoke: Invoke) -> None:
 def test_a_bad_name_of_a_topic_is_refused_before_anything_is_sent(invoke: Invoke) -> None:
     result = invoke("produce", "no name!", "--from", "-", input="a")
 
-    assert result.exit_code == 8
+    assert result.exit_code == 2
     assert result.stderr.startswith("Error: 'no name!' cannot be the name of a topic: use ")
 
 

@@ -32,7 +32,7 @@ from streamqd.admin.diagnosis.facts import Facts, Fleet, Server, Value
 from streamqd.admin.diagnosis.reading import Reader
 from streamqd.admin.pages import server_unix_ms
 from streamqd.config import Settings
-from streamqd.errors import RedisRefused, Refused
+from streamqd.errors import Malformed, RedisRefused
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -85,7 +85,7 @@ class Report:
 
 
 def chosen(names: Sequence[str]) -> list[Check]:
-    """The checks of these ids or areas; all when there are none. Refused: there is no such."""
+    """The checks of these ids or areas; all when there are none. Malformed: there is no such."""
     if not names:
         return list(CHECKS)
     known = {check.id for check in CHECKS} | {check.area for check in CHECKS}
@@ -93,7 +93,7 @@ def chosen(names: Sequence[str]) -> list[Check]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else "`streamqd doctor --list` shows them"
-            raise Refused(f"there is no check {name}; {hint}")
+            raise Malformed(f"there is no check {name}; {hint}")
     return [check for check in CHECKS if check.id in names or check.area in names]
 
 

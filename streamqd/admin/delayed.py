@@ -1,0 +1,361 @@
+"""Sends that wait for their time: one list over all partitions of a topic, by due time.
+
+A delayed send is named `PARTITION:send-id`; `send` with `delay` or `at` has returned the send id.
+It has no uid yet: that begins with the entry that it becomes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from streamqd.admin import topics
+from streamqd.admin.pages import Entry, Id, ask, newest_first, server_unix_ms
+from streamqd.errors import Malformed, Refused
+from streamqd.store import retries as rows
+from streamqd.store import scheduled as store
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+
+PAGE = 200
+BATCH = 64  # sends that are changed by one call
+LOOK_BACK = (
+    10_000  # newest entries of a partition among which a message that was sent is looked for
+)
+_NAME = re.compile(r"([0-9]{1,9}):([!-~]{1,200})")
+_CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([!-~]{1,200})")
+_FIRST, _LAST = " ", "\U0010ffff"  # before and behind every send id
+
+Position = tuple[int, int, str]  # due, partition, send id: the order of the list
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedRow:
+    """One delayed send. `key` is '' when there is none; numbers are null when nothing tells them.
+
+    `payload_bytes` is null when what is kept of it cannot be read.
+    """
+
+    id: str
+    due_unix_ms: int
+    sent_unix_ms: int | None
+    key: str
+    payload_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedView:
+    """A page, the earliest first. `total` counts all delayed sends of the topic.
+
+    `cursor` continues behind the last row; it is '' at the end.
+    """
+
+    topic: str
+    now_unix_ms: int
+    total: int
+    rows: list[DelayedRow]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedSend:
+    """One delayed send whole. `headers` is null when they cannot be read."""
+
+    topic: str
+    id: str
+    due_unix_ms: int
+    sent_unix_ms: int | None
+    key: bytes | None
+    headers: dict[str, str] | None
+    payload: bytes
+    other: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A delayed send that is a message by now, with the uid of that."""
+
+    id: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Delayed sends that do not wait any more.
+
+    `sent` are messages by now. `unknown` are neither waiting nor among the newest 10,000 entries of
+    their partitions: cancelled, sent long ago, or never there.
+    """
+
+    sent: list[Sent]
+    unknown: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What `delayed cancel` did: `cancelled` will never be sent, the others as in Missed."""
+
+    topic: str
+    cancelled: int
+    sent: list[Sent]
+    unknown: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hastened:
+    """What `delayed now` did: `due` are sent within seconds, the others as in Missed."""
+
+    topic: str
+    due: int
+    sent: list[Sent]
+    unknown: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which delayed sends: all that pass every filter that is given."""
+
+    partition: int | None = None
+    key: str | None = None
+    due_within_ms: int | None = None
+
+
+def listed(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    *,
+    choice: Choice = Choice(),
+    limit: int = 50,
+    cursor: str = "",
+) -> DelayedView:
+    """A page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
+    after = _read_cursor(cursor) if cursor else (0, 0, "")
+    partitions = _partitions(link, keys, topic, choice)
+    now = server_unix_ms(link)
+    every = _chosen(link, keys, topic, partitions, choice, now, after)
+    found = list(itertools.islice(every, limit + 1))
+    page = found[:limit]
+    return DelayedView(
+        topic=topic,
+        now_unix_ms=now,
+        total=total(link, keys, topic),
+        rows=page,
+        cursor=f"{page[-1].due_unix_ms}/{page[-1].id}" if len(found) > limit else "",
+    )
+
+
+def total(link: Link, keys: Keys, topic: str) -> int:
+    """How many sends of a topic are delayed. Raises TopicMissing."""
+    count = topics.partition_count(link, keys, topic)
+    return sum(ask(link, [("ZCARD", keys.scheduled(topic, each)) for each in range(count)]))
+
+
+def chosen(link: Link, keys: Keys, topic: str, choice: Choice) -> Iterator[str]:
+    """Yield the names of the chosen delayed sends, read page by page.
+
+    Raises TopicMissing, Refused.
+    """
+    partitions = _partitions(link, keys, topic, choice)
+    now = server_unix_ms(link)
+    found = _chosen(link, keys, topic, partitions, choice, now, (0, 0, ""))
+    return (row.id for row in found)
+
+
+def show(link: Link, keys: Keys, topic: str, name: str) -> DelayedSend:
+    """One delayed send. Refused when it does not wait any more, and says where it is then."""
+    [(partition, send_id)] = _read(link, keys, topic, [name])
+    due = link.execute("ZSCORE", keys.scheduled(topic, partition), send_id)
+    items = keys.scheduled_items(topic, partition)
+    raw = None if due is None else link.execute("HGET", items, send_id)
+    if due is None or raw is None:
+        missed = look_for(link, keys, topic, [name])
+        raise Refused(
+            f"{name} has been sent: it is {missed.sent[0].uid}"
+            if missed.sent
+            else f"no delayed send {name} waits in {topic}: it was sent, cancelled or never was"
+        )
+    fields = store.fields_of(raw, items, send_id)
+    known = (b"payload", b"key", b"headers", b"sentAt", b"sendId")
+    return DelayedSend(
+        topic=topic,
+        id=name,
+        due_unix_ms=int(float(due)),
+        sent_unix_ms=_number(fields.get(b"sentAt")),
+        key=fields.get(b"key"),
+        headers=Entry(partition, Id(0, 0), fields).headers,
+        payload=fields.get(b"payload", b""),
+        other={
+            field.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for field, value in fields.items()
+            if field not in known
+        },
+    )
+
+
+def cancel(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Cancelled:
+    """Let delayed sends never be sent. Each is cancelled or was sent, never both.
+
+    Raises TopicMissing, Malformed, Refused for a partition that is not there.
+    """
+    cancelled, gone = 0, []
+    for partition, batch in _batches(link, keys, topic, names):
+        words, _ = link.run(store.cancel(keys, topic, partition, batch)).rest
+        cancelled += words.count(b"MOVED")
+        gone += [
+            f"{partition}:{send_id}"
+            for send_id, word in zip(batch, words, strict=True)
+            if word != b"MOVED"
+        ]
+    missed = look_for(link, keys, topic, gone)
+    return Cancelled(topic, cancelled, missed.sent, missed.unknown)
+
+
+def hasten(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Hastened:
+    """Let delayed sends be due now; a housekeeper sends them within seconds.
+
+    Raises TopicMissing, Malformed, Refused for a partition that is not there.
+    """
+    due, gone = 0, []
+    for partition, batch in _batches(link, keys, topic, names):
+        reply = link.run(store.hasten(keys, topic, partition, batch))
+        due += int(reply.rest[0])
+        if int(reply.rest[1]):
+            scores = ask(
+                link, [("ZSCORE", keys.scheduled(topic, partition), each) for each in batch]
+            )
+            gone += [
+                f"{partition}:{send_id}"
+                for send_id, score in zip(batch, scores, strict=True)
+                if score is None
+            ]
+    missed = look_for(link, keys, topic, gone)
+    return Hastened(topic, due, missed.sent, missed.unknown)
+
+
+def look_for(link: Link, keys: Keys, topic: str, names: Sequence[str]) -> Missed:
+    """What became of delayed sends that do not wait: their entries tell the send id."""
+    wanted: dict[int, dict[bytes, str]] = {}
+    for name in names:
+        number, _, send_id = name.partition(":")
+        wanted.setdefault(int(number), {})[send_id.encode()] = name
+    sent = []
+    for partition, ids in wanted.items():
+        streams = {partition: keys.stream(topic, partition)}
+        entries = newest_first(link, streams, limit=LOOK_BACK)
+        for entry in entries:
+            name = ids.pop(entry.fields.get(b"sendId", b""), "")
+            if name:
+                sent.append(Sent(name, f"{topic}/{partition}/{entry.id}"))
+            if not ids:
+                break
+    return Missed(sent, [name for ids in wanted.values() for name in ids.values()])
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _partitions(link: Link, keys: Keys, topic: str, choice: Choice) -> Sequence[int]:
+    count = topics.partition_count(link, keys, topic)
+    if choice.partition is None:
+        return range(count)
+    _check(topic, choice.partition, count)
+    return [choice.partition]
+
+
+def _check(topic: str, partition: int, count: int) -> None:
+    if partition >= count:
+        raise Refused(
+            f"the topic {topic} has {count} partitions: there is no partition {partition}"
+        )
+
+
+def _chosen(
+    link: Link,
+    keys: Keys,
+    topic: str,
+    partitions: Sequence[int],
+    choice: Choice,
+    now: int,
+    after: Position,
+) -> Iterator[DelayedRow]:
+    readers = [_ordered(link, keys, topic, each, after) for each in partitions]
+    due_last = None if choice.due_within_ms is None else now + choice.due_within_ms
+    for (due, _, _), row in heapq.merge(*readers, key=lambda found: found[0]):
+        if due_last is not None and due > due_last:
+            return
+        if choice.key in (None, row.key):
+            yield row
+
+
+def _ordered(
+    link: Link, keys: Keys, topic: str, partition: int, after: Position
+) -> Iterator[tuple[Position, DelayedRow]]:
+    """The delayed sends of one partition behind a position of the whole list."""
+    due, last_partition, send_id = after
+    start = (due, send_id)
+    if partition != last_partition and send_id:
+        start = (due, _LAST if partition < last_partition else _FIRST)
+    while True:
+        page, more = rows.rows(link.run(store.page(keys, topic, partition, start, PAGE)))
+        for each in page:
+            position = (each.due_unix_ms, partition, each.place)
+            if position > after:
+                yield position, _row(partition, each)
+        if not page or not more:
+            return
+        start = (page[-1].due_unix_ms, page[-1].place)
+
+
+def _row(partition: int, each: rows.Delayed) -> DelayedRow:
+    return DelayedRow(
+        id=f"{partition}:{each.place}",
+        due_unix_ms=each.due_unix_ms,
+        sent_unix_ms=_number(each.fields.get(b"sentAt")),
+        key=each.fields.get(b"key", b"").decode("utf-8", "replace"),
+        payload_bytes=None if each.payload_bytes < 0 else each.payload_bytes,
+    )
+
+
+def _read(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Read names `PARTITION:send-id`. Raises TopicMissing, Malformed, Refused."""
+    count = topics.partition_count(link, keys, topic)
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise Malformed(
+                f"{name!r} is not the name of a delayed send: write PARTITION:SEND-ID, as"
+                f" `streamqd delayed list {topic}` shows it"
+            )
+        _check(topic, int(match[1]), count)
+        yield int(match[1]), match[2]
+
+
+def _batches(
+    link: Link, keys: Keys, topic: str, names: Iterable[str]
+) -> Iterator[tuple[int, list[str]]]:
+    """Names by partition, a call's worth each; of a list, all are read before the first is used."""
+    read = _read(link, keys, topic, names)
+    if isinstance(names, Sequence):
+        read = iter(list(dict.fromkeys(read)))
+    waiting: dict[int, list[str]] = {}
+    for partition, send_id in read:
+        batch = waiting.setdefault(partition, [])
+        batch.append(send_id)
+        if len(batch) == BATCH:
+            yield partition, waiting.pop(partition)
+    yield from sorted(waiting.items())
+
+
+def _number(raw: bytes | None) -> int | None:
+    return int(raw) if raw is not None and raw.isdigit() and len(raw) < 17 else None
+
+
+def _read_cursor(text: str) -> Position:
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise Malformed(f"{text!r} is not a cursor that this verb has printed")
+    return int(match[1]), int(match[2]), match[3]

@@ -1,0 +1,138 @@
+"""Names that a shell completes: topics, groups and instances, asked of Redis while one types.
+
+A parameter is completed by its metavar, or its name: TOPIC, GROUP, INSTANCE and what has them.
+Whatever goes wrong, and whatever takes longer than a second, completes nothing and says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from streamqd import config
+from streamqd.cli.session import Session
+from streamqd.config.setting import NAME
+from streamqd.model import LETTERS
+from streamqd.store import topics
+from streamqd.store.client import Link
+
+SECONDS = 1.0  # that completing may take, the connection included
+OFFERED_MAX = 1000  # names
+
+
+class Asked(NamedTuple):
+    """What is being completed: the parameters before it, and what of it is typed already."""
+
+    session: Session
+    link: Link
+    params: Mapping[str, Any]
+    incomplete: str
+
+
+Look = Callable[[Asked], Iterable[str]]
+
+
+class Name(click.types.StringParamType):
+    """A text that is the name of something in Redis, and completed by `look`."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+
+    def shell_complete(
+        self, ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The names that begin like this, at most OFFERED_MAX; none when Redis does not answer."""
+        found: list[str] = []
+
+        def ask() -> None:
+            # A shell that completes is no place for errors: there is nobody to read them.
+            with contextlib.suppress(Exception):
+                session = _session(ctx)
+                with session.link(timeout=SECONDS) as link:
+                    names = self._look(Asked(session, link, ctx.params, incomplete))
+                    found.extend(sorted(each for each in set(names) if _whole(each)))
+
+        # In a thread, which ends with the process: a name service or a server that does not answer
+        # must not hold the shell.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(SECONDS)
+        fitting = [each for each in [*found] if each.startswith(incomplete)]
+        return [CompletionItem(each) for each in fitting[:OFFERED_MAX]]
+
+
+def equip(command: click.Command) -> click.Command:
+    """Let the parameters of a command, and of those below it, be completed by what they are."""
+    for param in command.params:
+        look = LOOKS.get(param.metavar or param.name or "")
+        if look is not None and param.type is click.STRING:
+            param.type = Name(look)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            equip(each)
+    return command
+
+
+def _topics(asked: Asked) -> list[str]:
+    found = asked.link.execute("SMEMBERS", asked.session.keys.registry())
+    return [each.decode("utf-8", "replace") for each in found]
+
+
+def _groups(asked: Asked) -> list[str]:
+    named = asked.params.get("topic")
+    chosen = [str(named).partition("/")[0]] if named else _topics(asked)
+    keys = asked.session.keys
+    return [name for topic in chosen for name in topics.groups_seen(asked.link, keys, topic)]
+
+
+def _instances(asked: Asked) -> list[str]:
+    members = asked.session.keys.members(asked.session.settings.daemon.fleet)
+    return [
+        each.decode("utf-8", "replace") for each in asked.link.execute("ZRANGE", members, 0, -1)
+    ]
+
+
+def _places(asked: Asked) -> list[str]:
+    """Topics, and below one that is typed whole: its groups and its partitions with them."""
+    topic, slash, _ = asked.incomplete.partition("/")
+    if not slash:
+        return _topics(asked)
+    keys = asked.session.keys
+    count = topics.partition_count(asked.link, keys, topic) or 0
+    groups = topics.groups_seen(asked.link, keys, topic)
+    places = [f"{topic}/{number}" for number in range(count)]
+    return [
+        *(f"{topic}/{group}" for group in groups),
+        *(f"{place}/{group}" for place in places for group in groups),
+    ]
+
+
+# What the metavar of a parameter says, or its name where it has none.
+LOOKS: dict[str, Look] = {
+    "topic": _topics,
+    "TOPIC": _topics,
+    "TOPIC/GROUP": _places,
+    "TOPIC/PARTITION/GROUP": _places,
+    "TOPIC/PARTITION[/GROUP]": _places,
+    "[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]": _places,
+    "group": _groups,
+    "GROUP": _groups,
+    "instance": _instances,
+    "INSTANCE": _instances,
+}
+
+
+def _session(ctx: click.Context) -> Session:
+    named = ctx.find_root().params.get("config_path")
+    return Session(config_path=Path(named) if named else config.find())
+
+
+def _whole(name: str) -> bool:
+    """Whether it is made of names: what else stands in Redis must not reach the shell."""
+    return all(NAME.fullmatch(part.removesuffix(LETTERS)) for part in name.split("/"))

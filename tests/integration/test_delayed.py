@@ -1,0 +1,268 @@
+"""`streamqd delayed` on a real server: what waits for its time, and what becomes of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.admin import delayed
+from streamqd.errors import BadValue
+from streamqd.producer import Outgoing, Producer
+from streamqd.store import messages, scheduled
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.support.servers import Server
+from tests.support.verbs import At, Run, document
+from tests.support.waiting import wait_until
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def verb(run: Run) -> Run:
+    """Run a verb of `delayed`; it must end with `code`."""
+    return functools.partial(run, "delayed")
+
+
+@pytest.fixture
+def send(server: Server, at: At) -> Callable[..., list[str]]:
+    """Send messages with a delay to the topic access; return their names."""
+
+    def call(*items: Outgoing) -> list[str]:
+        with Producer(server.url) as producer:
+            ids = producer.send_many("access", items)
+        return [f"{item.partition}:{each}" for item, each in zip(items, ids, strict=True)]
+
+    return call
+
+
+def later(text: str, delay: float = HOUR, **more: object) -> Outgoing:
+    return Outgoing(text, delay=delay, **{"partition": 0, **more})
+
+
+def promote(link: Link, keys: Keys, partition: int = 0, count: int = 200) -> int:
+    return int(link.run(messages.promote_scheduled(keys, "access", partition, count)).rest[0])
+
+
+def test_what_waits_is_listed_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
+    """U13: delayed sends of all partitions are one list with due time, size and key, in pages."""
+    names = send(
+        later("later", 3 * HOUR, partition=2),
+        later("soon", 60, partition=1, key="k"),
+        later("in between", HOUR, partition=0),
+    )
+    by_due = [names[1], names[2], names[0]]
+
+    shown = verb("list", "access")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["ID", *by_due]
+    assert shown.stderr == "3 delayed in access\n"
+    told = document(verb("list", "access", "--json"))
+    assert [row["id"] for row in told["rows"]] == by_due
+    first = told["rows"][0]
+    assert (first["key"], first["payload_bytes"]) == ("k", 4)
+    assert 50_000 < first["due_unix_ms"] - first["sent_unix_ms"] <= 60_000
+
+    found: list[str] = []
+    cursor: tuple[str, ...] = ()
+    for _ in range(3):
+        page = document(verb("list", "access", "-n", "1", *cursor, "--json"))
+        found += [row["id"] for row in page["rows"]]
+        cursor = ("--cursor", page["cursor"])
+    assert found == by_due
+    assert page["cursor"] == ""
+
+
+def test_pages_fit_together_within_one_millisecond(
+    verb: Run, link: Link, keys: Keys, at: At
+) -> None:
+    """U13: many sends that are due at one instant are each listed once."""
+    wanted = set()
+    for partition in range(3):
+        for number in range(5):
+            link.execute(
+                "ZADD", keys.scheduled("access", partition), 9_000_000_000_000, f"s{number}"
+            )
+            wanted.add(f"{partition}:s{number}")
+    found: list[str] = []
+    cursor: tuple[str, ...] = ()
+    while True:
+        page = document(verb("list", "access", "-n", "4", *cursor, "--json"))
+        found += [row["id"] for row in page["rows"]]
+        if not page["cursor"]:
+            break
+        cursor = ("--cursor", page["cursor"])
+    assert len(found) == 15
+    assert set(found) == wanted
+    assert all(row["payload_bytes"] is None for row in page["rows"])  # there is no item
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (("--due-within", "5m"), [1]),
+        (("-p", "0"), [2]),
+        (("-k", "k"), [1]),
+        (("-k", "k", "-p", "2"), []),
+    ],
+)
+def test_filters_choose(
+    verb: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
+) -> None:
+    """U13: by partition, key and due time."""
+    names = send(
+        later("a", 3 * HOUR, partition=2), later("b", 60, partition=1, key="k"), later("c")
+    )
+    rows = document(verb("list", "access", *words, "--json"))["rows"]
+    assert [row["id"] for row in rows] == [names[each] for each in chosen]
+    if not chosen:
+        assert verb("list", "access", *words).stdout == "nothing matches\n"
+
+
+def test_one_is_shown_whole(verb: Run, send: Callable[..., list[str]]) -> None:
+    """U13: `delayed show` tells key, headers and payload."""
+    [name] = send(later("long " * 5000, key="k\x1b", headers={"a": "b"}))
+    told = document(verb("show", "access", name, "--json"))
+    assert told["payload"] == "long " * 5000
+    assert (told["key"], told["headers"], told["other"]) == ("k\x1b", {"a": "b"}, {})
+    shown = verb("show", "access", name).stdout
+    assert "header a:" in shown
+    assert "payload, 25,000 bytes:" in shown
+    assert "\x1b" not in shown
+
+
+def test_cancel_says_what_became_of_each(
+    verb: Run, send: Callable[..., list[str]], link: Link, keys: Keys
+) -> None:
+    """U13: a delayed send is cancelled, or was sent already, or is unknown; the exit code tells."""
+    keep, drop, sent = send(later("keep"), later("drop"), later("sent", 0))
+    assert promote(link, keys) == 1
+    [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+
+    assert verb("cancel", "access", drop).stdout == "1 delayed send cancelled\n"
+    again = verb("cancel", "access", drop, sent, "0:nobody", "--json", code=8)
+    assert json.loads(again.stdout) == {
+        "topic": "access",
+        "cancelled": 0,
+        "sent": [{"id": sent, "uid": f"access/0/{entry.decode()}"}],
+        "unknown": [drop, "0:nobody"],
+    }
+    told = verb("cancel", "access", sent, code=8)
+    assert told.stderr == f"{sent} has been sent: it is access/0/{entry.decode()}\n"
+    assert "has been sent: it is" in verb("show", "access", sent, code=8).stderr
+    assert "never was" in verb("show", "access", drop, code=8).stderr
+    assert [row["id"] for row in document(verb("list", "access", "--json"))["rows"]] == [keep]
+    assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 1
+
+
+def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:
+    """U13: what cannot be undone asks first, can be tried, and is in the audit trail."""
+    send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
+    assert verb("cancel", "access", "--all", "--dry-run").stdout == (
+        "200 delayed sends would be cancelled\n"
+    )
+    assert "pass --yes" in verb("cancel", "access", "--all", code=8).stderr
+    done = verb("cancel", "access", "--all", "--key", "k0", "--yes").stdout
+    assert done == "100 delayed sends cancelled\n"
+    assert document(verb("list", "access", "--json"))["total"] == 100
+    assert verb("cancel", "access", "--all", "-k", "k0", "--yes").stdout == "nothing matches\n"
+    assert "delayed cancel" in run("dlq", "audit", "access").stdout
+
+
+def test_now_lets_them_be_sent(
+    verb: Run, send: Callable[..., list[str]], link: Link, keys: Keys
+) -> None:
+    """U13: `delayed now` makes them due; the promoter sends them, and later the uid is told."""
+    first, second, third = send(later("1"), later("2"), later("3"))
+    assert verb("now", "access", first).stdout == "1 delayed send due now\n"
+    assert promote(link, keys) == 1
+    assert "has been sent: it is access/0/" in verb("now", "access", first, code=8).stderr
+    assert (
+        verb("now", "access", "--all", "--dry-run").stdout == "2 delayed sends would be due now\n"
+    )
+    assert document(verb("now", "access", "--all", "--json"))["due"] == 2
+    wait_until(lambda: promote(link, keys) or link.execute("XLEN", keys.stream("access", 0)) == 3)
+    assert verb("list", "access").stdout == "no delayed sends in access\n"
+    assert verb("now", "access", second, third, code=8).stdout == "no delayed sends due now\n"
+
+
+def test_a_cancel_and_the_promoter_never_both_win(
+    send: Callable[..., list[str]], new_link: Callable[..., Link], link: Link, keys: Keys
+) -> None:
+    """U13: beside a promoter at work, each send is either cancelled or sent, as the answer says."""
+    names = send(*(later(f"m{n}", 0) for n in range(600)))
+    theirs = new_link(name="promoter")
+    stop = threading.Event()
+
+    def promoter() -> None:
+        while not stop.is_set() and promote(theirs, keys, count=5):
+            pass
+
+    thread = threading.Thread(target=promoter)
+    thread.start()
+    done = [delayed.cancel(link, keys, "access", [name]) for name in reversed(names)]
+    stop.set()
+    thread.join(30)
+
+    cancelled = {n for n, each in zip(reversed(names), done, strict=True) if each.cancelled}
+    told = {each.id: each.uid for answer in done for each in answer.sent}
+    entries = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
+    written = {}
+    for entry, flat in entries:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        written[f"0:{fields[b'sendId'].decode()}"] = f"access/0/{entry.decode()}"
+    assert not [name for each in done for name in each.unknown]
+    assert cancelled
+    assert told
+    assert told == written
+    assert cancelled | set(written) == set(names)
+    assert not cancelled & set(written)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("cancel", "access"), 2, "--all"),
+        (("cancel", "access", "0:x", "--all"), 2, "not both"),
+        (("now", "access", "nope"), 2, "PARTITION:SEND-ID"),
+        (("show", "access", "x:y"), 2, "PARTITION:SEND-ID"),
+        (("list", "access", "--cursor", "x"), 2, "cursor"),
+        (("list", "access", "-p", "3"), 8, "no partition 3"),
+        (("cancel", "access", "3:x"), 8, "no partition 3"),
+        (("list", "acces"), 8, "did you mean access?"),
+    ],
+)
+def test_mistakes_are_told(verb: Run, at: At, words: tuple[str, ...], code: int, said: str) -> None:
+    """U13: what cannot be read is wrong usage, what is not there is refused."""
+    at(0)
+    assert said in verb(*words, code=code).stderr
+
+
+def test_an_item_that_cannot_be_read_harms_only_itself(
+    verb: Run, send: Callable[..., list[str]], link: Link, keys: Keys
+) -> None:
+    """U13: what somebody else wrote is listed without a size, and can be cancelled."""
+    [name] = send(later("fine"))
+    link.execute("ZADD", keys.scheduled("access", 0), 5, "bad")
+    link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")
+    rows = document(verb("list", "access", "--json"))["rows"]
+    assert [(row["id"], row["payload_bytes"]) for row in rows] == [("0:bad", None), (name, 4)]
+    with pytest.raises(BadValue, match=r"bad of streaming:mq:delayed:item.*not the packed fields"):
+        delayed.show(link, keys, "access", "0:bad")
+    assert verb("cancel", "access", "0:bad").stdout == "1 delayed send cancelled\n"
+
+
+@given(raw=st.binary(max_size=40))
+def test_items_are_read_or_refused(raw: bytes) -> None:
+    """U13: whatever an item holds, it is read or refused by its key and field."""
+    try:
+        fields = scheduled.fields_of(raw, "items", "s")
+    except BadValue:
+        return
+    assert fields
+    assert all(isinstance(each, bytes) for pair in fields.items() for each in pair)

@@ -1,0 +1,380 @@
+"""What people type and what a terminal of theirs shows: wrong words, short options, colours."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.shell_completion import BashComplete
+
+from streamqd.admin.pages import server_unix_ms
+from streamqd.cli import cli
+from streamqd.letter import REASONS
+from streamqd.store import topics
+from streamqd.store.client import Link
+from streamqd.store.keys import Keys
+from tests.integration.test_admin import bury
+from tests.support.daemon import toml
+from tests.support.servers import Server
+from tests.support.terminal import Terminal
+from tests.support.verbs import At, Run
+
+ROOT = Path(__file__).parents[2]
+Typed = Callable[..., Terminal]
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def typed(file: Path, tmp_path: Path) -> Typed:
+    """Run the command in a terminal of 80 columns; `keys` are typed when `until` is shown."""
+
+    def invoke(*args: str, code: int = 0, until: str = "", keys: str = "", **env: str) -> Terminal:
+        command = [sys.executable, "-m", "streamqd", "--config", str(file), *args]
+        clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+        whole = clean | {"TERM": "xterm", "PYTHONPATH": str(ROOT)} | env
+        with Terminal(command, columns=80, lines=60, cwd=tmp_path, env=whole) as terminal:
+            if until:
+                terminal.wait_text(until, 60)
+                terminal.type(keys)
+            assert terminal.wait_end(60) == code, terminal.shown
+        return terminal
+
+    return invoke
+
+
+# --- words that cannot match ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["list", "stats", "replay", "purge", "export"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--reason", "nope"), REASONS),
+        (("--fingerprint", "nope"), ["12 hexadecimal digits"]),
+        (("--since", "1h", "--until", "2h"), ["--since is not before --until"]),
+    ],
+)
+def test_a_filter_that_cannot_match_is_a_mistake(
+    run: Run, at: At, verb: str, words: tuple[str, ...], told: list[str]
+) -> None:
+    """U9: a word that can match no dead letter is wrong usage, and the right words are named."""
+    bury(at(0), "1-0")
+    result = run("dlq", verb, "access", *words, code=2)
+    assert all(word in result.stderr for word in told)
+    assert not result.stdout
+
+
+def test_every_reason_is_on_the_page_and_can_be_asked_for(run: Run, at: At) -> None:
+    """U9: the words that --reason takes are those that the wire format names."""
+    page = (ROOT / "docs" / "reference" / "wire-format.md").read_text()
+    table = page.partition("| Reason |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == sorted(REASONS)
+    for reason in REASONS:
+        assert run("dlq", "list", "access", "--reason", reason).stdout == "nothing matches\n"
+
+
+def test_a_narrow_terminal_shows_what_a_message_died_of(typed: Typed, at: At) -> None:
+    """U9: at 80 columns the message of the error is not cut away, and no module stands before."""
+    text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
+    bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
+    bury(at(1), "1763640000001-0", errorClass="shop.billing.errors.Short", errorMessage="no sum")
+
+    shown = COLOUR.sub("", typed("dlq", "list", "access").raw).replace("\r\n", "\n")
+
+    assert f"\n    {text}\n" in shown  # both do not fit: the message wins
+    assert "\n    Short: no sum\n" in shown
+    assert all(len(line) <= 80 for line in shown.split("\n"))
+
+
+def test_tries_count_runs_that_ended_with_their_process(run: Run, at: At) -> None:
+    """U9: a dead letter that took down two processes and failed once was tried three times."""
+    bury(at(0), "1-0", reason="crashes", attempts="1", crashes="2", errorMessage="signal SIGSEGV")
+    head, row = run("dlq", "list", "access").stdout.splitlines()
+    at_ = head.index("TRIES")
+    assert row[at_ : at_ + 5].strip() == "3"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tail", "no name!"),
+        ("produce", "no name!", "x"),
+        ("topic", "create", "no name!"),
+        ("dlq", "list", "no name!"),
+        ("dlq", "show", "access", "nope"),
+        ("dlq", "list", "access", "--cursor", "nope"),
+        ("retry", "list", "access", "hits", "--cursor", "nope"),
+        ("retry", "now", "access", "hits", "nope"),
+        ("pending", "access", "--group", "hits", "--cursor", "nope"),
+        ("group", "reset", "access", "hits", "--to", "nope"),
+        ("doctor", "--only", "nope"),
+        ("why", "nope"),
+        ("pause", "a/b/c/d"),
+        ("move", "nope", "--to", "x"),
+    ],
+)
+def test_what_cannot_be_read_ends_alike_everywhere(
+    run: Run, at: At, words: tuple[str, ...]
+) -> None:
+    """U9: malformed input is wrong usage, exit code 2, whichever verb reads it."""
+    at(0).groups()
+    result = run(*words, code=2)
+    assert "Error: " in result.stderr
+
+
+def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
+    """U9: a partition beyond the last can match nothing, and every verb says so."""
+    at(0).groups()
+    for words in (
+        ("tail", "access"),
+        ("partitions", "access"),
+        ("retry", "list", "access", "hits"),
+        ("retry", "now", "access", "hits", "--all"),
+        ("delayed", "list", "access"),
+        ("trim", "access", "--dry-run", "--max-age", "1h"),
+    ):
+        assert "3" in run(*words, "--partition", "3", code=8).stderr
+    assert run("retry", "list", "access", "hits", "-k", "x").stdout == "nothing matches\n"
+
+
+def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Link) -> None:
+    """U9: what would ask says which option answers."""
+    bury(at(0), "1-0")
+    assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
+    assert link.execute("XLEN", at(0).dlq) == 1
+
+
+# --- produce --------------------------------------------------------------------------------------
+
+
+def payloads(link: Link, keys: Keys, topic: str = "access", partitions: int = 3) -> list[bytes]:
+    streams = [keys.stream(topic, number) for number in range(partitions)]
+    found = [link.execute("XRANGE", stream, "-", "+") for stream in streams]
+    return sorted(flat[flat.index(b"payload") + 1] for page in found for _, flat in page)
+
+
+def test_a_payload_is_an_argument(run: Run, at: At, link: Link, keys: Keys) -> None:
+    """U12: `produce TOPIC PAYLOAD` sends one message, whatever is in it."""
+    at(0)
+    run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
+    run("produce", "access", "")
+    assert payloads(link, keys) == [b"", b'{"id": 1}\n\nend']
+    told = run("produce", "access", "{nope}", "--format", "jsonl", code=2)
+    assert "the payload is not JSON" in told.stderr
+
+
+def test_standard_input_is_the_default(run: Run, at: At, link: Link, keys: Keys) -> None:
+    """U12: without a payload and --from, lines come from standard input."""
+    at(0)
+    run("produce", "access", typed="one\ntwo\n")
+    run("produce", "access", "--from", "-", typed="three\n")
+    assert payloads(link, keys) == [b"one", b"three", b"two"]
+
+
+def test_a_slip_creates_no_topic(run: Run, at: At, link: Link, keys: Keys) -> None:
+    """U11: without a terminal a topic that is new needs --create, and the near one is told."""
+    at(0)
+    told = run("produce", "acess", "x", code=8).stderr
+    assert "did you mean access?" in told
+    assert "--create" in told
+    assert topics.registered(link, keys) == ["access"]
+    run("produce", "acess", "x", "--create")
+    assert topics.registered(link, keys) == ["access", "acess"]
+    run("produce", "acess", "y")
+    assert payloads(link, keys, "acess", 1) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"topics": {"orders": {"partitions": 2}}},
+        {"consumers": [{"topic": "orders", "group": "bill", "handler": "shop:bill"}]},
+    ],
+)
+def test_what_the_configuration_names_is_no_slip(
+    run: Run, file: Path, server: Server, link: Link, keys: Keys, section: dict[str, object]
+) -> None:
+    """U11: a topic that the configuration names is created by the first message, as ever."""
+    file.write_text(file.read_text() + "\n" + toml(section))
+    run("produce", "orders", "x")
+    assert payloads(link, keys, "orders", 2) == [b"x"]
+
+
+@pytest.mark.parametrize(("answer", "code", "there"), [("n", 8, []), ("y", 0, ["orders"])])
+def test_a_terminal_is_asked(
+    typed: Typed, link: Link, keys: Keys, answer: str, code: int, there: list[str]
+) -> None:
+    """U11: on a terminal the command asks before it creates a topic."""
+    asked = "Create the topic orders?"
+    shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
+    assert "does not exist" in shown
+    assert topics.registered(link, keys) == there
+
+
+def test_lines_are_typed_into_a_terminal(typed: Typed, at: At, link: Link, keys: Keys) -> None:
+    """U12: on a terminal the lines are typed, and Ctrl-D ends them."""
+    at(0)
+    typed("produce", "access", until="Ctrl-D ends", keys="one\ntwo\n\x04")
+    assert payloads(link, keys) == [b"one", b"two"]
+
+
+# --- tail -----------------------------------------------------------------------------------------
+
+
+def test_tail_since(run: Run, at: At, link: Link) -> None:
+    """U13: `tail --since` shows all that was written since then, the oldest first."""
+    now = server_unix_ms(link)
+    for number in range(250):
+        at(number % 3).add(f"{now - 1_000_000 + number}-0", "payload", f"new {number}")
+    every = run("tail", "access", "--since", "30m").stdout.splitlines()
+    assert [line.split("  ")[2] for line in every] == [f"new {number}" for number in range(250)]
+    assert run("tail", "access", "--since", "10m").stdout == ""
+    assert run("tail", "access", "--since", "10m").stderr == "nothing matches\n"
+    assert len(run("tail", "access", "--since", "30m", "-n", "5").stdout.splitlines()) == 5
+    exact = run("tail", "access", "--since", str(now - 1_000_000 + 248)).stdout
+    assert [line.split("  ")[2] for line in exact.splitlines()] == ["new 248", "new 249"]
+    assert "future" in run("tail", "access", "--since", "2999-01-01", code=2).stderr
+    assert "is not a time" in run("tail", "access", "--since", "nope", code=2).stderr
+
+
+def test_tail_since_and_follow(typed: Typed, at: At, link: Link) -> None:
+    """U13: --since and --follow together miss nothing and show nothing twice."""
+    now = server_unix_ms(link)
+    at(0).add(f"{now - 5000}-0", "payload", "before")
+    terminal = typed(
+        "tail", "access", "--since", "1h", "--follow", until="before", keys="\x03", code=130
+    )
+    assert terminal.raw.count("before") == 1
+
+
+# --- moving and draining --------------------------------------------------------------------------
+
+
+def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
+    """U12: the instance is an argument of both; --to says the same."""
+    at(0).groups()
+    unit = "access/0/hits"
+    as_argument = run("move", unit, "web-9", code=8).stderr
+    assert as_argument == run("move", unit, "--to", "web-9", code=8).stderr
+    assert "web-9" in as_argument
+    assert as_argument == run("drain", "web-9", code=8).stderr
+    assert "name the instance" in run("move", unit, code=2).stderr
+    assert "once" in run("move", unit, "web-9", "--to", "web-9", code=2).stderr
+
+
+# --- colours --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "coloured"),
+    [
+        ((), {}, True),
+        ((), {"NO_COLOR": "1"}, False),
+        ((), {"TERM": "dumb"}, False),
+        (("--no-color",), {}, False),
+        (("--color",), {"NO_COLOR": "1"}, True),
+    ],
+)
+def test_a_terminal_gets_colours(
+    typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], coloured: bool
+) -> None:
+    """U12: colour where there is a terminal, unless NO_COLOR or --no-color say otherwise."""
+    at(0)
+    assert bool(COLOUR.search(typed(*options, "topic", "list", **env).raw)) == coloured
+    refused = typed(*options, "topic", "describe", "nope", code=8, **env).raw
+    assert bool(COLOUR.search(refused)) == coloured
+
+
+@pytest.mark.parametrize("options", [(), ("--color",)])
+def test_no_pipe_and_no_document_gets_colours(
+    run: Run, typed: Typed, at: At, options: tuple[str, ...]
+) -> None:
+    """U12: pipes and JSON are never coloured."""
+    at(0)
+    assert "\x1b" not in run(*options, "topic", "list").stdout
+    assert "\x1b" not in run(*options, "topic", "describe", "nope", code=8).stderr
+    assert "\x1b" not in typed(*options, "topic", "list", "--json").raw
+
+
+# --- completion -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """What a shell offers for the last of the words, by `shell`; nothing may be said beside."""
+
+    def ask(*words: str, shell: str = "bash", config: Path = file) -> list[str]:
+        line = ["streamqd", "--config", str(config), *words]
+        env = os.environ | {
+            "_STREAMQD_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": " ".join(line) if shell != "fish" else " ".join(line[:-1]),
+            "COMP_CWORD": str(len(line) - 1) if shell != "fish" else line[-1],
+            "PYTHONPATH": str(ROOT),
+        }
+        code = "from streamqd.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=60
+        )
+        assert not done.stderr
+        lines = done.stdout.decode().strip().splitlines()
+        if shell == "zsh":
+            return lines[1::3]
+        return [each.partition(",")[2].partition("\t")[0] for each in lines]
+
+    return ask
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_answered(complete: Callable[..., list[str]], at: At, shell: str) -> None:
+    """U12: topics complete in bash, zsh and fish, by the process that the shell starts."""
+    at(0)
+    assert complete("tail", "ac", shell=shell) == ["access"]
+
+
+def test_names_are_completed(file: Path, at: At, link: Link, keys: Keys) -> None:
+    """U12: topics, groups and instances complete; what is no name never reaches the shell."""
+    at(0).groups()
+    link.execute("HSET", keys.meta("access"), "group:hits", 3)
+    link.execute("SADD", keys.registry(), "bad name", "../x", b"\xff", "audit")
+    link.execute("ZADD", keys.members("default"), 1, "web-1", 2, "web\n2")
+    shell = BashComplete(cli, {}, "streamqd", "_STREAMQD_COMPLETE")
+
+    def offered(*words: str) -> list[str]:
+        found = shell.get_completions(["--config", str(file), *words[:-1]], words[-1])
+        return [each.value for each in found]
+
+    assert offered("tail", "") == ["access", "audit"]
+    assert offered("tail", "ac") == ["access"]
+    assert offered("topic", "describe", "au") == ["audit"]
+    assert offered("partitions", "access", "--group", "h") == ["hits"]
+    assert offered("retry", "list", "access", "") == ["hits"]
+    assert offered("group", "describe", "access", "") == ["hits"]
+    assert offered("drain", "w") == ["web-1"]
+    assert offered("move", "access/0/hits", "w") == ["web-1"]
+    assert offered("pause", "acc") == ["access"]
+    assert offered("move", "access/1") == ["access/1/hits"]
+    assert offered("prod") == ["produce"]
+
+
+def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_path: Path) -> None:
+    """U12: a server that takes the connection and is silent, or none, completes nothing in time."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        file = tmp_path / "silent.toml"
+        file.write_text(toml({"redis": {"url": f"redis://127.0.0.1:{silent.getsockname()[1]}"}}))
+        plain = time.monotonic()
+        assert complete("prod", config=file) == ["produce"]
+        started = time.monotonic()
+        assert complete("tail", "", config=file) == []
+        # What it takes beside the answer of the server, the start of Python above all, is the same.
+        assert time.monotonic() - started < 2 * (started - plain) + 1.0 + 5.0
+    assert complete("tail", "", config=file) == []
+    assert complete("tail", "", config=tmp_path / "none.toml") == []
