@@ -19,6 +19,7 @@ from streamqd.admin.live import (
     _totals,
     unit_of,
 )
+from streamqd.admin.unreadable import Unreadable
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.columns import ORDERS, Cell, number, seconds
 from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
@@ -42,6 +43,7 @@ def view(units: Sequence[LiveUnit] = (), **more: Any) -> LiveView:
         failures=[],
         totals=LiveTotals(1.5, 1200.0, 0.0, 7, True, 2, 1, 0),
         unseen=0,
+        unreadable=[],
     )
     return replace(seen, **more)
 
@@ -356,3 +358,12 @@ def test_styles_only_underline_what_words_say() -> None:
 
     assert Cell("PAUSED   ", "warn") in styled
     assert all(cell.text.strip() for cell in styled)
+
+
+def test_what_cannot_be_read_stands_above_the_table() -> None:
+    """S7: one by name, then how many more; other troubles keep their room."""
+    rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "a whole number") for n in range(5)]
+    shown = text(frame(view(unreadable=rows), Shown(), 200, None))
+    assert "! epoch of key-0 cannot be read: it is 'abc' and not a whole number" in shown
+    assert "key-1" not in shown
+    assert "and 4 more values that cannot be read" in shown

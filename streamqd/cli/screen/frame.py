@@ -42,7 +42,7 @@ HELP = (
     "`streamqd why TOPIC/PARTITION` says why one of them does not move.",
 )
 
-UNREADABLE_SHOWN = 3  # values that are named above the table
+UNREADABLE_SHOWN = 1  # values that are named above the table
 
 
 @dataclass(frozen=True, slots=True)
