@@ -34,6 +34,8 @@ EVENTS: dict[str, str] = {
     "lease.late": "The lease had expired and was renewed; ownership did not change.",
     "lease.lost": "The partition has another owner; its worker is stopped.",
     "lease.released": "The partition was given up.",
+    "lease.resumed": "The partition of a killed supervisor goes on: what had ended (`done`) is"
+    " acknowledged; a message that was running (`running`) is charged if it was the only one.",
     "letter.given_up": "The consumer of a dead letter gave it up; it stays a dead letter.",
     "letters.expired": "Dead letters older than dlq_retention were deleted.",
     "log.dropped": "Lines were dropped because nobody read them.",
@@ -59,6 +61,11 @@ EVENTS: dict[str, str] = {
     "reload.rolling": "The new configuration is valid; workers are replaced one by one.",
     "reload.stopped": "A new worker does not start; what was not replaced yet keeps the old code.",
     "retention.dropped": "Unacknowledged entries were dropped, as retention.drop_unacked_* asks.",
+    "scoreboard.found": "The file of a killed supervisor was read; it says what its workers did.",
+    "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
+    " what its workers had finished in the last moments is handled again.",
+    "scoreboard.refused": "The file of a killed supervisor, or a partition in it, is torn or"
+    " foreign; it was ignored, and what it tells of may be handled again.",
     "signal": "A signal arrived.",
     "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
     "start": "The daemon starts.",

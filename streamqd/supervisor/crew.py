@@ -102,6 +102,7 @@ class Crew:
             return live(orders, settings, consumer, slot, control)
 
         try:
+            slot.reserve()
             child = process.spawn(run, title=orders.title, forget=self.forget, keep=self.keep)
         except OSError as error:
             self._forks.failed(error=str(error))

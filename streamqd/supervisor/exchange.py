@@ -208,7 +208,7 @@ class Exchange:
 
     def _on_intent(self, holding: Holding, sent_ns: int, reply: Reply | RedisRefused) -> None:
         now = time.monotonic()
-        before = holding.phase
+        before, left = holding.phase, holding.left
         word = holding.answered(reply, now)
         if holding.owned and not isinstance(reply, RedisRefused):
             self._trust(holding, sent_ns, now)
@@ -217,6 +217,15 @@ class Exchange:
             assert not isinstance(reply, RedisRefused)
             taken = leases.Acquired.parse(reply)
             logs.event("lease.acquired", unit=holding.unit, **taken.told())
+        elif word == "resumed" and left is not None:
+            running = [place.decode() for place in left.running]
+            logs.event(
+                "lease.resumed",
+                unit=holding.unit,
+                epoch=holding.epoch,
+                done=len(left.done),
+                running=running or None,
+            )
         elif word == "released":
             logs.event("lease.released", unit=holding.unit, epoch=holding.epoch)
             self.wake_fleet()

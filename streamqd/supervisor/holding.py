@@ -29,6 +29,7 @@ from streamqd.scoreboard import Slot, WorkerState, now_ns
 from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.boards import Left
 from streamqd.worker import ExitCode
 
 SUSPECTS_MAX = 512
@@ -101,8 +102,27 @@ class Holding:
     _done: list[bytes] = field(default_factory=list)
     _charged: bytes | None = None
     _context: bytes = b""
+    left: Left | None = None  # of a killed supervisor, until Redis has answered to it
 
     # --- wishes ---
+
+    def resume(self, left: Left) -> None:
+        """Want to go on with what a killed supervisor held, as after the death of its worker.
+
+        Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
+        """
+        assert self.phase is Phase.FREE
+        self.phase = Phase.REFENCING
+        self.left = left
+        self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
+        self._done = left.done
+        self._charged = left.running[0] if len(left.running) == 1 else None
+        if self._charged is None:
+            self.suspects = frozenset(left.running[:SUSPECTS_MAX])
+        else:
+            self._context = json.dumps({"what": "the death of its supervisor"}).encode()
+        self.slot.restore(left.done, left.running)
+        self.slot.note_lease(self.token, self._new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
         """Want to own the unit. `dead_token` belongs to a predecessor proven dead."""
@@ -156,7 +176,7 @@ class Holding:
         if self.phase is Phase.ACQUIRING:
             return self._acquired(reply, now)
         if self.phase is Phase.REFENCING:
-            return self._refenced(reply)
+            return self._refenced(reply, now)
         if self.phase is Phase.RELEASING:
             self.lose()
             return "released"
@@ -169,6 +189,12 @@ class Holding:
             return ""
         self.phase = Phase.HELD
         self.epoch = int(reply.rest[0])
+        self.slot.forget_batch()  # what is in hand is that of a process of the past
+        self.slot.note_lease(self.token)
+        self._owns_from(now)
+        return "acquired"
+
+    def _owns_from(self, now: float) -> None:
         self.since = now
         self.groups_ready = False
         self.slot.epoch = self.epoch
@@ -176,16 +202,22 @@ class Holding:
         self.slot.owned = 1
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
-        return "acquired"
 
-    def _refenced(self, reply: Reply) -> str:
+    def _refenced(self, reply: Reply, now: float) -> str:
+        # Before the token: with the new one in its place, what is in hand would be charged again.
+        self.slot.forget_batch()
+        resumed, self.left = self.left is not None, None
         if reply.word != "OK":
             self.lose()
             return "lost"
         self.token = self._new_token
+        self.slot.note_lease(self.token)
         self.epoch = int(reply.rest[0])
         self.slot.epoch = self.epoch
         charged = "charged" if self._charged is not None else ""
+        if resumed:
+            self._owns_from(now)
+            charged = "resumed"
         if self._charged is not None:
             self.slot.add("charged")
         self.slot.add("acked", len(self._done))
@@ -199,6 +231,7 @@ class Holding:
         self.phase = Phase.FREE
         self.token = ""
         self.release_after = False
+        self.slot.note_lease("")
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0
 
@@ -241,7 +274,13 @@ class Holding:
         self.kill = None
         self.stop_reason = ""
         self.soft_limited = 0
-        self.slot.clear()
+        if self.phase is Phase.REFENCING:
+            # What it had in hand stays written down until it is settled.
+            self.slot.acquit(suspects)
+            self.slot.note_lease(self.token, self._new_token)
+            self.slot.vacate()
+        else:
+            self.slot.clear()
         cause = restart.Cause.ORDERED
         if crashed and batch.running:
             cause = restart.Cause.HANDLING
@@ -267,6 +306,7 @@ class Holding:
         if self.phase is Phase.HELD:
             self.phase = Phase.REFENCING
             self._new_token = secrets.token_hex(16)
+            self.slot.note_lease("")  # nor may a successor read it
             # Its slot is still its own: another instance goes on with the unit.
             self.release_after = True
         return child

@@ -16,8 +16,9 @@ from streamqd.errors import StreamqdError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.policy import restart
-from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.scoreboard import HEAD_BYTES, WorkerState
 from streamqd.supervisor import report
+from streamqd.supervisor.boards import Boards
 from streamqd.supervisor.burst import BurstCheck
 from streamqd.supervisor.crew import Crew
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
@@ -57,7 +58,8 @@ class Supervisor:
         self.only = only
         self.embedded = embedded
         self.notifier = Notifier()
-        self.board = Scoreboard()
+        boards = Boards(settings.daemon, lock)
+        self.board = boards.make(len(_units_of(settings, partitions)))
         self.names = Names()
         self.exchange = Exchange(settings, self.board, lock.identity, self.names)
         forget = [self.exchange.link.detach, self.exchange.wakes.link.detach]
@@ -69,6 +71,11 @@ class Supervisor:
         self.holdings: dict[Unit, Holding] = {}
         self.unwanted: set[Unit] = set()  # known units that a reload took out
         self._offer(settings, partitions)
+        for unit, left in boards.left.items():
+            if unit in self.holdings:
+                self.holdings[unit].resume(left)
+        boards.publish()
+        self._boards = boards
         self.moves = Moves(self)
         self.steering = Steering(self)
         self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
@@ -107,6 +114,8 @@ class Supervisor:
                     break
                 self._wait()
             self.exchange.leave()
+            if all(holding.phase is Phase.FREE for holding in self.holdings.values()):
+                self._boards.remove()
             logs.event("drained", code=self.exit_code)
             return self.exit_code
         except BaseException:
@@ -198,7 +207,15 @@ class Supervisor:
     def fits(self, settings: Settings, partitions: dict[str, int]) -> bool:
         """Whether the scoreboard has room for all units of a new configuration."""
         new = _units_of(settings, partitions).keys() - self.holdings.keys()
-        return self.board.used + len(new) <= self.board.size
+        used = self.board.used
+        if used + len(new) > self.board.size:
+            return False
+        try:
+            for index in range(used, used + len(new)):
+                self.board.reserve(index, HEAD_BYTES)
+        except OSError:
+            return False
+        return True
 
     def wanted_units(self) -> list[Unit]:
         """The units of all present consumers."""
