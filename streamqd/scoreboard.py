@@ -76,6 +76,7 @@ COUNTERS = (
 BOARD_COUNTERS = (
     *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
     *("exchange_errors", "housekeeper_restarts", "log_dropped", "groups_restored"),
+    "unstartable",
 )
 
 
@@ -515,3 +516,4 @@ class InstanceFlags(enum.IntFlag):
     PAUSED = 8
     STANDBY = 16  # healthy, owning nothing because others own everything
     DRAINED = 32  # an operator wants it to own nothing
+    LIMITED = 64  # the system refuses it processes that it should start

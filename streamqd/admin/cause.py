@@ -7,7 +7,7 @@ runs at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import cause_waits
@@ -33,7 +33,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """A member, for one unit. `state` as in `status`; `cap` 0 is no limit; `owned` counts units."""
+    """A member, for one unit. `state` as in `status`; `cap` 0 is no limit; `owned` counts units.
+
+    `capacity` is how many units the system lets it serve, None for no such limit, and `limit` what
+    the system says of it.
+    """
 
     instance: str
     state: str
@@ -44,6 +48,8 @@ class MemberFacts:
     owned: int
     redis_up: bool | None
     silent_seconds: float
+    capacity: int | None = None
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,16 @@ def causes(facts: Facts) -> list[Cause]:
 
 # These hold the unit also while nothing waits.
 _GRAVE = frozenset(
-    {"no-member", "no-offer", "crash-loop", "caps-full", "owner-silent", "paused", "drained"}
+    {
+        "no-member",
+        "no-offer",
+        "crash-loop",
+        "no-capacity",
+        "caps-full",
+        "owner-silent",
+        "paused",
+        "drained",
+    }
 )
 
 
@@ -200,6 +215,10 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
             "read the last worker.crashed events of the log, mend the handler, then reload",
         )
         return
+    full = [each for each in fit if each.capacity is not None and each.owned >= each.capacity]
+    if full and len(full) == len(fit):
+        yield _no_capacity(f"nobody owns {unit}", full)
+        return
     present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
     if not present:
         names = ", ".join(each.instance for each in fit)
@@ -226,6 +245,17 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
         )
 
 
+def _no_capacity(what: str, full: Sequence[MemberFacts]) -> Cause:
+    told = ", ".join(f"{each.instance} runs {each.owned}: {each.limit}" for each in full)
+    return Cause(
+        "no-capacity",
+        f"{what}: the system lets {'it' if len(full) == 1 else 'them'} start no more processes"
+        f" ({told})",
+        "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
+        " takes partitions again by itself",
+    )
+
+
 def _owned(facts: Facts) -> Iterator[Cause]:
     unit, told, owner = facts.unit, facts.told, _owner(facts)
     if facts.owner == GROWTH:
@@ -250,6 +280,9 @@ def _owned(facts: Facts) -> Iterator[Cause]:
             f"{facts.owner} owns {unit} but has published nothing of it",
             "look again in some seconds; if it stays so, read the log of that instance",
         )
+        return
+    if told.state in ("gone", "booting") and not told.running and owner and owner.limit:
+        yield _no_capacity(f"{owner.instance} owns {unit} and is about to give it up", [owner])
         return
     if told.state == "broken" or (owner is not None and owner.broken):
         yield Cause(

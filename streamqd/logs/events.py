@@ -4,6 +4,10 @@ from __future__ import annotations
 
 EVENTS: dict[str, str] = {
     "burst.settled": "Everything is settled and --burst was given; the daemon ends.",
+    "capacity.raised": "The system lets this instance start processes again: the fleet gives it as"
+    " many partitions as it can serve (`partitions`; none is no limit).",
+    "capacity.reduced": "The system refuses processes (`error`): partitions were given up, and the"
+    " fleet knows how many this instance can serve.",
     "circuit.closed": "A dependency works again: all partitions of the group here go on.",
     "circuit.opened": "A dependency is down (`breaker`): the group tries one message at a time.",
     "config.warning": "A setting, or the server's configuration, is allowed but unwise.",
@@ -18,7 +22,7 @@ EVENTS: dict[str, str] = {
     "fenced": "A newer owner exists; what this process asked for was refused and changed nothing.",
     "flood.stopped": "Most messages of the partition die; it is paused until somebody resumes it.",
     "fork.back": "Processes can be forked again.",
-    "fork.failed": "The system refuses another process; it is tried every second.",
+    "fork.failed": "The system refuses another process; it is tried every second for 3 s.",
     "frozen": "This instance stood still for a while; no run is blamed for it.",
     "group.restored": "A group was missing where it is expected (destroyed, or the server was"
     " emptied); it was made again, so that nothing unread is skipped.",

@@ -91,6 +91,7 @@ class Exchange:
         self._started = time.time()
         self._orders: list[bytes] | None = None
         self.obeyed: dict[str, object] = {}  # what the beat tells of orders, see `steering`
+        self.capacity: dict[str, object] = {}  # and of what the system refuses, see `serving`
 
     @property
     def ok(self) -> bool:
@@ -311,6 +312,7 @@ class Exchange:
             "version": __version__,
             "started": round(self._started, 3),
             **self.obeyed,
+            **self.capacity,
         }
         silent = self.view.silent
         return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl, silent)

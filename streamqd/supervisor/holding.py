@@ -81,6 +81,9 @@ class Holding:
     release_after: bool = False  # give the unit up once the refence is answered
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, not before
+    refused_since: float = (
+        0.0  # monotonic, since when the system refuses its process; 0 = it does not
+    )
     suspects: frozenset[bytes] = frozenset()  # places of which one has killed a process
     blameless: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.Exit] = field(default_factory=list)
@@ -140,10 +143,14 @@ class Holding:
         if self.phase is Phase.REFENCING:
             self.release_after = True
         elif self.phase is Phase.HELD:
-            self.phase = Phase.RELEASING
+            self._release()
         elif self.phase is Phase.ACQUIRING:
             # The acquire may have been executed: a release with its token covers both cases.
             self.phase = Phase.RELEASING
+
+    def _release(self) -> None:
+        self.phase = Phase.RELEASING
+        self.slot.note_lease("")  # nothing is in hand: there is nothing to go on with
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
         """The call to make now, the same one until it is answered."""
@@ -197,6 +204,7 @@ class Holding:
     def _owns_from(self, now: float) -> None:
         self.since = now
         self.groups_ready = False
+        self.refused_since = 0.0
         self.slot.epoch = self.epoch
         self.slot.since_unix_ms = int(time.time() * 1000)
         self.slot.owned = 1
@@ -211,7 +219,7 @@ class Holding:
             self.lose()
             return "lost"
         self.token = self._new_token
-        self.slot.note_lease(self.token)
+        self.slot.note_lease("" if self.release_after else self.token)
         self.epoch = int(reply.rest[0])
         self.slot.epoch = self.epoch
         charged = "charged" if self._charged is not None else ""
@@ -360,7 +368,7 @@ class Holding:
             self.groups_ready = False
         leaving = reason in ("shed", "drain")
         if leaving and not self._done and self._charged is None and self.kill is None:
-            self.phase = Phase.RELEASING
+            self._release()
             return
         self.phase = Phase.REFENCING
         self._new_token = secrets.token_hex(16)

@@ -30,6 +30,7 @@ from streamqd.supervisor.moves import Moves
 from streamqd.supervisor.names import Names
 from streamqd.supervisor.reload import Reload
 from streamqd.supervisor.restore import Restore
+from streamqd.supervisor.serving import Serving
 from streamqd.supervisor.steering import Steering
 from streamqd.supervisor.succession import Succession
 from streamqd.supervisor.watcher import Watched, Watcher
@@ -77,6 +78,7 @@ class Supervisor:
         boards.publish()
         self._boards = boards
         self.moves = Moves(self)
+        self.serving = Serving(self)
         self.steering = Steering(self)
         self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
         self.succession = Succession(self)
@@ -144,6 +146,7 @@ class Supervisor:
         self.steering.tick()
         self.moves.tick(now)
         self._start_workers(now)
+        self.serving.tick(now)
         self._next_look = self.limits.watch(self.holdings.values(), time.monotonic())
         if self.watcher is not None and self.watcher.tick(time.monotonic()):
             self.reload.request()
@@ -156,6 +159,7 @@ class Supervisor:
             draining=self.drain.begun,
             paused=self.paused,
             drained=self.steering.drained,
+            capacity=self.serving.capacity.limit,
         )
         logs.flush()
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))

@@ -1,4 +1,4 @@
-"""A killed supervisor leaves its scoreboard: what had ended is not run again, what ran is charged."""
+"""A killed supervisor leaves its scoreboard: what had ended is over, and what ran is charged."""
 
 from __future__ import annotations
 

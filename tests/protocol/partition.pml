@@ -439,10 +439,6 @@ proctype Instance(bit i) {
         fi
      :: serving && phase[i] == HELD && faults < FAULTS ->            /* dies between messages */
         faults++; reaped(0); printf("die %d 9\n", i)
-     /* The supervisor dies, and the next one reads its board. With a worker that is as if the
-        worker had died; with a replacement under way, the same call is repeated. */
-     :: phase[i] == RELEASING && faults < FAULTS ->
-        faults++; reaped(0); printf("successor %d\n", i)
      :: phase[i] != FREE && faults < FAULTS ->                       /* the host is lost */
         faults++; forget(); printf("host %d\n", i)
      :: serving && any_done -> k = ACK; t = worker_token[i]; ended(mains, retries)

@@ -14,7 +14,6 @@ _WITHOUT = {
     "bury": "{who} buries {message}",
     "host": "host {who} is lost",
     "reload": "{who} reloads",
-    "successor": "{who}'s supervisor dies, and the next one reads its board",
     "drain": "{who} drains",
     "expire": "the lease expires",
     "foreign": "a foreign client reads 0",
