@@ -281,9 +281,6 @@ def _owned(facts: Facts) -> Iterator[Cause]:
             "look again in some seconds; if it stays so, read the log of that instance",
         )
         return
-    if told.state in ("gone", "booting") and not told.running and owner and owner.limit:
-        yield _no_capacity(f"{owner.instance} owns {unit} and is about to give it up", [owner])
-        return
     if told.state == "broken" or (owner is not None and owner.broken):
         yield Cause(
             "crash-loop",
@@ -331,6 +328,10 @@ def _owned(facts: Facts) -> Iterator[Cause]:
 
 
 def _waits(facts: Facts, told: LiveUnit) -> Iterator[Cause]:
+    owner = _owner(facts)
+    if owner and owner.limit and told.state in ("gone", "booting") and not told.running:
+        what = f"{owner.instance} owns {facts.unit} and is about to give it up"
+        yield _no_capacity(what, [owner])
     others = facts.unread or facts.pending > (told.held or 0)
     moving = bool(others) and (told.acked or 0.0) > MOVING
     for each in cause_waits.said(told, moving=moving, last_error=_last_error(facts)):

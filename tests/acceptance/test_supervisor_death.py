@@ -123,7 +123,6 @@ def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape:
         assert daemon.stop() == 0
 
 
-@pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_had_ended_is_acknowledged_and_what_ran_is_charged(new_daemon: NewDaemon, shape: str):
     """C5: exactly the message that ran alone is charged; of several that ran, none is."""
