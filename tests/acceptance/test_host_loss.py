@@ -36,12 +36,17 @@ def new_host(new_daemon: NewDaemon) -> NewDaemon:
     return make
 
 
-def lose_again_and_again(daemon: Daemon) -> int:
-    """Start the host until it survives; return how often it was lost."""
+def lose_again_and_again(daemon: Daemon, *, memory: bool = False) -> int:
+    """Start the host until it survives; return how often it was lost.
+
+    With `memory` only its processes are lost.
+    """
     for losses in range(3 * MAX_CRASHES):
         daemon.start("--burst")
         if daemon.wait(PATIENCE) == 0:
             return losses
+        if not memory:
+            daemon.lose_memory()
     raise AssertionError(f"lost for ever\n{daemon.tail()}")
 
 
@@ -150,6 +155,9 @@ def test_a_message_that_kills_its_host_kills_the_next_one_too_and_is_found_there
             lambda: pair[0].letters() or not any(daemon.running for daemon in pair),
             timeout=PATIENCE, what="both hosts are lost",
         )  # fmt: skip
+        for daemon in pair:
+            if not daemon.running:
+                daemon.lose_memory()
         losses.update(daemon.config_path.stem for daemon in pair if not daemon.running)
 
     pair[0].wait_settled()
