@@ -59,7 +59,7 @@ SLOT_BYTES = -(-_USED_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 BOARD_BYTES = mmap.PAGESIZE
 HEADER_OFFSET = 1024  # in the board's page: what a file says of itself
 
-_LEASE = struct.Struct("<32s32sI")  # two tokens, and the check sum of both and the unit
+_LEASE = struct.Struct("<32s32sQI")  # two tokens, epoch, and the check sum of them and the unit
 _TOKEN_BYTES = 32
 _PLACE = re.compile(rb"[mr]:[0-9]{1,20}-[0-9]{1,20}")
 
@@ -135,10 +135,14 @@ class Batch(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The token under which a unit's worker works; `following` is to replace it, '' for none."""
+    """The token under which a unit's worker works; `following` is to replace it, '' for none.
+
+    `epoch` is that of `token`.
+    """
 
     token: str
     following: str
+    epoch: int
 
 
 # Word numbers that the hot path reads and writes directly.
@@ -245,19 +249,22 @@ class Slot:
         if max(map(len, raw)) > _TOKEN_BYTES:
             raise ValueError(f"a token of more than {_TOKEN_BYTES} bytes")
         padded = [each.ljust(_TOKEN_BYTES, b"\0") for each in raw]
-        self._lease[: _LEASE.size] = _LEASE.pack(*padded, self._lease_sum(*padded))
+        checked = self._lease_sum(padded[0], padded[1], self.epoch)
+        self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
 
     def lease(self) -> Lease | None:
         """Read what `note_lease` wrote, None for no token. Raises ValueError when it is torn."""
-        token, following, found = _LEASE.unpack(self._lease[: _LEASE.size])
+        token, following, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
         if token == following == bytes(_TOKEN_BYTES):
             return None
-        if found != self._lease_sum(token, following):
+        if found != self._lease_sum(token, following, epoch):
             raise ValueError("its tokens do not match their check sum")
-        return Lease(*(raw.rstrip(b"\0").decode("ascii") for raw in (token, following)))
+        texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, following)]
+        return Lease(texts[0], texts[1], epoch)
 
-    def _lease_sum(self, token: bytes, following: bytes) -> int:
-        return zlib.crc32(bytes(self._name[: self._name_length]) + token + following)
+    def _lease_sum(self, token: bytes, following: bytes, epoch: int) -> int:
+        name = bytes(self._name[: self._name_length])
+        return zlib.crc32(name + token + following + epoch.to_bytes(8, "little"))
 
     # --- the batch ---
 

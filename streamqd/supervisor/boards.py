@@ -50,13 +50,15 @@ class Refused(Exception):  # noqa: N818 - not an error of ours: the file is not 
 class Left(NamedTuple):
     """What a killed supervisor left of one unit that it held.
 
-    `following` is the token that was to replace `token`, '' for none. The places in `done` had been
-    handled and were not known to be acknowledged, those in `running` were being handled.
+    `following` is the token that was to replace `token`, '' for none; `epoch` is that of `token`.
+    The places in `done` had been handled and were not known to be acknowledged, those in `running`
+    were being handled.
     """
 
     unit: Unit
     token: str
     following: str
+    epoch: int
     done: list[bytes]
     running: list[bytes]
 
@@ -277,7 +279,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> Found:
         except ValueError as error:
             torn.append((unit, f"slot {index} is torn: {error}"))
             continue
-        left[unit] = Left(unit, lease.token, lease.following, batch.done, batch.running)
+        left[unit] = Left(unit, *lease, batch.done, batch.running)
     return Found(list(left.values()), torn)
 
 

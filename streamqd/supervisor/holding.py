@@ -109,14 +109,24 @@ class Holding:
 
     # --- wishes ---
 
-    def resume(self, left: Left) -> None:
+    def resume(self, left: Left, *, alone: bool) -> None:
         """Want to go on with what a killed supervisor held, as after the death of its worker.
 
         Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
+        `alone`: nothing ran in other units. Else any of what ran may have killed them all: nobody
+        is charged, and what is pending runs one at a time behind a mark, as after the loss of a
+        host; what had ended is acknowledged then.
         """
         assert self.phase is Phase.FREE
-        self.phase = Phase.REFENCING
         self.left = left
+        if not (alone or left.following):
+            self.slot.restore(left.done, left.running)
+            self.slot.epoch = left.epoch
+            self.slot.note_lease(left.token)
+            self.take(left.epoch, left.token)
+            self._done = left.done
+            return
+        self.phase = Phase.REFENCING
         self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
         self._done = left.done
         self._charged = left.running[0] if len(left.running) == 1 else None
@@ -125,6 +135,7 @@ class Holding:
         else:
             self._context = json.dumps({"what": "the death of its supervisor"}).encode()
         self.slot.restore(left.done, left.running)
+        self.slot.epoch = left.epoch
         self.slot.note_lease(self.token, self._new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
@@ -193,9 +204,16 @@ class Holding:
         if reply.word not in ("OK", "MINE"):
             self.phase = Phase.FREE
             self.token = ""
+            self.left = None
             return ""
         self.phase = Phase.HELD
-        self.epoch = int(reply.rest[0])
+        self.epoch = self.slot.epoch = int(reply.rest[0])
+        if self.left is not None:
+            self.phase = Phase.REFENCING
+            self._new_token = secrets.token_hex(16)
+            self.slot.restore(self._done, [])  # who is to blame is said by now
+            self.slot.note_lease(self.token, self._new_token)
+            return "acquired"
         self.slot.forget_batch()  # what is in hand is that of a process of the past
         self.slot.note_lease(self.token)
         self._owns_from(now)
@@ -219,9 +237,8 @@ class Holding:
             self.lose()
             return "lost"
         self.token = self._new_token
+        self.epoch = self.slot.epoch = int(reply.rest[0])
         self.slot.note_lease("" if self.release_after else self.token)
-        self.epoch = int(reply.rest[0])
-        self.slot.epoch = self.epoch
         charged = "charged" if self._charged is not None else ""
         if resumed:
             self._owns_from(now)
@@ -239,6 +256,7 @@ class Holding:
         self.phase = Phase.FREE
         self.token = ""
         self.release_after = False
+        self.left = None
         self.slot.note_lease("")
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0

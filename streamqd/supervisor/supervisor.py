@@ -72,9 +72,11 @@ class Supervisor:
         self.holdings: dict[Unit, Holding] = {}
         self.unwanted: set[Unit] = set()  # known units that a reload took out
         self._offer(settings, partitions)
+        running = [each for each in boards.left.values() if each.running and not each.following]
+        alone = len(running) <= 1
         for unit, left in boards.left.items():
             if unit in self.holdings:
-                self.holdings[unit].resume(left)
+                self.holdings[unit].resume(left, alone=alone)
         boards.publish()
         self._boards = boards
         self.moves = Moves(self)

@@ -67,8 +67,8 @@ ROWS = (
         "F6",
         "The supervisor is killed with SIGKILL.",
         "All its processes are gone within a second, also those that cannot listen. A successor"
-        " on the host goes on with its leases at once: what had ended is acknowledged, what ran is"
-        " charged. Others take them within one ttl. Nothing is lost.",
+        " on the host goes on with its leases at once: what had ended is acknowledged, one that"
+        " ran alone is charged. Others take them within one ttl. Nothing is lost.",
     ),
     Row(
         "F7",
