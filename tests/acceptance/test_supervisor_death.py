@@ -90,7 +90,6 @@ def crashes(daemon: Daemon, uid: str) -> int:
     return int(daemon.link.execute("HGET", key, f"m:{entry}:c") or 0)
 
 
-@pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape: str):
     """C5: 1,000 messages of 5 ms, three kills, at most what was running is handled again."""
