@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import os
 import select
@@ -25,6 +26,7 @@ import setproctitle
 
 from streamqd import inheritance
 
+CROWDED_SECONDS = 0.02  # between two looks at more descriptors than can be waited for at once
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -390,6 +392,18 @@ def _nothing(_number: int, _frame: object) -> None:
 
 def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
     """Wait until one of the descriptors is readable; return those that are."""
+    wanted = list(descriptors)
+    try:
+        return _readable(wanted, seconds)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # More than the limit of descriptors, which somebody has lowered since they were opened.
+    time.sleep(min(max(0.0, seconds), CROWDED_SECONDS))
+    return [found for each in wanted for found in _readable([each], 0.0)]
+
+
+def _readable(descriptors: list[int], seconds: float) -> list[int]:
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

@@ -1,9 +1,10 @@
 """The scoreboard: how the processes of one instance tell each other things.
 
-One shared anonymous mapping, made by the supervisor before its first fork. Every
-(topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
-supervisor's life, so counters survive a crashed worker and no file appears on disk. Untouched slots
-cost no memory. Each field has one writer, but for two (`worker/outage.py`); there are no locks.
+One shared mapping, made by the supervisor before its first fork: of a file in a memory file system
+(`supervisor/boards.py`), so that it outlives a killed supervisor, or anonymous where there is none.
+Every (topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
+supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory. Each field
+has one writer, but for two (`worker/outage.py`); there are no locks.
 
 A slot also holds the fetched batch: the places of all entries in hand, written once per batch, and
 one state byte per entry. After a worker's death the supervisor reads from it what had finished and
@@ -15,12 +16,18 @@ from __future__ import annotations
 import ctypes
 import enum
 import mmap
+import os
+import re
+import struct
 import time
+import zlib
+from collections.abc import Collection
 from typing import NamedTuple
 
 from streamqd import failures
 from streamqd.model import Unit
 
+LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
 ENTRIES_MAX = 1024  # entries in hand of one worker: two streams x 256, and room for concurrency
 RUNNING_MAX = 128  # entries that may be running at once in one worker
@@ -35,18 +42,27 @@ _BUCKET_COUNT = 34
 # bit_length, far cheaper per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
 
+# What is read of a slot while no worker has run in it stands in its first pages; the places behind.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
 _HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum in ns
 _OFFSET_RUNNING = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
 _OFFSET_NAME = _OFFSET_RUNNING + RUNNING_MAX * 2 * 8
-_OFFSET_STATES = _OFFSET_NAME + _NAME_BYTES
-_OFFSET_PLACES = _OFFSET_STATES + ENTRIES_MAX
-_OFFSET_FAILURES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
+_OFFSET_LEASE = _OFFSET_NAME + _NAME_BYTES
+_LEASE_BYTES = 128
+_OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_SEQUENCES = _OFFSET_FAILURES + failures.BYTES
-_USED_BYTES = _OFFSET_SEQUENCES + RUNNING_MAX * 8
+_OFFSET_STATES = _OFFSET_SEQUENCES + RUNNING_MAX * 8
+_OFFSET_PLACES = _OFFSET_STATES + ENTRIES_MAX
+_USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
+HEAD_BYTES = -(-_OFFSET_PLACES // mmap.PAGESIZE) * mmap.PAGESIZE
 SLOT_BYTES = -(-_USED_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-_BOARD_BYTES = mmap.PAGESIZE
+BOARD_BYTES = mmap.PAGESIZE
+HEADER_OFFSET = 1024  # in the board's page: what a file says of itself
+
+_LEASE = struct.Struct("<32s32sQI")  # two tokens, epoch, and the check sum of them and the unit
+_TOKEN_BYTES = 32
+_PLACE = re.compile(rb"[mr]:[0-9]{1,20}-[0-9]{1,20}")
 
 _MAP_FIXED = 0x10
 _OURS_ALONE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
@@ -69,6 +85,7 @@ COUNTERS = (
 BOARD_COUNTERS = (
     *("rebalance_acquired", "rebalance_shed", "renew_late", "lease_lost", "exchanges"),
     *("exchange_errors", "housekeeper_restarts", "log_dropped", "groups_restored"),
+    "unstartable",
 )
 
 
@@ -126,6 +143,17 @@ class Batch(NamedTuple):
     waiting: int
 
 
+class Lease(NamedTuple):
+    """The token under which a unit's worker works; `following` is to replace it, '' for none.
+
+    `epoch` is that of `token`.
+    """
+
+    token: str
+    following: str
+    epoch: int
+
+
 # Word numbers that the hot path reads and writes directly.
 WORD_RUN_SEQ = 10
 WORD_TRUSTED_UNTIL = 5
@@ -171,17 +199,19 @@ class Slot:
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board
         self._unit: Unit | None = None
+        self._reserved = False
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
         self.counters: memoryview[int] = view[_OFFSET_COUNTERS:_OFFSET_HISTOGRAMS].cast("Q")
         histograms = view[_OFFSET_HISTOGRAMS:_OFFSET_RUNNING].cast("Q")
         self.handle_histogram: memoryview[int] = histograms[:_HISTOGRAM_WORDS]
         self.ack_histogram: memoryview[int] = histograms[_HISTOGRAM_WORDS:]
         self.lanes: memoryview[int] = view[_OFFSET_RUNNING:_OFFSET_NAME].cast("Q")
-        self._name = view[_OFFSET_NAME:_OFFSET_STATES]
-        self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
-        self._places = view[_OFFSET_PLACES:_OFFSET_FAILURES]
+        self._name = view[_OFFSET_NAME:_OFFSET_LEASE]
+        self._lease = view[_OFFSET_LEASE:_OFFSET_FAILURES]
         self.failures = failures.Failures(view[_OFFSET_FAILURES:_OFFSET_SEQUENCES])
-        self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_USED_BYTES].cast("Q")
+        self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_STATES].cast("Q")
+        self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
+        self._places = view[_OFFSET_PLACES:_USED_BYTES]
 
     @property
     def unit(self) -> Unit | None:
@@ -225,6 +255,35 @@ class Slot:
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(address, SLOT_BYTES, protection, _OURS_ALONE, -1, 0) != address:
             raise OSError(ctypes.get_errno(), "no memory for a slot of our own")
+
+    # --- the lease: only a successor of the supervisor reads it ---
+
+    def note_lease(self, token: str, following: str = "") -> None:
+        """Write down the token of the unit's worker, and the one that is about to replace it.
+
+        Before the call that does so is sent: whoever comes after a killed supervisor repeats that
+        very call, which acknowledges and charges once. '' for no token: the unit is not held.
+        """
+        raw = token.encode(), following.encode()
+        if max(map(len, raw)) > _TOKEN_BYTES:
+            raise ValueError(f"a token of more than {_TOKEN_BYTES} bytes")
+        padded = [each.ljust(_TOKEN_BYTES, b"\0") for each in raw]
+        checked = self._lease_sum(padded[0], padded[1], self.epoch)
+        self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
+
+    def lease(self) -> Lease | None:
+        """Read what `note_lease` wrote, None for no token. Raises ValueError when it is torn."""
+        token, following, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
+        if token == following == bytes(_TOKEN_BYTES):
+            return None
+        if found != self._lease_sum(token, following, epoch):
+            raise ValueError("its tokens do not match their check sum")
+        texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, following)]
+        return Lease(texts[0], texts[1], epoch)
+
+    def _lease_sum(self, token: bytes, following: bytes, epoch: int) -> int:
+        name = bytes(self._name[: self._name_length])
+        return zlib.crc32(name + token + following + epoch.to_bytes(8, "little"))
 
     # --- the batch ---
 
@@ -322,12 +381,43 @@ class Slot:
         """Return the places of what runs in one run: none when it is over."""
         return [each.place for each in self.running if each.sequence == sequence]
 
-    def clear(self) -> None:
-        """Forget the batch and the process; counters stay. Called after the death was settled."""
+    def left(self) -> Batch:
+        """Read the batch of a slot that a killed supervisor left. Raises ValueError if it is torn.
+
+        Unlike `batch`, which reads what our own worker wrote, it trusts nothing.
+        """
+        if self.in_hand > ENTRIES_MAX or self.words[18] > len(self._places):
+            raise ValueError("its batch is longer than a slot")
+        batch = self.batch()
+        for place in (*batch.done, *batch.running):
+            if not _PLACE.fullmatch(place):
+                raise ValueError("an entry in hand has no place")
+        return batch
+
+    def restore(self, done: list[bytes], running: list[bytes]) -> None:
+        """Write what a predecessor had finished, and what it ran, as the batch of this slot."""
+        self.post_batch([*done, *running])
+        self.states[: len(done)] = bytes([DONE]) * len(done)
+        self.states[len(done) : len(done) + len(running)] = bytes([RUNNING]) * len(running)
+
+    def acquit(self, suspects: Collection[bytes]) -> None:
+        """Let the batch show only these as running: the process of the others ended well."""
+        count = self.in_hand
+        if self.generation % 2 or not count:
+            return
+        for index, place in enumerate(self._read_places()[:count]):
+            if self.states[index] == RUNNING and place not in suspects:
+                self.states[index] = WAITING
+
+    def forget_batch(self) -> None:
+        """Forget what was in hand: it is settled, or of a process of the past."""
         self.words[13] = 0
         self.words[18] = 0
         generation = self.words[12]
         self.words[12] = generation + generation % 2
+
+    def vacate(self) -> None:
+        """Forget the process; counters stay, and so does the batch until it is settled."""
         self.pid = 0
         self.state = WorkerState.GONE
         self.command = Command.NONE
@@ -337,12 +427,35 @@ class Slot:
         self.lanes[:] = memoryview(bytes(8 * 2 * RUNNING_MAX)).cast("Q")
         self.sequences[:] = memoryview(bytes(8 * RUNNING_MAX)).cast("Q")
 
+    def clear(self) -> None:
+        """Forget the batch and the process; counters stay. Called after the death was settled."""
+        self.forget_batch()
+        self.vacate()
+
+    def reserve(self) -> None:
+        """Make sure that a worker can write anywhere in the slot. Raises OSError.
+
+        A page that a full file system cannot give kills whoever writes to it.
+        """
+        if not self._reserved:
+            self.board.reserve(self.index, SLOT_BYTES)
+            self._reserved = True
+
 
 class Scoreboard:
-    """The mapping and its slots. `used` slots are named; a name never changes."""
+    """The mapping and its slots. `used` slots are named; a name never changes.
 
-    def __init__(self, slots: int = SLOT_COUNT) -> None:
-        self._map = mmap.mmap(-1, _BOARD_BYTES + slots * SLOT_BYTES)
+    `descriptor` is that of an empty file in memory, -1 for none. Raises OSError when there is no
+    room for it.
+    """
+
+    def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
+        self._descriptor = descriptor
+        size = BOARD_BYTES + slots * SLOT_BYTES
+        if descriptor >= 0:
+            os.ftruncate(descriptor, size)
+            os.posix_fallocate(descriptor, 0, BOARD_BYTES)
+        self._map = mmap.mmap(descriptor, size)
         self._view = memoryview(self._map)
         self._words: memoryview[int] = self._view[: _WORDS * 8].cast("Q")
         self._counters: memoryview[int] = self._view[_WORDS * 8 : _WORDS * 8 + _COUNTERS * 8].cast(
@@ -390,7 +503,7 @@ class Scoreboard:
         """Return slot `index`."""
         found = self._slots.get(index)
         if found is None:
-            start = _BOARD_BYTES + index * SLOT_BYTES
+            start = BOARD_BYTES + index * SLOT_BYTES
             found = self._slots[index] = Slot(self._view[start : start + SLOT_BYTES], index, self)
         return found
 
@@ -403,10 +516,22 @@ class Scoreboard:
         if unit not in self._allotted:
             if self.used == self.size:
                 raise ValueError(f"all {self.size} slots of the scoreboard are in use")
+            self.reserve(self.used, HEAD_BYTES)
             slot = self._allotted[unit] = self.slot(self.used)
             slot.name(unit)
             self._words[0] += 1
         return self._allotted[unit]
+
+    def reserve(self, index: int, size: int) -> None:
+        """Take the memory of the first `size` bytes of a slot now. Raises OSError."""
+        if self._descriptor >= 0:
+            os.posix_fallocate(self._descriptor, BOARD_BYTES + index * SLOT_BYTES, size)
+
+    def head(self, raw: bytes) -> None:
+        """Write what the file says of itself. Raises ValueError when it is too long."""
+        if len(raw) > BOARD_BYTES - HEADER_OFFSET:
+            raise ValueError("the header of the scoreboard is too long")
+        self._view[HEADER_OFFSET : HEADER_OFFSET + len(raw)] = raw
 
     def counter(self, name: str) -> int:
         """Return an instance-wide counter; names are in `BOARD_COUNTERS`."""
@@ -427,3 +552,4 @@ class InstanceFlags(enum.IntFlag):
     PAUSED = 8
     STANDBY = 16  # healthy, owning nothing because others own everything
     DRAINED = 32  # an operator wants it to own nothing
+    LIMITED = 64  # the system refuses it processes that it should start

@@ -7,7 +7,7 @@ runs at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import cause_waits
@@ -34,7 +34,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """A member, for one unit. `state` as in `status`; `cap` 0 is no limit; `owned` counts units."""
+    """A member, for one unit. `state` as in `status`; `cap` 0 is no limit; `owned` counts units.
+
+    `capacity` is how many units the system lets it serve, None for no such limit, and `limit` what
+    the system says of it.
+    """
 
     instance: str
     state: str
@@ -45,6 +49,8 @@ class MemberFacts:
     owned: int
     redis_up: bool | None
     silent_seconds: float
+    capacity: int | None = None
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,7 @@ _GRAVE = frozenset(
         "no-member",
         "no-offer",
         "crash-loop",
+        "no-capacity",
         "caps-full",
         "owner-silent",
         "paused",
@@ -241,6 +248,10 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
             "read the last worker.crashed events of the log, mend the handler, then reload",
         )
         return
+    full = [each for each in fit if each.capacity is not None and each.owned >= each.capacity]
+    if full and len(full) == len(fit):
+        yield _no_capacity(f"nobody owns {unit}", full)
+        return
     present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
     if not present:
         names = ", ".join(each.instance for each in fit)
@@ -265,6 +276,17 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
             f"{unit} is between two owners; {present[0].instance} may take it",
             "look again in some seconds",
         )
+
+
+def _no_capacity(what: str, full: Sequence[MemberFacts]) -> Cause:
+    told = ", ".join(f"{each.instance} runs {each.owned}: {each.limit}" for each in full)
+    return Cause(
+        "no-capacity",
+        f"{what}: the system lets {'it' if len(full) == 1 else 'them'} start no more processes"
+        f" ({told})",
+        "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance; it"
+        " takes partitions again by itself",
+    )
 
 
 def _owned(facts: Facts) -> Iterator[Cause]:
@@ -339,6 +361,10 @@ def _owned(facts: Facts) -> Iterator[Cause]:
 
 
 def _waits(facts: Facts, told: LiveUnit) -> Iterator[Cause]:
+    owner = _owner(facts)
+    if owner and owner.limit and told.state in ("gone", "booting") and not told.running:
+        what = f"{owner.instance} owns {facts.unit} and is about to give it up"
+        yield _no_capacity(what, [owner])
     others = facts.unread or facts.pending > (told.held or 0)
     moving = bool(others) and (told.acked or 0.0) > MOVING
     for each in cause_waits.said(told, moving=moving, last_error=_last_error(facts)):

@@ -33,10 +33,13 @@ _FAILING = frozenset(
 class InstanceRow:
     """One instance of the fleet.
 
-    `state` is starting, working, standby (healthy, owning nothing), paused (by a signal), draining
+    `state` is starting, working, standby (healthy, owning nothing), limited (the
+    system refuses it processes, so it serves fewer partitions), paused (by a signal), draining
     (it hands over what it owns), drained (an operator wants it to own nothing), silent (no beat for
     longer than the lease lasts) or unknown (it beats, but publishes no summary). `owned` counts the
     leases that it holds, `rate` the messages acknowledged per second, null when not known.
+    `capacity` is how many partitions it can serve, null when the system sets no limit; `limit` is
+    what the system says, '' without one.
     """
 
     instance: str
@@ -50,6 +53,8 @@ class InstanceRow:
     weight: int
     owned: int
     rate: float | None
+    capacity: int | None
+    limit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,8 @@ def _instance(
         weight=_number(info.get("weight")) or 1,
         owned=owned,
         rate=round(sum(_rate(unit) or 0.0 for unit in units), 2) if summary else None,
+        capacity=_number(info.get("capacity")),
+        limit=str(info.get("capacity_problem", ""))[:200],
     )
 
 
@@ -379,6 +386,12 @@ def _problems(
     problems = []
     if not any(each.state != "silent" for each in instances):
         problems.append(f"no instance of the fleet {fleet} is alive")
+    problems += [
+        f"{each.instance} can run no more than {capacity} partitions: the system refuses another"
+        f" process ({each.limit})"
+        for each in instances
+        if each.state != "silent" and (capacity := each.capacity) is not None
+    ]
     for each, summary in zip(instances, summaries, strict=True):
         if each.state == "silent":
             silence = (now - each.beat_unix_ms) / 1000

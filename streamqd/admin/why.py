@@ -183,10 +183,16 @@ def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, 
                 cap=seen.member.cap,
                 owned=each.owned,
                 redis_up=each.redis_up,
+                capacity=_capacity(info),
+                limit=str(info.get("capacity_problem", ""))[:200],
                 silent_seconds=max(0, view.now_unix_ms - each.beat_unix_ms) / 1000,
             )
         )
     return tuple(found)
+
+
+def _capacity(info: dict[str, object]) -> int | None:
+    return published.whole(info.get("capacity"))
 
 
 def _foreign(link: Link, keys: Keys, units: list[Unit], bad: BadValues) -> list[dict[str, int]]:

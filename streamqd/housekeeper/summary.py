@@ -209,6 +209,8 @@ def state_of(flags: InstanceFlags, *, owned: bool) -> str:
         return "paused"
     if InstanceFlags.DRAINED in flags:
         return "draining" if owned else "drained"
+    if InstanceFlags.LIMITED in flags:
+        return "limited"
     return "working" if owned else "standby"
 
 

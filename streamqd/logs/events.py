@@ -4,6 +4,10 @@ from __future__ import annotations
 
 EVENTS: dict[str, str] = {
     "burst.settled": "Everything is settled and --burst was given; the daemon ends.",
+    "capacity.raised": "The system lets this instance start processes again: the fleet gives it as"
+    " many partitions as it can serve (`partitions`; none is no limit).",
+    "capacity.reduced": "The system refuses processes (`error`): partitions were given up, and the"
+    " fleet knows how many this instance can serve.",
     "circuit.closed": "A dependency works again: all partitions of the group here go on.",
     "circuit.opened": "A dependency is down (`breaker`): the group tries one message at a time.",
     "config.warning": "A setting, or the server's configuration, is allowed but unwise.",
@@ -18,7 +22,7 @@ EVENTS: dict[str, str] = {
     "fenced": "A newer owner exists; what this process asked for was refused and changed nothing.",
     "flood.stopped": "Most messages of the partition die; it is paused until somebody resumes it.",
     "fork.back": "Processes can be forked again.",
-    "fork.failed": "The system refuses another process; it is tried every second.",
+    "fork.failed": "The system refuses another process; it is tried every second for 3 s.",
     "frozen": "This instance stood still for a while; no run is blamed for it.",
     "group.restored": "A group was missing where it is expected (destroyed, or the server was"
     " emptied); it was made again, so that nothing unread is skipped. Its owner lets it go on"
@@ -35,6 +39,8 @@ EVENTS: dict[str, str] = {
     "lease.late": "The lease had expired and was renewed; ownership did not change.",
     "lease.lost": "The partition has another owner; its worker is stopped.",
     "lease.released": "The partition was given up.",
+    "lease.resumed": "The partition of a killed supervisor goes on: what had ended (`done`) is"
+    " acknowledged; a message that was running (`running`) is charged if it was the only one.",
     "letter.given_up": "The consumer of a dead letter gave it up; it stays a dead letter.",
     "letters.expired": "Dead letters older than dlq_retention were deleted.",
     "log.dropped": "Lines were dropped because nobody read them.",
@@ -62,6 +68,11 @@ EVENTS: dict[str, str] = {
     "reload.rolling": "The new configuration is valid; workers are replaced one by one.",
     "reload.stopped": "A new worker does not start; what was not replaced yet keeps the old code.",
     "retention.dropped": "Unacknowledged entries were dropped, as retention.drop_unacked_* asks.",
+    "scoreboard.found": "The file of a killed supervisor was read; it says what its workers did.",
+    "scoreboard.private": "The scoreboard has no file in memory: should the supervisor be killed,"
+    " what its workers had finished in the last moments is handled again.",
+    "scoreboard.refused": "The file of a killed supervisor, or a partition in it, is torn or"
+    " foreign; it was ignored, and what it tells of may be handled again.",
     "signal": "A signal arrived.",
     "solo.unlocked": "The state directory takes no locks; a suspect of a lost host is not alone.",
     "start": "The daemon starts.",

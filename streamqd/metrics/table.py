@@ -241,6 +241,12 @@ TABLE: tuple[Metric, ...] = (
         _moves,
         "Partitions taken (acquired) or handed over (shed) by rebalancing.",
     ),
+    _counter(
+        "partitions_given_up",
+        INSTANCE,
+        _board("unstartable"),
+        "Partitions given up because the system refused the process of their worker.",
+    ),
     _counter("leases_lost", INSTANCE, _board("lease_lost"), "Leases that another instance took."),
     _counter(
         "late_renewals",
@@ -376,6 +382,12 @@ TABLE: tuple[Metric, ...] = (
         INSTANCE,
         _instance(lambda v: float(v.redis_up)),
         "1 while Redis answers the housekeeper.",
+    ),
+    _gauge(
+        "limited",
+        INSTANCE,
+        _flag(InstanceFlags.LIMITED),
+        "1 while the system refuses processes, so that the instance serves fewer partitions.",
     ),
     _gauge("draining", INSTANCE, _flag(InstanceFlags.DRAINING), "1 while the instance drains."),
     _gauge(

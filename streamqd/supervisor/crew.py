@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -20,10 +23,28 @@ from streamqd.worker import STOP, Orders, live
 
 UNDEAD_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
+KEPT_DESCRIPTORS = 16  # that no worker gets: to connect again, to fork a housekeeper, to resolve
 HOUSEKEEPER_SECONDS = 30.0  # without progress it is replaced
 QUIT_SECONDS = 5.0  # what a housekeeper that is told to end may take
 CAUTIOUS_AFTER = 2  # processes in a row that died with nothing to blame
 RETIRE_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
+
+
+def _keep_descriptors() -> None:
+    """Leave some descriptors to the talk with Redis and the housekeeper. Raises OSError.
+
+    The lowest free one tells how many are open: they are given out in order.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = os.dup(2)
+    os.close(free)
+    if limit != resource.RLIM_INFINITY and free + KEPT_DESCRIPTORS > limit:
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: the limit is {limit}")
+
+
+def _wait_for_the_end(control: socket.socket) -> int:
+    control.recv(1)
+    return 0
 
 
 @dataclass
@@ -47,6 +68,7 @@ class Crew:
     keep: list[int]  # descriptors that children keep: the lock
     housekeeper: Child | None = None
     housekeeper_at: float = 0.0
+    refusal: str = ""  # what the system said last when it refused a process
     _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
     _replaced_at: float = 0.0
     lingering: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
@@ -74,8 +96,11 @@ class Crew:
         if child is None:
             # No process or descriptor is left: what runs goes on, this one is tried again.
             holding.slot.state = WorkerState.GONE
-            holding.start_at = time.monotonic() + FORK_RETRY_SECONDS
+            now = time.monotonic()
+            holding.start_at = now + FORK_RETRY_SECONDS
+            holding.refused_since = holding.refused_since or now
             return False
+        holding.refused_since = 0.0
         holding.started_as(child, time.monotonic())
         holding.slot.add("restarts")
         return True
@@ -103,12 +128,35 @@ class Crew:
             return live(orders, settings, consumer, slot, control)
 
         try:
+            slot.reserve()
+            _keep_descriptors()
             child = process.spawn(run, title=orders.title, forget=self.forget, keep=self.keep)
         except OSError as error:
-            self._forks.failed(error=str(error))
+            self.refusal = str(error)
+            self._forks.failed(error=self.refusal)
             return None
         self._forks.recovered()
         return child
+
+    def try_processes(self, count: int) -> bool:
+        """Tell whether so many more processes can be started at once: start them, and end them."""
+        children: list[Child] = []
+        try:
+            for _ in range(count):
+                _keep_descriptors()
+                children.append(
+                    process.spawn(_wait_for_the_end, title="streamqd: trial", forget=self.forget)
+                )
+        except OSError as error:
+            self.refusal = str(error)
+            return False
+        finally:
+            for child in children:
+                child.kill_group()
+            for child in children:
+                process.wait_readable([child.pidfd], UNDEAD_SECONDS)
+                child.reap()
+        return True
 
     # --- a worker that follows on another ---
 

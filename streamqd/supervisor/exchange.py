@@ -96,6 +96,7 @@ class Exchange:
         self._started = time.time()
         self._orders: list[bytes] | None = None
         self.obeyed: dict[str, object] = {}  # what the beat tells of orders, see `steering`
+        self.capacity: dict[str, object] = {}  # and of what the system refuses, see `serving`
 
     @property
     def ok(self) -> bool:
@@ -216,7 +217,7 @@ class Exchange:
 
     def _on_intent(self, holding: Holding, sent_ns: int, reply: Reply | RedisRefused) -> None:
         now = time.monotonic()
-        before = holding.phase
+        before, left = holding.phase, holding.left
         word = holding.answered(reply, now)
         if holding.owned and not isinstance(reply, RedisRefused):
             self._trust(holding, sent_ns, now)
@@ -225,6 +226,15 @@ class Exchange:
             assert not isinstance(reply, RedisRefused)
             taken = leases.Acquired.parse(reply)
             logs.event("lease.acquired", unit=holding.unit, **taken.told())
+        elif word == "resumed" and left is not None:
+            running = [place.decode() for place in left.running]
+            logs.event(
+                "lease.resumed",
+                unit=holding.unit,
+                epoch=holding.epoch,
+                done=len(left.done),
+                running=running or None,
+            )
         elif word == "released":
             logs.event("lease.released", unit=holding.unit, epoch=holding.epoch)
             self.wake_fleet()
@@ -310,6 +320,7 @@ class Exchange:
             "version": __version__,
             "started": round(self._started, 3),
             **self.obeyed,
+            **self.capacity,
         }
         silent = self.view.silent
         return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl, silent)

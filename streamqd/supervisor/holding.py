@@ -29,6 +29,7 @@ from streamqd.scoreboard import Slot, WorkerState, now_ns
 from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.boards import Left
 from streamqd.worker import ExitCode
 
 SUSPECTS_MAX = 512
@@ -80,6 +81,9 @@ class Holding:
     release_after: bool = False  # give the unit up once the refence is answered
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, not before
+    refused_since: float = (
+        0.0  # monotonic, since when the system refuses its process; 0 = it does not
+    )
     suspects: frozenset[bytes] = frozenset()  # places of which one has killed a process
     blameless: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.Exit] = field(default_factory=list)
@@ -101,8 +105,38 @@ class Holding:
     _done: list[bytes] = field(default_factory=list)
     _charged: bytes | None = None
     _context: bytes = b""
+    left: Left | None = None  # of a killed supervisor, until Redis has answered to it
 
     # --- wishes ---
+
+    def resume(self, left: Left, *, alone: bool) -> None:
+        """Want to go on with what a killed supervisor held, as after the death of its worker.
+
+        Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
+        `alone`: nothing ran in other units. Else any of what ran may have killed them all: nobody
+        is charged, and what is pending runs one at a time behind a mark, as after the loss of a
+        host; what had ended is acknowledged then.
+        """
+        assert self.phase is Phase.FREE
+        self.left = left
+        if not (alone or left.following):
+            self.slot.restore(left.done, left.running)
+            self.slot.epoch = left.epoch
+            self.slot.note_lease(left.token)
+            self.take(left.epoch, left.token)
+            self._done = left.done
+            return
+        self.phase = Phase.REFENCING
+        self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
+        self._done = left.done
+        self._charged = left.running[0] if len(left.running) == 1 else None
+        if self._charged is None:
+            self.suspects = frozenset(left.running[:SUSPECTS_MAX])
+        else:
+            self._context = json.dumps({"what": "the death of its supervisor"}).encode()
+        self.slot.restore(left.done, left.running)
+        self.slot.epoch = left.epoch
+        self.slot.note_lease(self.token, self._new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
         """Want to own the unit. `dead_token` belongs to a predecessor proven dead."""
@@ -120,10 +154,14 @@ class Holding:
         if self.phase is Phase.REFENCING:
             self.release_after = True
         elif self.phase is Phase.HELD:
-            self.phase = Phase.RELEASING
+            self._release()
         elif self.phase is Phase.ACQUIRING:
             # The acquire may have been executed: a release with its token covers both cases.
             self.phase = Phase.RELEASING
+
+    def _release(self) -> None:
+        self.phase = Phase.RELEASING
+        self.slot.note_lease("")  # nothing is in hand: there is nothing to go on with
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
         """The call to make now, the same one until it is answered."""
@@ -156,7 +194,7 @@ class Holding:
         if self.phase is Phase.ACQUIRING:
             return self._acquired(reply, now)
         if self.phase is Phase.REFENCING:
-            return self._refenced(reply)
+            return self._refenced(reply, now)
         if self.phase is Phase.RELEASING:
             self.lose()
             return "released"
@@ -166,26 +204,45 @@ class Holding:
         if reply.word not in ("OK", "MINE"):
             self.phase = Phase.FREE
             self.token = ""
+            self.left = None
             return ""
         self.phase = Phase.HELD
-        self.epoch = int(reply.rest[0])
+        self.epoch = self.slot.epoch = int(reply.rest[0])
+        if self.left is not None:
+            self.phase = Phase.REFENCING
+            self._new_token = secrets.token_hex(16)
+            self.slot.restore(self._done, [])  # who is to blame is said by now
+            self.slot.note_lease(self.token, self._new_token)
+            return "acquired"
+        self.slot.forget_batch()  # what is in hand is that of a process of the past
+        self.slot.note_lease(self.token)
+        self._owns_from(now)
+        return "acquired"
+
+    def _owns_from(self, now: float) -> None:
         self.since = now
         self.groups_ready = False
+        self.refused_since = 0.0
         self.slot.epoch = self.epoch
         self.slot.since_unix_ms = int(time.time() * 1000)
         self.slot.owned = 1
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
-        return "acquired"
 
-    def _refenced(self, reply: Reply) -> str:
+    def _refenced(self, reply: Reply, now: float) -> str:
+        # Before the token: with the new one in its place, what is in hand would be charged again.
+        self.slot.forget_batch()
+        resumed, self.left = self.left is not None, None
         if reply.word != "OK":
             self.lose()
             return "lost"
         self.token = self._new_token
-        self.epoch = int(reply.rest[0])
-        self.slot.epoch = self.epoch
+        self.epoch = self.slot.epoch = int(reply.rest[0])
+        self.slot.note_lease("" if self.release_after else self.token)
         charged = "charged" if self._charged is not None else ""
+        if resumed:
+            self._owns_from(now)
+            charged = "resumed"
         if self._charged is not None:
             self.slot.add("charged")
         self.slot.add("acked", len(self._done))
@@ -199,6 +256,8 @@ class Holding:
         self.phase = Phase.FREE
         self.token = ""
         self.release_after = False
+        self.left = None
+        self.slot.note_lease("")
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0
 
@@ -242,7 +301,13 @@ class Holding:
         self.kill = None
         self.stop_reason = ""
         self.soft_limited = 0
-        self.slot.clear()
+        if self.phase is Phase.REFENCING:
+            # What it had in hand stays written down until it is settled.
+            self.slot.acquit(suspects)
+            self.slot.note_lease(self.token, self._new_token)
+            self.slot.vacate()
+        else:
+            self.slot.clear()
         cause = restart.Cause.ORDERED
         if crashed and batch.running:
             cause = restart.Cause.HANDLING
@@ -268,6 +333,7 @@ class Holding:
         if self.phase is Phase.HELD:
             self.phase = Phase.REFENCING
             self._new_token = secrets.token_hex(16)
+            self.slot.note_lease("")  # nor may a successor read it
             # Its slot is still its own: another instance goes on with the unit.
             self.release_after = True
         return child
@@ -321,7 +387,7 @@ class Holding:
             self.groups_ready = False
         leaving = reason in ("shed", "drain")
         if leaving and not self._done and self._charged is None and self.kill is None:
-            self.phase = Phase.RELEASING
+            self._release()
             return
         self.phase = Phase.REFENCING
         self._new_token = secrets.token_hex(16)

@@ -73,7 +73,7 @@ class Moves:
             mine,
             moving,
             views,
-            room=cap - len(mine),
+            room=supervisor.serving.room(len(mine), cap),
             wishes=supervisor.steering.wishes(),
         )
         if decision.more:

@@ -39,11 +39,13 @@ class Report:
         draining: bool,
         paused: bool,
         drained: bool = False,
+        capacity: int | None = None,
     ) -> None:
         """Publish flags and progress.
 
         READY comes when everything owned has booted, or has failed to at least once: one broken
         partition is no reason to take the others down. `fleet_seen`: who owns what is known.
+        `capacity` is how many partitions the system lets it serve, None for no such limit.
         """
         owned = [holding for holding in holdings.values() if holding.owned]
         wanted = [holding for holding in holdings.values() if holding.phase is not Phase.FREE]
@@ -56,6 +58,7 @@ class Report:
             (draining, InstanceFlags.DRAINING),
             (paused, InstanceFlags.PAUSED),
             (drained, InstanceFlags.DRAINED),
+            (capacity is not None, InstanceFlags.LIMITED),
             (fleet_seen and not wanted, InstanceFlags.STANDBY),
         ):
             if condition:
@@ -66,6 +69,8 @@ class Report:
         status = f"{running}/{len(owned)} partitions running"
         if draining:
             status = f"draining, {running} partitions left"
+        if capacity is not None:
+            status += f", no more than {capacity} can be started"
         if drained:
             status += ", drained by an operator"
         if paused:

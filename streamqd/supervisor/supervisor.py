@@ -16,8 +16,9 @@ from streamqd.errors import StreamqdError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.policy import restart
-from streamqd.scoreboard import Scoreboard, WorkerState
+from streamqd.scoreboard import HEAD_BYTES, WorkerState
 from streamqd.supervisor import report
+from streamqd.supervisor.boards import Boards
 from streamqd.supervisor.burst import BurstCheck
 from streamqd.supervisor.crew import Crew
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
@@ -29,6 +30,7 @@ from streamqd.supervisor.moves import Moves
 from streamqd.supervisor.names import Names
 from streamqd.supervisor.reload import Reload
 from streamqd.supervisor.restore import Restore
+from streamqd.supervisor.serving import Serving
 from streamqd.supervisor.steering import Steering
 from streamqd.supervisor.succession import Succession
 from streamqd.supervisor.watcher import Watched, Watcher
@@ -58,7 +60,8 @@ class Supervisor:
         self.only = only
         self.embedded = embedded
         self.notifier = Notifier()
-        self.board = Scoreboard()
+        boards = Boards(settings.daemon, lock)
+        self.board = boards.make(len(_units_of(settings, partitions)))
         self.names = Names()
         self.exchange = Exchange(settings, self.board, lock.identity, self.names)
         forget = [self.exchange.link.detach, self.exchange.wakes.link.detach]
@@ -71,7 +74,15 @@ class Supervisor:
         self.unwanted: set[Unit] = set()  # known units that a reload took out
         self.partitions = dict(partitions)  # of each topic; of one that cannot be read, not yet
         self._offer(settings, partitions)
+        running = [each for each in boards.left.values() if each.running and not each.following]
+        alone = len(running) <= 1
+        for unit, left in boards.left.items():
+            if unit in self.holdings:
+                self.holdings[unit].resume(left, alone=alone)
+        boards.publish()
+        self._boards = boards
         self.moves = Moves(self)
+        self.serving = Serving(self)
         self.steering = Steering(self)
         self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
         self.succession = Succession(self)
@@ -109,6 +120,8 @@ class Supervisor:
                     break
                 self._wait()
             self.exchange.leave()
+            if all(holding.phase is Phase.FREE for holding in self.holdings.values()):
+                self._boards.remove()
             logs.event("drained", code=self.exit_code)
             return self.exit_code
         except BaseException:
@@ -137,6 +150,7 @@ class Supervisor:
         self.steering.tick()
         self.moves.tick(now)
         self._start_workers(now)
+        self.serving.tick(now)
         self._next_look = self.limits.watch(self.holdings.values(), time.monotonic())
         if self.watcher is not None and self.watcher.tick(time.monotonic()):
             self.reload.request()
@@ -149,6 +163,7 @@ class Supervisor:
             draining=self.drain.begun,
             paused=self.paused,
             drained=self.steering.drained,
+            capacity=self.serving.capacity.limit,
         )
         logs.flush()
         self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
@@ -209,7 +224,15 @@ class Supervisor:
     def fits(self, settings: Settings, partitions: dict[str, int]) -> bool:
         """Whether the scoreboard has room for all units of a new configuration."""
         new = _units_of(settings, partitions).keys() - self.holdings.keys()
-        return self.board.used + len(new) <= self.board.size
+        used = self.board.used
+        if used + len(new) > self.board.size:
+            return False
+        try:
+            for index in range(used, used + len(new)):
+                self.board.reserve(index, HEAD_BYTES)
+        except OSError:
+            return False
+        return True
 
     def wanted_units(self) -> list[Unit]:
         """The units of all present consumers."""

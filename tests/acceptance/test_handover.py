@@ -428,6 +428,7 @@ def test_what_was_inherited_from_a_lost_host_is_run_alone_also_by_the_next_worke
         daemon.wait_run(uids[0])
         daemon.kill()
         daemon.wait_gone(5.0)
+        daemon.lose_memory()
     daemon.start()
     (unit,) = daemon.units()
     daemon.wait_run(uids[0], count=2)

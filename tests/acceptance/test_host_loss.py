@@ -36,12 +36,17 @@ def new_host(new_daemon: NewDaemon) -> NewDaemon:
     return make
 
 
-def lose_again_and_again(daemon: Daemon) -> int:
-    """Start the host until it survives; return how often it was lost."""
+def lose_again_and_again(daemon: Daemon, *, memory: bool = False) -> int:
+    """Start the host until it survives; return how often it was lost.
+
+    With `memory` only its processes are lost.
+    """
     for losses in range(3 * MAX_CRASHES):
         daemon.start("--burst")
         if daemon.wait(PATIENCE) == 0:
             return losses
+        if not memory:
+            daemon.lose_memory()
     raise AssertionError(f"lost for ever\n{daemon.tail()}")
 
 
@@ -103,6 +108,19 @@ def test_a_message_that_kills_hosts_is_not_taken_for_another_that_runs_beside_it
     assert daemon.traces() == []
 
 
+def test_a_message_that_kills_all_processes_is_not_taken_for_another_either(new_host: NewDaemon):
+    """C5: whoever reads what all ran cannot know which of them it was, and charges none for it."""
+    daemon = new_host(partitions=3)
+    (killer,) = daemon.send(["lose 0.5"], 0)
+    others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
+
+    lose_again_and_again(daemon, memory=True)
+
+    assert {each["uid"] for each in daemon.letters()} == {killer}
+    assert daemon.ledger.ended(GROUP) >= {*others}
+    assert daemon.traces() == []
+
+
 @pytest.mark.fault("F27")
 def test_what_waits_for_its_rate_when_hosts_are_lost_is_not_suspected(new_daemon: NewDaemon):
     """Although one charge is all that a message has, and it is the next one."""
@@ -150,6 +168,9 @@ def test_a_message_that_kills_its_host_kills_the_next_one_too_and_is_found_there
             lambda: pair[0].letters() or not any(daemon.running for daemon in pair),
             timeout=PATIENCE, what="both hosts are lost",
         )  # fmt: skip
+        for daemon in pair:
+            if not daemon.running:
+                daemon.lose_memory()
         losses.update(daemon.config_path.stem for daemon in pair if not daemon.running)
 
     pair[0].wait_settled()

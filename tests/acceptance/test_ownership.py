@@ -328,6 +328,24 @@ def test_a_second_one_on_the_same_host_is_refused_at_once(new_daemon: NewDaemon)
         assert first.running
 
 
+def test_without_the_memory_of_its_predecessor_an_instance_still_goes_on_at_once(
+    new_daemon: NewDaemon,
+):
+    """The lock alone proves that no process is left; what was pending runs behind a mark."""
+    with new_daemon() as daemon:
+        (uid,) = daemon.send(["await nothing"])
+        daemon.wait_run(uid)
+        mark = daemon.mark()
+        daemon.kill()
+        daemon.wait_gone(2.0)
+        daemon.lose_memory()
+        daemon.start()
+        daemon.wait_event("lease.acquired", after=mark, inherited=True)
+        daemon.wait_run(uid, count=2, timeout=15.0)
+        solo = daemon.link.execute("HGET", daemon.keys.fence(*Unit(TOPIC, 0, GROUP)), "mark")
+        assert solo == b"m:" + uid.rpartition("/")[2].encode(), "inherited entries are marked"
+
+
 @pytest.mark.fault("F6")
 def test_the_leases_of_a_killed_predecessor_are_taken_at_once(new_daemon: NewDaemon):
     """Holding its lock proves that no process of it is left: nobody waits for its minute."""
@@ -346,11 +364,14 @@ def test_the_leases_of_a_killed_predecessor_are_taken_at_once(new_daemon: NewDae
         mark = daemon.mark()
         daemon.start()
         for number in range(3):
-            daemon.wait_event("lease.acquired", after=mark, partition=number, inherited=True)
+            daemon.wait_event("lease.resumed", after=mark, partition=number)
             assert daemon.epochs()[number] > epochs[number]
         daemon.wait_run(uids[0], count=2, timeout=10.0)
         took = time.monotonic() - killed_at
         print(f"killed, started, and at work again after {took:.2f} s (lease ttl 60 s)")
         assert took < 15.0
-        solo = daemon.link.execute("HGET", daemon.keys.fence(*Unit(TOPIC, 0, GROUP)), "mark")
-        assert solo == b"m:" + uids[0].rpartition("/")[2].encode(), "inherited entries are marked"
+        place = "m:" + uids[0].rpartition("/")[2]
+        charged = daemon.link.execute(
+            "HGET", daemon.keys.attempts(*Unit(TOPIC, 0, GROUP)), f"{place}:c"
+        )
+        assert charged == b"1", "what ran is charged"

@@ -66,8 +66,9 @@ ROWS = (
     Row(
         "F6",
         "The supervisor is killed with SIGKILL.",
-        "All its processes are gone within a second, also those that cannot listen. Its leases are"
-        " taken by a successor on the host at once and by others within one ttl. Nothing is lost.",
+        "All its processes are gone within a second, also those that cannot listen. A successor"
+        " on the host goes on with its leases at once: what had ended is acknowledged, one that"
+        " ran alone is charged. Others take them within one ttl. Nothing is lost.",
     ),
     Row(
         "F7",

@@ -103,6 +103,18 @@ def test_a_silent_housekeeper(surgery: Surgery) -> None:
     surgery.silent("fleet.housekeeper")
 
 
+def test_an_instance_that_cannot_start_processes(surgery: Surgery) -> None:
+    """C2: doctor names the instance, what the system said, and what to raise."""
+    surgery.silent("fleet.limited")
+    surgery.beat(capacity=3, capacity_problem="Too many open files", cap=3)
+    found = surgery.finding("fleet.limited")
+    assert "one can run no more than 3 partitions" in found["what"]
+    assert "Too many open files" in found["what"]
+    assert "LimitNOFILE" in found["mend"]
+    surgery.beat(capacity="many")
+    surgery.silent("fleet.limited")
+
+
 def test_a_crash_loop(surgery: Surgery) -> None:
     surgery.silent("fleet.crash-loop")
     surgery.publish(

@@ -29,6 +29,7 @@ from streamqd.scoreboard import WorkerState
 from streamqd.store import messages, topics
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.supervisor import boards
 from tests.support import users
 from tests.support.ledger import VARIABLE, Ledger
 from tests.support.waiting import wait_until
@@ -202,6 +203,14 @@ class Daemon:
         assert self._process is not None
         self._process.kill()
         self._process.wait(KILL_SECONDS)
+
+    def lose_memory(self) -> None:
+        """Remove what a killed supervisor left in memory, as the loss of its host does."""
+        folder = boards.folder(os.environ | self.environment, os.geteuid())
+        for path in folder.glob(f"*{boards.SUFFIX}") if folder else ():
+            raw = path.read_bytes()[boards.HEADER_OFFSET : boards.BOARD_BYTES]
+            if Path(boards.unpacked(raw)["lock_file"]).is_relative_to(self.folder):
+                path.unlink()
 
     def wait_gone(self, timeout: float) -> None:
         """Wait until no process of its session is left."""

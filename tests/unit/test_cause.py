@@ -69,6 +69,20 @@ CASES = [
     ("no-member", False, facts(**FREE, members=()), "no instance of the fleet is alive"),
     ("no-member", False, facts(**FREE, members=(replace(WEST, state="silent"),)), "no instance"),
     (
+        "no-capacity",  # C2
+        False,
+        facts(**FREE, members=(replace(WEST, cap=4, capacity=4, limit="no files left"),)),
+        "start no more processes (west runs 4: no files left)",
+    ),
+    (
+        "no-capacity",  # C2
+        False,
+        facts(
+            told=told(state="booting"), members=(replace(WEST, capacity=4, limit="no files left"),)
+        ),
+        "is about to give it up",
+    ),
+    (
         "no-offer",
         False,
         facts(**FREE, members=(replace(WEST, offers=False),)),

@@ -191,6 +191,8 @@ def test_instance_metrics(view: View, board: Scoreboard) -> None:
     assert value(view, "streamqd_late_renewals_total", **ME) == 2
     assert value(view, "streamqd_draining", **ME) == 1
     assert value(view, "streamqd_paused", **ME) == 0
+    assert value(view, "streamqd_limited", **ME) == 0
+    assert value(view, "streamqd_partitions_given_up_total", **ME) == 0
     assert value(view, "streamqd_redis_up", **ME) == 1
     assert value(view, "streamqd_promoted_total", **HERE) == 12
     assert value(view, "streamqd_housekeeper_failures_total", **ME, task="trim") == 1

@@ -189,6 +189,22 @@ def _crash_loops(facts: Facts) -> Iterator[Found]:
         )
 
 
+def _limited(facts: Facts) -> Iterator[Found]:
+    for beat in facts.living:
+        capacity, problem = beat.info.get("capacity"), beat.info.get("capacity_problem")
+        if not isinstance(capacity, int):
+            continue
+        yield Found(
+            f"{beat.instance} can run no more than {plural(capacity, 'partition')}: the system"
+            f" refuses it another process ({str(problem)[:200]})",
+            f"on {beat.info.get('host', 'its host')}: raise LimitNOFILE and TasksMax of the service"
+            " (`ulimit -n`, `ulimit -u`), or give it more memory; it takes partitions again by"
+            " itself; until then start another instance",
+            about=beat.instance,
+            evidence={"capacity": capacity, "problem": problem, "host": beat.info.get("host")},
+        )
+
+
 def _housekeeper(facts: Facts) -> Iterator[Found]:
     for beat in facts.living:
         began = beat.info.get("started")
@@ -253,6 +269,13 @@ CHECKS = (
         "fleet.stopped", _WARNING, "A group has been stopped for over an hour.", _FLEET, _stopped
     ),
     Check("fleet.crash-loop", _PROBLEM, "Workers crash in a loop.", _FLEET, _crash_loops),
+    Check(
+        "fleet.limited",
+        _PROBLEM,
+        "An instance serves fewer partitions, because the system refuses it processes.",
+        _FLEET,
+        _limited,
+    ),
     Check(
         "fleet.housekeeper",
         _PROBLEM,

@@ -158,7 +158,7 @@ def _troubles(view: LiveView, trouble: str) -> list[Cell]:
         name = printable(each.instance)
         if each.state == "silent":
             found.append(Cell(f"{name} silent for {age(now - each.beat_unix_ms)}", "bad"))
-        elif each.state in ("paused", "draining", "drained"):
+        elif each.state in ("paused", "limited", "draining", "drained"):
             found.append(Cell(f"{name} is {each.state}", "warn"))
         elif not each.told:
             found.append(Cell(f"{name} beats but publishes no summary", "warn"))

@@ -1,0 +1,306 @@
+"""The file of the scoreboard: it outlives a killed supervisor, and the next one reads it.
+
+It lies in a memory file system, so it costs what anonymous memory costs and is gone with the host.
+The lock of the instance owns it: whoever holds the lock has no living predecessor, so nobody writes
+to the file any more. What it says is settled by fencing like everything else: it names tokens, and
+Redis refuses one that is not in the fence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamqd import logs, startup
+from streamqd.config import Daemon
+from streamqd.config.setting import NAME
+from streamqd.model import Unit
+from streamqd.scoreboard import (
+    BOARD_BYTES,
+    HEAD_BYTES,
+    HEADER_OFFSET,
+    LAYOUT,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    Scoreboard,
+    Slot,
+)
+
+SUFFIX = ".board"
+DRAFT = ".draft"  # of a file that is not whole yet
+SWEPT_MAX = 256  # files of a folder that a start looks at
+_MAGIC = b"streamqd scoreboard\n"
+_HEADER = struct.Struct("<20sII")  # magic, then length and check sum of the JSON behind it
+_IN_MEMORY = ("tmpfs", "ramfs")
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Refused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
+    """A file that is not believed; the text says why."""
+
+
+class Left(NamedTuple):
+    """What a killed supervisor left of one unit that it held.
+
+    `following` is the token that was to replace `token`, '' for none; `epoch` is that of `token`.
+    The places in `done` had been handled and were not known to be acknowledged, those in `running`
+    were being handled.
+    """
+
+    unit: Unit
+    token: str
+    following: str
+    epoch: int
+    done: list[bytes]
+    running: list[bytes]
+
+
+class Boards:
+    """Makes the scoreboard of one supervisor, and reads that of the one before.
+
+    `left` is what that one held, by unit, as far as it can be believed.
+    """
+
+    def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
+        self.left: dict[Unit, Left] = {}
+        self._path: Path | None = None
+        self._header = _described(daemon, lock)
+        place = folder(os.environ, os.geteuid())
+        if place is not None:
+            device, inode = lock.identity.split(":")[1:]
+            self._path = place / f"{daemon.instance}-{device}-{inode}{SUFFIX}"
+            _sweep(place)
+
+    def make(self, units: int) -> Scoreboard:
+        """Return the board of this supervisor, with room for so many; first read the last one's.
+
+        Nobody finds the new one before `publish`: until then the old file stays as it is.
+        """
+        if self._path is None:
+            logs.event("scoreboard.private", logging.WARNING, problem="no memory file system")
+            return Scoreboard()
+        self._read(self._path)
+        draft = self._path.with_suffix(DRAFT)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                draft.unlink()
+            descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+            board = Scoreboard(descriptor=descriptor)
+            board.head(packed(self._header))
+            for index in range(units):
+                board.reserve(index, HEAD_BYTES)
+        except (OSError, ValueError) as error:
+            logs.event("scoreboard.private", logging.WARNING, problem=str(error))
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            self._path = None
+            return Scoreboard()
+        return board
+
+    def publish(self) -> None:
+        """Let the next supervisor find the new board: it holds all that was in the old one."""
+        if self._path is not None:
+            self._path.with_suffix(DRAFT).replace(self._path)
+
+    def remove(self) -> None:
+        """Leave nothing: no unit is held any more."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def _read(self, path: Path) -> None:
+        try:
+            found = read(path, self._header)
+        except FileNotFoundError:
+            return
+        except (Refused, OSError) as error:
+            logs.event("scoreboard.refused", logging.WARNING, file=str(path), problem=str(error))
+            return
+        for unit, problem in found.torn:
+            logs.event(
+                "scoreboard.refused",
+                logging.WARNING,
+                unit=unit,
+                file=str(path),
+                problem=problem,
+            )
+        self.left = {each.unit: each for each in found.left}
+        logs.event("scoreboard.found", file=str(path), units=len(self.left))
+
+
+class Found(NamedTuple):
+    """The units of a file that can be believed; of the others, the problem."""
+
+    left: list[Left]
+    torn: list[tuple[Unit | None, str]]
+
+
+def folder(environment: Mapping[str, str], user: int) -> Path | None:
+    """Return the first folder in memory that is this user's own; None when there is none.
+
+    Those that nobody has made for us are made, for this user alone.
+    """
+    given = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    session = environment.get("XDG_RUNTIME_DIR", "")
+    # systemd makes links of these for a dynamic user; nobody else can write beside them.
+    candidates = [(Path(given).resolve(), False)] if given else []
+    candidates.append((Path("/run/streamqd").resolve(), False))
+    if session:
+        candidates.append((Path(session) / "streamqd", True))
+    candidates.append((Path(f"/dev/shm/streamqd-{user}"), True))  # noqa: S108 - checked below
+    for path, make in candidates:
+        if make:
+            with contextlib.suppress(OSError):
+                path.mkdir(mode=0o700)
+        if _is_ours(path, user):
+            return path
+    return None
+
+
+def _is_ours(path: Path, user: int) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    others = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user and not others
+    return ours and os.access(path, os.W_OK | os.X_OK) and _is_in_memory(found.st_dev)
+
+
+def _is_in_memory(device: int) -> bool:
+    name = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    for mount in mounts:
+        what, _, kind = mount.partition(" - ")
+        if what.split()[2:3] == [name]:
+            return kind.split()[:1] != [] and kind.split()[0] in _IN_MEMORY
+    return False
+
+
+# --- what a file says of itself -------------------------------------------------------------------
+
+
+def _described(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
+    return {
+        "layout": LAYOUT,
+        "slots": SLOT_COUNT,
+        "slot_bytes": SLOT_BYTES,
+        "boot": startup.boot_id(),
+        "lock": lock.identity,
+        "lock_file": str(lock.path.absolute()),
+        "instance": daemon.instance,
+        "fleet": daemon.fleet,
+    }
+
+
+def packed(header: Mapping[str, Any]) -> bytes:
+    """Return a header as it stands in the file."""
+    raw = json.dumps(header, sort_keys=True).encode()
+    return _HEADER.pack(_MAGIC, len(raw), zlib.crc32(raw)) + raw
+
+
+def unpacked(raw: bytes) -> dict[str, Any]:
+    """Return the header of a file. Raises Refused."""
+    if len(raw) < _HEADER.size:
+        raise Refused("it is torn: it has no header")
+    magic, length, checked = _HEADER.unpack_from(raw)
+    if magic != _MAGIC:
+        raise Refused("it is not a scoreboard of streamqd")
+    told = raw[_HEADER.size : _HEADER.size + length]
+    if len(told) != length or zlib.crc32(told) != checked:
+        raise Refused("it is torn: its header does not match its check sum")
+    found = json.loads(told)
+    if not isinstance(found, dict):
+        raise Refused("it is not a scoreboard of streamqd")
+    return found
+
+
+def read(path: Path, expected: Mapping[str, Any]) -> Found:
+    """Return what the file of a dead supervisor holds. Raises Refused, or OSError.
+
+    `expected` is the header that the present supervisor writes: the file must be of the same
+    layout, boot, lock, instance and fleet.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused("it is not a plain file")
+        if found.st_uid != os.geteuid():
+            raise Refused(f"it belongs to the user {found.st_uid}")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise Refused("others may read or write it")
+        if found.st_nlink != 1:
+            raise Refused("it has a second name")
+        page = os.pread(descriptor, BOARD_BYTES, 0)
+        header = unpacked(page[HEADER_OFFSET:])
+        for name, wanted in expected.items():
+            if header.get(name) != wanted:
+                raise Refused(f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}")
+        if found.st_size != BOARD_BYTES + SLOT_COUNT * SLOT_BYTES:
+            raise Refused("it is torn: its size is not that of a scoreboard")
+        used = int.from_bytes(page[:8], "little")
+        if used > SLOT_COUNT:
+            raise Refused("it is torn: it has more slots in use than there are")
+        return _read_slots(descriptor, range(used))
+    finally:
+        os.close(descriptor)
+
+
+def _read_slots(descriptor: int, indexes: Iterable[int]) -> Found:
+    left: dict[Unit, Left] = {}
+    torn: list[tuple[Unit | None, str]] = []
+    board = Scoreboard(0)
+    for index in indexes:
+        raw = bytearray(os.pread(descriptor, SLOT_BYTES, BOARD_BYTES + index * SLOT_BYTES))
+        slot = Slot(memoryview(raw), index, board)
+        unit: Unit | None = None
+        try:
+            unit = slot.unit
+            lease = slot.lease()
+            if unit is None or lease is None:
+                continue
+            if not (NAME.fullmatch(unit.topic) and unit.partition >= 0 and unit.group):
+                raise ValueError("its name is not that of a partition and a group")
+            if unit in left:
+                raise ValueError("it is there twice")
+            batch = slot.left()
+        except ValueError as error:
+            torn.append((unit, f"slot {index} is torn: {error}"))
+            continue
+        left[unit] = Left(unit, *lease, batch.done, batch.running)
+    return Found(list(left.values()), torn)
+
+
+def _sweep(place: Path) -> None:
+    """Remove the files that nobody will ever ask for, because their lock is gone."""
+    with contextlib.suppress(OSError):
+        found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT)]
+        for path in sorted(found)[:SWEPT_MAX]:
+            with contextlib.suppress(OSError, Refused, ValueError, KeyError, TypeError):
+                if not _is_locked_by_somebody(path):
+                    path.unlink()
+
+
+def _is_locked_by_somebody(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
+    try:
+        header = unpacked(os.pread(descriptor, BOARD_BYTES - HEADER_OFFSET, HEADER_OFFSET))
+    finally:
+        os.close(descriptor)
+    try:
+        lock = Path(header["lock_file"]).stat()
+    except FileNotFoundError:
+        return False
+    return bool(header["lock"] == f"{startup.boot_id()}:{lock.st_dev}:{lock.st_ino}")

@@ -1,0 +1,161 @@
+"""An instance that cannot start processes gives up what it cannot serve, and takes it back."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import psutil
+
+from streamqd.supervisor.crew import KEPT_DESCRIPTORS
+from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+PARTITIONS = 12
+QUICK = {"lease_ttl": "3s", "rebalance_delay": "0s", "rebalance_hold": "0s", "rebalance_moves": 8}
+PATIENCE = 60.0
+
+
+def owners(daemon: Daemon) -> Counter[str]:
+    """How many partitions each instance owns."""
+    fences = daemon.link.pipeline(
+        [
+            ("HMGET", daemon.keys.fence(TOPIC, number, GROUP), "token", "owner")
+            for number in range(PARTITIONS)
+        ]
+    )
+    return Counter(owner.decode() for token, owner in fences if token)
+
+
+def pair(new_daemon: NewDaemon, **second: object) -> tuple[Daemon, Daemon]:
+    made = [
+        new_daemon(partitions=PARTITIONS, name=name, daemon=QUICK, **options)
+        for name, options in (("one", {}), ("two", second))
+    ]
+    return made[0], made[1]
+
+
+def limit(daemon: Daemon, soft: int) -> None:
+    """Set how many descriptors the running supervisor may have open."""
+    hard = psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE)[1]
+    psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def cli(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb."""
+    return subprocess.run(
+        [sys.executable, "-m", "streamqd", "--config", str(daemon.config_path), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def kill_workers(daemon: Daemon, count: int) -> None:
+    for pid in list(daemon.pids().values())[:count]:
+        psutil.Process(pid).kill()
+
+
+def test_what_cannot_be_started_is_given_up_and_taken_back(new_daemon: NewDaemon):
+    """C2: the other instance has the partitions at once, and this one again when it can."""
+    one, two = pair(new_daemon)
+    with two, one:
+        one.wait_for(
+            lambda: owners(one) == Counter(one=6, two=6), timeout=PATIENCE, what="half each"
+        )
+        one.wait_for(lambda: len(one.pids()) == 6, timeout=PATIENCE, what="six workers")
+        limit(one, KEPT_DESCRIPTORS)
+        mark = one.mark()
+        kill_workers(one, 3)
+        failed = one.wait_event("fork.failed", after=mark)
+        reduced = one.wait_event("capacity.reduced", after=mark, timeout=PATIENCE)
+        assert reduced["partitions"] == 3
+        assert "Too many open files" in reduced["error"]
+        assert _seconds(reduced) - _seconds(failed) < 5.0
+        one.wait_for(
+            lambda: owners(one) == Counter(one=3, two=9), timeout=PATIENCE, what="two has them"
+        )
+        uids = one.send(["ok"] * PARTITIONS)
+        for uid in uids:
+            one.wait_run(uid, "end", timeout=PATIENCE)
+        _is_told(one)
+
+        limit(one, 1024)
+        one.wait_event("capacity.raised", after=mark, timeout=PATIENCE)
+        one.wait_for(
+            lambda: owners(one) == Counter(one=6, two=6), timeout=PATIENCE, what="half each again"
+        )
+        one.wait_for(
+            lambda: one.events("capacity.raised", mark)[-1].get("partitions") is None,
+            timeout=PATIENCE,
+            what="there is no limit any more",
+        )
+        one.send(["ok"] * PARTITIONS)
+        one.wait_settled()
+        assert one.ledger.audit(GROUP).lost == []
+        assert (one.stop(), two.stop()) == (0, 0)
+
+
+def _is_told(one: Daemon) -> None:
+    """`status`, `doctor` and the summary say it."""
+
+    def state() -> str:
+        seen = json.loads(cli(one, "status", "--json").stdout)
+        row = next(each for each in seen["instances"] if each["instance"] == "one")
+        assert any("one can run no more than 3 partitions" in each for each in seen["problems"])
+        assert row["capacity"] == 3
+        return str(row["state"])
+
+    one.wait_for(lambda: state() == "limited", what="status says it", every=0.3)
+    told = cli(one, "doctor", "--only", "fleet.limited")
+    assert told.returncode == 1
+    assert "one can run no more than 3 partitions" in told.stdout
+
+
+def _seconds(event: dict[str, object]) -> float:
+    minutes, seconds = str(event["ts"]).rstrip("Z").split(":")[1:]
+    return int(minutes) * 60 + float(seconds)
+
+
+def test_an_instance_that_starts_under_a_low_limit_serves_what_it_can(new_daemon: NewDaemon):
+    """C2: with `ulimit -n` far below its share, the other instance serves the rest."""
+    one, two = pair(new_daemon)
+    one.within = ["prlimit", f"--nofile={KEPT_DESCRIPTORS + 20}", "--"]
+    with two, one:
+        one.wait_event("capacity.reduced", timeout=PATIENCE)
+        one.wait_for(
+            lambda: owners(one).total() == PARTITIONS and owners(one)["two"] > 6,
+            timeout=PATIENCE,
+            what="all are owned",
+        )
+        uids = one.send(["ok"] * PARTITIONS)
+        for uid in uids:
+            one.wait_run(uid, "end", timeout=PATIENCE)
+        served = owners(one)["one"]
+        assert served == len(one.pids()) > 0
+        assert (one.stop(), two.stop()) == (0, 0)
+
+
+def test_one_that_is_alone_says_that_nobody_serves_the_rest(new_daemon: NewDaemon):
+    """C2: `why` names the limit of the only instance, and messages wait until it is lifted."""
+    one, _ = pair(new_daemon)
+    with one:
+        one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run")
+        limit(one, KEPT_DESCRIPTORS)
+        mark = one.mark()
+        kill_workers(one, PARTITIONS)
+        one.wait_for(lambda: owners(one).total() == 0, timeout=PATIENCE, what="it has given up all")
+        (uid,) = one.send(["ok"], partition=0)
+        told = cli(one, "why", f"{TOPIC}/0", "--json")
+        assert [each["word"] for each in json.loads(told.stdout)[0]["causes"]] == ["no-capacity"]
+        limit(one, 1024)
+        one.wait_run(uid, "end", timeout=PATIENCE)
+        one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run again")
+        assert len(one.events("capacity.reduced", mark)) >= 1
+        assert one.stop() == 0

@@ -1,0 +1,347 @@
+"""A killed supervisor leaves its scoreboard: what had ended is over, and what ran is charged."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamqd.model import Unit
+from streamqd.supervisor import boards
+from tests.support.daemon import GROUP, TOPIC, Daemon
+
+NewDaemon = Callable[..., Daemon]
+
+COMMON = """
+import asyncio, time
+from pathlib import Path
+from streamqd import Message
+from tests.support.ledger import Ledger
+
+ledger = Ledger.here("1", durable=False)
+"""
+SYNC = """
+def obey(message: Message) -> None:
+    with ledger.run(message):
+        word, *rest = message.text().split()
+        while word == "await" and not Path(rest[0]).exists():
+            time.sleep(0.002)
+        if word == "sleep":
+            time.sleep(float(rest[0]))
+"""
+TASKS = SYNC.replace("def obey", "async def obey").replace("time.sleep", "await asyncio.sleep")
+BATCH = """
+def obey(messages: list[Message]) -> None:
+    for message in messages:
+        ledger._note_run("start", message)
+    for word, *rest in [message.text().split() for message in messages]:
+        while word == "await" and not Path(rest[0]).exists():
+            time.sleep(0.002)
+    time.sleep(0.005)
+    for message in messages:
+        ledger._note_run("end", message)
+"""
+WIDE = {"concurrency": 8, "order": "none"}
+# The shape of the handler, the settings of its consumer, and how many messages run at once.
+SHAPES = {
+    "sync": (SYNC, {}, 1),
+    "tasks": (TASKS, WIDE, 8),
+    "threads": (SYNC, WIDE, 8),
+    "batch": (BATCH, {"batch": 5}, 5),
+}
+PARTITIONS = 2
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own in memory, so that a test sees its own file alone."""
+    folder = boards.folder(os.environ, os.geteuid())
+    if folder is None:
+        pytest.skip("no memory file system can be written")
+    own = folder / f"test-{os.getpid()}-{tmp_path.name}"
+    own.mkdir(mode=0o700)
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(own))
+    yield own
+    for each in own.iterdir():
+        each.unlink()
+    own.rmdir()
+
+
+def board_of(runtime: Path) -> Path:
+    (found,) = runtime.glob(f"*{boards.SUFFIX}")
+    return found
+
+
+def kill_and_wait(daemon: Daemon) -> int:
+    """Kill the supervisor, wait until its children are dead, and return the number of events."""
+    mark = daemon.mark()
+    daemon.kill()
+    daemon.wait_gone(5.0)
+    return mark
+
+
+def crashes(daemon: Daemon, uid: str) -> int:
+    topic, partition, entry = uid.split("/")
+    key = daemon.keys.attempts(topic, int(partition), GROUP)
+    return int(daemon.link.execute("HGET", key, f"m:{entry}:c") or 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_killed_supervisor_repeats_only_what_ran(new_daemon: NewDaemon, shape: str):
+    """C5: 1,000 messages of 5 ms, three kills, at most what was running is handled again."""
+    code, consumer, width = SHAPES[shape]
+    daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
+    with daemon:
+        uids = daemon.send(["sleep 0.005"] * 1000)
+        for kill in range(1, 4):
+            daemon.wait_for(
+                lambda wanted=kill * 200: daemon.ledger.count("end") >= wanted,
+                what="some have ended",
+                timeout=60,
+                every=0.001,
+            )
+            mark = kill_and_wait(daemon)
+            before = len(daemon.ledger.records())
+            daemon.start()
+            for partition in range(PARTITIONS):
+                told = daemon.wait_event("lease.resumed", after=mark, partition=partition)
+                assert len(told.get("running", [])) <= width
+            daemon.wait_for(lambda at=before: len(daemon.ledger.records()) > at, what="it goes on")
+        daemon.wait_settled(60)
+        audit = daemon.ledger.audit(GROUP)
+        assert (audit.lost, audit.unexpected) == ([], [])
+        print(f"{shape}: {len(audit.repeated)} repeats of 3 kills")
+        assert sum(audit.repeated.values()) - len(audit.repeated) <= 3 * PARTITIONS * width
+        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert (daemon.letters(), daemon.traces()) == ([], [])
+        assert daemon.events("scoreboard.refused") == []
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_had_ended_is_acknowledged_and_what_ran_is_charged(new_daemon: NewDaemon, shape: str):
+    """C5: exactly the message that ran alone is charged; of several that ran, none is."""
+    code, consumer, width = SHAPES[shape]
+    daemon = new_daemon(code=COMMON + code, consumer=consumer)
+    with daemon:
+        uids = daemon.send(["sleep 0"] * 20)
+        daemon.wait_settled()
+        running = daemon.send(["await go"] * width)
+        for uid in running:
+            daemon.wait_run(uid)
+        behind = daemon.send(["sleep 0"] * 20)
+
+        mark = kill_and_wait(daemon)
+        daemon.start()
+        daemon.wait_run(running[0], count=2)
+
+        places = {"m:" + uid.split("/")[2] for uid in running}
+        assert set(daemon.wait_event("lease.resumed", after=mark)["running"]) == places
+        charged = [uid for uid in uids + running + behind if crashes(daemon, uid)]
+        assert charged == (running if width == 1 else [])
+        assert [crashes(daemon, uid) for uid in charged] == [1] * len(charged)
+        (daemon.folder / "go").touch()
+        daemon.wait_settled()
+        assert daemon.ledger.audit(GROUP).repeated == dict.fromkeys(running, 2)
+        assert daemon.stop() == 0
+
+
+def test_the_successor_that_is_killed_before_redis_answers_charges_once(
+    new_daemon: NewDaemon, runtime: Path
+):
+    """C5: one death is charged once, however many supervisors try to say so."""
+    with new_daemon(code=COMMON + SYNC) as daemon:
+        (running,) = daemon.send(["await go"])
+        daemon.wait_run(running)
+        mark = kill_and_wait(daemon)
+        first = board_of(runtime).read_bytes()
+        daemon.start()
+        daemon.wait_event("lease.resumed", after=mark)
+        daemon.wait_run(running, count=2)
+        assert crashes(daemon, running) == 1
+        kill_and_wait(daemon)
+        # As if that one had not come to hear the answer: its tokens are of the past.
+        board_of(runtime).write_bytes(first)
+        mark = daemon.mark()
+        daemon.start()
+        daemon.wait_run(running, count=3)
+        assert daemon.events("lease.resumed", mark) == []
+        assert crashes(daemon, running) == 1
+        (daemon.folder / "go").touch()
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+
+
+def test_nothing_is_acknowledged_for_a_unit_that_another_has_owned_meanwhile(
+    new_daemon: NewDaemon,
+):
+    """C5: the epoch moved on while the supervisor was dead, so Redis refuses its word."""
+    daemon = new_daemon(code=COMMON + SYNC, daemon={"lease_ttl": "1s"})
+    with daemon:
+        (running,) = daemon.send(["await go"])
+        daemon.wait_run(running)
+        mark = kill_and_wait(daemon)
+        fence = daemon.keys.fence(TOPIC, 0, GROUP)
+        # Another instance has taken the partition, run nothing, and given it back.
+        daemon.link.execute("HSET", fence, "epoch", int(time.time() * 1000) + 5)
+        daemon.link.execute("HDEL", fence, "token", "owner")
+        daemon.link.execute("DEL", daemon.keys.lease(TOPIC, 0, GROUP))
+        daemon.start()
+        daemon.wait_event("lease.lost", after=mark)
+        daemon.wait_run(running, count=2)
+        assert daemon.events("lease.resumed", mark) == []
+        assert crashes(daemon, running) == 0
+        (daemon.folder / "go").touch()
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+
+
+def test_an_emptied_redis_believes_nothing_of_the_past(new_daemon: NewDaemon):
+    """C5: another Redis, or one that lost its data, has other tokens."""
+    with new_daemon(code=COMMON + SYNC) as daemon:
+        (running,) = daemon.send(["await go"])
+        daemon.wait_run(running)
+        mark = kill_and_wait(daemon)
+        daemon.link.execute("FLUSHALL")
+        daemon.start()
+        daemon.wait_event("lease.lost", after=mark)
+        daemon.wait_event("ready", after=mark)
+        (uid,) = daemon.send(["sleep 0"])
+        daemon.wait_run(uid, "end")
+        daemon.wait_settled()
+        assert daemon.link.execute("HLEN", daemon.keys.attempts(TOPIC, 0, GROUP)) == 0
+        assert daemon.stop() == 0
+
+
+def _other_boot(header: dict[str, object]) -> None:
+    header["boot"] = "11111111-1111-1111-1111-111111111111"
+
+
+def _other_fleet(header: dict[str, object]) -> None:
+    header["fleet"] = "another"
+
+
+def _other_layout(header: dict[str, object]) -> None:
+    header["layout"] = 999
+
+
+@pytest.mark.parametrize("change", [_other_boot, _other_fleet, _other_layout])
+def test_a_foreign_file_is_refused_and_named(
+    new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, object]], None]
+):
+    """C5: a file of another boot, fleet or version is named in the log, and nothing of it used."""
+
+    def tamper(path: Path) -> None:
+        raw = bytearray(path.read_bytes())
+        header = boards.unpacked(bytes(raw[boards.HEADER_OFFSET : boards.BOARD_BYTES]))
+        change(header)
+        packed = boards.packed(header)
+        raw[boards.HEADER_OFFSET : boards.HEADER_OFFSET + len(packed)] = packed
+        path.write_bytes(raw)
+
+    name = change.__name__.removeprefix("_other_")
+    assert name in refusal(new_daemon, runtime, tamper)
+
+
+def _torn_header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(boards.HEADER_OFFSET + 40)
+        file.write(b"\xff")
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, boards.BOARD_BYTES + 10)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _noise(path: Path) -> None:
+    path.write_bytes(os.urandom(9000))
+
+
+def _readable(path: Path) -> None:
+    path.chmod(0o644)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def _torn_token(path: Path) -> None:
+    with path.open("r+b") as file:
+        raw = file.read()
+        at = raw.index(f"{TOPIC}\n0\n{GROUP}".encode(), boards.BOARD_BYTES) + 192
+        file.seek(at)
+        file.write(b"f" * 8)
+
+
+@pytest.mark.parametrize(
+    "tamper", [_torn_header, _cut, _empty, _noise, _readable, _link, _torn_token]
+)
+def test_a_torn_file_is_refused_and_named(
+    new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
+):
+    """C5: nothing in a torn file, or one that others could have written, is believed."""
+    refusal(new_daemon, runtime, tamper)
+
+
+def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]) -> str:
+    """Tamper with the file of a killed supervisor; return why the next one refuses it."""
+    with new_daemon(code=COMMON + SYNC) as daemon:
+        (running,) = daemon.send(["await go"])
+        daemon.wait_run(running)
+        mark = kill_and_wait(daemon)
+        path = board_of(runtime)
+        tamper(path)
+        daemon.start()
+        refused = daemon.wait_event("scoreboard.refused", after=mark)
+        assert refused["file"] == str(path)
+        daemon.wait_run(running, count=2)
+        assert daemon.events("lease.resumed", mark) == []
+        assert crashes(daemon, running) == 0
+        (daemon.folder / "go").touch()
+        daemon.wait_settled()
+        assert daemon.stop() == 0
+        assert list(runtime.glob(f"*{boards.SUFFIX}")) == []
+    return str(refused["problem"])
+
+
+def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runtime: Path):
+    """C5: a page that the file system cannot give is a refusal to start, never a SIGBUS."""
+    full = runtime / "mount"
+    full.mkdir(mode=0o700)
+    daemon = new_daemon(partitions=2, code=COMMON + SYNC)
+    daemon.within = [
+        *("unshare", "--user", "--map-root-user", "--mount", "--"),
+        *("sh", "-c", f'mount -t tmpfs -o size=16k,mode=700 none {full} && exec "$@"', "sh"),
+    ]
+    daemon.environment["RUNTIME_DIRECTORY"] = str(full)
+    try:
+        with daemon:
+            daemon.send(["sleep 0"] * 10)
+            daemon.wait_settled()
+            assert daemon.wait_event("scoreboard.private")["problem"]
+            assert daemon.stop() == 0
+    finally:
+        full.rmdir()
+
+
+def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runtime: Path):
+    """C5: tokens are in it, so it is for its user alone; a drained instance leaves nothing."""
+    with new_daemon(partitions=2) as daemon:
+        path = board_of(runtime)
+        assert path.stat().st_mode & 0o777 == 0o600
+        header = boards.unpacked(path.read_bytes()[boards.HEADER_OFFSET : boards.BOARD_BYTES])
+        found = boards.read(path, header)
+        assert {each.unit for each in found.left} == {Unit(TOPIC, n, GROUP) for n in range(2)}
+        assert found.torn == []
+        json.dumps(header)
+        assert daemon.stop() == 0
+    assert list(runtime.iterdir()) == []

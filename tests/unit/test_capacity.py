@@ -1,0 +1,63 @@
+"""How many partitions an instance says that it can serve."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamqd.policy.capacity import TOGETHER_MAX, TRY_SECONDS, Capacity
+from streamqd.store import members
+from streamqd.store.members import Beat
+
+PROBLEM = "Too many open files"
+
+
+def test_a_refusal_sets_the_limit_to_what_runs():
+    """C2: what cannot be started is not taken again."""
+    capacity = Capacity()
+    assert capacity.room(7) is None
+    capacity.refused(10.0, 3, PROBLEM)
+    assert (capacity.limit, capacity.problem) == (3, PROBLEM)
+    assert [capacity.room(owned) for owned in (0, 3, 5)] == [3, 0, 0]
+
+
+def test_tries_that_fail_follow_each_other_ever_more_slowly():
+    """C2: it is not tried all the time."""
+    capacity, now, waits = Capacity(), 0.0, []
+    capacity.refused(now, 3, PROBLEM)
+    for _ in range(6):
+        began = now
+        while not capacity.to_try(now, 3):
+            now += 1.0
+        waits.append(now - began)
+        capacity.refused(now, 3, PROBLEM)
+    assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert capacity.limit == 3
+
+
+@given(wanted=st.integers(1, 300), running=st.integers(0, 300))
+def test_once_more_can_be_started_the_limit_is_soon_gone(wanted: int, running: int):
+    """C2: it takes back its share, also when it runs no more until others hand it over."""
+    capacity, now = Capacity(), 0.0
+    capacity.refused(now, running, PROBLEM)
+    while capacity.limit is not None:
+        now += 1.0
+        assert now < 60.0
+        if count := capacity.to_try(now, running):
+            assert count <= TOGETHER_MAX
+            before = capacity.limit
+            capacity.tried(now, running, count, wanted)
+            assert capacity.limit is None or capacity.limit > before
+    assert (capacity.problem, capacity.room(running)) == ("", None)
+    capacity.refused(now, 1, PROBLEM)
+    assert not capacity.to_try(now + TRY_SECONDS[0] - 0.1, 1)
+
+
+def test_a_member_of_any_version_reads_the_limit():
+    """C2: a limit is a cap to the others, and a limit of nothing is a member that leaves."""
+    told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
+    assert members.seen_of(Beat("a", 1, told)).member.cap == 3
+    nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))
+    assert members.seen_of(Beat("a", 1, nothing)).leaving
