@@ -193,7 +193,7 @@ def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outa
 ):
     """Between two openings a message pays for all of its failures but the first."""
     one = circuit(failures=limit, window=5.0, probe_every=1.0)
-    now, last_open, successes = 0.0, 0.0, 0
+    now, last_open, successes = 0.0, float("-inf"), 0  # it has never been open
     since_open: dict[str, int] = {}
     for uid, step, succeeds in runs:
         now += step
