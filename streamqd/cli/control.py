@@ -17,7 +17,7 @@ def control() -> None:
 
 
 @control.command("list")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also those that all have obeyed.")
+@click.option("--all", "everything", is_flag=True, help="Also those that all have obeyed.")
 @json_option
 @pass_session
 def list_(session: Session, everything: bool, as_json: bool) -> None:

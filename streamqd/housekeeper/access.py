@@ -14,6 +14,7 @@ import hmac
 import ipaddress
 import json
 from http import HTTPStatus
+from pathlib import Path
 
 from streamqd import config
 from streamqd.http import Request, Response, Route
@@ -28,7 +29,9 @@ class Access:
     def __init__(self, http: config.Http) -> None:
         self._token = config.token_path(http)
         self._discreet = config.is_public(http)
-        self._hosts = None if self._discreet else {"localhost", *map(str.lower, http.hosts)}
+        # No browser reaches a unix socket.
+        anyone = self._discreet or isinstance(http.address, Path)
+        self._hosts = None if anyone else {"localhost", *map(str.lower, http.hosts)}
 
     def addressed(self, route: Route) -> Route:
         """The route for requests that name this host; others are told 421 Misdirected Request."""

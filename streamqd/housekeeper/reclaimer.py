@@ -15,7 +15,6 @@ from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import Slot
-from streamqd.store import groups
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
 
@@ -83,22 +82,14 @@ class Reclaimer:
             for unit in slots
             for key in (self._keys.source(*unit), self._keys.retry_stream(*unit))
         ]
-        commands = [
-            command
-            for unit, key in places
-            for command in (
-                ("XINFO", "CONSUMERS", key, unit.group),
-                ("XPENDING", key, unit.group),
-            )
-        ]
-        replies = run_commands(self._link, commands)
+        replies = run_commands(self._link, [("XPENDING", key, unit.group) for unit, key in places])
         found = []
-        for at, (unit, key) in enumerate(places):
-            consumers, pending = replies[2 * at : 2 * at + 2]
-            if not isinstance(consumers, list) or not isinstance(pending, list):
+        for (unit, key), pending in zip(places, replies, strict=True):
+            if not isinstance(pending, list):
                 continue
-            found += [Walk(unit, key, name, behind=False) for name in _foreign(consumers)]
-            if groups.unowned(consumers, pending):
+            held = {name: int(count) for name, count in pending[3] or () if name}
+            found += [Walk(unit, key, name, behind=False) for name in held if name != OUR_CONSUMER]
+            if int(pending[0]) > sum(held.values()):
                 _raise_flag(slots[unit], unit, b"")
         there = set(found)
         kept = {
@@ -130,13 +121,3 @@ def _raise_flag(slot: Slot, unit: Unit, name: bytes) -> None:
     if not _is_flagged(slot):
         slot.reclaim_requested = slot.reclaim_done + 1
         logs.event("reclaim.requested", unit=unit, consumer_name=name)
-
-
-def _foreign(consumers: list[Any]) -> list[bytes]:
-    """Names of consumers other than ours that hold entries, from XINFO CONSUMERS."""
-    found = []
-    for flat in consumers:
-        info = dict(zip(flat[::2], flat[1::2], strict=False))
-        if info[b"name"] not in (OUR_CONSUMER, b"") and info[b"pending"]:
-            found.append(info[b"name"])
-    return found

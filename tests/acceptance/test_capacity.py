@@ -75,11 +75,14 @@ def test_what_cannot_be_started_is_given_up_and_taken_back(new_daemon: NewDaemon
         kill_workers(one, 3)
         failed = one.wait_event("fork.failed", after=mark)
         reduced = one.wait_event("capacity.reduced", after=mark, timeout=PATIENCE)
-        assert reduced["partitions"] == 3
+        left = reduced["partitions"]
+        assert 0 < left <= 3, "a worker that ends by itself meanwhile is not replaced either"
         assert "Too many open files" in reduced["error"]
         assert _seconds(reduced) - _seconds(failed) < 5.0
         one.wait_for(
-            lambda: owners(one) == Counter(one=3, two=9), timeout=PATIENCE, what="two has them"
+            lambda: owners(one) == Counter(one=left, two=PARTITIONS - left),
+            timeout=PATIENCE,
+            what="two has them",
         )
         uids = one.send(["ok"] * PARTITIONS)
         for uid in uids:

@@ -291,7 +291,7 @@ def test_a_group_is_stopped_and_started(
     beat("a")
     own(0, "a")
     words = ("group", "stop", "orders", "bill", "-r", "wrong prices")
-    said = document(run(*words, "-w", "-t", "100ms", "--json", code=1))
+    said = document(run(*words, "-w", "--timeout", "100ms", "--json", code=1))
     assert said["order"] == "stop:orders/*/bill"
     assert said["waiting"] == ["a owns orders/0/bill"]
     [(scope, order)] = ordered(link, keys).stops.items()
@@ -311,7 +311,7 @@ def test_a_group_is_stopped_and_started(
     assert run("group", "start", "orders", "bill").stdout == "orders/bill is started\n"
     assert ordered(link, keys).stops == {}
     assert "was not stopped" in run("group", "start", "orders", "bill").stdout
-    waiting = run("group", "start", "orders", "bill", "-w", "-t", "100ms", code=1).stderr
+    waiting = run("group", "start", "orders", "bill", "-w", "--timeout", "100ms", code=1).stderr
     assert "not yet: nobody owns orders/2/bill" in waiting
     assert "there are: bill" in run("group", "stop", "orders", "bil", code=8).stderr
     assert "did you mean orders?" in run("group", "stop", "order", "bill", code=8).stderr

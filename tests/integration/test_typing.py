@@ -115,7 +115,7 @@ def test_tries_count_runs_that_ended_with_their_process(run: Run, at: At) -> Non
         ("pending", "access", "--group", "hits", "--cursor", "nope"),
         ("group", "reset", "access", "hits", "--to", "nope"),
         ("doctor", "--only", "nope"),
-        ("why", "nope"),
+        ("why", "no name!"),
         ("pause", "a/b/c/d"),
         ("move", "nope", "--to", "x"),
     ],

@@ -462,7 +462,8 @@ def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
     (bench.folder / "refuse").touch()
     add(bench, "ok")
     bench.start()
-    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None)
+    said = "on_start of work:go failed: RuntimeError: no database today"
+    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None, said=said)
     assert bench.pending() == []
     assert bench.slot.state == WorkerState.BOOTING
 
@@ -479,7 +480,9 @@ def test_a_hook_that_fails_at_the_end_changes_nothing(bench: Bench):
 def test_a_module_that_does_not_import_is_a_failed_boot(bench: Bench):
     (bench.folder / "work.py").write_text("1/0")
     bench.start()
-    assert bench.ended() == Exit(ExitCode.BOOT_FAILED, None)
+    ended = bench.ended()
+    assert (ended.code, ended.signal) == (ExitCode.BOOT_FAILED, None)
+    assert ended.said.startswith("cannot import work: ZeroDivisionError: division by zero (")
 
 
 def test_a_soft_limit_is_an_exception_in_the_run_that_it_is_meant_for(bench: Bench):

@@ -48,7 +48,13 @@ SOURCES = {
         if "@handler" in path.read_text()
     },
 }
-PRINTING = {place: code for place, code in SOURCES.items() if prints(code)}
+# Guides print what a model holds, and its project is not here: they must print it by `!r`.
+OF_A_PROJECT = ("use-with-",)
+PRINTING = {
+    place: code
+    for place, code in SOURCES.items()
+    if prints(code) and not any(each in place for each in OF_A_PROJECT)
+}
 
 
 def functions(code: str, place: str) -> list[Callable[..., Any]]:
@@ -80,3 +86,17 @@ def test_what_an_example_prints_of_a_message_is_one_line(
 
 def test_these_print() -> None:
     assert len(PRINTING) >= 7, sorted(PRINTING)
+
+
+def test_guides_of_a_project_print_values_by_their_repr() -> None:
+    """S9: what a model holds came from a sender, too."""
+    printed = [
+        node
+        for place, code in SOURCES.items()
+        if any(each in place for each in OF_A_PROJECT)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.FormattedValue)
+    ]
+    assert len(printed) >= 3
+    texts = [ast.unparse(each.value) for each in printed if each.conversion != ord("r")]
+    assert texts == ["order.id"], "a number of the model's"

@@ -432,8 +432,8 @@ proctype Instance(bit i) {
         m = running;
         if
         :: H(m) = DONE; printf("return %d %d\n", i, m)
-        :: H(m) = FAILED; causes[m]++; printf("raise %d %d\n", i, m)  /* the verdict is written down */
-        :: faults < FAULTS && phase[i] == HELD ->    /* dies in the handler, or before the verdict */
+        :: H(m) = FAILED; causes[m]++; printf("raise %d %d\n", i, m)
+        :: faults < FAULTS && phase[i] == HELD ->                    /* dies in the handler */
            faults++; crashes[m]++; causes[m]++; reaped(m + 1);
            printf("die %d %d\n", i, m)
         fi
