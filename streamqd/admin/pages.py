@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
 from streamqd.store.client import Link
 from streamqd.store.scripts import Call, Reply
 
 BATCH = 256  # commands of one exchange
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
+LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
 PAGE_MAX = 100  # entries with their bodies of one reply
 
 
@@ -103,16 +104,31 @@ def server_unix_ms(link: Link) -> int:
 
 
 def ask(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
-    """Run reading commands in bounded exchanges. A missing key answers None, not an error."""
+    """Run reading commands in bounded exchanges. A missing key answers None, not an error.
+
+    Raises BadValue, of a key of another type.
+    """
     replies: list[Any] = []
     for start in range(0, len(commands), BATCH):
         replies += link.pipeline(commands[start : start + BATCH])
     for index, reply in enumerate(replies):
         if isinstance(reply, RedisRefused):
+            if reply.code == "WRONGTYPE":
+                raise _of_another_type(key_of(commands[index])) from reply
             if "no such key" not in str(reply) and reply.code != "NOGROUP":
                 raise reply
             replies[index] = None
     return replies
+
+
+def key_of(command: Sequence[Any]) -> str:
+    """The key that a reading command is about."""
+    at = 2 if str(command[0]) in ("XINFO", "MEMORY") else 1
+    return str(command[at]) if len(command) > at else str(command[0])
+
+
+def _of_another_type(key: str) -> BadValue:
+    return BadValue(key, "", "of another type", "what streamqd writes there")
 
 
 def measure(link: Link, calls: Sequence[Call]) -> list[Reply]:
@@ -167,7 +183,7 @@ def _backwards(
     link: Link, partition: int, stream: str, upper: str, lower: str, size: int
 ) -> Iterator[Entry]:
     while True:
-        page = link.execute("XREVRANGE", stream, upper, lower, "COUNT", size)
+        page = _page(link, "XREVRANGE", stream, upper, lower, size)
         for raw_id, raw_fields in page:
             yield Entry(partition, read_id(raw_id), read_fields(raw_fields))
         if len(page) < size:
@@ -179,12 +195,27 @@ def forwards(
     link: Link, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`."""
-    lower = "-" if after is None else f"({after}"
+    lower = "-" if after is None else behind(str(after).encode())
     upper = "+" if until is None else str(until)
-    while True:
-        page = link.execute("XRANGE", stream, lower, upper, "COUNT", size)
+    while lower:
+        page = _page(link, "XRANGE", stream, lower, upper, size)
         if page:
             yield [(read_id(raw_id), read_fields(fields)) for raw_id, fields in page]
         if len(page) < size:
             return
-        lower = f"({page[-1][0].decode()}"
+        lower = behind(page[-1][0])
+
+
+def behind(raw_id: bytes) -> str:
+    """Where what follows an id begins; '' behind the last id of all, of which nobody may ask."""
+    return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
+
+
+def _page(link: Link, command: str, stream: str, first: str, last: str, size: int) -> list[Any]:
+    try:
+        page: list[Any] = link.execute(command, stream, first, last, "COUNT", size)
+    except RedisRefused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        raise _of_another_type(stream) from error
+    return page

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamqd.admin import topics
-from streamqd.admin.pages import BATCH, Id, read_id
+from streamqd.admin.pages import BATCH, Id, behind, read_id
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.store import untrusted
@@ -148,13 +148,13 @@ def _take(
 def _ordered(link: Link, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
     """The pending entries of one stream by id, from `start` on."""
     lower = "-" if start is None else str(start)
-    while True:
+    while lower:
         page = link.execute("XPENDING", source.stream, group, lower, "+", PAGE)
         for raw in page:
             yield _found(source, raw, 0)
         if len(page) < PAGE:
             return
-        lower = f"({page[-1][0].decode()}"
+        lower = behind(page[-1][0])
 
 
 def _scan(link: Link, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
@@ -181,10 +181,10 @@ def _scan(link: Link, sources: list[_Source], group: str, order: str) -> Iterato
                 rank = since if order == "idle" else -int(raw[3])
                 yield _found(source, raw, rank)
             left -= len(page)
-            if len(page) < PAGE:
+            if len(page) < PAGE or not (following := behind(page[-1][0])):
                 del positions[source]
             else:
-                positions[source] = f"({page[-1][0].decode()}"
+                positions[source] = following
 
 
 def _owned(raw: list[Any]) -> bool:

@@ -123,7 +123,7 @@ def partition_count(link: Link, keys: Keys, topic: str) -> int:
         raise Malformed(f"{topic!r} is not the name of a topic: {NAME_HINT}")
     count = topics.partition_count(link, keys, topic)
     if count is None:
-        near = difflib.get_close_matches(topic, topics.registered(link, keys), n=1)
+        near = difflib.get_close_matches(topic, topics.registry(link, keys)[0], n=1)
         hint = f"did you mean {near[0]}?" if near else "`streamqd topic list` shows those that do"
         raise TopicMissing(f"the topic {topic} does not exist; {hint}")
     return count

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from streamqd.admin.pages import key_of
 from streamqd.errors import BadValue, RedisRefused
 from streamqd.model import Unit
 from streamqd.store import leases, untrusted
@@ -95,7 +96,7 @@ def ask_each(link: Link, commands: Sequence[Sequence[Any]], bad: BadValues) -> l
                 replies.append(reply)
                 continue
             if "no such key" not in str(reply) and reply.code != "NOGROUP":
-                bad.refused(_key_of(command), reply)
+                bad.refused(key_of(command), reply)
             replies.append(None)
     return replies
 
@@ -147,8 +148,3 @@ def group_names(reply: Sequence[Any] | None, stream: str, bad: BadValues) -> lis
         if info["name"] is not None:
             found.append(info)
     return found
-
-
-def _key_of(command: Sequence[Any]) -> str:
-    at = 2 if str(command[0]) in ("XINFO", "MEMORY") else 1
-    return str(command[at]) if len(command) > at else str(command[0])

@@ -55,18 +55,23 @@ def outcome_of(error: BaseException, detail: str) -> Outcome:
     """
     try:
         failure = failure_of(error, detail)
-        if isinstance(error, Retry):
+        if is_a(error, Retry):
             return RetryAsked(_wait_asked(error), failure)
-    except Exception:  # noqa: BLE001 - an exception's attributes are user code
-        name = type(error).__name__
+    except BaseException:  # noqa: BLE001 - an exception's attributes are user code
+        name = type.__dict__["__name__"].__get__(type(error))
         failure = Failed("" if detail == "none" else name, "", "", (name,))
-    if isinstance(error, Dead):
+    if is_a(error, Dead):
         return DeadAsked("dead", failure)
-    if isinstance(error, Undecodable):
+    if is_a(error, Undecodable):
         return DeadAsked("undecodable", failure)
-    if isinstance(error, Release):
+    if is_a(error, Release):
         return ReleaseAsked()
     return failure
+
+
+def is_a(error: object, *kinds: type) -> bool:
+    """`isinstance`, which asks the user's `__class__` too. Never raises."""
+    return issubclass(type(error), kinds)
 
 
 def brief_of(error: BaseException, detail: str) -> Outcome:
@@ -74,8 +79,8 @@ def brief_of(error: BaseException, detail: str) -> Outcome:
     detail = detail if detail == "none" else "class"
     kind: Any = type(error)  # hashable, which mypy doubts
     try:
-        plain = None if isinstance(error, _SAID) else _brief(kind, detail)
-    except Exception:  # noqa: BLE001 - the class's attributes are user code
+        plain = None if is_a(error, *_SAID) else _brief(kind, detail)
+    except BaseException:  # noqa: BLE001 - the class's attributes are user code
         plain = None
     return plain or outcome_of(error, detail)
 
@@ -86,7 +91,7 @@ def _brief(kind: Any, detail: str) -> Failed:
     return Failed(name, "", "", lineage_of(kind), issubclass(kind, SoftTimeout))
 
 
-def _wait_asked(error: Retry) -> float | None:
+def _wait_asked(error: BaseException) -> float | None:
     # A subclass may never have called our __init__, or have put something else there.
     after = getattr(error, "after", None)
     if isinstance(after, int | float) and 0 <= after <= AFTER_MAX:
@@ -118,14 +123,14 @@ def failure_of(error: BaseException, detail: str) -> Failed:
         said, well = _said(error)
         text = masked(said[:MESSAGE_CHARS_MAX])
         # That a payload does not fit is told by its text; what there is of a stack is all ours.
-        if detail == "traceback" and not isinstance(error, Undecodable):
+        if detail == "traceback" and not is_a(error, Undecodable):
             trace = _traceback(error, said if well else "<exception str() failed>")
     return Failed(
         error_class="" if detail == "none" else _class_name(kind),
         message=text,
         traceback=trace,
         lineage=lineage_of(kind),
-        timed_out=isinstance(error, SoftTimeout),
+        timed_out=is_a(error, SoftTimeout),
     )
 
 
@@ -151,27 +156,34 @@ def fingerprint(error: BaseException, reference: str) -> str:
 
     Never raises.
     """
-    seen, kind = _seen_at(_of_user(error)), type(error)
+    kind: Any = type(error)
+    seen = _seen_at(_of_user(error))
     try:
         found = seen.prints.get((kind, reference))
         if found is None:
             found = fingerprint_of(_class_name(kind), seen.frame, reference)
             if len(seen.prints) < STACKS_MAX:
                 seen.prints[kind, reference] = found
-    except Exception:  # noqa: BLE001 - the class's attributes are user code
-        found = fingerprint_of(kind.__name__, "", reference)
+    except BaseException:  # noqa: BLE001 - the class's attributes are user code
+        found = fingerprint_of(type.__dict__["__name__"].__get__(kind), "", reference)
     return found
 
 
 def _of_user(error: BaseException) -> TracebackType | None:
     # The first frame is the worker's own call of the handler, and more of ours may follow: of no
     # use to the reader.
-    trace = error.__traceback__
+    begin = trace = _trace_of(error)
     while trace is not None and trace.tb_next is not None:
-        first = trace is error.__traceback__
+        first = trace is begin
         if not first and not trace.tb_frame.f_code.co_filename.startswith(_OURS):
             break
         trace = trace.tb_next
+    return trace
+
+
+def _trace_of(error: BaseException) -> TracebackType | None:
+    # Not by the attribute, which the user's class may have made its own.
+    trace: TracebackType | None = BaseException.__dict__["__traceback__"].__get__(error)
     return trace
 
 

@@ -90,14 +90,24 @@ def register(link: Link, keys: Keys, name: str) -> None:
 
 
 def registered(link: Link, keys: Keys) -> list[str]:
-    """Return the names of all topics, sorted; what is no name is left out, see `registry`."""
-    return registry(link, keys)[0]
+    """Return the names of all topics, sorted; what is no name is left out, see `registry`.
+
+    Raises BadValue when there is no registry but something else in its place.
+    """
+    return _names(link, keys)[0]
 
 
 def registry(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
     """Return the names of all topics, sorted, and what else stands in the registry."""
+    try:
+        return _names(link, keys)
+    except BadValue as error:
+        return [], [error]
+
+
+def _names(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
     key, names, bad = keys.registry(), list[str](), list[BadValue]()
-    for raw in sorted(link.execute("SMEMBERS", key)):
+    for raw in sorted(_read(link, "a set", "SMEMBERS", key)):
         try:
             names.append(untrusted.name(raw, key))
         except BadValue as error:
@@ -107,7 +117,7 @@ def registry(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
 
 def partition_count(link: Link, keys: Keys, name: str) -> int | None:
     """Return the number of partitions, None when there is no such topic. Raises BadValue."""
-    raw = link.execute("HGET", keys.meta(name), "partitionCount")
+    raw = _read(link, "a hash", "HGET", keys.meta(name), "partitionCount")
     return None if raw is None else count_of(name, raw, keys.meta(name))
 
 
@@ -138,7 +148,17 @@ def listed(link: Link, keys: Keys, name: str) -> int:
 
 def meta(link: Link, keys: Keys, name: str) -> TopicMeta | None:
     """Return what is registered of a topic, None when there is no such topic. Raises BadValue."""
-    return _meta(keys, name, link.execute("HMGET", keys.meta(name), *_META))
+    return _meta(keys, name, _read(link, "a hash", "HMGET", keys.meta(name), *_META))
+
+
+def _read(link: Link, wanted: str, command: str, key: str, *fields: str) -> Any:
+    """Run a reading command. Raises BadValue when the key is of another type than `wanted`."""
+    try:
+        return link.execute(command, key, *fields)
+    except RedisRefused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        raise BadValue(key, "", "of another type", wanted) from error
 
 
 def metas(link: Link, keys: Keys, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:

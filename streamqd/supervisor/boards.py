@@ -220,7 +220,10 @@ def unpacked(raw: bytes) -> dict[str, Any]:
     told = raw[_HEADER.size : _HEADER.size + length]
     if len(told) != length or zlib.crc32(told) != checked:
         raise Refused("it is torn: its header does not match its check sum")
-    found = json.loads(told)
+    try:
+        found = json.loads(told)
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict):
         raise Refused("it is not a scoreboard of streamqd")
     return found

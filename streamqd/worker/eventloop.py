@@ -104,7 +104,9 @@ class Run:
     def _end(self, raised: BaseException) -> object:
         family.end_child()
         self._task = None  # it knows this run: a circle, which only the collector would break
-        self._ended(raised.value if isinstance(raised, StopIteration) else raised)
+        # By the class itself: `isinstance` would ask the exception too, which is the user's code.
+        returned = issubclass(type(raised), StopIteration)
+        self._ended(getattr(raised, "value", None) if returned else raised)
         raise StopIteration
 
 

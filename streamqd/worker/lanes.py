@@ -237,8 +237,8 @@ class ThreadLanes(Lanes):
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
             window.close()  # an exception may have come before the first one took effect
-            if isinstance(end, handlers.SoftTimeout) and window.limit is not None and not end.args:
-                end.args = window.limit.args
+            if window.limit is not None and type(end) is handlers.SoftTimeout and not end.args:
+                end.args = window.limit.args  # no other has come without a text
             self._open.pop(entry, None)
             logs.running.set(None)
             self._over(entry, end)

@@ -5,7 +5,10 @@ Every row of tests/support/kill_matrix.py has a partition; one daemon lives thro
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 from streamqd.store import messages, scripts
 from tests.support import crash_points, kill_matrix
 from tests.support.crash_points import Strikes
-from tests.support.daemon import GROUP, UNREAD_MAX, Daemon
+from tests.support.daemon import GROUP, TOPIC, UNREAD_MAX, Daemon
 from tests.support.kill_matrix import (
     BLOCKED,
     ROWS,
@@ -109,6 +112,44 @@ def test_a_worker_that_is_killed_at_any_point(
             first = [blamed] if row.crashed else []
             last = blamed if row.killed.charged and not row.crashed else None
             assert crashes(daemon, number) == [*first, last], row
+        assert daemon.stop() == 0
+
+
+# --- a group that somebody destroys ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["KILL", "STOP"])
+@pytest.mark.parametrize("point", kill_matrix.DESTROYED)
+def test_a_worker_that_is_struck_as_it_makes_a_destroyed_group_again(
+    new_struck: NewDaemon, strikes: Strikes, point: str, act: str
+):
+    """C4: nothing is lost; once the group is there, nothing that had ended runs again.
+
+    Before that, what a killed worker knew is gone: all that is kept is handled again.
+    """
+    daemon = new_struck(partitions=1)
+    go = daemon.folder / "go"
+    with daemon:
+        uids = daemon.send(["ok", "ok", f"await {go}", "ok"])
+        daemon.wait_run(uids[2], "start")
+        strikes.arm(point, 0, act)
+        for stream in (daemon.keys.stream(TOPIC, 0), daemon.keys.retry_stream(TOPIC, 0, GROUP)):
+            daemon.link.execute("XGROUP", "DESTROY", stream, GROUP)
+        go.touch()
+        daemon.wait_for(lambda: strikes.struck(point, 0), what="the point is reached")
+        if act == "STOP":
+            pid = strikes.struck(point, 0)
+            assert pid is not None
+            os.kill(pid, signal.SIGCONT)
+        uids += daemon.send(["ok", "ok"])
+        daemon.wait_settled(PATIENCE)
+
+        runs = Counter(each.uid for each in daemon.ledger.records("start"))
+        assert set(runs) == set(uids)
+        again = act == "KILL" and point == "group_restore-calls"
+        assert max(runs.values()) == (2 if again else 1)
+        assert daemon.pending() == 0
+        assert daemon.letters() == []
         assert daemon.stop() == 0
 
 

@@ -35,6 +35,12 @@ class Slow(Exception):
     pass
 
 
+class Shy(Exception):
+    @property
+    def __class__(self):
+        raise ValueError("nobody asks me")
+
+
 def redact_error(text):
     if "aaaa" in text:
         re.match(r"(a+)+$", "a" * 60 + "b")  # does not end within a lifetime
@@ -49,6 +55,8 @@ def do(message):
         raise Endless
     if word == "slow":
         raise Slow("aaaa")
+    if word == "shy":
+        raise Shy("no")
     if word == "spoil":
         spoil(message)
     if word == "spoil and fail":
@@ -162,4 +170,19 @@ def test_a_handler_cannot_spoil_what_is_settled(new_daemon: NewDaemon, shape: st
         assert letter["payload"] == "spoil and fail"
         assert daemon.events("worker.crashed") == []
         assert daemon.pending() == 0
+        assert daemon.stop() == 0
+
+
+@every_shape
+def test_an_exception_that_answers_nobody_is_a_failure(new_daemon: NewDaemon, shape: str):
+    """S4: its worker died of it, and a lane's thread died alone: its message had no end."""
+    with configured(new_daemon, shape, max_attempts=2) as daemon:
+        uids = daemon.send(["ok", "shy", "ok"])
+        daemon.wait_settled(60.0)
+
+        (letter,) = daemon.letters()
+        assert letter["uid"] == uids[1]
+        assert (letter["reason"], letter["attempts"], letter["crashes"]) == ("attempts", "2", "0")
+        assert daemon.events("worker.crashed") == []
+        assert daemon.plain == []
         assert daemon.stop() == 0

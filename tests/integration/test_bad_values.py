@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 
+from streamqd.admin import pending
+from streamqd.admin.pages import SEQ_MAX, Id, forwards
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import messages
@@ -26,6 +28,7 @@ META, TRIM, FENCE = KEYS.meta(TOPIC), KEYS.trim(*PLACE), KEYS.fence(*UNIT)
 MEMBERS, INFO, ORDERS = KEYS.members(FLEET), KEYS.info(FLEET), KEYS.orders(FLEET)
 SUMMARY, REGISTRY = KEYS.instance(FLEET, INSTANCE), KEYS.registry()
 ATTEMPTS, RETRY = KEYS.attempts(*UNIT), KEYS.retry(*UNIT)
+LAST = f"{SEQ_MAX}-{SEQ_MAX}"
 NOT_UTF8 = b"\xff\xfe"
 HUGE = "1" + "0" * 400
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -238,3 +241,46 @@ def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: B
         if each["check"] == "values.unreadable"
     ]
     assert (bad.key, bad.field) in [(each["key"], each["field"]) for each in told], told
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(REGISTRY, META, MEMBERS, INFO, ORDERS, SUMMARY, ATTEMPTS, RETRY, FENCE, TRIM),
+        *(KEYS.lease(*UNIT), KEYS.retry_items(*UNIT), KEYS.stream(*PLACE), KEYS.dlq(*PLACE)),
+        *(KEYS.retry_stream(*UNIT), KEYS.scheduled(*PLACE), KEYS.scheduled_items(*PLACE)),
+        *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE), KEYS.sink(*PLACE)),
+    ],
+)
+def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result], key: str) -> None:
+    """S7: no verb dies of it; one that cannot do without the key names it."""
+    surgery.do("DEL", key)
+    surgery.do("RPUSH", key, "x")
+    problems = {}
+    for verb, codes in VERBS.items():
+        for form in ("", " --json"):
+            done = invoke(verb + form)
+            named = key in done.output and (verb in OF_THE_TOPIC or verb == "control list")
+            if (
+                "Traceback" in done.output
+                or not isinstance(done.exception, SystemExit | None)
+                or (done.exit_code not in codes and not (done.exit_code in (4, 8) and named))
+            ):
+                problems[verb + form] = (done.exit_code, done.output[-300:])
+    assert problems == {}
+
+
+@pytest.mark.parametrize("order", ["id", "idle"])
+def test_a_page_that_ends_with_the_last_id_of_all(
+    surgery: Surgery, link: Link, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """S3: the server refuses to say what is behind it, and the verb died of that."""
+    monkeypatch.setattr(pending, "PAGE", 1)
+    stream = KEYS.stream(*PLACE)
+    surgery.do("XADD", stream, LAST, "payload", "x")
+    surgery.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
+    told = pending.view(link, surgery.keys, TOPIC, GROUP, order=order, limit=100)
+    assert f"m:{LAST}" in [row.place for row in told.rows]
+    pages = list(forwards(link, stream, size=1))
+    assert str(pages[-1][0][0]) == LAST
+    assert list(forwards(link, stream, after=Id(SEQ_MAX, SEQ_MAX), size=1)) == []

@@ -71,7 +71,7 @@ PRODUCER = {
 SCRIPTS = {
     "worker": (
         *("message_recover", "settle_ack", "settle_retry", "settle_dead", "settle_charged"),
-        *("solo_mark", "solo_end", "message_reclaim", "settle_note"),
+        *("solo_mark", "solo_end", "message_reclaim", "settle_note", "group_restore"),
     ),
     "supervisor": (
         *("lease_acquire", "group_ensure", "lease_renew", "lease_refence", "lease_release"),
@@ -100,8 +100,6 @@ ELSEWHERE = {
     ),
     "message_fetch": "a read for a server whose memory is full; the points of a read are there",
     "ghost_settle": "lets go of entries that are gone already",
-    "group_restore": "a worker killed before it leaves the group gone, as a stranger has; behind it"
-    " what was in hand is pending",
     **dict.fromkeys(
         (
             *("control_change", "group_delete", "group_reset", "message_adopt", "retry_cancel"),

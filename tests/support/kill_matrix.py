@@ -63,6 +63,8 @@ class Row(NamedTuple):
         return ["ok", "sleep 0.03", self.victim, "ok", "ok"]
 
 
+# Reached only where somebody destroys the group of a partition that is being handled.
+DESTROYED = ("group_restore-calls", "group_restore-called")
 VICTIM_AGAIN, UNACKED = Cost("victim"), Cost("unacked")
 CHARGED = Cost("nobody", 1)
 ROWS = [
