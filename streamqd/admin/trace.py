@@ -16,6 +16,7 @@ from streamqd.admin import live, topics
 from streamqd.admin.letters_reading import Fields
 from streamqd.admin.pages import Id, ask, read_fields, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
 from streamqd.store.client import Link
@@ -70,7 +71,8 @@ class GroupTrace:
     partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
     is in, from 1; null when it is not known. `crashes` are of the process, `failures` of the
     handler in place. `error_class` and `error_message` tell the last failure, '' when that is not
-    kept. `consumer` is the client that holds it, '' for streamqd itself.
+    kept; of a waiting one the message has the class in front. `consumer` is the client that holds
+    it, '' for streamqd itself.
     """
 
     group: str
@@ -404,8 +406,7 @@ def _delayed(row: retries.Delayed) -> dict[str, Any]:
         "state": DELAYED,
         "place": row.place,
         "due_unix_ms": row.due_unix_ms,
-        "error_class": told.text(b"errorClass"),
-        "error_message": told.text(b"errorMessage"),
+        "error_message": told.text(LAST_ERROR),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd.admin import trace as admin
+from streamqd.message import LAST_ERROR
 from streamqd.store import members, messages
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -103,7 +104,10 @@ def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
 def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     """U13: its retries are found, also under the ids that they have in the retry stream."""
     desk = handed_out
-    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1000-0", 60.0, FAILED)])
+    # The fields that a worker writes, whose letter alone has the class and the message apart.
+    told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
+    told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
+    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1000-0", 60.0, told)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("waiting", 3, 1)
@@ -121,7 +125,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     row = seen(run)
     assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)
 
-    later = FAILED | {b"retryCount": b"3"}
+    later = told | {b"retryCount": b"3"}
     call = messages.retry(desk.keys, desk.unit, "t1", [(b"r:" + again, 60.0, later)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
