@@ -101,8 +101,8 @@ def causes(facts: Facts) -> list[Cause]:
         run = facts.told.longest_run_seconds or 0.0
         if facts.told.state == "ready" and run >= RUNNING_SECONDS:
             text = (
-                f"{facts.unit} has been running one message ({facts.told.running}) for {run:.0f} s"
-                f" on {owner.instance}, and {_waiting(facts)}"
+                f"{facts.unit} has been running one message{_which(facts.told, facts.unit)} for"
+                f" {run:.0f} s on {owner.instance}; {_waiting(facts)}"
             )
             return [Cause("running", text, "", True)]
         if facts.told.state == "ready":
@@ -329,7 +329,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "slow-handler",
             f"the handler of {unit} on {told.owner} has been working on one message"
-            f" ({told.running}) for {run:.0f} s{_gets_on(told)}, and {_waiting(facts)}",
+            f"{_which(told, unit)} for {run:.0f} s{_gets_on(told)}; {_waiting(facts)}",
             f"{limit}; SIGUSR1 to the supervisor of {told.owner} logs where the handler stands",
         )
     crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
@@ -416,6 +416,14 @@ def _last_error(facts: Facts) -> str:
 def _gets_on(told: LiveUnit) -> str:
     beat = told.progress_seconds
     return "" if beat is None else f" (it said {beat:.0f} s ago that it gets on)"
+
+
+def _which(told: LiveUnit, unit: Unit) -> str:
+    """The message that runs: by its uid, which `trace` takes; by its place where that is no uid."""
+    kind, _, entry_id = told.running.partition(":")
+    if kind == "m" and not unit.reads_letters:
+        return f" ({unit.topic}/{unit.partition}/{entry_id})"
+    return f" ({told.running})" if told.running else ""
 
 
 def _waiting(facts: Facts) -> str:
