@@ -294,7 +294,7 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
         missing = f"the topic {topic} does not exist"
         with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
             near = difflib.get_close_matches(topic, registry.registered(link, session.keys), n=1)
-            missing += f"; did you mean {near[0]}?" if near else ""
+            missing += f" (did you mean {near[0]}?)" if near else ""
     if not sys.stdin.isatty():
         raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")
     if not click.confirm(f"{missing}\nCreate the topic {topic}?", err=True):
