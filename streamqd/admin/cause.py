@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import cause_waits
-from streamqd.admin.condition import RUNNING_SECONDS
+from streamqd.admin.condition import RUNNING_SECONDS, lasting
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit
 from streamqd.model import Unit
@@ -102,7 +102,7 @@ def causes(facts: Facts) -> list[Cause]:
         if facts.told.state == "ready" and run >= RUNNING_SECONDS:
             text = (
                 f"{facts.unit} has been running one message{_which(facts.told, facts.unit)} for"
-                f" {run:.0f} s on {owner.instance}; {_waiting(facts)}"
+                f" {lasting(run)} on {owner.instance}; {_waiting(facts)}"
             )
             return [Cause("running", text, "", True)]
         if facts.told.state == "ready":
@@ -329,7 +329,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "slow-handler",
             f"the handler of {unit} on {told.owner} has been working on one message"
-            f"{_which(told, unit)} for {run:.0f} s{_gets_on(told)}; {_waiting(facts)}",
+            f"{_which(told, unit)} for {lasting(run)}{_gets_on(told)}; {_waiting(facts)}",
             f"{limit}; SIGUSR1 to the supervisor of {told.owner} logs where the handler stands",
         )
     crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
@@ -428,7 +428,9 @@ def _which(told: LiveUnit, unit: Unit) -> str:
 
 def _waiting(facts: Facts) -> str:
     lag = "more than 1,000" if facts.lag is None else f"{facts.lag:,}"
-    age = "" if facts.oldest_seconds is None else f", the oldest {facts.oldest_seconds:.0f} s old"
+    age = (
+        "" if facts.oldest_seconds is None else f", the oldest {lasting(facts.oldest_seconds)} old"
+    )
     return f"{lag} unread and {facts.pending:,} pending{age}"
 
 

@@ -140,6 +140,12 @@ CASES = [
         "one message for 75 s (it said 3 s ago that it gets on); 100 unread",
     ),
     (
+        "slow-handler",
+        False,
+        facts(told=told(longest_run_seconds=1013.0), oldest_seconds=11_100.0),
+        "for 16 min 53 s; 100 unread and 2 pending, the oldest 3 h 5 min old",
+    ),
+    (
         "crashing",
         False,
         facts(told=told(state="booting"), failures=(failed("process ended by exit code 3"),)),
