@@ -110,7 +110,7 @@ def produce(
 
     Empty lines are skipped. It stops at the first line that cannot be sent, says how many were
     sent before it and ends with exit code 2. A topic that neither exists nor is configured may be
-    a slip of the fingers: it is made after a question, or by --create.
+    misspelt: it is created after a question, or with --create.
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD and --from exclude each other")
