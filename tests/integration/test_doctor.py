@@ -66,7 +66,7 @@ def test_what_people_see(surgery: Surgery) -> None:
     assert shown[1].startswith("  problem topics.without-meta: ghost is in the registry")
     assert shown[2].startswith("    mend: `streamqd topic create ghost")
     assert shown[3].startswith("    seen: registered=true")
-    assert shown[-1] == "21 checks: 1 problem, no warnings"
+    assert shown[-1] == "22 checks: 1 problem, no warnings"
 
 
 def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:
