@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import cause_waits
-from streamqd.admin.condition import RUNNING_SECONDS
+from streamqd.admin.condition import RUNNING_SECONDS, lasting
 from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit
 from streamqd.model import Unit
@@ -101,8 +101,8 @@ def causes(facts: Facts) -> list[Cause]:
         run = facts.told.longest_run_seconds or 0.0
         if facts.told.state == "ready" and run >= RUNNING_SECONDS:
             text = (
-                f"{facts.unit} has been running one message ({facts.told.running}) for {run:.0f} s"
-                f" on {owner.instance}, and {_waiting(facts)}"
+                f"{facts.unit} has been running one message{_which(facts.told, facts.unit)} for"
+                f" {lasting(run)} on {owner.instance}; {_waiting(facts)}"
             )
             return [Cause("running", text, "", True)]
         if facts.told.state == "ready":
@@ -329,7 +329,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             "slow-handler",
             f"the handler of {unit} on {told.owner} has been working on one message"
-            f" ({told.running}) for {run:.0f} s{_gets_on(told)}, and {_waiting(facts)}",
+            f"{_which(told, unit)} for {lasting(run)}{_gets_on(told)}; {_waiting(facts)}",
             f"{limit}; SIGUSR1 to the supervisor of {told.owner} logs where the handler stands",
         )
     crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
@@ -418,9 +418,19 @@ def _gets_on(told: LiveUnit) -> str:
     return "" if beat is None else f" (it said {beat:.0f} s ago that it gets on)"
 
 
+def _which(told: LiveUnit, unit: Unit) -> str:
+    """The message that runs: by its uid, which `trace` takes; by its place where that is no uid."""
+    kind, _, entry_id = told.running.partition(":")
+    if kind == "m" and not unit.reads_letters:
+        return f" ({unit.topic}/{unit.partition}/{entry_id})"
+    return f" ({told.running})" if told.running else ""
+
+
 def _waiting(facts: Facts) -> str:
     lag = "more than 1,000" if facts.lag is None else f"{facts.lag:,}"
-    age = "" if facts.oldest_seconds is None else f", the oldest {facts.oldest_seconds:.0f} s old"
+    age = (
+        "" if facts.oldest_seconds is None else f", the oldest {lasting(facts.oldest_seconds)} old"
+    )
     return f"{lag} unread and {facts.pending:,} pending{age}"
 
 

@@ -38,6 +38,14 @@ _WORDS = {
 }
 
 
+def lasting(seconds: float) -> str:
+    """A duration in a sentence: `75 s`, `16 min 53 s`, `3 h 5 min`."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
 def condition(
     lease: str, worker: str, run_seconds: float | None, *, paused: bool, stopped: bool
 ) -> str:

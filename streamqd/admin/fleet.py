@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from streamqd.admin import partitions, published, steering, topics
-from streamqd.admin.condition import condition, gravity
+from streamqd.admin.condition import condition, gravity, lasting
 from streamqd.admin.diagnosis.declaration import spans
 from streamqd.admin.partitions import UnitRow
 from streamqd.admin.steering import OrderRow
@@ -436,7 +436,7 @@ def _problem(word: str, units: list[UnitStatus], partitions: int) -> str:
     then = f", next try in {max(0.0, min(waits)):.0f} s" if waits else ""
     if word == "running":
         run = max(unit.longest_run_seconds or 0.0 for unit in units)
-        return f"{name} has been running one message for {run:.0f} s{where}"
+        return f"{name} has been running one message for {lasting(run)}{where}"
     said = {
         "crash-loop": f"the worker of {name} crashes in a loop{where}{last}",
         "free": f"nobody owns {name}{where}",

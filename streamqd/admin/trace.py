@@ -16,6 +16,7 @@ from streamqd.admin import live, topics
 from streamqd.admin.letters_reading import Fields
 from streamqd.admin.pages import Id, ask, read_fields, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
+from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
 from streamqd.store.client import Link
@@ -30,6 +31,7 @@ _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 # What is the present state of a message in a group: the first that holds.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead", "unread", "acknowledged", "unreadable"
+_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD, UNREADABLE)  # there is something of the message
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class LetterTrace:
     error_class: str
     error_message: str
     attempts: int | None
+    crashes: int | None
     replays: int
     failed_unix_ms: int | None
 
@@ -68,7 +71,8 @@ class GroupTrace:
     partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
     is in, from 1; null when it is not known. `crashes` are of the process, `failures` of the
     handler in place. `error_class` and `error_message` tell the last failure, '' when that is not
-    kept. `consumer` is the client that holds it, '' for streamqd itself.
+    kept; of a waiting one the message has the class in front. `consumer` is the client that holds
+    it, '' for streamqd itself.
     """
 
     group: str
@@ -188,16 +192,18 @@ class _Search:
         view = live.look(self._link, keys, self._fleet, stale=self._stale)
         told = {live.unit_key(each): each for each in view.units}
         stream = keys.stream(name.topic, name.partition)
-        here, info, first, archived = ask(
+        here, info, first, archived, removed = ask(
             self._link,
             [
                 ("XRANGE", stream, str(self._id), str(self._id)),
                 ("XINFO", "STREAM", stream),
                 ("HGET", keys.trim(name.topic, name.partition), "first"),
                 ("HGET", keys.trim(name.topic, name.partition), "archived"),
+                ("HGET", keys.trim(name.topic, name.partition), "removed"),
             ],
         )
-        last = read_id(read_fields(info)[b"last-generated-id"]) if info else Id(0, 0)
+        told_of = read_fields(info or ())
+        last = read_id(told_of[b"last-generated-id"]) if info else Id(0, 0)
         letters = [
             self._letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
         ]
@@ -209,6 +215,14 @@ class _Search:
             )
         self._again = [copy.id for copy in self._copies(stream)]
         groups = topics.groups(self._link, keys, name.topic, (name.partition,))
+        rows = [self._group(group, letters, told) for group in sorted(groups)]
+        # What is acknowledged may be gone; where nothing is gone, what is not there never was.
+        known = letters or self._again or any(row.state in _KNOWN for row in rows)
+        if where == "missing" and not known and removed is None and _is_whole(told_of):
+            raise Refused(
+                f"there is no message {self._id} in {name.topic}/{name.partition}, and nothing was"
+                " ever removed from it"
+            )
         passed = _id(archived)
         return Trace(
             uid="/".join(map(str, name)),
@@ -220,7 +234,7 @@ class _Search:
             due_unix_ms=None,
             entry=_entry(here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
-            groups=[self._group(group, letters, told) for group in sorted(groups)],
+            groups=rows,
             letters=letters,
             replays=self._again,
             complete=self._complete,
@@ -261,6 +275,7 @@ class _Search:
             error_class=told.text(b"errorClass"),
             error_message=told.text(b"errorMessage"),
             attempts=told.number(b"attempts"),
+            crashes=told.number(b"crashes"),
             replays=max(0, told.number(b"replayCount") or 0),
             failed_unix_ms=told.number(b"failedAt"),
         )
@@ -391,8 +406,7 @@ def _delayed(row: retries.Delayed) -> dict[str, Any]:
         "state": DELAYED,
         "place": row.place,
         "due_unix_ms": row.due_unix_ms,
-        "error_class": told.text(b"errorClass"),
-        "error_message": told.text(b"errorMessage"),
+        "error_message": told.text(LAST_ERROR),
     }
 
 
@@ -410,6 +424,14 @@ def _count(raw: bytes | None) -> int:
 
 
 COUNT_DIGITS = 9
+
+
+def _is_whole(stream: dict[bytes, Any]) -> bool:
+    """Whether a stream holds all that was ever added; False where the server does not count that.
+
+    Redis counts from 7.0 on.
+    """
+    return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
 
 
 def _id(raw: bytes | None) -> Id | None:

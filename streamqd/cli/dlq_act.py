@@ -93,7 +93,7 @@ def replay(
 ) -> int:
     """Bring letters back, to the groups that they died in.
 
-    Their attempts begin anew, and no other group sees them. Each letter moves in one step and
+    Their attempts begin again at 1, and no other group sees them. Each letter moves in one step and
     cannot be replayed twice. Letters that die meanwhile are not replayed again. An interrupted
     replay can be run again.
     """

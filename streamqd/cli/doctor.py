@@ -59,7 +59,8 @@ def doctor(
     """Find out what is wrong, and what to do about it.
 
     Without a verb behind it: check the server, the rights, the topics, the partitions, the fleet
-    and this host. Reads only. Ends with 1 when there is a problem or a warning.
+    and this host. Reads only. Ends with 1 when there is a problem or a warning, with 4 when Redis
+    does not answer.
     """
     if ctx.invoked_subcommand is not None:
         if only or unit or as_list or as_json:
@@ -115,7 +116,8 @@ def _report(report: Report) -> None:
     serious = [each for each in report.findings if each.severity == "problem"]
     warned = [each for each in report.findings if each.severity == "warning"]
     told = f"{count(len(serious), 'problem')}, {count(len(warned), 'warning')}"
-    click.echo(f"{count(len(report.checks), 'check')}: {told}")
+    rest = "; not everything was looked at" if report.unseen else ""
+    click.echo(f"{count(len(report.checks), 'check')}: {told}{rest}")
 
 
 def _finding(found: Finding) -> None:

@@ -219,7 +219,7 @@ def _remember_reset(
 def delete(session: Session, topic: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
     """Delete a group: its position, its retries, its counters. Dead letters stay.
 
-    A daemon whose configuration still names the group makes it anew, from where its consumer's
+    A daemon whose configuration still names the group creates it again, from where its consumer's
     `start` says. While the topic grows, the growth no longer waits for the group.
     """
     with session.link() as link:
@@ -244,8 +244,8 @@ def _growing(link: Link, session: Session, topic: str, name: str) -> str:
     for row in progress.groups if progress is not None else ():
         if row.group == name and not row.done:
             return (
-                f"{topic} grows, and waits until {name} has settled {row.left} messages: made anew"
-                " meanwhile it would read old and new partitions at once, and keys lose their"
+                f"{topic} grows, and waits until {name} has settled {row.left} messages: created"
+                " again meanwhile it would read old and new partitions at once, and keys lose their"
                 " order;"
             )
     return ""

@@ -110,7 +110,7 @@ def produce(
 
     Empty lines are skipped. It stops at the first line that cannot be sent, says how many were
     sent before it and ends with exit code 2. A topic that neither exists nor is configured may be
-    a slip of the fingers: it is made after a question, or by --create.
+    misspelt: it is created after a question, or with --create.
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD and --from exclude each other")
@@ -294,7 +294,7 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
         missing = f"the topic {topic} does not exist"
         with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
             near = difflib.get_close_matches(topic, registry.registry(link, session.keys)[0], n=1)
-            missing += f"; did you mean {near[0]}?" if near else ""
+            missing += f" (did you mean {near[0]}?)" if near else ""
     if not sys.stdin.isatty():
         raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")
     if not click.confirm(f"{missing}\nCreate the topic {topic}?", err=True):

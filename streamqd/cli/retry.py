@@ -103,6 +103,7 @@ def list_(
             )
             for row in seen.rows
         ],
+        last_below=True,
     )
     session.note(f"{seen.total:,} delayed in {topic} for {group}")
     if seen.cursor:

@@ -99,7 +99,8 @@ def _show_groups(seen: fleet.StatusView) -> None:
     ]
     if len(rows) > 1:
         rows.append(_total(seen))
-    table(("GROUP", "OWNED", "MSG/S", "LAG", "PEND", "DELAY", "DEAD", "OLDEST", "STATE"), rows)
+    columns = ("GROUP", "OWNED", "MSG/S", "LAG", "PEND", "DELAY", "DEAD", "OLDEST", "STATE")
+    table(columns, rows, last_below=True)
 
 
 def _total(seen: fleet.StatusView) -> tuple[Any, ...]:

@@ -216,7 +216,7 @@ def settings(session: Session, name: str, assignments: tuple[str, ...], as_json:
 @click.option("--force", is_flag=True, help="Also while its partitions are owned.")
 @click.option(
     "--while-offered", is_flag=True,
-    help="Also while live instances offer it, which make it anew at once, empty.",
+    help="Also while live instances offer it, which create it again at once, empty.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @yes_option
@@ -234,7 +234,7 @@ def delete(
     """Delete a topic with its messages, groups, retries and dead letters, for good.
 
     Refused while an instance owns a partition of it, or lives that has a consumer for it: that
-    would create the topic anew, empty, as a producer does that goes on (with `create=False` it
+    would create the topic again, empty, as a producer does that goes on (with `create=False` it
     fails). Interrupted, it is finished by the same command. What stays is one entry in the audit
     trail that says who did it: `streamqd dlq audit TOPIC`.
     """
@@ -256,8 +256,8 @@ def delete(
             return
         if offering and not while_offered:
             raise Refused(
-                f"{', '.join(offering)} would make the topic anew, empty: stop what has a consumer"
-                " for it, or take the consumer out and reload; or say --while-offered"
+                f"{', '.join(offering)} would create the topic again, empty: stop what has a"
+                " consumer for it, or take the consumer out and reload; or say --while-offered"
             )
         confirm(f"Delete {_doomed(doomed)}?", yes)
         done = topics_deletion.delete(link, session.keys, name, force=force)

@@ -143,8 +143,9 @@ def _group(found: admin.Trace, each: admin.GroupTrace) -> str:
             letter = next(one for one in found.letters if one.id == each.letters[-1])
             died = letter.failed_unix_ms
             ago = "" if died is None else f" {age(now - died)} ago"
-            runs = "" if letter.attempts is None else f" after {count(letter.attempts, 'attempt')}"
-            return f"dead letter {letter.id}, {letter.reason}{runs}{ago}{replayed}{error}"
+            tries = (letter.attempts or 0) + (letter.crashes or 0)
+            runs = f" after {count(tries, 'attempt')}" if tries else ""
+            return f"dead{runs}{ago} ({letter.reason}), letter {letter.id}{replayed}{error}"
         case admin.UNREAD:
             return f"unread{_why(each)}"
         case admin.DONE:

@@ -85,6 +85,8 @@ def test_exit_codes(surgery: Surgery, tmp_path: Path) -> None:
     assert [each["check"] for each in report["findings"]] == ["host.stop-timeout"]
     assert "everything in Redis" in report["unseen"][0]
     assert result.stderr.startswith("Error: ")
+    shown = invoke(surgery.path, "--unit", str(unit), code=4).stdout
+    assert shown.endswith("; not everything was looked at\n"), "U7: it is not simply healthy"
 
 
 def test_the_list(surgery: Surgery) -> None:

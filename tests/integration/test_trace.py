@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd.admin import trace as admin
+from streamqd.message import LAST_ERROR
 from streamqd.store import members, messages
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
@@ -103,7 +104,10 @@ def test_kept_in_its_place(run: Run, handed_out: Desk) -> None:
 def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     """U13: its retries are found, also under the ids that they have in the retry stream."""
     desk = handed_out
-    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1000-0", 60.0, FAILED)])
+    # The fields that a worker writes, whose letter alone has the class and the message apart.
+    told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
+    told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
+    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1000-0", 60.0, told)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("waiting", 3, 1)
@@ -121,7 +125,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     row = seen(run)
     assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)
 
-    later = FAILED | {b"retryCount": b"3"}
+    later = told | {b"retryCount": b"3"}
     call = messages.retry(desk.keys, desk.unit, "t1", [(b"r:" + again, 60.0, later)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
@@ -140,7 +144,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     assert row["state"] == "dead"
     assert row["trace"]["letters"][0]["attempts"] == 5
     said = run("trace", UID).stdout
-    assert f"hits: dead letter {name}, attempts after 5 attempts " in said
+    assert re.search(rf"hits: dead after 5 attempts \S+ ago \(attempts\), letter {name}: ", said)
     assert f"  -> streamqd dlq show access {name}" in said
 
     run("dlq", "replay", "access", "--id", name, "--everyone", "--yes")
@@ -169,6 +173,29 @@ def test_trimmed_archived_missing(run: Run, handed_out: Desk) -> None:
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert between["where"] == "trimmed"
     assert "the last one written is 1001-0" in run("trace", "access/0/1001-5", code=8).stderr
+
+
+def test_where_nothing_was_removed_what_is_not_there_never_was(run: Run, handed_out: Desk) -> None:
+    """U13: a uid with a wrong digit is not called acknowledged."""
+    desk = handed_out
+    desk.do("XACK", desk.stream, "hits", "999-0", "1000-0", "1001-0")
+    slip = "access/0/1000-7"
+    if b"entries-added" not in desk.do("XINFO", "STREAM", desk.stream):
+        pytest.skip("this server does not count what was added")
+    said = run("trace", slip, code=8).stderr
+    assert "there is no message 1000-7 in access/0, and nothing was ever removed from it" in said
+    desk.do("XDEL", desk.stream, "999-0")
+    assert "not in the partition any more" in run("trace", slip).stdout
+
+
+def test_a_message_that_killed_its_process_tells_how_often(run: Run, handed_out: Desk) -> None:
+    """U13: runs that crashed are attempts too."""
+    desk = handed_out
+    letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
+    letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
+    call = messages.dead(desk.keys, desk.unit, "t1", [(b"m:1000-0", letter)])
+    assert desk.link.run(call).word == "OK"
+    assert "hits: dead after 3 attempts " in run("trace", UID).stdout
 
 
 def test_a_delayed_send(run: Run, at: At, link: Link, keys: Keys) -> None:

@@ -48,13 +48,13 @@ SOURCES = {
         if "@handler" in path.read_text()
     },
 }
-# Guides print what a model holds, and its project is not here: they must print it by `!r`.
-OF_A_PROJECT = ("use-with-",)
-PRINTING = {
+# These import other files of their page, so they are read and not run.
+PARTS = {
     place: code
     for place, code in SOURCES.items()
-    if prints(code) and not any(each in place for each in OF_A_PROJECT)
+    if prints(code) and place.startswith("docs/how-to/use-with-")
 }
+PRINTING = {place: code for place, code in SOURCES.items() if prints(code) and place not in PARTS}
 
 
 def functions(code: str, place: str) -> list[Callable[..., Any]]:
@@ -84,19 +84,17 @@ def test_what_an_example_prints_of_a_message_is_one_line(
     assert lines, "no payload made it print: add one"
 
 
+@pytest.mark.parametrize("place", PARTS)
+def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
+    """S9: of what it prints only a number may stand as it is."""
+    calls = (node for node in ast.walk(ast.parse(PARTS[place])) if isinstance(node, ast.Call))
+    for call in calls:
+        if ast.unparse(call.func) == "print":
+            for shown in (each for arg in call.args for each in ast.walk(arg)):
+                if isinstance(shown, ast.FormattedValue) and shown.conversion != ord("r"):
+                    assert ast.unparse(shown.value) == "order.id"
+
+
 def test_these_print() -> None:
+    assert len(PARTS) == 2, sorted(PARTS)
     assert len(PRINTING) >= 7, sorted(PRINTING)
-
-
-def test_guides_of_a_project_print_values_by_their_repr() -> None:
-    """S9: what a model holds came from a sender, too."""
-    printed = [
-        node
-        for place, code in SOURCES.items()
-        if any(each in place for each in OF_A_PROJECT)
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.FormattedValue)
-    ]
-    assert len(printed) >= 3
-    texts = [ast.unparse(each.value) for each in printed if each.conversion != ord("r")]
-    assert texts == ["order.id"], "a number of the model's"

@@ -131,13 +131,19 @@ CASES = [
         "slow-handler",
         False,
         facts(told=told(longest_run_seconds=75.0, running="m:5-0")),
-        "working on one message (m:5-0) for 75 s, and 100 unread and 2 pending",
+        "working on one message (access/3/5-0) for 75 s; 100 unread and 2 pending",
     ),
     (
         "slow-handler",
         False,
         facts(told=told(longest_run_seconds=75.0, progress_seconds=3.2)),
-        "for 75 s (it said 3 s ago that it gets on), and 100 unread",
+        "one message for 75 s (it said 3 s ago that it gets on); 100 unread",
+    ),
+    (
+        "slow-handler",
+        False,
+        facts(told=told(longest_run_seconds=1013.0), oldest_seconds=11_100.0),
+        "for 16 min 53 s; 100 unread and 2 pending, the oldest 3 h 5 min old",
     ),
     (
         "crashing",
@@ -166,8 +172,8 @@ CASES = [
     (
         "running",
         True,
-        facts(told=told(longest_run_seconds=4.0, running="m:5-0")),
-        "for 4 s on west",
+        facts(told=told(longest_run_seconds=4.0, running="r:5-0")),
+        "has been running one message (r:5-0) for 4 s on west; 100 unread and 2 pending",
     ),
     (
         "stopped",
