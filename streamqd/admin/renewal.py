@@ -15,15 +15,18 @@ import secrets
 from dataclasses import dataclass
 
 from streamqd.admin import groups, topics
+from streamqd.admin.pages import ask
 from streamqd.admin.unreadable import BadValues
-from streamqd.errors import ContractError, Refused
+from streamqd.errors import ContractError, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.store import growth, leases
 from streamqd.store import renewal as store
 from streamqd.store.client import Link
 from streamqd.store.keys import Keys
+from streamqd.store.scripts import Reply
 
 ROUNDS_MAX = 50  # when somebody writes, or a group changes, between the steps
+RELEASE_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,7 @@ def renew(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) ->
     try:
         return _renewed(link, keys, topic, partition, units, force=force, token=token)
     finally:
-        for unit in units:
-            link.run(leases.release(keys, unit, token))
+        _release(link, keys, units, token)
 
 
 def _renewed(
@@ -91,7 +93,7 @@ def _renewed(
         placed = [_place(link, keys, unit, force=force, token=token) for unit in units]
         if None in placed:
             continue
-        reply = link.run(store.swap(keys, topic, partition))
+        reply = _swap(link, keys, topic, partition)
         if reply.word == "OK":
             messages, last = reply.rest
             return Renewed(
@@ -158,3 +160,32 @@ def _place(
             )
         case word:
             raise ContractError(f"renewing {unit}: {word}")
+
+
+def _swap(link: Link, keys: Keys, topic: str, partition: int) -> Reply:
+    """Take the last step. One that may have been executed is repeated: then GONE means done."""
+    call = store.swap(keys, topic, partition)
+    try:
+        return link.run(call)
+    except RedisUnavailable as error:
+        if not error.sent:
+            raise
+    reply = link.run(call)
+    if reply.word != "GONE":
+        return reply
+    (found,) = ask(link, [("XINFO", "STREAM", keys.stream(topic, partition))])
+    if found is None:  # nothing was kept, and nobody reads it
+        return Reply("OK", [0, b"0-0"])
+    info = dict(zip(found[::2], found[1::2], strict=True))
+    return Reply("OK", [info[b"length"], info[b"last-generated-id"]])
+
+
+def _release(link: Link, keys: Keys, units: list[Unit], token: str) -> None:
+    """Let owners take the partition again. If that cannot be said, the leases end by themselves."""
+    calls = [leases.release(keys, unit, token) for unit in units]
+    for _ in range(RELEASE_TRIES):
+        try:
+            link.run_many(calls)
+        except RedisUnavailable:
+            continue
+        return

@@ -162,28 +162,38 @@ class Worker:
                         return ExitCode.NO_GROUP
                     self.link.close()
                     continue
-                self.slot.add("redis_errors")
-                self.trouble.failed(unit=self.unit, error=str(error))
-                self.link.close()
-                first, longest = RECONNECT_SECONDS
-                self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
+                self._failed(error)
+
+    def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
+        """Begin with a new connection, after a wait that grows."""
+        self.slot.add("redis_errors")
+        self.trouble.failed(unit=self.unit, error=str(error))
+        self.link.close()
+        first, longest = RECONNECT_SECONDS
+        self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
     def _group_restored(self) -> bool:
         """Make the group again that somebody has destroyed, where it was. False: nobody knows.
 
         Then it begins at its floor: what was pending had not been listed, or was given back, and
-        none of it may be skipped.
+        none of it may be skipped. Without an answer it is said again: it may not have been heard,
+        and then what was acknowledged would be handled once more.
         """
         if not self._listed or self.runner.released:
             return False
-        in_hand = {*self.slot.unsettled(), *self.settler.parked_places, *self.runner.places()}
-        call = messages.restore_group(
-            self.keys, self.unit, self.token, self.last_main, self.last_retry, sorted(in_hand)
-        )
-        try:
-            reply = self.link.run(call)
-        except (RedisUnavailable, RedisRefused):
-            return False
+        reply = None
+        while reply is None:
+            in_hand = {*self.slot.unsettled(), *self.settler.parked_places, *self.runner.places()}
+            call = messages.restore_group(
+                self.keys, self.unit, self.token, self.last_main, self.last_retry, sorted(in_hand)
+            )
+            try:
+                reply = self.link.run(call)
+            except RedisUnavailable as error:
+                self._failed(error)
+                self.gate.sleep(self.reconnect_wait * (1 + random()))
+            except RedisRefused:
+                return False
         if reply.word != "OK":
             return False  # what follows finds out who has it now
         self.slot.add("round_trips")

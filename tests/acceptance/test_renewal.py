@@ -63,7 +63,10 @@ def test_a_partition_without_room(tmp_path: Path, server: Server, step: str) -> 
             daemon.link.execute("XADD", stream, "*", "payload", "ok")
         found = verb(daemon, "doctor", "--only", "partitions.no-room", code=1)
         assert f"streamqd topic renew {TOPIC} --partition 0" in found
-        for line in (("status",), ("partitions",), ("why", f"{TOPIC}/1")):
+        group = daemon.groups[0]
+        assert f"{TOPIC}/{group}" in verb(daemon, "status")
+        assert f"1/{group}" in verb(daemon, "status", TOPIC)
+        for line in (("partitions",), ("why", f"{TOPIC}/1")):
             assert f"{TOPIC}/1" in verb(daemon, *line)
         assert "is owned by one" in verb(daemon, *renew, "--yes", code=8)
 

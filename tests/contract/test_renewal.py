@@ -7,9 +7,11 @@ import pytest
 from streamqd.admin import renewal as admin
 from streamqd.config import Topic
 from streamqd.errors import RedisRefused
-from streamqd.store import leases, renewal, topics
+from streamqd.store import leases, renewal, scripts, topics
+from streamqd.store.client import Link
 from streamqd.store.scripts import Call
 from tests.contract.desk import TTL, Desk, Stream
+from tests.support.proxy import Fault, FaultProxy
 
 LAST = "18446744073709551615-18446744073709551615"
 TOKEN = "of-the-administration"
@@ -186,3 +188,39 @@ def test_left_at_any_step_the_same_goes_on(full: Desk, steps: int) -> None:
     renewed(full)
     assert len(entries(full)) == len(before)
     assert len(full.fetch(9)) == 2
+
+
+@pytest.mark.fault("F12")
+@pytest.mark.parametrize("fault", [Fault.DROP_REPLY, Fault.CUT_BEFORE])
+@pytest.mark.parametrize("step", ["renewal_swap", "lease_release"])
+def test_who_has_renewed_it_is_told_so(
+    full: Desk, proxy: FaultProxy, step: str, fault: Fault
+) -> None:
+    """Repeated, the swap answers GONE: of a swap of its own this is no refusal."""
+    sha = scripts.get(step).sha.encode()
+    for each in scripts.load().values():
+        full.do("SCRIPT", "LOAD", each.source)
+    shaky = Link(proxy.settings, timeout=5.0, name="test:shaky")
+    lost = proxy.arm(fault, wanted=lambda command: sha in command)
+    done = admin.renew(shaky, full.keys, full.unit.topic, full.unit.partition, force=False)
+    shaky.close()
+    assert lost.hit
+    found = entries(full)
+    assert (done.messages, done.last_id, done.pending) == (5, found[-1][0], 2)
+    assert len(found) == 5
+    assert not full.do("EXISTS", full.lease)
+
+
+def test_an_empty_stream_is_renewed_though_the_reply_was_lost(
+    desk: Desk, proxy: FaultProxy
+) -> None:
+    topics.create(desk.link, desk.keys, desk.unit.topic, Topic())
+    desk.add(LAST)
+    desk.do("XTRIM", desk.stream, "MAXLEN", 0)
+    swap_script = scripts.get("renewal_swap")
+    desk.do("SCRIPT", "LOAD", swap_script.source)
+    shaky = Link(proxy.settings, timeout=5.0, name="test:shaky")
+    proxy.arm(Fault.DROP_REPLY, wanted=lambda command: swap_script.sha.encode() in command)
+    done = admin.renew(shaky, desk.keys, desk.unit.topic, desk.unit.partition, force=False)
+    shaky.close()
+    assert (done.messages, done.last_id, done.groups) == (0, "0-0", [])

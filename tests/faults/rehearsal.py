@@ -44,6 +44,7 @@ class Stage:
     desk: Desk
     proxy: FaultProxy
     trigger: Trigger | None = None
+    strike: Strike | None = None
 
     @property
     def link(self) -> Link:
@@ -146,6 +147,7 @@ class Rehearsal:
             proxy.cut_after(**(cut or {}))
             stage = Stage(self._server, self._desk, proxy)
             if strike is not None and fault is not None:
+                stage.strike = strike
                 stage.trigger = proxy.arm(
                     fault, nth=strike.nth, wanted=lambda each: kind_of(each) == strike.kind
                 )

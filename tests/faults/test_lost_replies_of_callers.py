@@ -30,6 +30,7 @@ ROLES: tuple[Scene, ...] = (
     scenes_worker.several_at_once,
     scenes_worker.in_place,
     scenes_worker.on_a_full_server,
+    scenes_worker.a_group_that_is_destroyed,
     scenes_supervisor.a_unit_from_its_acquisition_to_its_release,
     scenes_supervisor.a_burst_that_is_over,
     scenes_supervisor.registration,
