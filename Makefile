@@ -18,6 +18,9 @@ CLUSTER := tests/acceptance/test_spark.py
 SERVERLESS := tests/unit tests/test_house.py tests/pages tests/acceptance/test_packaging.py \
 	tests/spark $(CLUSTER)
 ON_SERVER := $(addprefix --ignore=,$(SERVERLESS))
+# What speaks with a server directly: `make test-redis62 PARTS="$(ROLES)"` leaves whole daemons out.
+ROLES := tests/contract tests/integration
+PARTS ?= tests
 # Each process of these has a server of its own; most of them wait for events most of the time. In the
 # order of tests/conftest.py, which begins with the long files: by default those with few tests, and
 # they are long, would come last, and two processes would have nothing to do at the end.
@@ -48,13 +51,13 @@ test-cluster: $(DEV_STAMP) ## Run Spark with executors of their own, and the ful
 	$(BIN)/pytest $(CLUSTER) $(PYTEST_ARGS)
 
 test-redis7: $(DEV_STAMP) ## Run what needs a server on the redis-server found in PATH
-	$(BIN)/pytest $(PARALLEL) --server redis7 $(ON_SERVER) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --server redis7 $(PARTS) $(ON_SERVER) $(PYTEST_ARGS)
 
 test-redis62: $(DEV_STAMP) $(REDIS62) ## Run what needs a server on Redis 6.2
-	$(BIN)/pytest $(PARALLEL) --server redis62 $(ON_SERVER) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --server redis62 $(PARTS) $(ON_SERVER) $(PYTEST_ARGS)
 
 test-redis82: $(DEV_STAMP) $(REDIS82) ## Run what needs a server on Redis 8.2
-	$(BIN)/pytest $(PARALLEL) --server redis82 $(ON_SERVER) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) --server redis82 $(PARTS) $(ON_SERVER) $(PYTEST_ARGS)
 
 test-containers: $(DEV_STAMP) ## Run the scripts' contracts on a server in a container (a Docker engine)
 	PYTHON=$(BIN)/python tests/support/make_image.sh streamqd-test-server
