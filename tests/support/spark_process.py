@@ -43,7 +43,7 @@ def need_spark() -> None:
     from streamqd import spark
 
     try:
-        spark._need_spark()
+        spark.need_spark()
         spark.ensure_java()
     except (spark.SparkMissingError, spark.JavaMissingError) as error:
         if os.environ.get("CI"):
