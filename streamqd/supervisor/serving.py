@@ -39,8 +39,9 @@ class Serving:
             return
         holdings = supervisor.holdings.values()
         running = sum(each.child is not None for each in holdings)
-        stuck = [each for each in holdings if _is_stuck(each, now)]
-        if stuck:
+        # All at once: else the rebalancer would take one that runs for each that is still to go.
+        stuck = [each for each in holdings if _is_refused(each)]
+        if any(now - each.refused_since >= GIVE_UP_SECONDS for each in stuck):
             self._give_up(now, running, stuck)
         elif count := self.capacity.to_try(now, running):
             self._try(now, running, count)
@@ -89,6 +90,6 @@ class Serving:
         supervisor.exchange.wake_fleet()
 
 
-def _is_stuck(holding: Holding, now: float) -> bool:
-    waits = holding.phase is Phase.HELD and holding.child is None and holding.refused_since > 0
-    return waits and now - holding.refused_since >= GIVE_UP_SECONDS
+def _is_refused(holding: Holding) -> bool:
+    """Whether the system refuses this partition its process."""
+    return holding.phase is Phase.HELD and holding.child is None and holding.refused_since > 0
