@@ -484,9 +484,12 @@ def _on(units: list[UnitStatus]) -> str:
 
 
 def _dead_letters(link: Link, keys: Keys, only: str | None, bad: BadValues) -> dict[str, int]:
-    counts = topics.known_counts(link, keys, bad)
+    if only is None:
+        counts = topics.known_counts(link, keys, bad)
+    else:
+        counts = {only: topics.known_count(link, keys, only, bad) or 0}
     found = {}
-    for topic, count in counts.items() if only is None else [(only, counts.get(only, 0))]:
+    for topic, count in counts.items():
         calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]
         total = sum(
             topics.partition_figures(reply, keys.trim(topic, number), bad).dead
