@@ -38,7 +38,7 @@ def _kind(thing: Any) -> str:
     for part, kind in parts.items():
         if home.startswith(f"streamqd.{part}"):
             return kind
-    return "Messages" if home in ("streamqd.message", "streamqd.letter") else "Else"
+    return "Messages" if home in ("streamqd.message", "streamqd.dead_letter") else "Else"
 
 
 def _described(name: str, thing: Any) -> Iterator[str]:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamqd.dead_letter import DeadLetter
     from streamqd.errors import (
         BacklogFull,
         BufferFull,
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
         SoftTimeout,
         handler,
     )
-    from streamqd.letter import Letter
     from streamqd.message import Message
     from streamqd.model import Backoff, RetryPolicy
     from streamqd.producer import Outgoing, Producer
     from streamqd.producer.asynchronous import AsyncProducer
     from streamqd.producer.buffered import BufferedProducer, Receipt
     from streamqd.version import __version__
+
+    Letter = DeadLetter
 
 __all__ = [
     "AsyncProducer",
@@ -51,8 +53,8 @@ __all__ = [
     "ConfigError",
     "Context",
     "Dead",
+    "DeadLetter",
     "Failures",
-    "Letter",
     "Message",
     "MessageTooLarge",
     "Outgoing",
@@ -83,7 +85,7 @@ _MODULES = {
     "streamqd.handlers": (
         *("Context", "Dead", "Failures", "Release", "Result", "Retry", "SoftTimeout", "handler"),
     ),
-    "streamqd.letter": ("Letter",),
+    "streamqd.dead_letter": ("DeadLetter",),
     "streamqd.message": ("Message",),
     "streamqd.model": ("Backoff", "RetryPolicy"),
     "streamqd.producer": ("Outgoing", "Producer"),
@@ -94,10 +96,15 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
+# Names of earlier releases, which stay.
+_RENAMED = {"Letter": "DeadLetter"}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    now = _RENAMED.get(name, name)
+    if now not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOME[name]), name)
+    found = globals()[name] = getattr(import_module(_HOME[now]), now)
     return found
 
 

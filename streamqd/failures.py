@@ -24,7 +24,7 @@ class Failure(NamedTuple):
     last_ns: int
 
 
-class Failures:
+class RecentFailures:
     """The table. A new kind takes the row that has been quiet for longest."""
 
     def __init__(self, view: memoryview) -> None:

@@ -34,14 +34,14 @@ BIND_RETRY_SECONDS = (1.0, 30.0)  # first and longest wait
 Address = tuple[str, int] | Path
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """A request's path, without query, and its headers by lower-case name."""
 
     path: str
     headers: Mapping[str, str]
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """What is sent back; the connection is closed after it."""
 
     status: int
@@ -49,10 +49,10 @@ class Response(NamedTuple):
     content_type: str = "text/plain; charset=utf-8"
 
 
-Route = Callable[[Request], Response]
+Route = Callable[[HttpRequest], HttpResponse]
 
 
-class Server:
+class HttpServer:
     """Serves `routes` on `address` from `start` to `stop`."""
 
     def __init__(self, address: Address, routes: Mapping[str, Route]) -> None:
@@ -157,7 +157,7 @@ class Server:
         except (OSError, EOFError):
             self._drop(connection)
 
-    def _respond(self, raw: bytes) -> tuple[Response, bool]:
+    def _respond(self, raw: bytes) -> tuple[HttpResponse, bool]:
         """Return the answer, and whether its body is to be sent."""
         if len(raw) > REQUEST_BYTES_MAX:
             return _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), True
@@ -177,7 +177,7 @@ class Server:
             if colon
         }
         try:
-            response = route(Request(target.partition("?")[0], headers))
+            response = route(HttpRequest(target.partition("?")[0], headers))
         except Exception as error:  # noqa: BLE001 - a page that fails must not end the server
             logs.event("http.failed", logging.ERROR, path=target, exc=error)
             response = _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -238,7 +238,7 @@ class _Connection:
             self.request = head
         return bool(end) or len(self.request) > REQUEST_BYTES_MAX
 
-    def answer(self, response: Response, with_body: bool) -> None:
+    def answer(self, response: HttpResponse, with_body: bool) -> None:
         """Prepare the response."""
         head = (
             f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
@@ -260,8 +260,8 @@ class _Connection:
         return not self.response
 
 
-def _plain(status: HTTPStatus) -> Response:
-    return Response(status, f"{status.value} {status.phrase}\n".encode())
+def _plain(status: HTTPStatus) -> HttpResponse:
+    return HttpResponse(status, f"{status.value} {status.phrase}\n".encode())
 
 
 def _listen(address: Address) -> socket.socket:

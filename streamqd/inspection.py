@@ -9,13 +9,13 @@ from dataclasses import replace
 from streamqd.config import Settings, topology
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import certificates
-from streamqd.store.client import Link, ServerFacts, server_facts
+from streamqd.store.client import Connection, ServerFacts, server_facts
 
 _STARTING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN")  # it may answer in a moment
 
 
 def ask_servers(
-    link: Link, patience: float, interrupted: Callable[[], bool] = lambda: False
+    link: Connection, patience: float, interrupted: Callable[[], bool] = lambda: False
 ) -> list[ServerFacts]:
     """Ask each master for its facts, waiting while they start up. Raises RedisUnavailable."""
     deadline = time.monotonic() + patience

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from streamqd.config.setting import NAME
-from streamqd.letter import Letter
+from streamqd.dead_letter import DeadLetter
 from streamqd.model import Unit
 
 # Bookkeeping fields. They are believed in the retry stream only, which streamqd alone writes; in
@@ -163,9 +163,9 @@ class Message:
         return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
-    def letter(self) -> Letter | None:
+    def letter(self) -> DeadLetter | None:
         """Why, where and when it died, for a consumer with `source = "dlq"`; None for others."""
-        return Letter.read(self.fields) if self._delivery.unit.reads_letters else None
+        return DeadLetter.read(self.fields) if self._delivery.unit.reads_letters else None
 
     @property
     def original_id(self) -> str:

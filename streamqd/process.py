@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import setproctitle
 
-from streamqd import inheritance
+from streamqd import fork_hygiene
 
 CROWDED_SECONDS = 0.02  # between two looks at more descriptors than can be waited for at once
 _PR_SET_PDEATHSIG = 1
@@ -160,7 +160,7 @@ def spawn(
     parent_pid = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    inheritance.before_fork()
+    fork_hygiene.before_fork()
     # A signal between fork and the child's own dispositions would run the parent's handler there.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -209,9 +209,9 @@ def _child(
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
         os.close(devnull)
-        inheritance.limit_environment()
+        fork_hygiene.limit_environment()
         with contextlib.suppress(OSError):
-            inheritance.volunteer()
+            fork_hygiene.volunteer()
         set_title(title)
         faulthandler.enable()
         _show_stacks_at(signal.SIGUSR2)

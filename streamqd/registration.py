@@ -16,7 +16,7 @@ from streamqd.errors import BadValue, ConfigError, RedisRefused
 from streamqd.model import Unit
 from streamqd.scoreboard import SLOT_COUNT
 from streamqd.store import messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
@@ -25,7 +25,7 @@ OF_A_KEY = frozenset({"BADVALUE", "ERR", "WRONGTYPE"})
 
 
 def ensure_topics(
-    link: Link,
+    link: Connection,
     settings: Settings,
     known: Mapping[str, int] = MappingProxyType({}),
     *,
@@ -95,7 +95,9 @@ def ensure_topics(
     return counts
 
 
-def _created(link: Link, keys: Keys, settings: Settings, topic: str, known: int) -> int | None:
+def _created(
+    link: Connection, keys: Keys, settings: Settings, topic: str, known: int
+) -> int | None:
     """Create a topic unless it exists; return how many partitions it has. Raises BadValue.
 
     `known` is how many it had, 0 when nobody knows. None: it is not for us to create.
@@ -129,7 +131,7 @@ def _wanted(declared: Topic | None) -> int | None:
     return declared.partitions if said else None
 
 
-def _unknown(link: Link, keys: Keys, settings: Settings, topic: str) -> bool:
+def _unknown(link: Connection, keys: Keys, settings: Settings, topic: str) -> bool:
     """Whether only readers of dead letters name a topic that does not exist: none to make up."""
     declared = settings.topics.get(topic)
     named = declared is not None and declared.stated
@@ -148,7 +150,7 @@ def tell_restored(unit: Unit, reply: Reply) -> bool:
 
 
 def _ensure_group(
-    link: Link, keys: Keys, consumer: Consumer, count: int, *, emptied: bool
+    link: Connection, keys: Keys, consumer: Consumer, count: int, *, emptied: bool
 ) -> list[Unit]:
     """Make the group where it is missing; return where it was expected to be there."""
     meta, field = keys.meta(consumer.topic), f"group:{consumer.unit_group}"

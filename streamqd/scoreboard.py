@@ -105,7 +105,7 @@ class WorkerState(enum.IntEnum):
     BROKEN = 5
 
 
-class Command(enum.IntEnum):
+class WorkerCommand(enum.IntEnum):
     """What the supervisor wants of a worker; read between two messages."""
 
     NONE = 0
@@ -119,10 +119,10 @@ class _Field:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __get__(self, slot: Slot, owner: type[Slot]) -> int:
+    def __get__(self, slot: WorkerSlot, owner: type[WorkerSlot]) -> int:
         return slot.words[self.index]
 
-    def __set__(self, slot: Slot, value: int) -> None:
+    def __set__(self, slot: WorkerSlot, value: int) -> None:
         slot.words[self.index] = value
 
 
@@ -143,7 +143,7 @@ class Batch(NamedTuple):
     waiting: int
 
 
-class Lease(NamedTuple):
+class RecordedLease(NamedTuple):
     """The token under which a unit's worker works; `following` is to replace it, '' for none.
 
     `epoch` is that of `token`.
@@ -160,7 +160,7 @@ WORD_TRUSTED_UNTIL = 5
 WORD_COMMAND = 6
 
 
-class Slot:
+class WorkerSlot:
     """One unit's page. `words`, `lanes` and `states` are public for the worker's hot path.
 
     A lane is a place for one running entry: `lanes[2 * k]` is the entry's index in the batch and
@@ -208,7 +208,7 @@ class Slot:
         self.lanes: memoryview[int] = view[_OFFSET_RUNNING:_OFFSET_NAME].cast("Q")
         self._name = view[_OFFSET_NAME:_OFFSET_LEASE]
         self._lease = view[_OFFSET_LEASE:_OFFSET_FAILURES]
-        self.failures = failures.Failures(view[_OFFSET_FAILURES:_OFFSET_SEQUENCES])
+        self.failures = failures.RecentFailures(view[_OFFSET_FAILURES:_OFFSET_SEQUENCES])
         self.sequences: memoryview[int] = view[_OFFSET_SEQUENCES:_OFFSET_STATES].cast("Q")
         self.states = view[_OFFSET_STATES:_OFFSET_PLACES]
         self._places = view[_OFFSET_PLACES:_USED_BYTES]
@@ -271,7 +271,7 @@ class Slot:
         checked = self._lease_sum(padded[0], padded[1], self.epoch)
         self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
 
-    def lease(self) -> Lease | None:
+    def lease(self) -> RecordedLease | None:
         """Read what `note_lease` wrote, None for no token. Raises ValueError when it is torn."""
         token, following, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
         if token == following == bytes(_TOKEN_BYTES):
@@ -279,7 +279,7 @@ class Slot:
         if found != self._lease_sum(token, following, epoch):
             raise ValueError("its tokens do not match their check sum")
         texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, following)]
-        return Lease(texts[0], texts[1], epoch)
+        return RecordedLease(texts[0], texts[1], epoch)
 
     def _lease_sum(self, token: bytes, following: bytes, epoch: int) -> int:
         name = bytes(self._name[: self._name_length])
@@ -420,7 +420,7 @@ class Slot:
         """Forget the process; counters stay, and so does the batch until it is settled."""
         self.pid = 0
         self.state = WorkerState.GONE
-        self.command = Command.NONE
+        self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
         self.words[31] = 0  # nobody waits at the doorbell (see `bells.py`)
         # Lanes of a worker that ran several are nothing to the next one.
@@ -462,8 +462,8 @@ class Scoreboard:
             "Q"
         )
         self.size = slots
-        self._slots: dict[int, Slot] = {}
-        self._allotted: dict[Unit, Slot] = {}
+        self._slots: dict[int, WorkerSlot] = {}
+        self._allotted: dict[Unit, WorkerSlot] = {}
 
     @property
     def used(self) -> int:
@@ -499,19 +499,21 @@ class Scoreboard:
     def housekeeper_progress_ns(self, value: int) -> None:
         self._words[3] = value
 
-    def slot(self, index: int) -> Slot:
+    def slot(self, index: int) -> WorkerSlot:
         """Return slot `index`."""
         found = self._slots.get(index)
         if found is None:
             start = BOARD_BYTES + index * SLOT_BYTES
-            found = self._slots[index] = Slot(self._view[start : start + SLOT_BYTES], index, self)
+            found = self._slots[index] = WorkerSlot(
+                self._view[start : start + SLOT_BYTES], index, self
+            )
         return found
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[WorkerSlot]:
         """Return the named slots."""
         return [self.slot(index) for index in range(self.used)]
 
-    def allot(self, unit: Unit) -> Slot:
+    def allot(self, unit: Unit) -> WorkerSlot:
         """Return the unit's slot, naming a fresh one at its first call. Supervisor only."""
         if unit not in self._allotted:
             if self.used == self.size:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support import servers, users
 from tests.support.proxy import FaultProxy
@@ -87,7 +87,7 @@ def process_server(server: servers.Server) -> servers.ProcessServer:
 
 
 @pytest.fixture
-def proxy(process_server: servers.ProcessServer, link: Link) -> Iterator[FaultProxy]:
+def proxy(process_server: servers.ProcessServer, link: Connection) -> Iterator[FaultProxy]:
     """A proxy in front of the shared server, which is emptied first."""
     with FaultProxy(process_server.socket_path) as made:
         yield made
@@ -133,21 +133,21 @@ def fresh_server(new_server: Callable[..., servers.ProcessServer]) -> servers.Pr
 
 
 @pytest.fixture
-def link(server: servers.Server) -> Iterator[Link]:
+def link(server: servers.Server) -> Iterator[Connection]:
     """A connection to the shared server, which is emptied first."""
-    opened = Link(server.settings, timeout=10.0, name="test")
+    opened = Connection(server.settings, timeout=10.0, name="test")
     opened.execute("FLUSHALL")
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def new_link(server: servers.Server) -> Iterator[Callable[..., Link]]:
+def new_link(server: servers.Server) -> Iterator[Callable[..., Connection]]:
     """Make more connections to the shared server: `new_link(name="other", timeout=1.0)`."""
-    made: list[Link] = []
+    made: list[Connection] = []
 
-    def make(*, name: str = "test:more", timeout: float = 10.0) -> Link:
-        made.append(Link(server.settings, timeout=timeout, name=name))
+    def make(*, name: str = "test:more", timeout: float = 10.0) -> Connection:
+        made.append(Connection(server.settings, timeout=timeout, name=name))
         return made[-1]
 
     yield make

@@ -73,6 +73,16 @@ def test_format():
     run(BIN / "ruff", "format", "--check")
 
 
+def test_a_class_name_is_defined_once_in_the_product():
+    defined: dict[str, list[str]] = {}
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(f"{name(path)}:{node.lineno}")
+    twice = {known: places for known, places in defined.items() if len(places) > 1}
+    assert twice == {}, "one name, one meaning: name one of them after what only it is"
+
+
 def test_generated_files_are_current():
     """Mend it with `make docs`."""
     run(sys.executable, "docs/generate.py", "--check")

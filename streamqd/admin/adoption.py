@@ -11,7 +11,7 @@ from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import adoption
 from streamqd.store.adoption import Adopted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
 
@@ -37,7 +37,7 @@ class AdoptedGroup:
     entries: int
 
 
-def survey(link: Link, keys: Keys, topic: str, group: str) -> AdoptedGroup:
+def survey(link: Connection, keys: Keys, topic: str, group: str) -> AdoptedGroup:
     """Look at the foreign consumers of a group. Refused while streamqd owns a part of it."""
     count = topics.partition_count(link, keys, topic)
     units = [Unit(topic, number, group) for number in range(count)]
@@ -61,7 +61,7 @@ def survey(link: Link, keys: Keys, topic: str, group: str) -> AdoptedGroup:
     return AdoptedGroup(topic, group, True, found, sum(row.pending for row in found))
 
 
-def adopt(link: Link, keys: Keys, topic: str, group: str) -> AdoptedGroup:
+def adopt(link: Connection, keys: Keys, topic: str, group: str) -> AdoptedGroup:
     """Make everything that is pending streamqd's: its first owner handles it before all else.
 
     Refused while streamqd owns a part of it; what was taken until then stays taken.
@@ -75,7 +75,7 @@ def adopt(link: Link, keys: Keys, topic: str, group: str) -> AdoptedGroup:
     return AdoptedGroup(topic, group, False, seen.consumers, seen.entries)
 
 
-def _drain(link: Link, keys: Keys, unit: Unit, kind: str) -> None:
+def _drain(link: Connection, keys: Keys, unit: Unit, kind: str) -> None:
     cursor = adoption.BEGIN
     while True:
         reply = link.run(adoption.adopt(keys, unit, kind, cursor))
@@ -90,7 +90,7 @@ def _stream(keys: Keys, unit: Unit, kind: str) -> str:
     return keys.source(*unit) if kind == "m" else keys.retry_stream(*unit)
 
 
-def _groups(link: Link, stream: str) -> set[str]:
+def _groups(link: Connection, stream: str) -> set[str]:
     [reply] = ask(link, [("XINFO", "GROUPS", stream)])
     return {dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in reply or ()}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from streamqd.admin.pages import read_fields, read_id
 from streamqd.errors import Malformed
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 ENTRIES_MAX = 10_000
@@ -25,7 +25,7 @@ _VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand le
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class AuditEntry:
     """One entry. `at_unix_ms` is the server's time, `who` is user@host.
 
     `what` says which things were chosen, `counts` how many met which end, `first_id` and `last_id`
@@ -44,16 +44,16 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
+class AuditLog:
     """A page of the trail, the newest entries first. `cursor` continues; '' at the end."""
 
     topic: str
-    deeds: list[Deed]
+    deeds: list[AuditEntry]
     cursor: str
 
 
 def record(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     verb: str,
@@ -82,7 +82,9 @@ def record(
     return str(raw.decode())
 
 
-def trail(link: Link, keys: Keys, topic: str, *, limit: int = 20, cursor: str = "") -> Trail:
+def trail(
+    link: Connection, keys: Keys, topic: str, *, limit: int = 20, cursor: str = ""
+) -> AuditLog:
     """Read a page of the trail; an empty one when there is none, or no such topic."""
     upper = "+"
     if cursor:
@@ -92,7 +94,7 @@ def trail(link: Link, keys: Keys, topic: str, *, limit: int = 20, cursor: str = 
             raise Malformed(str(error)) from None
     found = link.execute("XREVRANGE", keys.audit(topic), upper, "-", "COUNT", limit + 1)
     page = [_deed(raw_id, read_fields(fields)) for raw_id, fields in found[:limit]]
-    return Trail(topic, page, page[-1].id if len(found) > limit else "")
+    return AuditLog(topic, page, page[-1].id if len(found) > limit else "")
 
 
 def who() -> str:
@@ -110,7 +112,7 @@ def _json(value: Mapping[str, Any] | None) -> str:
     return "" if text == "{}" else text
 
 
-def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> Deed:
+def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
 
@@ -123,7 +125,7 @@ def _deed(raw_id: bytes, fields: dict[bytes, bytes]) -> Deed:
         return found if isinstance(found, dict) else {"text": text(name)}
 
     counts = {name: count for name, count in table(b"counts").items() if isinstance(count, int)}
-    return Deed(
+    return AuditEntry(
         id=raw_id.decode(),
         at_unix_ms=read_id(raw_id).ms,
         who=text(b"who"),

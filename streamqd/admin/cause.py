@@ -23,7 +23,7 @@ MOVING = 0.05  # messages per second that count as moving
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class WaitCause:
     """One reason. `word` is stable; `moves` tells that nothing is wrong."""
 
     word: str
@@ -54,7 +54,7 @@ class MemberFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WaitFacts:
     """What is known of one unit. Durations in seconds.
 
     `lease` is owned, expired or free. `told` is what the owner has published of it, None when it
@@ -82,14 +82,16 @@ class Facts:
     stop: LiveOrder | None = None
 
 
-def causes(facts: Facts) -> list[Cause]:
+def causes(facts: WaitFacts) -> list[WaitCause]:
     """All that holds the unit, the first of them first; never empty."""
     found = list(_held(facts))
     waiting = bool(facts.unread or facts.pending or facts.delayed)
     owner = _owner(facts)
     grave = [each for each in found if each.word in _GRAVE]
     if not waiting and not grave:
-        return [Cause("idle", f"nothing waits in {facts.unit}: every message is settled", "", True)]
+        return [
+            WaitCause("idle", f"nothing waits in {facts.unit}: every message is settled", "", True)
+        ]
     if found:
         return found
     if facts.told is not None and (facts.told.acked or 0) > MOVING:
@@ -104,19 +106,19 @@ def causes(facts: Facts) -> list[Cause]:
                 f"{facts.unit} has been running one message{_which(facts.told, facts.unit)} for"
                 f" {lasting(run)} on {owner.instance}; {_waiting(facts)}"
             )
-            return [Cause("running", text, "", True)]
+            return [WaitCause("running", text, "", True)]
         if facts.told.state == "ready":
             return [
-                Cause(
+                WaitCause(
                     "starting",
                     f"{text}; {_waiting(facts)}, and nothing was acknowledged in the last seconds",
                     "look again in some seconds; if it stays so, send the supervisor SIGUSR1 and"
                     " read the stack of the worker in the log",
                 )
             ]
-        return [Cause("starting", text, "look again in some seconds")]
+        return [WaitCause("starting", text, "look again in some seconds")]
     return [
-        Cause(
+        WaitCause(
             "unknown",
             f"{facts.unit} is {facts.lease} and nothing that is known holds it",
             "look again in some seconds, then at the log of the owner",
@@ -140,7 +142,7 @@ _GRAVE = frozenset(
 )
 
 
-def _held(facts: Facts) -> Iterator[Cause]:
+def _held(facts: WaitFacts) -> Iterator[WaitCause]:
     if facts.stop is not None:
         # That nobody owns it, or soon will not, follows from it.
         yield _stopped(facts.unit, facts.stop)
@@ -149,14 +151,14 @@ def _held(facts: Facts) -> Iterator[Cause]:
     yield from _ownerless(facts) if facts.lease != "owned" else _owned(facts)
     for client, count in sorted(facts.foreign.items()):
         if not client:
-            yield Cause(
+            yield WaitCause(
                 "unowned",
                 f"no consumer has {_entries(count)} of {facts.unit} that were handed out: somebody"
                 " has given them up (XNACK)",
                 "streamqd takes them over by itself within 15 s while the unit is owned",
             )
             continue
-        yield Cause(
+        yield WaitCause(
             "foreign-client",
             f"the client {client!r} holds {_entries(count)} of {facts.unit} that it never"
             " acknowledged",
@@ -164,22 +166,22 @@ def _held(facts: Facts) -> Iterator[Cause]:
         )
 
 
-def _stopped(unit: Unit, order: LiveOrder) -> Cause:
+def _stopped(unit: Unit, order: LiveOrder) -> WaitCause:
     who = f" by {order.by}" if order.by else ""
     because = f" ({order.why})" if order.why else ""
-    return Cause(
+    return WaitCause(
         "stopped",
         f"the group {unit.group} of {unit.topic} is stopped{who}{because}",
         f"`streamqd group start {unit.topic} {unit.group}`",
     )
 
 
-def _paused(facts: Facts) -> Iterator[Cause]:
+def _paused(facts: WaitFacts) -> Iterator[WaitCause]:
     order = facts.pause
     if order is not None:
         who = f" by {order.by}" if order.by else ""
         because = f" ({order.why})" if order.why else ""
-        yield Cause(
+        yield WaitCause(
             "paused",
             f"{facts.unit} is paused{who}{because}, by the order for {order.scope}",
             f"`streamqd resume {_as_argument(order.scope)}`",
@@ -187,13 +189,13 @@ def _paused(facts: Facts) -> Iterator[Cause]:
     owner = _owner(facts)
     told = facts.told
     if order is None and owner is not None and owner.state == "paused":
-        yield Cause(
+        yield WaitCause(
             "paused",
             f"the instance {owner.instance}, which owns {facts.unit}, is paused by a signal",
             f"send SIGCONT to the supervisor of {owner.instance}",
         )
     elif order is None and told is not None and told.state == "paused":
-        yield Cause(
+        yield WaitCause(
             "paused", f"the worker of {facts.unit} on {told.owner} is paused", "`streamqd resume`"
         )
 
@@ -213,27 +215,27 @@ def _as_argument(scope: str) -> str:
             return scope
 
 
-def _ownerless(facts: Facts) -> Iterator[Cause]:
+def _ownerless(facts: WaitFacts) -> Iterator[WaitCause]:
     unit = facts.unit
     alive = [each for each in facts.members if each.state != "silent"]
     if facts.lease == "expired":
         owner = _owner(facts)
         silent = f" and has been silent for {owner.silent_seconds:.0f} s" if owner else ""
-        yield Cause(
+        yield WaitCause(
             "owner-silent",
             f"{facts.owner}, the owner of {unit}, does not renew its lease{silent}",
             "another member takes over by itself if one offers it; else see whether that host"
             " lives and reaches Redis",
         )
     if not alive:
-        yield Cause(
+        yield WaitCause(
             "no-member", f"nobody owns {unit}: no instance of the fleet is alive", "start streamqd"
         )
         return
     offering = [each for each in alive if each.offers]
     pair = f"{unit.topic}/{unit.group}"
     if not offering:
-        yield Cause(
+        yield WaitCause(
             "no-offer",
             f"nobody owns {unit}: none of {_count(len(alive), 'live instance')} offers {pair}",
             f"start an instance whose configuration has a consumer of {pair}",
@@ -242,7 +244,7 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
     fit = [each for each in offering if not each.broken]
     if not fit:
         names = ", ".join(each.instance for each in offering)
-        yield Cause(
+        yield WaitCause(
             "crash-loop",
             f"the worker of {unit} crashes in a loop on {names}, and rests{_last_error(facts)}",
             "read the last worker.crashed events of the log, mend the handler, then reload",
@@ -255,7 +257,7 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
     present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
     if not present:
         names = ", ".join(each.instance for each in fit)
-        yield Cause(
+        yield WaitCause(
             "drained",
             f"nobody owns {unit}: all that offer {pair} are drained or leaving ({names})",
             "start another instance, or take the drain back",
@@ -263,7 +265,7 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
         return
     if all(each.cap and each.owned >= each.cap for each in present):
         names = ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in present)
-        yield Cause(
+        yield WaitCause(
             "caps-full",
             f"nobody owns {unit}: every instance that offers {pair} owns as many partitions as"
             f" it may ({names})",
@@ -271,16 +273,16 @@ def _ownerless(facts: Facts) -> Iterator[Cause]:
         )
         return
     if facts.lease == "free":
-        yield Cause(
+        yield WaitCause(
             "changing-hands",
             f"{unit} is between two owners; {present[0].instance} may take it",
             "look again in some seconds",
         )
 
 
-def _no_capacity(what: str, full: Sequence[MemberFacts]) -> Cause:
+def _no_capacity(what: str, full: Sequence[MemberFacts]) -> WaitCause:
     told = ", ".join(f"{each.instance} runs {each.owned}: {each.limit}" for each in full)
-    return Cause(
+    return WaitCause(
         "no-capacity",
         f"{what}: the system lets {'it' if len(full) == 1 else 'them'} start no more processes"
         f" ({told})",
@@ -289,10 +291,10 @@ def _no_capacity(what: str, full: Sequence[MemberFacts]) -> Cause:
     )
 
 
-def _owned(facts: Facts) -> Iterator[Cause]:
+def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
     unit, told, owner = facts.unit, facts.told, _owner(facts)
     if facts.owner == GROWTH:
-        yield Cause(
+        yield WaitCause(
             "growing",
             f"{unit.topic} grows: {unit} is read when {unit.group} has settled what is in the old"
             " partitions",
@@ -301,21 +303,21 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         )
         return
     if owner is not None and owner.state == "silent":
-        yield Cause(
+        yield WaitCause(
             "owner-silent",
             f"{facts.owner}, the owner of {unit}, has been silent for {owner.silent_seconds:.0f} s",
             "see whether that host lives and reaches Redis; its lease expires by itself",
         )
         return
     if told is None:
-        yield Cause(
+        yield WaitCause(
             "owner-untold",
             f"{facts.owner} owns {unit} but has published nothing of it",
             "look again in some seconds; if it stays so, read the log of that instance",
         )
         return
     if told.state == "broken" or (owner is not None and owner.broken):
-        yield Cause(
+        yield WaitCause(
             "crash-loop",
             f"the worker of {unit} on {told.owner} crashes in a loop, and rests"
             f"{_last_error(facts)}",
@@ -326,7 +328,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
     run = told.longest_run_seconds or 0.0
     if run >= STUCK_SECONDS:
         limit = "the limit ends it by itself" if told.hard_timeout else "no hard_timeout ends it"
-        yield Cause(
+        yield WaitCause(
             "slow-handler",
             f"the handler of {unit} on {told.owner} has been working on one message"
             f"{_which(told, unit)} for {lasting(run)}{_gets_on(told)}; {_waiting(facts)}",
@@ -334,7 +336,7 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         )
     crashes = [each for each in _recent(facts) if each.error.startswith("process ended")]
     if crashes and told.state in ("gone", "booting"):
-        yield Cause(
+        yield WaitCause(
             "crashing",
             f"the worker of {unit} on {told.owner} keeps ending ({crashes[0].error},"
             f" {crashes[0].seconds_ago:.0f} s ago) and is being started again",
@@ -342,25 +344,25 @@ def _owned(facts: Facts) -> Iterator[Cause]:
         )
     acked, failed = told.acked or 0.0, told.failed or 0.0
     if failed > MOVING and failed >= FAILING_SHARE * (acked + failed):
-        yield Cause(
+        yield WaitCause(
             "failing",
             f"{failed / (acked + failed):.0%} of the runs of {unit} fail{_last_error(facts)}",
             f"mend the handler or what it depends on; `streamqd dlq stats {unit.topic}` shows"
             " what died of it",
         )
     if facts.solo and acked <= MOVING:
-        yield Cause(
+        yield WaitCause(
             "solo",
             f"{unit} runs what it inherited from an owner that was lost one message at a time",
             "wait: it is how the message is found that kills its process",
         )
     if owner is not None and owner.redis_up is False:
-        yield Cause(
+        yield WaitCause(
             "redis-away", f"{told.owner}, the owner of {unit}, does not reach Redis", "mend that"
         )
 
 
-def _waits(facts: Facts, told: LiveUnit) -> Iterator[Cause]:
+def _waits(facts: WaitFacts, told: LiveUnit) -> Iterator[WaitCause]:
     owner = _owner(facts)
     if owner and owner.limit and told.state in ("gone", "booting") and not told.running:
         what = f"{owner.instance} owns {facts.unit} and is about to give it up"
@@ -368,31 +370,33 @@ def _waits(facts: Facts, told: LiveUnit) -> Iterator[Cause]:
     others = facts.unread or facts.pending > (told.held or 0)
     moving = bool(others) and (told.acked or 0.0) > MOVING
     for each in cause_waits.said(told, moving=moving, last_error=_last_error(facts)):
-        yield Cause(*each)
+        yield WaitCause(*each)
 
 
 # --- what does not hold it --------------------------------------------------------------------
 
 
-def _moving(facts: Facts, told: LiveUnit) -> Cause:
+def _moving(facts: WaitFacts, told: LiveUnit) -> WaitCause:
     acked, slope = told.acked or 0.0, told.lag_per_second or 0.0
     text = f"{facts.unit} moves: {acked:.1f} messages/s on {told.owner}, {_waiting(facts)}"
     if slope > 0.5:
-        return Cause(
+        return WaitCause(
             "falling-behind",
             f"{text}, growing by {slope:.1f}/s",
             "it gets more than one worker handles: make the handler faster, or grow the topic",
             True,
         )
     if slope < -0.5 and facts.lag:
-        return Cause("moving", f"{text}, caught up in about {facts.lag / -slope:.0f} s", "", True)
-    return Cause("moving", text, "", True)
+        return WaitCause(
+            "moving", f"{text}, caught up in about {facts.lag / -slope:.0f} s", "", True
+        )
+    return WaitCause("moving", text, "", True)
 
 
-def _delayed(facts: Facts) -> Cause:
+def _delayed(facts: WaitFacts) -> WaitCause:
     due = facts.next_due_seconds
     when = "" if due is None else f", the next in {max(0.0, due):.0f} s"
-    return Cause(
+    return WaitCause(
         "waiting-for-retry",
         f"{_entries(facts.delayed)} of {facts.unit} wait for their next attempt{when}"
         f"{_last_error(facts)}",
@@ -400,15 +404,15 @@ def _delayed(facts: Facts) -> Cause:
     )
 
 
-def _owner(facts: Facts) -> MemberFacts | None:
+def _owner(facts: WaitFacts) -> MemberFacts | None:
     return next((each for each in facts.members if each.instance == facts.owner), None)
 
 
-def _recent(facts: Facts) -> list[LiveFailure]:
+def _recent(facts: WaitFacts) -> list[LiveFailure]:
     return [each for each in facts.failures if each.seconds_ago <= RECENT_SECONDS]
 
 
-def _last_error(facts: Facts) -> str:
+def _last_error(facts: WaitFacts) -> str:
     last = min(facts.failures, key=lambda each: each.seconds_ago, default=None)
     return "" if last is None else f"; last: {last.error}, {last.seconds_ago:.0f} s ago"
 
@@ -426,7 +430,7 @@ def _which(told: LiveUnit, unit: Unit) -> str:
     return f" ({told.running})" if told.running else ""
 
 
-def _waiting(facts: Facts) -> str:
+def _waiting(facts: WaitFacts) -> str:
     lag = "more than 1,000" if facts.lag is None else f"{facts.lag:,}"
     age = (
         "" if facts.oldest_seconds is None else f", the oldest {lasting(facts.oldest_seconds)} old"

@@ -6,27 +6,27 @@ it twice, whoever else is at work on the same letters.
 
 from __future__ import annotations
 
-from streamqd.admin.dead_causes import Cause, Causes, causes
-from streamqd.admin.dead_choice import EVERY_LETTER, Choice, count
+from streamqd.admin.dead_causes import Causes, FailureCause, causes
+from streamqd.admin.dead_choice import EVERY_LETTER, DeadLetterFilter, count
 from streamqd.admin.dead_export import Export, Exported
-from streamqd.admin.dead_plan import Plan, Receiver, plan
+from streamqd.admin.dead_plan import Receiver, ReplayPlan, plan
 from streamqd.admin.dead_purge import Purged, purge
-from streamqd.admin.dead_replay import MAX_REPLAYS, Replayed, replay
+from streamqd.admin.dead_replay import MAX_REPLAYS, ReplayResult, replay
 from streamqd.admin.dead_target import HOME, Target
 
 __all__ = [
     "EVERY_LETTER",
     "HOME",
     "MAX_REPLAYS",
-    "Cause",
     "Causes",
-    "Choice",
+    "DeadLetterFilter",
     "Export",
     "Exported",
-    "Plan",
+    "FailureCause",
     "Purged",
     "Receiver",
-    "Replayed",
+    "ReplayPlan",
+    "ReplayResult",
     "Target",
     "causes",
     "count",

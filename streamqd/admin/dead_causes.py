@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamqd.admin.dead_choice import EVERY_LETTER, Choice
-from streamqd.admin.letters import newest
-from streamqd.admin.letters_reading import Fields, replays_of, streams_of, total
+from streamqd.admin.dead_choice import EVERY_LETTER, DeadLetterFilter
+from streamqd.admin.dead_letters import newest
+from streamqd.admin.dead_letters_reading import Fields, replays_of, streams_of, total
 from streamqd.admin.pages import Entry
 from streamqd.policy.fingerprint import frame_of, of_letter
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 CAUSES_MAX = 1_000
@@ -18,7 +18,7 @@ _EVERY = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class FailureCause:
     """Letters of one group that died alike.
 
     `fingerprint` is the same for the same exception class, frame of user code and handler. `frame`
@@ -58,10 +58,10 @@ class Causes:
     looked_at: int
     complete: bool
     others: int
-    causes: list[Cause]
+    causes: list[FailureCause]
 
 
-class Tally:
+class FailureTally:
     """Counts letters by cause; its size is bounded, however many letters there are."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Tally:
             alike = self._found[name] = _Alike(entry)
         alike.add(entry, told)
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[FailureCause]:
         """What was counted, the most frequent first."""
         rows = [alike.cause(*name) for name, alike in self._found.items()]
         return sorted(rows, key=lambda each: (-each.count, -each.last_unix_ms, each.fingerprint))
@@ -109,9 +109,9 @@ class _Alike:
         self.replayed += replays > 0
         self.replays = max(self.replays, replays)
 
-    def cause(self, fingerprint: str, group: str) -> Cause:
+    def cause(self, fingerprint: str, group: str) -> FailureCause:
         told = Fields(self.fields)
-        return Cause(
+        return FailureCause(
             fingerprint=fingerprint,
             group=group,
             reason=told.text(b"reason"),
@@ -130,10 +130,10 @@ class _Alike:
 
 
 def causes(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
-    choice: Choice = EVERY_LETTER,
+    choice: DeadLetterFilter = EVERY_LETTER,
     *,
     last: int | None = None,
 ) -> Causes:
@@ -142,7 +142,7 @@ def causes(
     Raises TopicMissing.
     """
     streams = streams_of(link, keys, topic)
-    tally = Tally()
+    tally = FailureTally()
     complete = True
     limit = _EVERY if last is None else last + 1
     for entry in newest(link, streams, choice, limit):

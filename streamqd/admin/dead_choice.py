@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from streamqd.admin.letters_reading import Fields, find, streams_of, total
+from streamqd.admin.dead_letters_reading import Fields, find, streams_of, total
 from streamqd.admin.pages import PAGE_MAX, SEQ_MAX, Entry, Id, ask, forwards, read_id
 from streamqd.errors import Refused
 from streamqd.policy.fingerprint import of_letter
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeadLetterFilter:
     """Which letters: those named, else all that exist now; of those, what each other field says.
 
     `error_class` is the class with its module, or its last part. `key` is exact. `headers` are
@@ -75,7 +75,7 @@ class Choice:
         return {name: value for name, value in found.items() if value not in (None, (), {})}
 
 
-EVERY_LETTER = Choice()
+EVERY_LETTER = DeadLetterFilter()
 
 
 def _is_class(told: str, wanted: str) -> bool:
@@ -86,7 +86,7 @@ Page = list[Entry]  # letters of one partition, the oldest first
 
 
 def pages(
-    link: Link, keys: Keys, topic: str, choice: Choice, size: int = PAGE_MAX
+    link: Connection, keys: Keys, topic: str, choice: DeadLetterFilter, size: int = PAGE_MAX
 ) -> Iterator[Page]:
     """Yield the letters chosen, partition by partition, the oldest first.
 
@@ -106,7 +106,11 @@ def pages(
 
 
 def _walk(
-    link: Link, streams: dict[int, str], choice: Choice, ends: dict[int, Id], size: int
+    link: Connection,
+    streams: dict[int, str],
+    choice: DeadLetterFilter,
+    ends: dict[int, Id],
+    size: int,
 ) -> Iterator[Page]:
     after = None
     if choice.since_unix_ms:
@@ -123,7 +127,7 @@ def _walk(
                 yield kept
 
 
-def _named(link: Link, streams: dict[int, str], choice: Choice) -> list[Page]:
+def _named(link: Connection, streams: dict[int, str], choice: DeadLetterFilter) -> list[Page]:
     """The letters named, all found before any is touched."""
     found = [find(link, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
     for entry in found:
@@ -138,7 +142,7 @@ def _named(link: Link, streams: dict[int, str], choice: Choice) -> list[Page]:
     return [[entry] for entry in found]
 
 
-def count(link: Link, keys: Keys, topic: str, choice: Choice) -> int:
+def count(link: Connection, keys: Keys, topic: str, choice: DeadLetterFilter) -> int:
     """How many letters are chosen. Raises TopicMissing, Refused."""
     if choice == EVERY_LETTER:
         return total(link, keys, topic)

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.admin.dead_choice import Choice, pages
-from streamqd.admin.dead_run import DONE, STOPPED, Pass, Progress, Stop, Throttle, never, silent
-from streamqd.admin.letters_reading import Fields, origin_of
+from streamqd.admin.dead_choice import DeadLetterFilter, pages
+from streamqd.admin.dead_letters_reading import Fields, origin_of
+from streamqd.admin.dead_run import DONE, STOPPED, Pass, Progress, ReplayPace, Stop, never, silent
 from streamqd.admin.pages import Entry
 from streamqd.errors import RedisUnavailable
 from streamqd.policy.fingerprint import of_letter
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 
@@ -40,10 +40,10 @@ class Export:
 
     def __init__(
         self,
-        link: Link,
+        link: Connection,
         keys: Keys,
         topic: str,
-        choice: Choice,
+        choice: DeadLetterFilter,
         *,
         stop: Stop = never,
         progress: Progress = silent,
@@ -55,7 +55,7 @@ class Export:
 
     def lines(self) -> Iterator[str]:
         """Yield one JSON document for each letter, without a line end. Raises RedisUnavailable."""
-        for piece in self._done.pieces(self._found, Throttle(None)):
+        for piece in self._done.pieces(self._found, ReplayPace(None)):
             for entry in piece:
                 yield json.dumps(document(self._topic, entry), ensure_ascii=True)
                 self._done.counts["exported"] += 1

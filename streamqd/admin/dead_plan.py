@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from streamqd.admin import partitions, topics
-from streamqd.admin.dead_causes import Cause, Tally
-from streamqd.admin.dead_choice import Choice, pages
+from streamqd.admin.dead_causes import FailureCause, FailureTally
+from streamqd.admin.dead_choice import DeadLetterFilter, pages
 from streamqd.admin.dead_replay import GROUP_GONE, MAX_REPLAYS, refusal
 from streamqd.admin.dead_target import HOME, Route, Target
 from streamqd.admin.pages import server_unix_ms
 from streamqd.admin.unreadable import BadValues
 from streamqd.model import Unit
-from streamqd.store import control
-from streamqd.store.client import Link
+from streamqd.store import directives
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 Place = tuple[str, int]  # group, partition
@@ -39,7 +39,7 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """What a replay would do now.
 
     `letters` would be replayed, those in `refused` would stay, by reason. `replayed_before` of them
@@ -53,29 +53,29 @@ class Plan:
     letters: int
     refused: dict[str, int]
     replayed_before: int
-    causes: list[Cause]
+    causes: list[FailureCause]
     receivers: list[Receiver]
     notes: list[str]
     until_unix_ms: int
 
 
 def plan(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
-    choice: Choice,
+    choice: DeadLetterFilter,
     *,
     fleet: str,
     target: Target = HOME,
     max_replays: int = MAX_REPLAYS,
     limit: int | None = None,
-) -> Plan:
+) -> ReplayPlan:
     """Count what `dead_replay.replay` would do. Raises TopicMissing, Refused."""
     route = Route(link, keys, topic, target)
     receiving = target.topic or topic
     groups = topics.groups(link, keys, receiving, range(route.count), letters=False)
     refused: Counter[str] = Counter()
-    tally = Tally()
+    tally = FailureTally()
     newest: dict[Place, int] = {}
     counts: Counter[str] = Counter()
     found = pages(link, keys, topic, choice)
@@ -98,7 +98,7 @@ def plan(
                 newest[place] = max(newest.get(place, 0), entry.id.ms)
     causes = tally.causes()
     receivers = _receivers(link, keys, fleet, receiving, newest, counts)
-    return Plan(
+    return ReplayPlan(
         topic=topic,
         target=str(target),
         letters=tally.count,
@@ -112,7 +112,7 @@ def plan(
 
 
 def _receivers(
-    link: Link,
+    link: Connection,
     keys: Keys,
     fleet: str,
     topic: str,
@@ -122,7 +122,7 @@ def _receivers(
     places = sorted(newest)
     units = [Unit(topic, number, group) for group, number in places]
     rows = partitions.rows(link, keys, units, BadValues())
-    orders = control.read(link.execute("HGETALL", keys.orders(fleet)))
+    orders = directives.read(link.execute("HGETALL", keys.orders(fleet)))
     paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
     receivers = []
     for group, letters in counts.most_common():
@@ -147,7 +147,7 @@ def _receivers(
 
 
 def _notes(
-    letters: int, target: Target, causes: list[Cause], receivers: list[Receiver]
+    letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
 ) -> list[str]:
     """What to think of before a replay, the most important first."""
     if not letters:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamqd.admin.dead_choice import Choice, pages
-from streamqd.admin.dead_run import Pass, Progress, Stop, Throttle, never, silent
+from streamqd.admin.dead_choice import DeadLetterFilter, pages
+from streamqd.admin.dead_run import Pass, Progress, ReplayPace, Stop, never, silent
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import dead
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 
@@ -34,10 +34,10 @@ class Purged:
 
 
 def purge(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
-    choice: Choice,
+    choice: DeadLetterFilter,
     *,
     stop: Stop = never,
     progress: Progress = silent,
@@ -49,7 +49,7 @@ def purge(
     """
     found = pages(link, keys, topic, choice)
     done = Pass(stop, progress)
-    for piece in done.pieces(found, Throttle(None)):
+    for piece in done.pieces(found, ReplayPace(None)):
         ids = [str(entry.id) for entry in piece]
         try:
             reply = link.run(dead.purge(keys, topic, piece[0].partition, ids))

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from streamqd.admin.dead_choice import Choice, Page, pages
-from streamqd.admin.dead_run import DONE, LIMIT, Pass, Progress, Stop, Throttle, never, silent
+from streamqd.admin.dead_choice import DeadLetterFilter, Page, pages
+from streamqd.admin.dead_letters_reading import replays_of
+from streamqd.admin.dead_run import DONE, LIMIT, Pass, Progress, ReplayPace, Stop, never, silent
 from streamqd.admin.dead_target import (
     HOME,
     Destination,
@@ -22,11 +23,10 @@ from streamqd.admin.dead_target import (
     moved,
     read_destination,
 )
-from streamqd.admin.letters_reading import replays_of
 from streamqd.admin.pages import Entry, server_unix_ms
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import dead
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
@@ -42,7 +42,7 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """What a replay did.
 
     `gone` letters had been replayed or purged by somebody else. `refused` maps the reason to the
@@ -74,10 +74,10 @@ def over_replayed(most: int) -> str:
 
 
 def replay(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
-    choice: Choice,
+    choice: DeadLetterFilter,
     *,
     target: Target = HOME,
     rate: float | None = None,
@@ -85,7 +85,7 @@ def replay(
     max_replays: int = MAX_REPLAYS,
     stop: Stop = never,
     progress: Progress = silent,
-) -> Replayed:
+) -> ReplayResult:
     """Put letters back, the oldest of each partition first.
 
     `rate` spaces them evenly, so many a second. At most `limit` are replayed. A letter that was
@@ -100,14 +100,14 @@ def replay(
     began = server_unix_ms(link)
     done = Pass(stop, progress)
     work = _Replay(link, keys, route, done, max_replays)
-    for piece in done.pieces(found, Throttle(rate)):
+    for piece in done.pieces(found, ReplayPace(rate)):
         work.run(piece if limit is None else piece[: limit - done.counts["replayed"]])
         if limit is not None and done.counts["replayed"] >= limit and done.ended == DONE:
             done.ended = LIMIT
     counts = done.counts
     what = choice.stated() | {"to": str(target)}
     note = "; ".join(f"{number}: {why}" for why, number in done.refused.items())
-    return Replayed(
+    return ReplayResult(
         topic=topic,
         target=str(target),
         replayed=counts["replayed"],
@@ -147,7 +147,9 @@ class _Going(NamedTuple):
 class _Replay:
     """Replays batches of letters of one topic."""
 
-    def __init__(self, link: Link, keys: Keys, route: Route, done: Pass, max_replays: int) -> None:
+    def __init__(
+        self, link: Connection, keys: Keys, route: Route, done: Pass, max_replays: int
+    ) -> None:
         self._link = link
         self._keys = keys
         self._route = route

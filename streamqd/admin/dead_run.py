@@ -17,7 +17,7 @@ from streamqd.admin import audit
 from streamqd.admin.dead_choice import Page
 from streamqd.admin.pages import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # how a pass ended
@@ -36,7 +36,7 @@ def silent(_count: int) -> None:
     """Tell nobody."""
 
 
-class Throttle:
+class ReplayPace:
     """Spaces things evenly in time; what was missed is not made up for by a burst."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Pass:
         self.error = ""
         self.first = self.last = ""
 
-    def pieces(self, pages: Iterable[Page], throttle: Throttle) -> Iterator[Page]:
+    def pieces(self, pages: Iterable[Page], throttle: ReplayPace) -> Iterator[Page]:
         """Yield the letters in batches, each when it is its time, until told to stop."""
         try:
             for page in pages:
@@ -105,7 +105,13 @@ class Pass:
             self.unknown += sent
 
     def record(
-        self, link: Link, keys: Keys, topic: str, verb: str, what: dict[str, Any], note: str = ""
+        self,
+        link: Connection,
+        keys: Keys,
+        topic: str,
+        verb: str,
+        what: dict[str, Any],
+        note: str = "",
     ) -> bool:
         """Write the pass into the audit trail; return whether that could be done."""
         counts = dict(self.counts)

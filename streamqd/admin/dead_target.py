@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamqd.admin import topics
-from streamqd.admin.letters_reading import (
+from streamqd.admin.dead_letters_reading import (
     DEAD_ONLY,
     REPLAYS_HEADER,
     Fields,
@@ -17,7 +17,7 @@ from streamqd.admin.letters_reading import (
 from streamqd.admin.pages import Entry
 from streamqd.errors import Refused
 from streamqd.policy.partitioning import crc32_partition
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # what a replayed letter starts with
@@ -71,7 +71,7 @@ def read_destination(text: str) -> Destination | None:
 class Route:
     """Knows the destination of each letter of a topic. Raises TopicMissing, Refused."""
 
-    def __init__(self, link: Link, keys: Keys, topic: str, target: Target) -> None:
+    def __init__(self, link: Connection, keys: Keys, topic: str, target: Target) -> None:
         if target.topic == topic:
             raise Refused(
                 f"{topic} is the topic of the letters: leave --to-topic out, or say --everyone"

@@ -17,7 +17,7 @@ from streamqd.admin.pages import Entry, Id, ask, newest_first, server_unix_ms
 from streamqd.errors import Malformed, Refused
 from streamqd.store import retries as rows
 from streamqd.store import scheduled as store
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 PAGE = 200
@@ -95,7 +95,7 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class DelayedCancelled:
     """What `delayed cancel` did: `cancelled` will never be sent, the others as in Missed."""
 
     topic: str
@@ -105,7 +105,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Hastened:
+class DelayedHastened:
     """What `delayed now` did: `due` are sent within seconds, the others as in Missed."""
 
     topic: str
@@ -115,7 +115,7 @@ class Hastened:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DelayedFilter:
     """Which delayed sends: all that pass every filter that is given."""
 
     partition: int | None = None
@@ -124,11 +124,11 @@ class Choice:
 
 
 def listed(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     *,
-    choice: Choice = Choice(),
+    choice: DelayedFilter = DelayedFilter(),
     limit: int = 50,
     cursor: str = "",
 ) -> DelayedView:
@@ -148,13 +148,13 @@ def listed(
     )
 
 
-def total(link: Link, keys: Keys, topic: str) -> int:
+def total(link: Connection, keys: Keys, topic: str) -> int:
     """How many sends of a topic are delayed. Raises TopicMissing."""
     count = topics.partition_count(link, keys, topic)
     return sum(ask(link, [("ZCARD", keys.scheduled(topic, each)) for each in range(count)]))
 
 
-def chosen(link: Link, keys: Keys, topic: str, choice: Choice) -> Iterator[str]:
+def chosen(link: Connection, keys: Keys, topic: str, choice: DelayedFilter) -> Iterator[str]:
     """Yield the names of the chosen delayed sends, read page by page.
 
     Raises TopicMissing, Refused.
@@ -165,7 +165,7 @@ def chosen(link: Link, keys: Keys, topic: str, choice: Choice) -> Iterator[str]:
     return (row.id for row in found)
 
 
-def show(link: Link, keys: Keys, topic: str, name: str) -> DelayedSend:
+def show(link: Connection, keys: Keys, topic: str, name: str) -> DelayedSend:
     """One delayed send. Refused when it does not wait any more, and says where it is then."""
     [(partition, send_id)] = _read(link, keys, topic, [name])
     due = link.execute("ZSCORE", keys.scheduled(topic, partition), send_id)
@@ -196,7 +196,7 @@ def show(link: Link, keys: Keys, topic: str, name: str) -> DelayedSend:
     )
 
 
-def cancel(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Cancelled:
+def cancel(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> DelayedCancelled:
     """Let delayed sends never be sent. Each is cancelled or was sent, never both.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
@@ -211,10 +211,10 @@ def cancel(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Cancelle
             if word != b"MOVED"
         ]
     missed = look_for(link, keys, topic, gone)
-    return Cancelled(topic, cancelled, missed.sent, missed.unknown)
+    return DelayedCancelled(topic, cancelled, missed.sent, missed.unknown)
 
 
-def hasten(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Hastened:
+def hasten(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> DelayedHastened:
     """Let delayed sends be due now; a housekeeper sends them within seconds.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
@@ -233,10 +233,10 @@ def hasten(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Hastened
                 if score is None
             ]
     missed = look_for(link, keys, topic, gone)
-    return Hastened(topic, due, missed.sent, missed.unknown)
+    return DelayedHastened(topic, due, missed.sent, missed.unknown)
 
 
-def look_for(link: Link, keys: Keys, topic: str, names: Sequence[str]) -> Missed:
+def look_for(link: Connection, keys: Keys, topic: str, names: Sequence[str]) -> Missed:
     """What became of delayed sends that do not wait: their entries tell the send id."""
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
@@ -258,7 +258,7 @@ def look_for(link: Link, keys: Keys, topic: str, names: Sequence[str]) -> Missed
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _partitions(link: Link, keys: Keys, topic: str, choice: Choice) -> Sequence[int]:
+def _partitions(link: Connection, keys: Keys, topic: str, choice: DelayedFilter) -> Sequence[int]:
     count = topics.partition_count(link, keys, topic)
     if choice.partition is None:
         return range(count)
@@ -274,11 +274,11 @@ def _check(topic: str, partition: int, count: int) -> None:
 
 
 def _chosen(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     partitions: Sequence[int],
-    choice: Choice,
+    choice: DelayedFilter,
     now: int,
     after: Position,
 ) -> Iterator[DelayedRow]:
@@ -292,7 +292,7 @@ def _chosen(
 
 
 def _ordered(
-    link: Link, keys: Keys, topic: str, partition: int, after: Position
+    link: Connection, keys: Keys, topic: str, partition: int, after: Position
 ) -> Iterator[tuple[Position, DelayedRow]]:
     """The delayed sends of one partition behind a position of the whole list."""
     due, last_partition, send_id = after
@@ -320,7 +320,9 @@ def _row(partition: int, each: rows.Delayed) -> DelayedRow:
     )
 
 
-def _read(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
+def _read(
+    link: Connection, keys: Keys, topic: str, names: Iterable[str]
+) -> Iterator[tuple[int, str]]:
     """Read names `PARTITION:send-id`. Raises TopicMissing, Malformed, Refused."""
     count = topics.partition_count(link, keys, topic)
     for name in names:
@@ -335,7 +337,7 @@ def _read(link: Link, keys: Keys, topic: str, names: Iterable[str]) -> Iterator[
 
 
 def _batches(
-    link: Link, keys: Keys, topic: str, names: Iterable[str]
+    link: Connection, keys: Keys, topic: str, names: Iterable[str]
 ) -> Iterator[tuple[int, list[str]]]:
     """Names by partition, a call's worth each; of a list, all are read before the first is used."""
     read = _read(link, keys, topic, names)

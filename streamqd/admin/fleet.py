@@ -16,8 +16,8 @@ from streamqd.admin.steering import OrderRow
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
 from streamqd.model import Unit
 from streamqd.store import members, statistics
-from streamqd.store.client import Link
-from streamqd.store.control import Control
+from streamqd.store.client import Connection
+from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 
 OWNERS_MAX = 4  # instances that a sentence names
@@ -155,13 +155,13 @@ class StatusView:
 
 
 def status(
-    link: Link, keys: Keys, fleet: str, *, stale: float, topic: str | None = None
+    link: Connection, keys: Keys, fleet: str, *, stale: float, topic: str | None = None
 ) -> StatusView:
     """Look at the fleet, or at what it does with one topic. Raises TopicMissing.
 
     `stale`: seconds after which a silent instance counts as gone.
     """
-    place = steering.Fleet(link, keys, fleet, stale)
+    place = steering.FleetSnapshot(link, keys, fleet, stale)
     bad = BadValues()
     scores, infos, orders = ask_each(link, steering.stored(place), bad)
     beats = published.beats(keys, fleet, scores, infos, bad)
@@ -217,7 +217,7 @@ def status(
 
 
 def _instance(
-    seen: members.Beat,
+    seen: members.Heartbeat,
     summary: dict[str, Any],
     stale_unix_ms: int,
     owned: int,
@@ -242,7 +242,7 @@ def _instance(
     )
 
 
-def _unit_status(row: UnitRow, worker: dict[str, Any], control: Control) -> UnitStatus:
+def _unit_status(row: UnitRow, worker: dict[str, Any], control: Directives) -> UnitStatus:
     run = worker.get("longest_run_seconds")
     unit = Unit(row.topic, row.partition, row.group)
     last = _last_failure(worker)
@@ -281,7 +281,7 @@ def _last_failure(worker: dict[str, Any]) -> tuple[float, str] | None:
     return min(found, default=None)
 
 
-def _groups(units: list[UnitStatus], control: Control) -> list[GroupStatus]:
+def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
     """A row for each group, in the order of the units."""
     found = []
     for (topic, group), some in _by_group(units).items():
@@ -328,7 +328,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return total
 
 
-def _reason(alike: list[UnitStatus], control: Control) -> str:
+def _reason(alike: list[UnitStatus], control: Directives) -> str:
     """Why units are in the condition that they share, '' when nothing tells it."""
     first = alike[0]
     unit = Unit(first.topic, first.partition, first.group)
@@ -483,7 +483,7 @@ def _on(units: list[UnitStatus]) -> str:
     return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
 
 
-def _dead_letters(link: Link, keys: Keys, only: str | None, bad: BadValues) -> dict[str, int]:
+def _dead_letters(link: Connection, keys: Keys, only: str | None, bad: BadValues) -> dict[str, int]:
     if only is None:
         counts = topics.known_counts(link, keys, bad)
     else:

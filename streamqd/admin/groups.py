@@ -15,7 +15,7 @@ from streamqd.model import KEEPERS, Unit
 from streamqd.store import groups as store
 from streamqd.store import leases
 from streamqd.store import topics as registry
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 
@@ -96,7 +96,7 @@ class GroupDeleted:
     partitions: int
 
 
-def listed(link: Link, keys: Keys, topic: str | None = None) -> list[GroupRow]:
+def listed(link: Connection, keys: Keys, topic: str | None = None) -> list[GroupRow]:
     """The groups of one topic or all. Raises TopicMissing."""
     bad = BadValues()
     if topic is not None:
@@ -114,7 +114,7 @@ def listed(link: Link, keys: Keys, topic: str | None = None) -> list[GroupRow]:
     return rows
 
 
-def describe(link: Link, keys: Keys, topic: str, group: str) -> GroupDetail:
+def describe(link: Connection, keys: Keys, topic: str, group: str) -> GroupDetail:
     """One group, partition by partition. Raises TopicMissing, Refused."""
     count, bad = known(link, keys, topic, group), BadValues()
     topics.groups(link, keys, topic, range(count), bad=bad)
@@ -136,7 +136,7 @@ def describe(link: Link, keys: Keys, topic: str, group: str) -> GroupDetail:
     )
 
 
-def known(link: Link, keys: Keys, topic: str, group: str) -> int:
+def known(link: Connection, keys: Keys, topic: str, group: str) -> int:
     """The number of partitions of a topic that a group reads. Raises TopicMissing, Refused."""
     count = topics.partition_count(link, keys, topic)
     found = topics.groups(link, keys, topic, range(count))
@@ -147,14 +147,14 @@ def known(link: Link, keys: Keys, topic: str, group: str) -> int:
     return count
 
 
-def names(link: Link, keys: Keys, topic: str) -> list[str]:
+def names(link: Connection, keys: Keys, topic: str) -> list[str]:
     """The groups of a topic, also those of which only a trace is left. Raises TopicMissing."""
     count = topics.partition_count(link, keys, topic)
     found = {*topics.groups(link, keys, topic, range(count))}
     return sorted(found | {*registry.groups_seen(link, keys, topic)})
 
 
-def delete(link: Link, keys: Keys, topic: str, group: str, *, force: bool) -> GroupDeleted:
+def delete(link: Connection, keys: Keys, topic: str, group: str, *, force: bool) -> GroupDeleted:
     """Remove a group with its position, its retries and its counters; dead letters stay.
 
     A deletion that was interrupted goes on when it is asked for again. Raises TopicMissing;
@@ -180,7 +180,7 @@ def delete(link: Link, keys: Keys, topic: str, group: str, *, force: bool) -> Gr
     return GroupDeleted(topic, group, count)
 
 
-def owner_of(link: Link, keys: Keys, unit: Unit) -> str | None:
+def owner_of(link: Connection, keys: Keys, unit: Unit) -> str | None:
     """Who holds a unit by a lease that lives; None for nobody."""
     (view,) = lease_views(link, keys, [unit], BadValues())
     return view.owner if view.ttl is not None else None
@@ -199,7 +199,7 @@ def owned_sentence(unit: Unit, owner: str) -> str:
     )
 
 
-def _refuse_busy(link: Link, keys: Keys, units: Sequence[Unit]) -> None:
+def _refuse_busy(link: Connection, keys: Keys, units: Sequence[Unit]) -> None:
     found = _by_partition(link, keys, units, BadValues())
     for unit, part in zip(units, found, strict=True):
         if part is None:
@@ -215,13 +215,13 @@ def _refuse_busy(link: Link, keys: Keys, units: Sequence[Unit]) -> None:
 
 
 def _partitions(
-    link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues
+    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
 ) -> list[GroupPartition]:
     return [each for each in _by_partition(link, keys, units, bad) if each is not None]
 
 
 def _by_partition(
-    link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues
+    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
 ) -> list[GroupPartition | None]:
     views = lease_views(link, keys, units, bad)
     found = groups_lag.backlogs(link, keys, units, bad)

@@ -9,7 +9,7 @@ from streamqd.admin.unreadable import BadValues, ask_each, group_names, measure_
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
@@ -48,7 +48,7 @@ _NOTHING = UnitBacklog("0-0", 0, False, 0, 0, 0, None, None)
 
 
 def backlogs(
-    link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues
+    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
 ) -> dict[Unit, UnitBacklog]:
     """Look at units; those of which the group does not exist are left out.
 
@@ -102,7 +102,9 @@ def unit_figures(
         return None
 
 
-def positions(link: Link, streams: Sequence[str], bad: BadValues) -> dict[str, dict[str, str]]:
+def positions(
+    link: Connection, streams: Sequence[str], bad: BadValues
+) -> dict[str, dict[str, str]]:
     """The groups of each stream, with the id last handed out to each."""
     replies = ask_each(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     return {
@@ -114,7 +116,7 @@ def positions(link: Link, streams: Sequence[str], bad: BadValues) -> dict[str, d
     }
 
 
-def count_behind(link: Link, stream: str, position: str) -> tuple[int, bool]:
+def count_behind(link: Connection, stream: str, position: str) -> tuple[int, bool]:
     """Count the entries behind a position; False when there may be more than were counted.
 
     No body travels, and entries that are written meanwhile do not keep it going.
@@ -125,7 +127,7 @@ def count_behind(link: Link, stream: str, position: str) -> tuple[int, bool]:
     return count_between(link, stream, position, newest[0][0].decode())
 
 
-def count_between(link: Link, stream: str, position: str, upto: str) -> tuple[int, bool]:
+def count_between(link: Connection, stream: str, position: str, upto: str) -> tuple[int, bool]:
     """Count the entries behind a position and not beyond `upto`; False as for `count_behind`."""
     total = 0
     while total < COUNT_MAX:
@@ -138,7 +140,7 @@ def count_between(link: Link, stream: str, position: str, upto: str) -> tuple[in
 
 
 def _unread(
-    link: Link, stream: str, position: str, backlog: statistics.Backlog
+    link: Connection, stream: str, position: str, backlog: statistics.Backlog
 ) -> tuple[int, bool]:
     if backlog.unread is not None:
         return backlog.unread, True

@@ -19,7 +19,7 @@ from streamqd.config.values import parse_duration
 from streamqd.errors import Malformed, Refused
 from streamqd.model import Unit
 from streamqd.store import groups as store
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -106,7 +106,7 @@ def _before(entry_id: Id) -> Id:
 
 
 def reset(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     group: str,
@@ -146,14 +146,14 @@ def reset(
 
 
 def _reset(
-    link: Link, keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool
-) -> store.Reset | None:
+    link: Connection, keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool
+) -> store.ResetResult | None:
     """Reset one partition, in as many calls as what is in hand there takes.
 
     None: the group is not on the partition, and begins where it is configured. Raises Refused.
     """
     token = secrets.token_hex(16)
-    part: store.Reset | None = None
+    part: store.ResetResult | None = None
     while True:
         reply = link.run(
             store.reset(
@@ -170,13 +170,13 @@ def _reset(
             raise Refused(_owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "NOGROUP":
             return None
-        found = store.Reset.parse(reply)
+        found = store.ResetResult.parse(reply)
         part = found.following(part) if part else found
         if reply.word == "OK":
             return part
 
 
-def _obstacle(link: Link, keys: Keys, units: Sequence[Unit], *, force: bool) -> str:
+def _obstacle(link: Connection, keys: Keys, units: Sequence[Unit], *, force: bool) -> str:
     """Why these units cannot be reset now, '' when they can.
 
     A partition that a growth keeps is not taken by force: its keys would lose their order.
@@ -197,7 +197,7 @@ def _owned_sentence(unit: Unit, owner: str) -> str:
     )
 
 
-def _row(link: Link, keys: Keys, unit: Unit, done: store.Reset) -> PartitionReset:
+def _row(link: Connection, keys: Keys, unit: Unit, done: store.ResetResult) -> PartitionReset:
     stream = keys.source(*unit)
     unread, exact = groups_lag.count_behind(link, stream, done.after)
     return PartitionReset(
@@ -212,7 +212,9 @@ def _row(link: Link, keys: Keys, unit: Unit, done: store.Reset) -> PartitionRese
     )
 
 
-def _foreseen(link: Link, keys: Keys, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
+def _foreseen(
+    link: Connection, keys: Keys, unit: Unit, after: str, drop_retries: bool
+) -> PartitionReset:
     """What the script would answer, found by reading alone."""
     stream, retry = keys.source(*unit), keys.retry_stream(*unit)
     info, pending, delayed, retried = ask(
@@ -233,7 +235,7 @@ def _foreseen(link: Link, keys: Keys, unit: Unit, after: str, drop_retries: bool
         link,
         keys,
         unit,
-        store.Reset(
+        store.ResetResult(
             before=groups_lag.positions(link, [stream], BadValues())[stream].get(unit.group, "0-0"),
             after=after,
             pending=int(pending[0]) if pending else 0,

@@ -28,7 +28,7 @@ from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Unit
 from streamqd.store import growth as store
 from streamqd.store import leases, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.growth import Growth
 from streamqd.store.keys import Keys
 
@@ -64,7 +64,7 @@ class Progress:
 
 
 def grow(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     to: int,
@@ -97,13 +97,13 @@ def grow(
     return _settle(link, keys, topic, found, to, tell)
 
 
-def check(link: Link, keys: Keys, topic: str, to: int) -> None:
+def check(link: Connection, keys: Keys, topic: str, to: int) -> None:
     """See whether a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
     _refuse_cluster(link, keys, topic)
     _check(topic, topics.partition_count(link, keys, topic), to)
 
 
-def _refuse_cluster(link: Link, keys: Keys, topic: str) -> None:
+def _refuse_cluster(link: Connection, keys: Keys, topic: str) -> None:
     """Where the count and the partitions are in different slots, no producer can watch it."""
     if len(link.together([keys.meta(topic), keys.stream(topic, 0)])) > 1:
         raise Refused(
@@ -113,7 +113,7 @@ def _refuse_cluster(link: Link, keys: Keys, topic: str) -> None:
         )
 
 
-def look(link: Link, keys: Keys, topic: str) -> Progress | None:
+def look(link: Connection, keys: Keys, topic: str) -> Progress | None:
     """How far the growth of a topic is; None when it does not grow. Writes nothing."""
     found = store.under_way(link, keys, topic)
     if found is None:
@@ -124,7 +124,7 @@ def look(link: Link, keys: Keys, topic: str) -> Progress | None:
     return Progress(topic, found.before, found.to, False, rows)
 
 
-def _begun(link: Link, keys: Keys, topic: str, count: int, to: int) -> Growth:
+def _begun(link: Connection, keys: Keys, topic: str, count: int, to: int) -> Growth:
     under_way = store.under_way(link, keys, topic)
     if under_way is None:
         _check(topic, count, to)
@@ -153,13 +153,13 @@ def _check(topic: str, count: int, to: int) -> None:
         raise Refused(f"a topic has {PARTITIONS_MAX} partitions at most")
 
 
-def _groups(link: Link, keys: Keys, topic: str, found: Growth) -> list[str]:
+def _groups(link: Connection, keys: Keys, topic: str, found: Growth) -> list[str]:
     # Who reads dead letters has no part in the order of keys.
     return topics.groups(link, keys, topic, range(found.before), letters=False)
 
 
 def _keep(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     found: Growth,
@@ -183,7 +183,7 @@ def _keep(
             )
 
 
-def _last_ids(link: Link, keys: Keys, topic: str, found: Growth) -> list[str]:
+def _last_ids(link: Connection, keys: Keys, topic: str, found: Growth) -> list[str]:
     streams = [keys.stream(topic, number) for number in range(found.before)]
     replies = ask(link, [("XINFO", "STREAM", stream) for stream in streams])
     return [
@@ -195,7 +195,7 @@ def _last_ids(link: Link, keys: Keys, topic: str, found: Growth) -> list[str]:
 
 
 def _settle(
-    link: Link, keys: Keys, topic: str, found: Growth, to: int, tell: Callable[[str], None]
+    link: Connection, keys: Keys, topic: str, found: Growth, to: int, tell: Callable[[str], None]
 ) -> Progress:
     """Give the new partitions to the groups that may have them; end when all have them."""
     kept = _kept(link, keys, topic, found, to)
@@ -212,7 +212,9 @@ def _settle(
     return Progress(topic, found.before, to, done, rows)
 
 
-def _kept(link: Link, keys: Keys, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
+def _kept(
+    link: Connection, keys: Keys, topic: str, found: Growth, to: int
+) -> dict[str, list[Unit]]:
     """The new units that the growth still owns, by group."""
     new = range(found.before, to)
     names = topics.groups(link, keys, topic, new, letters=False)
@@ -225,7 +227,7 @@ def _kept(link: Link, keys: Keys, topic: str, found: Growth, to: int) -> dict[st
     return kept
 
 
-def _settling(link: Link, keys: Keys, topic: str, found: Growth, name: str) -> GroupSettling:
+def _settling(link: Connection, keys: Keys, topic: str, found: Growth, name: str) -> GroupSettling:
     """Count what a group has before the barriers, that it has not settled."""
     left, exact = 0, True
     for start in range(0, len(found.barriers), BATCH):
@@ -245,7 +247,7 @@ def _settling(link: Link, keys: Keys, topic: str, found: Growth, name: str) -> G
 
 
 def _positions(
-    link: Link, keys: Keys, topic: str, found: Growth, name: str, numbers: Sequence[int]
+    link: Connection, keys: Keys, topic: str, found: Growth, name: str, numbers: Sequence[int]
 ) -> list[tuple[str, str, str | None]]:
     streams = [keys.stream(topic, number) for number in numbers]
     known = groups_lag.positions(link, streams, BadValues())

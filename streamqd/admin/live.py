@@ -16,9 +16,9 @@ from streamqd.admin import partitions, published
 from streamqd.admin.condition import condition
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.model import Unit
-from streamqd.store import control, topics
+from streamqd.store import directives, topics
 from streamqd.store import members as beating
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 STRAYS_MAX = 64
@@ -167,7 +167,7 @@ class LiveView:
     unreadable: list[Unreadable]
 
 
-def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
+def look(link: Connection, keys: Keys, fleet: str, *, stale: float) -> LiveView:
     """Look once. `stale`: seconds of silence after which an instance counts as gone."""
     bad = BadValues()
     time, scores, infos, flat = ask_each(
@@ -176,7 +176,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
         bad,
     )
     now = int(time[0]) * 1000 + int(time[1]) // 1000
-    orders = control.read(flat or ())
+    orders = directives.read(flat or ())
     published.bad_orders(keys, fleet, flat, bad)
     beats = published.beats(keys, fleet, scores, infos, bad)
     names = [beat.instance for beat in beats]
@@ -237,7 +237,7 @@ def look(link: Link, keys: Keys, fleet: str, *, stale: float) -> LiveView:
     )
 
 
-def _instance(seen: beating.Beat, summary: dict[str, Any], stale_unix_ms: int) -> LiveInstance:
+def _instance(seen: beating.Heartbeat, summary: dict[str, Any], stale_unix_ms: int) -> LiveInstance:
     name, beat, info = seen[:3]
     units = [unit for unit in tables(summary.get("units")) if unit.get("owned")]
     up = summary.get("redis_up")
@@ -255,7 +255,7 @@ def _instance(seen: beating.Beat, summary: dict[str, Any], stale_unix_ms: int) -
     )
 
 
-def _ordered(unit: LiveUnit, orders: control.Control) -> LiveUnit:
+def _ordered(unit: LiveUnit, orders: directives.Directives) -> LiveUnit:
     """A row with what operators have ordered of it."""
     paused = orders.pause_of(unit_key(unit)) is not None
     stopped = orders.stop_of(unit_key(unit)) is not None
@@ -267,7 +267,7 @@ def unit_key(unit: LiveUnit) -> Unit:
     return Unit(unit.topic, unit.partition, unit.group)
 
 
-def order_of(kind: str, scope: str, order: control.Order) -> LiveOrder:
+def order_of(kind: str, scope: str, order: directives.Directive) -> LiveOrder:
     """An order that holds, for people."""
     return LiveOrder(kind, scope, order.at_unix_ms, order.by, order.why)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
 BATCH = 256  # commands of one exchange
@@ -97,13 +97,13 @@ def read_fields(raw: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(raw[::2], raw[1::2], strict=True))
 
 
-def server_unix_ms(link: Link) -> int:
+def server_unix_ms(link: Connection) -> int:
     """The server's clock."""
     seconds, micros = link.execute("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def ask(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
+def ask(link: Connection, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Run reading commands in bounded exchanges. A missing key answers None, not an error.
 
     Raises BadValue, of a key of another type.
@@ -131,7 +131,7 @@ def _of_another_type(key: str) -> BadValue:
     return BadValue(key, "", "of another type", "what streamqd writes there")
 
 
-def measure(link: Link, calls: Sequence[Call]) -> list[Reply]:
+def measure(link: Connection, calls: Sequence[Call]) -> list[Reply]:
     """Run reading scripts in bounded exchanges."""
     replies: list[Reply] = []
     for start in range(0, len(calls), BATCH):
@@ -143,7 +143,7 @@ def measure(link: Link, calls: Sequence[Call]) -> list[Reply]:
 
 
 def newest_first(
-    link: Link,
+    link: Connection,
     streams: Mapping[int, str],
     *,
     before: Place | None = None,
@@ -180,7 +180,7 @@ def _upper(partition: int, before: Place | None) -> str:
 
 
 def _backwards(
-    link: Link, partition: int, stream: str, upper: str, lower: str, size: int
+    link: Connection, partition: int, stream: str, upper: str, lower: str, size: int
 ) -> Iterator[Entry]:
     while True:
         page = _page(link, "XREVRANGE", stream, upper, lower, size)
@@ -192,7 +192,7 @@ def _backwards(
 
 
 def forwards(
-    link: Link, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
+    link: Connection, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`."""
     lower = "-" if after is None else behind(str(after).encode())
@@ -211,7 +211,9 @@ def behind(raw_id: bytes) -> str:
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
-def _page(link: Link, command: str, stream: str, first: str, last: str, size: int) -> list[Any]:
+def _page(
+    link: Connection, command: str, stream: str, first: str, last: str, size: int
+) -> list[Any]:
     try:
         page: list[Any] = link.execute(command, stream, first, last, "COUNT", size)
     except RedisRefused as error:

@@ -11,7 +11,7 @@ from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measur
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import leases, spark, statistics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
@@ -57,7 +57,7 @@ class PartitionsView:
 
 
 def view(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str | None = None,
     group: str | None = None,
@@ -93,7 +93,7 @@ def view(
     return PartitionsView(server_unix_ms(link), found_rows, idle, bad.rows)
 
 
-def rows(link: Link, keys: Keys, units: list[Unit], bad: BadValues) -> list[UnitRow]:
+def rows(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) -> list[UnitRow]:
     """Look at each of the units."""
     views = lease_views(link, keys, units, bad)
     measured = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
@@ -110,7 +110,7 @@ def rows(link: Link, keys: Keys, units: list[Unit], bad: BadValues) -> list[Unit
 
 
 def _counted(
-    link: Link, keys: Keys, figures: dict[Unit, statistics.UnitFigures]
+    link: Connection, keys: Keys, figures: dict[Unit, statistics.UnitFigures]
 ) -> dict[Unit, int]:
     """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`.
 

@@ -12,7 +12,7 @@ from streamqd.admin.pages import BATCH, Id, behind, read_id
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.store import untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 SCAN_MAX = 100_000  # entries looked at for one ranking by idle time or deliveries
@@ -78,7 +78,7 @@ class _Found(NamedTuple):
 
 
 def view(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     group: str,
@@ -145,7 +145,7 @@ def _take(
     return page
 
 
-def _ordered(link: Link, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
+def _ordered(link: Connection, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
     """The pending entries of one stream by id, from `start` on."""
     lower = "-" if start is None else str(start)
     while lower:
@@ -157,7 +157,7 @@ def _ordered(link: Link, source: _Source, group: str, start: Id | None) -> Itera
         lower = behind(page[-1][0])
 
 
-def _scan(link: Link, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
+def _scan(link: Connection, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
     """All pending entries, up to the bound, ranked."""
     left = SCAN_MAX
     positions = dict.fromkeys(sources, "-")
@@ -205,7 +205,7 @@ def _found(source: _Source, raw: list[Any], rank: int) -> _Found:
 
 
 def _rows(
-    link: Link, keys: Keys, topic: str, group: str, page: list[_Found], bad: BadValues
+    link: Connection, keys: Keys, topic: str, group: str, page: list[_Found], bad: BadValues
 ) -> list[PendingRow]:
     places = [f"{found.kind}:{found.id}" for found in page]
     asked = [

@@ -11,10 +11,10 @@ from typing import Any
 
 from streamqd.admin.unreadable import BadValues, ask_each
 from streamqd.errors import BadValue
-from streamqd.store import control, members, untrusted
-from streamqd.store.client import Link
+from streamqd.store import directives, members, untrusted
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.members import Beat
+from streamqd.store.members import Heartbeat
 
 NUMBER_MAX = float(untrusted.INTEGER_MAX)
 _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
@@ -26,7 +26,7 @@ def beats(
     scores: Sequence[bytes] | None,
     infos: Sequence[bytes] | None,
     bad: BadValues,
-) -> list[Beat]:
+) -> list[Heartbeat]:
     """The members by the replies to `members.stored`; what cannot be read is kept in `bad`."""
     flat, told = scores or (), infos or ()
     for name, score in zip(flat[::2], flat[1::2], strict=True):
@@ -39,12 +39,12 @@ def beats(
         key, field = keys.info(fleet), untrusted.label(name)
         info = bad.read(untrusted.json_object, text, key, field)
         if info is not None:
-            bad.read(members.described, Beat(field, 0, info), key)
+            bad.read(members.described, Heartbeat(field, 0, info), key)
     return found
 
 
 def summaries(
-    link: Link, keys: Keys, fleet: str, names: Sequence[str], bad: BadValues
+    link: Connection, keys: Keys, fleet: str, names: Sequence[str], bad: BadValues
 ) -> list[dict[str, Any]]:
     """What each instance has published; {} for nothing, and for what cannot be read."""
     stored = [keys.instance(fleet, name) for name in names]
@@ -79,8 +79,8 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
 def bad_orders(keys: Keys, fleet: str, flat: Sequence[bytes] | None, bad: BadValues) -> None:
     """Keep the latest time of all orders, when it is none. Strange orders are `Control.strange`."""
     told = dict(zip((flat or ())[::2], (flat or ())[1::2], strict=True))
-    last, key = told.get(control.LAST.encode()), keys.orders(fleet)
-    bad.read(untrusted.integer, last, key, control.LAST, default=0)
+    last, key = told.get(directives.LAST.encode()), keys.orders(fleet)
+    bad.read(untrusted.integer, last, key, directives.LAST, default=0)
 
 
 def real(value: Any) -> float | None:

@@ -21,7 +21,7 @@ from streamqd.errors import ContractError, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.store import growth, leases
 from streamqd.store import renewal as store
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
@@ -45,7 +45,7 @@ class Renewed:
     lost: int
 
 
-def check(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) -> list[Unit]:
+def check(link: Connection, keys: Keys, topic: str, partition: int, *, force: bool) -> list[Unit]:
     """The units of a partition that can be renewed. Raises TopicMissing, Refused."""
     count = topics.partition_count(link, keys, topic)
     if partition not in range(count):
@@ -65,7 +65,7 @@ def check(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) ->
     return units
 
 
-def renew(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) -> Renewed:
+def renew(link: Connection, keys: Keys, topic: str, partition: int, *, force: bool) -> Renewed:
     """Move a partition to a fresh stream. With `force` owners lose it for a moment.
 
     Raises TopicMissing; Refused when the partition has room, is owned, or changes all the time.
@@ -79,7 +79,7 @@ def renew(link: Link, keys: Keys, topic: str, partition: int, *, force: bool) ->
 
 
 def _renewed(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     partition: int,
@@ -114,7 +114,7 @@ def _renewed(
     )
 
 
-def _copy(link: Link, keys: Keys, topic: str, partition: int) -> None:
+def _copy(link: Connection, keys: Keys, topic: str, partition: int) -> None:
     more = True
     while more:
         reply = link.run(store.copy(keys, topic, partition))
@@ -138,7 +138,7 @@ def _copy(link: Link, keys: Keys, topic: str, partition: int) -> None:
 
 
 def _place(
-    link: Link, keys: Keys, unit: Unit, *, force: bool, token: str
+    link: Connection, keys: Keys, unit: Unit, *, force: bool, token: str
 ) -> tuple[int, int] | None:
     """Give a group its place: what went along, what was lost; None: once more."""
     reply = link.run(store.group(keys, unit, force=force, token=token))
@@ -162,7 +162,7 @@ def _place(
             raise ContractError(f"renewing {unit}: {word}")
 
 
-def _swap(link: Link, keys: Keys, topic: str, partition: int) -> Reply:
+def _swap(link: Connection, keys: Keys, topic: str, partition: int) -> Reply:
     """Take the last step. One that may have been executed is repeated: then GONE means done."""
     call = store.swap(keys, topic, partition)
     try:
@@ -180,7 +180,7 @@ def _swap(link: Link, keys: Keys, topic: str, partition: int) -> Reply:
     return Reply("OK", [info[b"length"], info[b"last-generated-id"]])
 
 
-def _release(link: Link, keys: Keys, units: list[Unit], token: str) -> None:
+def _release(link: Connection, keys: Keys, units: list[Unit], token: str) -> None:
     """Let owners take the partition again. If that cannot be said, the leases end by themselves."""
     calls = [leases.release(keys, unit, token) for unit in units]
     for _ in range(RELEASE_TRIES):

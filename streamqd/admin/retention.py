@@ -11,7 +11,7 @@ from streamqd.admin.pages import Id, measure, read_id, server_unix_ms
 from streamqd.admin.unreadable import BadValues, Unreadable, measure_each
 from streamqd.errors import Refused
 from streamqd.store import retention, spark
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.retention import Stand, Trimmed
 from streamqd.store.scripts import Reply
@@ -55,7 +55,7 @@ class TrimReport:
 
 
 def settings(
-    link: Link, keys: Keys, topic: str, configured: config.Topic | None
+    link: Connection, keys: Keys, topic: str, configured: config.Topic | None
 ) -> tuple[config.Topic, int]:
     """The settings of a topic that hold, and its partition count. Raises TopicMissing."""
     count = topics.partition_count(link, keys, topic)
@@ -67,7 +67,7 @@ def settings(
 
 
 def trim(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     wanted: config.Topic,
@@ -121,7 +121,7 @@ def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
 
 
 def count_between(
-    link: Link, keys: Keys, topic: str, partition: int, first: Id | None, before: Id | None
+    link: Connection, keys: Keys, topic: str, partition: int, first: Id | None, before: Id | None
 ) -> int | None:
     """How many entries there are from `first` on and before `before`; None: more than COUNT_MAX."""
     after = "0-0" if first is None else str(_before(first))
@@ -157,18 +157,20 @@ def known_stand(
     return bad.read(Stand.parse, reply, keys.trim(topic, partition))
 
 
-def _known(link: Link, keys: Keys, topic: str, partition: int, bad: BadValues) -> Stand | None:
+def _known(
+    link: Connection, keys: Keys, topic: str, partition: int, bad: BadValues
+) -> Stand | None:
     (reply,) = measure_each(link, [retention.measure(keys, topic, partition)], bad)
     return known_stand(reply, keys, topic, partition, bad)
 
 
-def _stand(link: Link, keys: Keys, topic: str, partition: int) -> Stand:
+def _stand(link: Connection, keys: Keys, topic: str, partition: int) -> Stand:
     (reply,) = measure(link, [retention.measure(keys, topic, partition)])
     return Stand.parse(reply)
 
 
 def _trim_one(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     partition: int,
@@ -236,7 +238,7 @@ def _missing(topic: str, partition: int, group: str) -> Refused:
 
 
 def _removable(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     partition: int,

@@ -18,7 +18,7 @@ from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as store
 from streamqd.store import untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
@@ -97,7 +97,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RetryFilter:
     """Which retries: those named, else all that pass every filter that is given."""
 
     ids: tuple[str, ...] = ()
@@ -108,12 +108,12 @@ class Choice:
 
 
 def listed(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     group: str,
     *,
-    choice: Choice = Choice(),
+    choice: RetryFilter = RetryFilter(),
     limit: int = 50,
     cursor: str = "",
 ) -> RetriesView:
@@ -143,7 +143,7 @@ def listed(
 
 
 def chosen(
-    link: Link, keys: Keys, topic: str, group: str, choice: Choice
+    link: Connection, keys: Keys, topic: str, group: str, choice: RetryFilter
 ) -> dict[int, list[RetryRow]]:
     """The chosen retries by partition. Raises TopicMissing; Refused when a name is none."""
     count = groups.known(link, keys, topic, group)
@@ -159,7 +159,7 @@ def chosen(
 
 
 def hasten(
-    link: Link, keys: Keys, topic: str, group: str, rows: dict[int, list[RetryRow]]
+    link: Connection, keys: Keys, topic: str, group: str, rows: dict[int, list[RetryRow]]
 ) -> Hastened:
     """Let retries be due now; the owner's housekeeper moves them within a second."""
     due = gone = 0
@@ -171,7 +171,7 @@ def hasten(
 
 
 def cancel(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     group: str,
@@ -223,14 +223,20 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
 
 
 def _merged(
-    link: Link, keys: Keys, topic: str, group: str, count: int, after: Position, bad: BadValues
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    group: str,
+    count: int,
+    after: Position,
+    bad: BadValues,
 ) -> Iterator[tuple[Position, RetryRow]]:
     readers = [_ordered(link, keys, Unit(topic, each, group), after, bad) for each in range(count)]
     return heapq.merge(*readers, key=lambda found: found[0])
 
 
 def _ordered(
-    link: Link, keys: Keys, unit: Unit, after: Position, bad: BadValues
+    link: Connection, keys: Keys, unit: Unit, after: Position, bad: BadValues
 ) -> Iterator[tuple[Position, RetryRow]]:
     """The retries of one partition behind a position of the whole list.
 
@@ -255,7 +261,7 @@ def _ordered(
 
 
 def _page(
-    link: Link, keys: Keys, unit: Unit, start: tuple[int, str], bad: BadValues
+    link: Connection, keys: Keys, unit: Unit, start: tuple[int, str], bad: BadValues
 ) -> tuple[list[store.Delayed], bool]:
     (reply,) = measure_each(link, [store.page(keys, unit, start, PAGE)], bad)
     if reply is None:
@@ -299,7 +305,7 @@ def _text(raw: bytes | None) -> str:
 
 
 def _named(
-    link: Link, keys: Keys, topic: str, group: str, count: int, ids: Sequence[str]
+    link: Connection, keys: Keys, topic: str, group: str, count: int, ids: Sequence[str]
 ) -> dict[int, list[RetryRow]]:
     """The retries named, all found before any is touched."""
     found: dict[int, list[RetryRow]] = {}
@@ -324,7 +330,7 @@ def _check(topic: str, partition: int | None, count: int) -> None:
         raise Refused(f"the topic {topic} has no partition {partition}: it has {count}")
 
 
-def _passes(position: Position, row: RetryRow, choice: Choice, now: int) -> bool:
+def _passes(position: Position, row: RetryRow, choice: RetryFilter, now: int) -> bool:
     return (
         choice.partition in (None, position[1])
         and choice.key in (None, row.key)

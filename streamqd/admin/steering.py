@@ -18,17 +18,17 @@ from streamqd.admin import published, topics
 from streamqd.admin.pages import ask, server_unix_ms
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
 from streamqd.errors import Refused
-from streamqd.policy.rebalance import Seen
-from streamqd.store import control, members
-from streamqd.store.client import Link
-from streamqd.store.control import Changed, Control, Order, Scope
+from streamqd.policy.rebalance import MemberView
+from streamqd.store import directives, members
+from streamqd.store.client import Connection
+from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
 from streamqd.store.keys import Keys
 
 
-class Fleet(NamedTuple):
+class FleetSnapshot(NamedTuple):
     """The fleet to be steered. `stale`: seconds after which a silent instance counts as gone."""
 
-    link: Link
+    link: Connection
     keys: Keys
     name: str
     stale: float
@@ -39,12 +39,12 @@ class Sight:
     """A fleet as Redis knows it. `infos` is what each member tells of itself."""
 
     now_unix_ms: int
-    live: dict[str, Seen]
+    live: dict[str, MemberView]
     silent: dict[str, int]  # instance -> milliseconds since its last beat
     infos: dict[str, dict[str, Any]]
-    control: Control
+    control: Directives
 
-    def placeable(self) -> list[Seen]:
+    def placeable(self) -> list[MemberView]:
         """The members that may own something."""
         return [
             seen
@@ -103,13 +103,13 @@ class Steered:
     waiting: list[str] = field(default_factory=list)
 
 
-def look(fleet: Fleet) -> Sight:
+def look(fleet: FleetSnapshot) -> Sight:
     """Read members and orders."""
     replies = ask(fleet.link, stored(fleet))
     return sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
 
 
-def stored(fleet: Fleet) -> list[tuple[Any, ...]]:
+def stored(fleet: FleetSnapshot) -> list[tuple[Any, ...]]:
     """The commands whose replies `sight_of` takes."""
     return [
         *members.stored(fleet.keys, fleet.name),
@@ -118,7 +118,7 @@ def stored(fleet: Fleet) -> list[tuple[Any, ...]]:
 
 
 def sight_of(
-    fleet: Fleet,
+    fleet: FleetSnapshot,
     scores: Sequence[bytes] | None,
     infos: Sequence[bytes] | None,
     orders: Sequence[bytes] | None,
@@ -138,17 +138,17 @@ def sight_of(
         },
         silent={name: age for name, age in ages.items() if age > fleet.stale * 1000},
         infos={beat.instance: beat.info for beat in beats},
-        control=control.read(orders or ()),
+        control=directives.read(orders or ()),
     )
 
 
-def offering(fleet: Fleet, topic: str) -> list[str]:
+def offering(fleet: FleetSnapshot, topic: str) -> list[str]:
     """The live instances that have a consumer for a topic."""
     live = look(fleet).live
     return sorted(name for name in live if any(t == topic for t, _ in live[name].member.offers))
 
 
-def view(fleet: Fleet) -> ControlView:
+def view(fleet: FleetSnapshot) -> ControlView:
     """All orders as they are written down."""
     bad = BadValues()
     replies = ask_each(fleet.link, stored(fleet), bad)
@@ -163,7 +163,7 @@ def rows(sight: Sight) -> list[OrderRow]:
     found, live = sight.control, sight.live
 
     def row(
-        kind: str, target: str, order: Order, *, gone: bool = False, done: bool = False
+        kind: str, target: str, order: Directive, *, gone: bool = False, done: bool = False
     ) -> OrderRow:
         name = f"{kind}:{target}" if target else kind
         return OrderRow(name, kind, target, order.to, *order[:3], gone, done)
@@ -183,7 +183,7 @@ def rows(sight: Sight) -> list[OrderRow]:
             "reload",
             name,
             order,
-            gone=name not in (control.EVERYBODY, *live),
+            gone=name not in (directives.EVERYBODY, *live),
             done=_reloaded(sight, name, order.at_unix_ms),
         )
         for name, order in sorted(found.reloads.items())
@@ -200,12 +200,12 @@ def _reloaded(sight: Sight, name: str, ordered_unix_ms: int) -> bool:
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
         for member, one in sight.live.items()
-        if name in (control.EVERYBODY, member)
+        if name in (directives.EVERYBODY, member)
     ]
     return bool(done) and all(done)
 
 
-def _named(pauses: dict[Scope, Order]) -> list[tuple[str, Order]]:
+def _named(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
     return [(str(scope), order) for scope, order in pauses.items()]
 
 
@@ -219,10 +219,15 @@ def author() -> str:
 
 
 def write(
-    fleet: Fleet, name: str = "", *, why: str = "", to: str = "", remove: list[str] | None = None
-) -> Changed:
+    fleet: FleetSnapshot,
+    name: str = "",
+    *,
+    why: str = "",
+    to: str = "",
+    remove: list[str] | None = None,
+) -> DirectiveChange:
     """Write an order, take others out, and wake the fleet. Refused when there are too many."""
-    call = control.change(
+    call = directives.change(
         fleet.keys, fleet.name, name, by=author(), why=why, to=to, remove=remove or []
     )
     reply = fleet.link.run(call)
@@ -233,13 +238,13 @@ def write(
         )
     # Without the right to publish, or when nobody hears it, the next beats find it as well.
     fleet.link.pipeline([("PUBLISH", fleet.keys.wake(fleet.name), "order")])
-    return Changed.parse(reply)
+    return DirectiveChange.parse(reply)
 
 
 # --- pauses ---------------------------------------------------------------------------------------
 
 
-def check_scope(fleet: Fleet, scope: Scope) -> None:
+def check_scope(fleet: FleetSnapshot, scope: Scope) -> None:
     """Refused when what is named does not exist."""
     if scope.topic is None:
         return
@@ -255,7 +260,7 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
             raise Refused(f"no group {scope.group} reads {scope.topic}; there are: {there}")
 
 
-def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
+def pause(fleet: FleetSnapshot, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
     """Let nothing be fetched of what is named. Refused when it does not exist."""
     check_scope(fleet, scope)
     name = f"pause:{scope}"
@@ -268,7 +273,7 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
     return Steered(name, at, scope not in found, False, notes)
 
 
-def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
+def resume(fleet: FleetSnapshot, scope: Scope, *, dry_run: bool = False) -> Steered:
     """End the pause of what is named and of its parts. Refused while a wider pause holds it."""
     name = f"pause:{scope}"
     found = look(fleet).control.pauses
@@ -295,9 +300,11 @@ def _meet(one: Scope, other: Scope) -> bool:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
+def stop(
+    fleet: FleetSnapshot, topic: str, group: str, why: str, *, dry_run: bool = False
+) -> Steered:
     """Let no instance own a partition of a group. Refused when there is no such group."""
-    scope = control.stop_scope(topic, group)
+    scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
     sight = look(fleet)
     name, changed = f"stop:{scope}", scope not in sight.control.stops
@@ -306,9 +313,9 @@ def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = Fals
     return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False)
 
 
-def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
+def start(fleet: FleetSnapshot, topic: str, group: str, *, dry_run: bool = False) -> Steered:
     """Let a stopped group be owned again. Refused when there is no such group."""
-    scope = control.stop_scope(topic, group)
+    scope = directives.stop_scope(topic, group)
     name, sight = f"stop:{scope}", look(fleet)
     if scope not in sight.control.stops:
         check_scope(fleet, scope)
@@ -324,7 +331,7 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
 # --- instances ------------------------------------------------------------------------------------
 
 
-def living(sight: Sight, instance: str) -> Seen:
+def living(sight: Sight, instance: str) -> MemberView:
     """A member of the fleet. Refused when it does not live."""
     if instance in sight.live:
         return sight.live[instance]
@@ -337,7 +344,7 @@ def living(sight: Sight, instance: str) -> Seen:
     raise Refused(f"no instance {instance} lives in this fleet; {hint}")
 
 
-def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
+def drain(fleet: FleetSnapshot, instance: str, why: str, *, dry_run: bool = False) -> Steered:
     """Let an instance hand over all that it owns and own nothing. Refused when it does not live."""
     sight = look(fleet)
     seen = living(sight, instance)
@@ -355,7 +362,7 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> St
     return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False, notes)
 
 
-def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
+def undrain(fleet: FleetSnapshot, instance: str, *, dry_run: bool = False) -> Steered:
     """Let a drained instance own partitions again, also one that does not live at present."""
     sight = look(fleet)
     name = f"drain:{instance}"
@@ -367,18 +374,22 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
     return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False)
 
 
-def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
+def reload(
+    fleet: FleetSnapshot, instance: str | None, why: str, *, dry_run: bool = False
+) -> Steered:
     """Let one instance, or all in turn, read configuration and code again."""
     sight = look(fleet)
     if instance is not None:
         living(sight, instance)
     elif not sight.live:
         raise Refused(f"no instance of the fleet {fleet.name} is alive")
-    name = f"reload:{instance or control.EVERYBODY}"
+    name = f"reload:{instance or directives.EVERYBODY}"
     if dry_run:
         order = [instance] if instance else sorted(sight.live)
         return Steered(name, None, True, True, [f"in this order: {', '.join(order)}"])
-    gone = [each for each in sight.control.reloads if each not in (control.EVERYBODY, *sight.live)]
+    gone = [
+        each for each in sight.control.reloads if each not in (directives.EVERYBODY, *sight.live)
+    ]
     done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
     return Steered(name, done.at_unix_ms, True, False)
 
@@ -394,7 +405,9 @@ class Cleared:
     dry_run: bool
 
 
-def clear(fleet: Fleet, names: list[str], *, gone: bool = False, dry_run: bool = False) -> Cleared:
+def clear(
+    fleet: FleetSnapshot, names: list[str], *, gone: bool = False, dry_run: bool = False
+) -> Cleared:
     """Take out orders by name, strange ones too; with `gone` those to instances that do not live.
 
     Refused when there is no order of a name.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from streamqd.admin.steering import Fleet, Sight, Steered, check_scope, living, look, write
+from streamqd.admin.steering import FleetSnapshot, Sight, Steered, check_scope, living, look, write
 from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.policy.rebalance import place
-from streamqd.store import control
+from streamqd.store import directives
 from streamqd.store import topics as registry
-from streamqd.store.control import Scope
+from streamqd.store.directives import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Rebalanced:
     waiting: list[str]
 
 
-def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
+def move(fleet: FleetSnapshot, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
     """Let an instance own a unit until it is moved again or the fleet is rebalanced.
 
     Refused when the instance could not have it now.
@@ -76,18 +76,18 @@ def move(fleet: Fleet, unit: Unit, to: str, why: str, *, dry_run: bool = False) 
     return Steered(name, at, changed, False, notes)
 
 
-def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
+def rebalance(fleet: FleetSnapshot, why: str, *, dry_run: bool = False) -> Rebalanced:
     """Forget all moves that were ordered and level the fleet now, without waiting times."""
     sight = look(fleet)
     planned = plan(fleet, sight)
     forgotten = [f"move:{unit}" for unit in sorted(sight.control.moves)]
     if dry_run:
         return Rebalanced(None, True, planned, forgotten, [])
-    done = write(fleet, control.REBALANCE, why=why, remove=forgotten)
+    done = write(fleet, directives.REBALANCE, why=why, remove=forgotten)
     return Rebalanced(done.at_unix_ms, False, planned, forgotten, [])
 
 
-def plan(fleet: Fleet, sight: Sight) -> list[PlannedMove]:
+def plan(fleet: FleetSnapshot, sight: Sight) -> list[PlannedMove]:
     """The units that would change hands if the fleet were levelled now, without ordered moves."""
     units = [unit for unit in offered(fleet, sight) if sight.control.stop_of(unit) is None]
     owners = owners_of(fleet, units)
@@ -99,7 +99,7 @@ def plan(fleet: Fleet, sight: Sight) -> list[PlannedMove]:
     ]
 
 
-def offered(fleet: Fleet, sight: Sight) -> list[Unit]:
+def offered(fleet: FleetSnapshot, sight: Sight) -> list[Unit]:
     """Every unit that a living member offers."""
     pairs = {pair for seen in sight.live.values() for pair in seen.member.offers}
     counts = {
@@ -111,7 +111,7 @@ def offered(fleet: Fleet, sight: Sight) -> list[Unit]:
     )
 
 
-def owners_of(fleet: Fleet, units: list[Unit]) -> dict[Unit, str]:
+def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
     """Who owns each of the units that somebody owns."""
     views = lease_views(fleet.link, fleet.keys, units, BadValues())
     return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}

@@ -20,7 +20,7 @@ from streamqd.admin.pages import (
     read_id,
 )
 from streamqd.errors import Refused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 BLOCK_MS = 1000  # one wait for new messages; the Link's timeout must be longer
@@ -28,7 +28,7 @@ READ_COUNT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TailedEntry:
     """One message, a line of `tail --json`. `headers` is null when they cannot be read."""
 
     topic: str
@@ -43,7 +43,9 @@ class Seen:
 class Tail:
     """Where in a topic one is looking. `last` shows what is there, `follow` what comes then."""
 
-    def __init__(self, link: Link, keys: Keys, topic: str, partition: int | None = None) -> None:
+    def __init__(
+        self, link: Connection, keys: Keys, topic: str, partition: int | None = None
+    ) -> None:
         """Look at all partitions or one, from now on. Raises TopicMissing, Refused."""
         count = topics.partition_count(link, keys, topic)
         if partition is not None and not 0 <= partition < count:
@@ -61,7 +63,7 @@ class Tail:
             for stream, info in zip(self._streams.values(), infos, strict=True)
         }
 
-    def last(self, count: int, since_unix_ms: int | None = None) -> list[Seen]:
+    def last(self, count: int, since_unix_ms: int | None = None) -> list[TailedEntry]:
         """The last `count` messages of all partitions together, the oldest first.
 
         With `since_unix_ms` only those that were written at this time or later.
@@ -74,7 +76,7 @@ class Tail:
             self._positions[stream] = max(self._positions[stream], entry.id)
         return [self._seen(entry) for entry in reversed(found)]
 
-    def since(self, unix_ms: int) -> Iterator[Seen]:
+    def since(self, unix_ms: int) -> Iterator[TailedEntry]:
         """Yield what was written at this time or later, the oldest first, up to now."""
         after = Id(max(0, unix_ms - 1), SEQ_MAX if unix_ms > 0 else 0)
         pages = [self._pages(number, stream, after) for number, stream in self._streams.items()]
@@ -86,7 +88,7 @@ class Tail:
         for page in forwards(self._link, stream, after=after, until=until, size=READ_COUNT):
             yield from (Entry(partition, *each) for each in page)
 
-    def follow(self) -> Iterator[list[Seen]]:
+    def follow(self) -> Iterator[list[TailedEntry]]:
         """Yield messages as they are written, for ever; an empty list once a second otherwise."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
         groups = self._link.together(list(self._positions))
@@ -113,8 +115,8 @@ class Tail:
         positions = (str(self._positions[stream]) for stream in streams)
         return ("XREAD", "COUNT", READ_COUNT, *wait, "STREAMS", *streams, *positions)
 
-    def _seen(self, entry: Entry) -> Seen:
-        return Seen(
+    def _seen(self, entry: Entry) -> TailedEntry:
+        return TailedEntry(
             topic=self.topic,
             partition=entry.partition,
             id=str(entry.id),

@@ -21,7 +21,7 @@ from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.store import growth, statistics, topics, untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
@@ -117,7 +117,7 @@ class Created:
     created: bool
 
 
-def partition_count(link: Link, keys: Keys, topic: str) -> int:
+def partition_count(link: Connection, keys: Keys, topic: str) -> int:
     """How many partitions a topic has. Raises TopicMissing, with the nearest name there is."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} is not the name of a topic: {NAME_HINT}")
@@ -129,7 +129,7 @@ def partition_count(link: Link, keys: Keys, topic: str) -> int:
     return count
 
 
-def create(link: Link, keys: Keys, topic: str, wanted: config.Topic) -> Created:
+def create(link: Connection, keys: Keys, topic: str, wanted: config.Topic) -> Created:
     """Register a topic. Refused when it exists with another number of partitions."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
@@ -143,7 +143,7 @@ def create(link: Link, keys: Keys, topic: str, wanted: config.Topic) -> Created:
     return Created(topic, count, created=before is None)
 
 
-def listed(link: Link, keys: Keys) -> list[TopicRow]:
+def listed(link: Connection, keys: Keys) -> list[TopicRow]:
     """Every registered topic with its totals."""
     names, strange = topics.registry(link, keys)
     found = ((topic, _row(link, keys, topic)) for topic in names)
@@ -156,7 +156,7 @@ def listed(link: Link, keys: Keys) -> list[TopicRow]:
     return rows
 
 
-def _row(link: Link, keys: Keys, topic: str) -> TopicRow | None:
+def _row(link: Connection, keys: Keys, topic: str) -> TopicRow | None:
     bad = BadValues()
     meta = known_meta(link, keys, topic, bad)
     if meta is None and not bad.rows:
@@ -176,7 +176,7 @@ def _row(link: Link, keys: Keys, topic: str) -> TopicRow | None:
     )
 
 
-def known_meta(link: Link, keys: Keys, topic: str, bad: BadValues) -> topics.TopicMeta | None:
+def known_meta(link: Connection, keys: Keys, topic: str, bad: BadValues) -> topics.TopicMeta | None:
     """What is registered of a topic, with nothing for what cannot be read.
 
     None when there is no such topic, or when its partition count cannot be read.
@@ -194,14 +194,14 @@ def known_meta(link: Link, keys: Keys, topic: str, bad: BadValues) -> topics.Top
     )
 
 
-def known_count(link: Link, keys: Keys, topic: str, bad: BadValues) -> int | None:
+def known_count(link: Connection, keys: Keys, topic: str, bad: BadValues) -> int | None:
     """How many partitions a topic has; None when there is none, or that cannot be read."""
     key = keys.meta(topic)
     (raw,) = ask_each(link, [("HGET", key, "partitionCount")], bad)
     return None if raw is None else bad.read(topics.count_of, topic, raw, key)
 
 
-def known_counts(link: Link, keys: Keys, bad: BadValues) -> dict[str, int]:
+def known_counts(link: Connection, keys: Keys, bad: BadValues) -> dict[str, int]:
     """The partition counts of all topics of the registry whose count can be read."""
     names, strange = topics.registry(link, keys)
     for error in strange:
@@ -211,7 +211,7 @@ def known_counts(link: Link, keys: Keys, bad: BadValues) -> dict[str, int]:
 
 
 def describe(
-    link: Link, keys: Keys, topic: str, configured: config.Topic | None = None
+    link: Connection, keys: Keys, topic: str, configured: config.Topic | None = None
 ) -> TopicDetail:
     """One topic, partition by partition; `configured` is what the file says of it.
 
@@ -247,7 +247,7 @@ def describe(
 
 
 def _partition_rows(
-    link: Link, keys: Keys, topic: str, count: int, names: list[str], bad: BadValues
+    link: Connection, keys: Keys, topic: str, count: int, names: list[str], bad: BadValues
 ) -> list[PartitionRow]:
     figures = _figures(link, keys, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
@@ -284,7 +284,7 @@ def _summed(name: str, rows: list[PartitionRow]) -> GroupLag:
     )
 
 
-def _sizes(link: Link, streams: list[str]) -> list[int | None]:
+def _sizes(link: Connection, streams: list[str]) -> list[int | None]:
     """The memory of streams, by a sample of their nodes. 0 of what does not exist."""
     sizes: list[int | None] = []
     for start in range(0, len(streams), BATCH):
@@ -295,7 +295,7 @@ def _sizes(link: Link, streams: list[str]) -> list[int | None]:
 
 
 def groups(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     partitions: Iterable[int],
@@ -324,7 +324,7 @@ def groups(
 
 
 def _figures(
-    link: Link, keys: Keys, topic: str, count: int, bad: BadValues
+    link: Connection, keys: Keys, topic: str, count: int, bad: BadValues
 ) -> list[statistics.PartitionFigures]:
     """The figures of each partition; zeros for one that cannot be measured."""
     calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]

@@ -23,7 +23,7 @@ from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 UNLINK_MAX = 256  # keys of one command
@@ -60,7 +60,7 @@ class Deleted:
     keys: int
 
 
-def look(link: Link, keys: Keys, topic: str) -> Doomed:
+def look(link: Connection, keys: Keys, topic: str) -> Doomed:
     """See what there is to delete. Raises TopicMissing."""
     raw = link.execute("HGET", keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(link, keys, topic)
@@ -96,7 +96,7 @@ def look(link: Link, keys: Keys, topic: str) -> Doomed:
 
 
 def delete(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     *,
@@ -127,7 +127,9 @@ def delete(
     return Deleted(topic, found.partitions, removed)
 
 
-def _batches(link: Link, keys: Keys, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
+def _batches(
+    link: Connection, keys: Keys, topic: str, found: Doomed
+) -> Iterator[list[str | bytes]]:
     """The keys to remove: the known ones, owner's keys first, then what a scan finds."""
     names: list[str | bytes] = []
     for number in range(found.partitions):
@@ -146,7 +148,7 @@ def _batches(link: Link, keys: Keys, topic: str, found: Doomed) -> Iterator[list
         yield from _scanned(node, keys, topic)
 
 
-def _scanned(node: Link, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:
+def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:
     """The keys of the topic that one node holds."""
     own = pattern(keys, topic)
     cursor = b"0"

@@ -18,7 +18,7 @@ from streamqd.config.reading import read_table, written
 from streamqd.config.setting import Kind, Setting, settings_of
 from streamqd.errors import BadValue, ConfigError, Refused
 from streamqd.store import topics, untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 TRIES = 5  # when somebody else changes the same settings
@@ -40,7 +40,9 @@ class TopicSettings:
     unreadable: list[Unreadable]
 
 
-def show(link: Link, keys: Keys, topic: str, configured: config.Topic | None) -> TopicSettings:
+def show(
+    link: Connection, keys: Keys, topic: str, configured: config.Topic | None
+) -> TopicSettings:
     """The settings of a topic that is registered."""
     key, bad = keys.meta(topic), BadValues()
     (raw,) = ask_each(link, [("HGET", key, "settings")], bad)
@@ -49,7 +51,7 @@ def show(link: Link, keys: Keys, topic: str, configured: config.Topic | None) ->
 
 
 def change(
-    link: Link,
+    link: Connection,
     keys: Keys,
     topic: str,
     assignments: Sequence[str],

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from streamqd.admin import live, topics
-from streamqd.admin.letters_reading import Fields
+from streamqd.admin.dead_letters_reading import Fields
 from streamqd.admin.pages import Id, ask, read_fields, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
 
@@ -136,7 +136,7 @@ def read_uid(text: str) -> Name:
     return Name(match[1], int(match[2]), match[3])
 
 
-def trace(link: Link, keys: Keys, fleet: str, name: Name, *, stale: float) -> Trace:
+def trace(link: Connection, keys: Keys, fleet: str, name: Name, *, stale: float) -> Trace:
     """Look for a message. Raises TopicMissing; Refused when there is no trace of it."""
     count = topics.partition_count(link, keys, name.topic)
     if name.partition >= count:
@@ -150,7 +150,7 @@ def trace(link: Link, keys: Keys, fleet: str, name: Name, *, stale: float) -> Tr
     return _Search(link, keys, fleet, name, entry_id, stale).run()
 
 
-def _scheduled(link: Link, keys: Keys, name: Name) -> Trace:
+def _scheduled(link: Connection, keys: Keys, name: Name) -> Trace:
     """A delayed send, by its send id."""
     due = link.execute("ZSCORE", keys.scheduled(name.topic, name.partition), name.id)
     if due is None:
@@ -179,7 +179,7 @@ class _Search:
     """One search. Notes when something was left unseen."""
 
     def __init__(
-        self, link: Link, keys: Keys, fleet: str, name: Name, entry_id: Id, stale: float
+        self, link: Connection, keys: Keys, fleet: str, name: Name, entry_id: Id, stale: float
     ) -> None:
         self._link, self._keys = link, keys
         self._fleet, self._stale = fleet, stale

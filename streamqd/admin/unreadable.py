@@ -14,7 +14,7 @@ from streamqd.admin.pages import key_of
 from streamqd.errors import BadValue, RedisRefused
 from streamqd.model import Unit
 from streamqd.store import leases, untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.scripts import Call, Reply
@@ -86,7 +86,7 @@ class BadValues:
         return self.read(untrusted.text, raw, key, field)
 
 
-def ask_each(link: Link, commands: Sequence[Sequence[Any]], bad: BadValues) -> list[Any]:
+def ask_each(link: Connection, commands: Sequence[Sequence[Any]], bad: BadValues) -> list[Any]:
     """Run reading commands in bounded exchanges; None for a missing key and for a bad one."""
     replies: list[Any] = []
     for start in range(0, len(commands), BATCH):
@@ -101,7 +101,7 @@ def ask_each(link: Link, commands: Sequence[Sequence[Any]], bad: BadValues) -> l
     return replies
 
 
-def measure_each(link: Link, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
+def measure_each(link: Connection, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
     """Run reading scripts in bounded exchanges; None for one whose keys cannot be read."""
     replies: list[Reply | None] = []
     for start in range(0, len(calls), BATCH):
@@ -113,7 +113,9 @@ def measure_each(link: Link, calls: Sequence[Call], bad: BadValues) -> list[Repl
     return replies
 
 
-def lease_views(link: Link, keys: Keys, units: Sequence[Unit], bad: BadValues) -> list[LeaseView]:
+def lease_views(
+    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
+) -> list[LeaseView]:
     """Fence and lease of each unit. A number that cannot be read is 0."""
     commands = [command for unit in units for command in leases.view(keys, unit)]
     replies = ask_each(link, commands, bad)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from streamqd.admin import groups_lag, live, partitions, published, topics
-from streamqd.admin.cause import Cause, Facts, MemberFacts, causes
+from streamqd.admin.cause import MemberFacts, WaitCause, WaitFacts, causes
 from streamqd.admin.live import LiveUnit, LiveView
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views, measure_each
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import control, leases, members
-from streamqd.store.client import Link
+from streamqd.store import directives, leases, members
+from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import UnitFigures, measure_unit
@@ -32,7 +32,7 @@ class Answer:
     group: str
     owner: str
     moves: bool
-    causes: list[Cause]
+    causes: list[WaitCause]
     lag: int | None
     pending: int
     delayed: int
@@ -42,7 +42,7 @@ class Answer:
 
 
 def answer(
-    link: Link,
+    link: Connection,
     keys: Keys,
     fleet: str,
     topic: str,
@@ -104,15 +104,15 @@ class Measured(NamedTuple):
 class _Orders(NamedTuple):
     """What operators want, and how every member describes itself."""
 
-    control: control.Control
+    control: directives.Directives
     infos: dict[str, dict[str, object]]
 
     @classmethod
-    def read(cls, link: Link, keys: Keys, fleet: str, bad: BadValues) -> _Orders:
+    def read(cls, link: Connection, keys: Keys, fleet: str, bad: BadValues) -> _Orders:
         asked = [("HGETALL", keys.orders(fleet)), *members.stored(keys, fleet)]
         flat, scores, infos = ask_each(link, asked, bad)
         beats = published.beats(keys, fleet, scores, infos, bad)
-        return cls(control.read(flat or ()), {beat.instance: beat.info for beat in beats})
+        return cls(directives.read(flat or ()), {beat.instance: beat.info for beat in beats})
 
 
 def _one(view: LiveView, orders: _Orders, measured: Measured) -> Answer:
@@ -124,7 +124,7 @@ def _one(view: LiveView, orders: _Orders, measured: Measured) -> Answer:
     ]
     now = view.now_unix_ms
     pause, stop = orders.control.pause_of(unit), orders.control.stop_of(unit)
-    facts = Facts(
+    facts = WaitFacts(
         unit=unit,
         lease=row.state,
         owner=row.owner,
@@ -172,7 +172,7 @@ def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, 
     found = []
     for each in view.instances:
         info = orders.infos.get(each.instance, {})
-        seen = members.seen_of(members.Beat(each.instance, each.beat_unix_ms, info))
+        seen = members.seen_of(members.Heartbeat(each.instance, each.beat_unix_ms, info))
         found.append(
             MemberFacts(
                 instance=each.instance,
@@ -195,7 +195,9 @@ def _capacity(info: dict[str, object]) -> int | None:
     return published.whole(info.get("capacity"))
 
 
-def _foreign(link: Link, keys: Keys, units: list[Unit], bad: BadValues) -> list[dict[str, int]]:
+def _foreign(
+    link: Connection, keys: Keys, units: list[Unit], bad: BadValues
+) -> list[dict[str, int]]:
     """Of each unit the clients other than streamqd that hold entries, with how many.
 
     '' is nobody at all.

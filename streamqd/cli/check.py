@@ -9,20 +9,20 @@ from pathlib import Path
 import click
 
 from streamqd import config, embedded, http, inspection, startup
-from streamqd.admin import rights
+from streamqd.admin import permissions
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import LEVELS, count, emit, styled
 from streamqd.cli.session import Session, pass_session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 PATIENCE = 2.0  # seconds that a server may take to load its data
 EXIT_PROBLEMS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One line of the report. `level` is ok, warning, problem or skipped."""
 
     about: str
@@ -31,12 +31,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """What `check` found. `ok` is false when a finding is a problem."""
 
     ok: bool
     config: str
-    findings: list[Finding]
+    findings: list[CheckFinding]
 
 
 @click.command(short_help="Check that the daemon could start and work.")
@@ -47,20 +47,20 @@ def check(session: Session, as_json: bool) -> int:
 
     Ends with exit code 1 when something would keep the daemon from starting or working.
     """
-    findings = [Finding("config", "ok", _source(session))]
+    findings = [CheckFinding("config", "ok", _source(session))]
     prepared = startup.prepare(session.settings)
     settings = prepared.settings
-    findings += [Finding("config", "warning", text) for text in config.warnings(settings)]
+    findings += [CheckFinding("config", "warning", text) for text in config.warnings(settings)]
     findings += [_problem("handlers", text) for text in prepared.problems]
     if not prepared.problems:
         names = ", ".join(each.name for each in settings.consumers)
         findings.append(
-            Finding("handlers", "ok", f"{count(len(settings.consumers), 'consumer')}: {names}")
+            CheckFinding("handlers", "ok", f"{count(len(settings.consumers), 'consumer')}: {names}")
         )
     findings += _state_dir(settings.daemon.state_dir)
     findings += _http(settings)
     findings += _redis(session, settings)
-    report = Report(
+    report = CheckReport(
         ok=not any(each.level == "problem" for each in findings),
         config=settings.source,
         findings=findings,
@@ -83,14 +83,14 @@ def _source(session: Session) -> str:
     return f"{session.settings.source} can be read"
 
 
-def _state_dir(folder: Path) -> list[Finding]:
+def _state_dir(folder: Path) -> list[CheckFinding]:
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if os.access(there, os.W_OK | os.X_OK):
         return []
     return [_problem("daemon.state_dir", f"{folder}: this user cannot write to {there}")]
 
 
-def _http(settings: config.Settings) -> list[Finding]:
+def _http(settings: config.Settings) -> list[CheckFinding]:
     address = settings.http.address
     if address is None or startup.is_running(settings):
         return []  # the daemon itself listens there
@@ -103,20 +103,20 @@ def _http(settings: config.Settings) -> list[Finding]:
     return [_problem("http.bind", f"{text}; without it there are no metrics and no health")]
 
 
-def _redis(session: Session, settings: config.Settings) -> list[Finding]:
+def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     try:
         with session.link() as link:
             link.open()  # at once: patience is for a server that is there and loads its data
             servers = inspection.ask_servers(link, PATIENCE)
             findings += [
-                Finding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
+                CheckFinding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
                 for facts in servers
             ]
             problems, warnings = inspection.check_servers(servers, settings)
             findings += [_problem("redis", text) for text in problems]
             findings += [
-                Finding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
+                CheckFinding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
             ]
             findings += _topics(session, link, settings)
             findings += _rights(session, link, settings)
@@ -130,17 +130,17 @@ def _redis(session: Session, settings: config.Settings) -> list[Finding]:
     return findings
 
 
-def _embedded() -> Finding:
+def _embedded() -> CheckFinding:
     try:
         program = embedded.find_server()
     except ConfigError as error:
         return _problem("redis", str(error))
-    return Finding(
+    return CheckFinding(
         "redis", "skipped", f"no streamqd is running here; it starts its own server, {program}"
     )
 
 
-def _topics(session: Session, link: Link, settings: config.Settings) -> list[Finding]:
+def _topics(session: Session, link: Connection, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     for name, wanted in settings.topics.items():
         if "partitions" not in wanted.stated:
@@ -150,16 +150,16 @@ def _topics(session: Session, link: Link, settings: config.Settings) -> list[Fin
         if found is not None and wanted.partitions < found:
             findings.append(_problem("topics", f"{text}: a topic cannot shrink, write {found}"))
         elif found is not None and wanted.partitions > found:
-            findings.append(Finding("topics", "warning", f"{text}, which stay"))
+            findings.append(CheckFinding("topics", "warning", f"{text}, which stay"))
     return findings
 
 
-def _rights(session: Session, link: Link, settings: config.Settings) -> list[Finding]:
+def _rights(session: Session, link: Connection, settings: config.Settings) -> list[CheckFinding]:
     keys_of: dict[str, list[str]] = {}
-    for lacking in rights.missing(link, session.keys, settings.daemon.fleet):
+    for lacking in permissions.missing(link, session.keys, settings.daemon.fleet):
         keys_of.setdefault(lacking.command, []).append(lacking.key)
     if not keys_of:
-        return [Finding("rights", "ok", "the Redis user may run every command that is needed")]
+        return [CheckFinding("rights", "ok", "the Redis user may run every command that is needed")]
     return [
         _problem("rights", f"the Redis user may not run {command}{_some(keys)}")
         for command, keys in keys_of.items()
@@ -172,5 +172,5 @@ def _some(keys: list[str]) -> str:
     return f" on {shown}{more}" if shown else ""
 
 
-def _problem(about: str, text: str) -> Finding:
-    return Finding(about, "problem", text.removeprefix(f"{about}: "))
+def _problem(about: str, text: str) -> CheckFinding:
+    return CheckFinding(about, "problem", text.removeprefix(f"{about}: "))

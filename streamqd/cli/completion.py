@@ -20,7 +20,7 @@ from streamqd.cli.session import Session
 from streamqd.config.setting import NAME
 from streamqd.model import LETTERS
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 SECONDS = 1.0  # that completing may take, the connection included
 OFFERED_MAX = 1000  # names
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     """What is being completed: the parameters before it, and what of it is typed already."""
 
     session: Session
-    link: Link
+    link: Connection
     params: Mapping[str, Any]
     incomplete: str
 
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 Look = Callable[[Asked], Iterable[str]]
 
 
-class Name(click.types.StringParamType):
+class CompletedName(click.types.StringParamType):
     """A text that is the name of something in Redis, and completed by `look`."""
 
     def __init__(self, look: Look) -> None:
@@ -72,7 +72,7 @@ def equip(command: click.Command) -> click.Command:
     for param in command.params:
         look = LOOKS.get(param.metavar or param.name or "")
         if look is not None and param.type is click.STRING:
-            param.type = Name(look)
+            param.type = CompletedName(look)
     if isinstance(command, click.Group):
         for each in command.commands.values():
             equip(each)

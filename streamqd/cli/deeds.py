@@ -7,14 +7,14 @@ from typing import Any
 from streamqd.admin import audit
 from streamqd.cli.session import Session
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 NOT_AUDITED = "the audit trail could not be written: this is not in it"
 
 
 def remember(
     session: Session,
-    link: Link,
+    link: Connection,
     topic: str,
     verb: str,
     what: dict[str, Any],

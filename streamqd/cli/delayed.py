@@ -13,7 +13,7 @@ from streamqd.cli.arguments import Duration, json_option, limit_option, yes_opti
 from streamqd.cli.deeds import remember
 from streamqd.cli.output import age, confirm, count, emit, printable, table
 from streamqd.cli.session import Session, pass_session
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_NOT_ALL = 8
@@ -82,7 +82,7 @@ def list_(
         emit(seen)
         return
     if not seen.rows:
-        filtered = choice != admin.Choice()
+        filtered = choice != admin.DelayedFilter()
         more = "more " if cursor else ""
         click.echo(NOTHING if filtered else f"no {more}delayed sends in {topic}")
         return
@@ -238,18 +238,20 @@ def _asked(
     partition: int | None,
     key: str | None,
     due_within: float | None,
-) -> admin.Choice:
+) -> admin.DelayedFilter:
     """The choice, which must be one that somebody has made."""
     choice = _choice(partition, key, due_within)
-    if ids and (every or choice != admin.Choice()):
+    if ids and (every or choice != admin.DelayedFilter()):
         raise click.UsageError("name delayed sends, or choose them by --all and filters, not both")
     if not ids and not every:
         raise click.UsageError("name delayed sends, or say --all (filters may narrow it)")
     return choice
 
 
-def _choice(partition: int | None, key: str | None, due_within: float | None) -> admin.Choice:
-    return admin.Choice(
+def _choice(
+    partition: int | None, key: str | None, due_within: float | None
+) -> admin.DelayedFilter:
+    return admin.DelayedFilter(
         partition=partition,
         key=key,
         due_within_ms=None if due_within is None else round(due_within * 1000),
@@ -258,10 +260,10 @@ def _choice(partition: int | None, key: str | None, due_within: float | None) ->
 
 def _foretell(
     session: Session,
-    link: Link,
+    link: Connection,
     topic: str,
     ids: tuple[str, ...],
-    choice: admin.Choice,
+    choice: admin.DelayedFilter,
     as_json: bool,
     what: str,
 ) -> int:

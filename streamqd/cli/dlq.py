@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from streamqd.admin import audit, dead, letters, topics
+from streamqd.admin import audit, dead, dead_letters, topics
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.dlq_act import purge, replay
@@ -15,7 +15,7 @@ from streamqd.cli.dlq_export import export
 from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
 from streamqd.cli.output import age, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 LIMIT = limit_option(20)
 CURSOR = click.option(
@@ -50,7 +50,9 @@ def list_(
             return
         choice = chosen(link, filters)
         check_group(session, link, topic, choice)
-        seen = letters.listed(link, session.keys, topic, choice=choice, limit=limit, cursor=cursor)
+        seen = dead_letters.listed(
+            link, session.keys, topic, choice=choice, limit=limit, cursor=cursor
+        )
         now = server_unix_ms(link)
     if as_json:
         emit(seen)
@@ -64,8 +66,8 @@ def list_(
         session.note(f"more: --cursor {seen.cursor}")
 
 
-def _overview(session: Session, link: Link, as_json: bool) -> None:
-    rows = letters.overview(link, session.keys)
+def _overview(session: Session, link: Connection, as_json: bool) -> None:
+    rows = dead_letters.overview(link, session.keys)
     now = server_unix_ms(link)
     if as_json:
         emit(rows)
@@ -134,10 +136,10 @@ def stats(
 def show(session: Session, topic: str, letter_id: str, mask: bool, as_json: bool) -> None:
     """Show everything that is known of one letter."""
     with session.link() as link:
-        letter = letters.show(link, session.keys, topic, letter_id)
+        letter = dead_letters.show(link, session.keys, topic, letter_id)
         now = server_unix_ms(link)
     if mask:
-        letter = letters.masked(letter)
+        letter = dead_letters.masked(letter)
     if as_json:
         emit(letter)
     else:

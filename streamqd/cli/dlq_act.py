@@ -9,7 +9,7 @@ import click
 
 from streamqd.admin import as_json as document
 from streamqd.admin import dead
-from streamqd.admin.dead import Choice, Plan, Replayed, Target
+from streamqd.admin.dead import DeadLetterFilter, ReplayPlan, ReplayResult, Target
 from streamqd.admin.dead_run import FAILED, STOPPED
 from streamqd.admin.dead_target import Route
 from streamqd.admin.pages import server_unix_ms
@@ -33,10 +33,10 @@ from streamqd.cli.dlq_view import print_causes
 from streamqd.cli.output import confirm, count, emit, printable, styled, table
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RedisUnavailable, Refused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 
-class Rate(click.ParamType[float]):
+class RateParameter(click.ParamType[float]):
     """So many a second: `50` or `50/s`."""
 
     name = "rate"
@@ -62,7 +62,9 @@ class Rate(click.ParamType[float]):
 @click.option("--everyone", is_flag=True, help="To every group of the topic, not only to its own.")
 @click.option("--partition", type=click.IntRange(0), metavar="N", help="To this partition.")
 @click.option("--to-topic", metavar="TOPIC", help="To all groups of another topic.")
-@click.option("--rate", type=Rate(), metavar="N/s", help="At most so many a second, evenly.")
+@click.option(
+    "--rate", type=RateParameter(), metavar="N/s", help="At most so many a second, evenly."
+)
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead.MAX_REPLAYS, show_default=True,
@@ -145,8 +147,8 @@ def replay(
 
 def _told(
     session: Session,
-    done: Replayed,
-    choice: Choice,
+    done: ReplayResult,
+    choice: DeadLetterFilter,
     target: Target,
     rest: list[str],
     as_json: bool,
@@ -179,8 +181,8 @@ def _told(
 
 def _print_plan(
     session: Session,
-    plan: Plan,
-    choice: Choice,
+    plan: ReplayPlan,
+    choice: DeadLetterFilter,
     rest: list[str],
     limit: int | None,
     as_json: bool,
@@ -277,7 +279,9 @@ def purge(
     return EXIT_INTERRUPTED if done.ended == STOPPED else 0
 
 
-def _print_loss(link: Link, session: Session, topic: str, choice: Choice, as_json: bool) -> None:
+def _print_loss(
+    link: Connection, session: Session, topic: str, choice: DeadLetterFilter, as_json: bool
+) -> None:
     found = dead.causes(link, session.keys, topic, choice)
     if as_json:
         emit(found)
@@ -295,10 +299,10 @@ def _print_loss(link: Link, session: Session, topic: str, choice: Choice, as_jso
 
 
 def _ask(
-    link: Link,
+    link: Connection,
     session: Session,
     topic: str,
-    choice: Choice,
+    choice: DeadLetterFilter,
     question: str,
     yes: bool,
     nothing: str,
@@ -329,7 +333,7 @@ def _said(ctx: click.Context, *names: str) -> list[str]:
     return found
 
 
-def _bounded(choice: Choice, until_unix_ms: int) -> Choice:
+def _bounded(choice: DeadLetterFilter, until_unix_ms: int) -> DeadLetterFilter:
     """The same letters, and none that died later."""
     if choice.letter_ids:
         return choice

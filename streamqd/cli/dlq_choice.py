@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import click
 
 from streamqd.admin import dead, groups
-from streamqd.admin.dead import Choice
+from streamqd.admin.dead import DeadLetterFilter
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import Moment, unix_ms
 from streamqd.cli.session import Session
-from streamqd.letter import REASONS
+from streamqd.dead_letter import REASONS
 from streamqd.policy.fingerprint import LENGTH
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -105,11 +105,11 @@ def filter_options(command: Command) -> Command:
 
 
 def chosen(
-    link: Link,
+    link: Connection,
     filters: Mapping[str, Any],
     ids: Sequence[str] = (),
     older_than: float | None = None,
-) -> Choice:
+) -> DeadLetterFilter:
     """The letters that the options mean, by the server's clock."""
     now = server_unix_ms(link)
 
@@ -123,7 +123,7 @@ def chosen(
     if since is not None and until is not None and since >= until:
         raise click.UsageError("nothing can match: --since is not before --until")
     key = filters["key"]
-    return Choice(
+    return DeadLetterFilter(
         letter_ids=tuple(ids),
         group=filters["group"],
         fingerprint=filters["fingerprint"],
@@ -144,12 +144,12 @@ def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> N
         raise click.UsageError(f"say which letters: {ways}")
 
 
-def check_group(session: Session, link: Link, topic: str, choice: Choice) -> None:
+def check_group(session: Session, link: Connection, topic: str, choice: DeadLetterFilter) -> None:
     """Refuse a group that neither reads the topic nor has letters there: most likely a slip."""
     group = choice.group
     if group is None or group in groups.names(link, session.keys, topic):
         return
-    if not dead.count(link, session.keys, topic, Choice(group=group)):
+    if not dead.count(link, session.keys, topic, DeadLetterFilter(group=group)):
         groups.known(link, session.keys, topic, group)  # says that there is none
 
 
@@ -159,7 +159,7 @@ def stated(filters: Mapping[str, Any]) -> bool:
 
 
 def command_line(
-    session: Session, verb: str, topic: str, choice: Choice, rest: Sequence[str]
+    session: Session, verb: str, topic: str, choice: DeadLetterFilter, rest: Sequence[str]
 ) -> str:
     """The command that means the same choice, for people to copy."""
     args = ["streamqd"]
@@ -168,7 +168,7 @@ def command_line(
     args += ["dlq", verb, topic]
     for letter_id in choice.letter_ids:
         args += ["--id", letter_id]
-    if not choice.narrows or (choice == Choice(until_unix_ms=choice.until_unix_ms)):
+    if not choice.narrows or (choice == DeadLetterFilter(until_unix_ms=choice.until_unix_ms)):
         args.append("--all")
     texts = {
         "--group": choice.group,

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import click
 
-from streamqd.admin.audit import Deed
-from streamqd.admin.dead import Cause
-from streamqd.admin.letters import MASK, Letter, LetterRow
+from streamqd.admin.audit import AuditEntry
+from streamqd.admin.dead import FailureCause
+from streamqd.admin.dead_letters import MASK, DeadLetterDetail, DeadLetterRow
 from streamqd.cli.output import BELOW, age, printable, room, table
 
 _TEXT_CHARS = 70  # of an error message in a list of causes
 
 
-def print_rows(rows: Sequence[LetterRow], now_unix_ms: int) -> None:
+def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
     """Letters, one a line; on a narrow terminal the cause stands below."""
     columns = room()
     width = None if columns is None else columns - BELOW
@@ -36,21 +36,21 @@ def print_rows(rows: Sequence[LetterRow], now_unix_ms: int) -> None:
     )
 
 
-def _tries(row: LetterRow) -> int | None:
+def _tries(row: DeadLetterRow) -> int | None:
     """How often the message was run: `attempts` are runs that failed, not those that crashed."""
     if row.attempts is None and row.crashes is None:
         return None
     return (row.attempts or 0) + (row.crashes or 0)
 
 
-def _cause(row: LetterRow, width: int | None) -> str:
+def _cause(row: DeadLetterRow, width: int | None) -> str:
     """What it died of: the class without its module; the message alone where both do not fit."""
     name, message = row.error_class.rpartition(".")[2], printable(row.error_message)
     whole = ": ".join(filter(None, (name, message)))
     return message if message and width is not None and len(whole) > width else whole
 
 
-def print_causes(causes: Sequence[Cause], now_unix_ms: int) -> None:
+def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
     """Causes, three lines each: what and where; when and on which instances; an example."""
     width = max(len(f"{each.count:,}") for each in causes)
     for each in causes:
@@ -71,7 +71,7 @@ def print_causes(causes: Sequence[Cause], now_unix_ms: int) -> None:
             click.echo(" " * (width + 2) + printable(line))
 
 
-def print_letter(letter: Letter, now_unix_ms: int) -> None:
+def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
     """One letter whole."""
     failed = letter.failed_unix_ms
     pairs: list[tuple[str, object]] = [
@@ -113,7 +113,7 @@ def print_letter(letter: Letter, now_unix_ms: int) -> None:
         click.echo(printable(letter.payload, lines=True))
 
 
-def print_deeds(deeds: Sequence[Deed], now_unix_ms: int) -> None:
+def print_deeds(deeds: Sequence[AuditEntry], now_unix_ms: int) -> None:
     """Entries of the audit trail, one a line."""
     table(
         ("AGE", "WHO", "VERB", "COUNTS", "WHAT"),

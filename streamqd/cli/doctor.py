@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import diagnosis, holders, topics_settings
-from streamqd.admin.diagnosis import Check, Finding, Report
+from streamqd.admin import diagnosis, retention_blockers, topics_settings
+from streamqd.admin.diagnosis import Check, DiagnosisFinding, DiagnosisReport
 from streamqd.cli.arguments import Duration, json_option
 from streamqd.cli.output import (
     LEVELS,
@@ -104,7 +104,7 @@ def _list(checks: list[Check], as_json: bool) -> None:
         table(("CHECK", "SEVERITY", "LOOKS FOR"), [(c.id, c.severity, c.title) for c in checks])
 
 
-def _report(report: Report) -> None:
+def _report(report: DiagnosisReport) -> None:
     area = ""
     for each in report.findings:
         if each.area != area:
@@ -120,7 +120,7 @@ def _report(report: Report) -> None:
     click.echo(f"{count(len(report.checks), 'check')}: {told}{rest}")
 
 
-def _finding(found: Finding) -> None:
+def _finding(found: DiagnosisFinding) -> None:
     severity = styled(str(found.severity), LEVELS.get(str(found.severity), ""))
     click.echo(f"  {severity} {found.check}: {printable(found.what)}")
     click.echo(f"    mend: {printable(found.mend)}")
@@ -150,7 +150,9 @@ def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) 
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
     with session.link() as link:
-        found = holders.examine(link, session.keys, topic, stated, expected, abandoned_after)
+        found = retention_blockers.examine(
+            link, session.keys, topic, stated, expected, abandoned_after
+        )
     if as_json:
         emit(found)
     else:
@@ -159,7 +161,7 @@ def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) 
     return EXIT_PROBLEMS if found.problems or found.unreadable else 0
 
 
-def _show(found: holders.StreamReport) -> None:
+def _show(found: retention_blockers.StreamReport) -> None:
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
     click.echo(bounds or "no retention is set: what is acknowledged stays for ever")
@@ -180,7 +182,7 @@ def _show(found: holders.StreamReport) -> None:
         click.echo(f"\npartition {problem.partition}: {problem.text}\n  {problem.advice}")
 
 
-def _show_groups(found: holders.StreamReport) -> None:
+def _show_groups(found: retention_blockers.StreamReport) -> None:
     table(
         ("PARTITION", "GROUP", "OWNER", "UNREAD", "PENDING", "OLDEST", "LAST READ", "DROPPED"),
         [
@@ -200,7 +202,7 @@ def _show_groups(found: holders.StreamReport) -> None:
     )
 
 
-def _cells(now: int, row: holders.StreamRow) -> tuple[object, ...]:
+def _cells(now: int, row: retention_blockers.StreamRow) -> tuple[object, ...]:
     return (
         str(row.partition),
         row.messages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from streamqd.admin import as_json as document
-from streamqd.admin import departure as departures
+from streamqd.admin import drain_preview as departures
 from streamqd.admin import steering, steering_waits
 from streamqd.cli import departure
 from streamqd.cli.arguments import json_option

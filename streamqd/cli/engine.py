@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from streamqd.spark.pipelines.progress import Progress
+    from streamqd.spark.pipelines.progress import PipelineProgress
 
 _BAR = 24
 _FIXED = {
@@ -131,12 +131,12 @@ def _line(text: str) -> None:
     click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
-def bar(session: Session) -> Callable[[Progress], None]:
+def bar(session: Session) -> Callable[[PipelineProgress], None]:
     """Show progress as one line that is written over, on a terminal only."""
     if session.quiet or not sys.stderr.isatty():
         return lambda _: None
 
-    def show(progress: Progress) -> None:
+    def show(progress: PipelineProgress) -> None:
         share = progress.done / progress.total if progress.total else 1.0
         full = round(share * _BAR)
         left = "" if progress.left is None else f", {age(progress.left * 1000)} left"

@@ -13,7 +13,7 @@ from streamqd.cli.output import age, confirm, count, emit, position, sentence, t
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import dry_run_option, finish, fleet_of, reason_option, wait_options
 from streamqd.errors import Refused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 
 @click.group()
@@ -197,7 +197,7 @@ def reset(
 
 
 def _remember_reset(
-    session: Session, link: Link, done: groups_reset.GroupReset, *, force: bool
+    session: Session, link: Connection, done: groups_reset.GroupReset, *, force: bool
 ) -> None:
     rows = done.partitions
     what = {"group": done.group, "to": done.to, "retries": done.retries, "force": force}
@@ -238,7 +238,7 @@ def delete(session: Session, topic: str, name: str, force: bool, yes: bool, as_j
         click.echo(f"{name} deleted from {count(done.partitions, 'partition')} of {topic}")
 
 
-def _growing(link: Link, session: Session, topic: str, name: str) -> str:
+def _growing(link: Connection, session: Session, topic: str, name: str) -> str:
     """What speaks against deleting a group while the topic grows; '' for nothing."""
     progress = growth.look(link, session.keys, topic)
     for row in progress.groups if progress is not None else ():

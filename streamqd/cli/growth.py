@@ -12,7 +12,7 @@ from streamqd.cli.output import confirm, count, emit
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import EXIT_WAITING, fleet_of
 from streamqd.errors import Refused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 POLL_SECONDS = 1.0
 
@@ -77,7 +77,7 @@ def _refuse_smaller_file(session: Session, name: str, partitions: int) -> None:
 class _Daemons:
     """Tells the daemons of a fleet what they should look at."""
 
-    def __init__(self, session: Session, link: Link, why: str) -> None:
+    def __init__(self, session: Session, link: Connection, why: str) -> None:
         self._session = session
         self._fleet = fleet_of(session, link)
         self._why = why

@@ -10,7 +10,7 @@ from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.output import age, count, emit, table, unreadable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import Refused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 
 @click.command(short_help="Show what is handed out and not settled.")
@@ -74,7 +74,7 @@ def pending(
         session.note(f"more: --cursor {seen.cursor}")
 
 
-def _only_group(session: Session, link: Link, topic: str) -> str:
+def _only_group(session: Session, link: Connection, topic: str) -> str:
     found = topics.groups(
         link, session.keys, topic, range(topics.partition_count(link, session.keys, topic))
     )

@@ -206,7 +206,7 @@ def replay(
     from streamqd.spark.pipelines import replay as replays
     from streamqd.spark.pipelines.storage import Archive
 
-    choice = replays.Choice(
+    choice = replays.ReplayFilter(
         since=since and since.replace(tzinfo=dt.UTC),
         until=until and until.replace(tzinfo=dt.UTC),
         keys=keys,

@@ -202,10 +202,10 @@ def _asked(
     key: str | None,
     attempt_min: int,
     due_within: float | None,
-) -> retries.Choice:
+) -> retries.RetryFilter:
     """The choice, which must be one that somebody has made."""
     choice = _choice(ids, partition, key, attempt_min, due_within)
-    filtered = choice != retries.Choice(ids=ids, attempt_min=1)
+    filtered = choice != retries.RetryFilter(ids=ids, attempt_min=1)
     if ids and (every or filtered):
         raise click.UsageError("name retries, or choose them by --all and filters, not both")
     if not ids and not every:
@@ -219,8 +219,8 @@ def _choice(
     key: str | None,
     attempt_min: int,
     due_within: float | None,
-) -> retries.Choice:
-    return retries.Choice(
+) -> retries.RetryFilter:
+    return retries.RetryFilter(
         ids=ids,
         partition=partition,
         key=key,

@@ -14,7 +14,7 @@ import redis
 from streamqd import config
 from streamqd.config.endpoint import EMBEDDED
 from streamqd.errors import RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
@@ -49,9 +49,9 @@ class Session:
         return Keys(self.settings.keys.control, self.settings.keys.streams)
 
     @contextlib.contextmanager
-    def link(self, timeout: float = TIMEOUT) -> Iterator[Link]:
+    def link(self, timeout: float = TIMEOUT) -> Iterator[Connection]:
         """Lend a connection to Redis. Raises RedisUnavailable with a sentence for people."""
-        link: Link | None = None
+        link: Connection | None = None
         try:
             redis = config.resolved(self.settings).redis
             link = connect(redis, timeout=timeout, name="streamqd:cli")

@@ -9,23 +9,23 @@ from typing import TypeVar
 
 import click
 
-from streamqd.admin.steering import Fleet, Steered
+from streamqd.admin.steering import FleetSnapshot, Steered
 from streamqd.cli.arguments import Command, Duration, retired
 from streamqd.cli.output import emit, printable, styled
 from streamqd.cli.session import Session
 from streamqd.model import Unit
-from streamqd.store.client import Link
-from streamqd.store.control import Scope, scope_of
+from streamqd.store.client import Connection
+from streamqd.store.directives import Scope, scope_of
 
 EXIT_WAITING = 1
 LOOK_SECONDS = 0.2
 Done = TypeVar("Done", bound=Callable[..., object])
 
 
-def fleet_of(session: Session, link: Link) -> Fleet:
+def fleet_of(session: Session, link: Connection) -> FleetSnapshot:
     """The fleet that the configuration names."""
     daemon = session.settings.daemon
-    return Fleet(link, session.keys, daemon.fleet, daemon.lease_ttl)
+    return FleetSnapshot(link, session.keys, daemon.fleet, daemon.lease_ttl)
 
 
 def reason_option(command: Command) -> Command:

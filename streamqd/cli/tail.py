@@ -63,7 +63,7 @@ def tail(
             _print(seen, as_json)
 
 
-def _print(messages: Iterable[admin.Seen], as_json: bool) -> int:
+def _print(messages: Iterable[admin.TailedEntry], as_json: bool) -> int:
     """Print messages, one a line; return how many."""
     number = 0
     for each in messages:

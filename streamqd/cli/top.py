@@ -31,7 +31,7 @@ from streamqd.cli.screen.frame import Shown, frame, rows_of, visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 
 INTERVAL_MIN = 0.2
@@ -83,7 +83,7 @@ class Watch:
 
     def __init__(self, session: Session, terminal: Terminal, interval: float) -> None:
         self._terminal = terminal
-        self._reader = Reader(session, interval, terminal.wake)
+        self._reader = TopReader(session, interval, terminal.wake)
         self._chosen = Shown()
         self._frozen: LiveView | None = None
         self._rest = b""  # the begin of an escape sequence
@@ -149,7 +149,7 @@ class Watch:
                 self._code = 128 + number
 
 
-class Reader:
+class TopReader:
     """Looks at the fleet every `interval` seconds, in a thread with a connection of its own."""
 
     def __init__(self, session: Session, interval: float, wake: Callable[[], None]) -> None:
@@ -175,7 +175,7 @@ class Reader:
 
     def _run(self) -> None:
         daemon, keys = self._session.settings.daemon, self._session.keys
-        link: Link | None = None
+        link: Connection | None = None
         while not self._stop.is_set():
             began = time.monotonic()
             try:

@@ -7,7 +7,7 @@ import math
 import click
 
 from streamqd.admin import why as admin
-from streamqd.admin.cause import Cause
+from streamqd.admin.cause import WaitCause
 from streamqd.admin.diagnosis.declaration import spans
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import emit, sentence, unreadable
@@ -49,7 +49,7 @@ def why(session: Session, place: str, as_json: bool) -> int | None:
     return None if all(each.moves for each in answers) else EXIT_HELD
 
 
-def _show(causes: list[Cause], said: str) -> None:
+def _show(causes: list[WaitCause], said: str) -> None:
     first, *others = causes
     sentence(f"{said}.", hang=2)
     if first.advice:

@@ -14,7 +14,7 @@ from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
 from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, find, load
 from streamqd.config.reference import json_schema, reference_toml, shown
-from streamqd.config.schema import Daemon, Http, Keys, Log, Settings
+from streamqd.config.schema import Daemon, Http, KeyPrefixes, Log, Settings
 from streamqd.config.secrets import masked, scrub
 from streamqd.config.topics import Retention, Topic
 
@@ -22,7 +22,7 @@ __all__ = [
     "Consumer",
     "Daemon",
     "Http",
-    "Keys",
+    "KeyPrefixes",
     "Log",
     "Redis",
     "Retention",

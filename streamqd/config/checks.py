@@ -14,7 +14,7 @@ from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, url_fault
 from streamqd.config.exposure import check_exposure, exposed
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
-from streamqd.config.schema import Daemon, Http, Keys, Settings
+from streamqd.config.schema import Daemon, Http, KeyPrefixes, Settings
 from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
 from streamqd.config.topics import Retention
@@ -154,7 +154,7 @@ def _check_http(http: Http, problems: Problems, environ: Mapping[str, str]) -> N
         )
 
 
-def _check_keys(keys: Keys, problems: Problems) -> None:
+def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
     if not problems.ok(("keys", "control"), ("keys", "streams")):
         return
     control, streams = f"{keys.control}:", f"{keys.streams}:"

@@ -254,7 +254,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class KeyPrefixes:
     """Prefixes of the keys in Redis. The same for every producer and instance of a fleet."""
 
     control: str = field(
@@ -283,7 +283,7 @@ class Settings:
     daemon: Daemon = field(default_factory=Daemon)
     http: Http = field(default_factory=Http)
     log: Log = field(default_factory=Log)
-    keys: Keys = field(default_factory=Keys)
+    keys: KeyPrefixes = field(default_factory=KeyPrefixes)
     topics: dict[str, Topic] = field(default_factory=dict)
     consumers: tuple[Consumer, ...] = ()
     base_dir: Path = Path()
@@ -301,5 +301,5 @@ SECTIONS: dict[str, type] = {
     "daemon": Daemon,
     "http": Http,
     "log": Log,
-    "keys": Keys,
+    "keys": KeyPrefixes,
 }

@@ -25,7 +25,7 @@ from streamqd.handlers.outcomes import (
 )
 from streamqd.handlers.probing import Probe, examine, misfits, probe
 from streamqd.handlers.redaction import passed, redacted
-from streamqd.handlers.signatures import Form, is_async
+from streamqd.handlers.signatures import Signature, is_async
 from streamqd.handlers.verdicts import (
     AFTER_MAX,
     Dead,
@@ -45,12 +45,12 @@ __all__ = [
     "Context",
     "Dead",
     "Failures",
-    "Form",
     "Loaded",
     "Probe",
     "Release",
     "Result",
     "Retry",
+    "Signature",
     "SoftTimeout",
     "Undecodable",
     "brief_of",

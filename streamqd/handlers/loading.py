@@ -18,7 +18,7 @@ from streamqd.handlers.declaration import Context
 from streamqd.handlers.outcomes import text_of
 from streamqd.handlers.payloads import Decode, decoder
 from streamqd.handlers.redaction import Redact, hook_of
-from streamqd.handlers.signatures import Form, form_of
+from streamqd.handlers.signatures import Signature, form_of
 from streamqd.message import Message
 
 _PACKAGE = str(Path(__file__).parent)
@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     function: Callable[..., object]
     on_start: Callable[[Context], object] | None
     on_stop: Callable[[], object] | None
-    form: Form = Form()
+    form: Signature = Signature()
     redact: Redact | None = None
 
 
@@ -76,7 +76,7 @@ def prepared(function: Callable[..., object], reference: str, module: Any, codec
 
 
 def _typed(
-    function: Callable[..., object], decode: Decode, form: Form
+    function: Callable[..., object], decode: Decode, form: Signature
 ) -> Callable[[Message], object]:
     """Wrap a handler of payloads. What is wrapped is asynchronous when the handler is."""
     if form.with_message:

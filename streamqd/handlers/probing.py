@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from streamqd import extras
 from streamqd.config import Consumer, open_to_all
-from streamqd.errand import Errand
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import declared
 from streamqd.handlers.loading import import_module, import_paths, load, own_sources
 from streamqd.model import REQUEUE
+from streamqd.subprocess_task import SubprocessTask
 
 BATCH, TYPED = "batch", "typed"
 
@@ -44,7 +44,7 @@ def probe(
     A child that dies or hangs is a problem too. When `interrupted` says so it is given up.
     """
     names, wanted = list(modules), list(references)
-    errand = Errand(
+    errand = SubprocessTask(
         lambda: examine(names, wanted, base_dir), title="streamqd: probe", timeout=timeout
     )
     while (found := errand.poll(0.5)) is None:

@@ -14,7 +14,7 @@ from streamqd.message import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Signature:
     """The kind of a handler. `payload` is its type, None when the handler takes the message."""
 
     batch: bool = False
@@ -23,7 +23,7 @@ class Form:
     with_message: bool = False  # the message comes second, after the payload
 
 
-def form_of(function: Callable[..., object], reference: str) -> Form:
+def form_of(function: Callable[..., object], reference: str) -> Signature:
     """Read the form of a handler. Raises HandlerLoadError with one sentence."""
     if any(map(_yields, _called(function))):
         raise HandlerLoadError(
@@ -33,19 +33,19 @@ def form_of(function: Callable[..., object], reference: str) -> Form:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return Form(asynchronous=asynchronous)  # written in C: it says nothing of itself
+        return Signature(asynchronous=asynchronous)  # written in C: it says nothing of itself
     taken = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
     first, second = [*taken, None, None][:2]
     if first is None or first.annotation is inspect.Parameter.empty:
         _bind(signature, 1, reference)
-        return Form(asynchronous=asynchronous)
+        return Signature(asynchronous=asynchronous)
     annotation = _annotation(function, first, reference)
     if _means_batch(annotation):
         _bind(signature, 1, reference)
-        return Form(batch=True, asynchronous=asynchronous)
+        return Signature(batch=True, asynchronous=asynchronous)
     if _means_message(annotation):
         _bind(signature, 1, reference)
-        return Form(asynchronous=asynchronous)
+        return Signature(asynchronous=asynchronous)
     if _contains_message(annotation):
         raise HandlerLoadError(
             f"{reference}: {first.name} is annotated with {_written(annotation)}, which no payload "
@@ -60,7 +60,7 @@ def form_of(function: Callable[..., object], reference: str) -> Form:
                 f"{reference} takes a payload and {second.name}: the second parameter can only be "
                 "the message, annotate it with Message"
             )
-    return Form(asynchronous=asynchronous, payload=annotation, with_message=wants_message)
+    return Signature(asynchronous=asynchronous, payload=annotation, with_message=wants_message)
 
 
 _POSITIONAL = (

@@ -24,19 +24,19 @@ from streamqd.config import Settings
 from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, SilentConnection
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
-from streamqd.housekeeper.batch import Turns
+from streamqd.housekeeper.batch import TimeSlice
+from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.expiry import Expiry
 from streamqd.housekeeper.figures import ask_time, measuring
 from streamqd.housekeeper.listener import LOOK_SECONDS as LISTEN_SECONDS
 from streamqd.housekeeper.listener import Listener
 from streamqd.housekeeper.promoter import LOOK_SECONDS, retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
+from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.housekeeper.summary import Summary, supervisor_pid
-from streamqd.housekeeper.teacher import Teacher
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.housekeeper.undertaker import Undertaker
-from streamqd.http import Address, Request, Response, Route, Server
-from streamqd.metrics import Exporter, View
+from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer, Route
+from streamqd.metrics import Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerState, now_ns
 from streamqd.store.cluster import connect
@@ -78,7 +78,7 @@ class Housekeeper:
             name=f"streamqd:{daemon.instance}:housekeeper",
             doubt=DOUBT_SECONDS,
         )
-        self.view = View(
+        self.view = MetricsView(
             instance=daemon.instance,
             board=board,
             consumers=tuple((each.topic, each.unit_group) for each in settings.consumers),
@@ -86,7 +86,7 @@ class Housekeeper:
         self.summary = Summary(self.view, settings, supervisor_pid())
         self._away = logs.Episode("redis.lost", "redis.back")
         bad = logs.bad_values()
-        self._figures = Turns(lambda: measuring(self._link, self.view, self._keys, bad))
+        self._figures = TimeSlice(lambda: measuring(self._link, self.view, self._keys, bad))
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
@@ -120,8 +120,8 @@ class Housekeeper:
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
-            Task("expire_letters", 30.0, Undertaker(link, view, keys, self._settings).run),
-            Task("teach", 10.0, Teacher(link).run),
+            Task("expire_letters", 30.0, DeadLetterExpirer(link, view, keys, self._settings).run),
+            Task("teach", 10.0, ScriptLoader(link).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
             *encrypted,
         ]
@@ -258,13 +258,13 @@ class Housekeeper:
 
     # --- http ---
 
-    def _serve(self) -> Server | None:
+    def _serve(self) -> HttpServer | None:
         address: Address | None = self._settings.http.address
         if address is None:
             return None
         if isinstance(address, Path):
             address = self._settings.base_dir / address
-        server = Server(address, self.routes())
+        server = HttpServer(address, self.routes())
         server.start()
         return server
 
@@ -273,17 +273,17 @@ class Housekeeper:
         exporter = Exporter(self.view)
         access = Access(self._settings.http)
 
-        def metrics(request: Request) -> Response:
+        def metrics(request: HttpRequest) -> HttpResponse:
             body, content_type = exporter.render(request.headers.get("accept", ""))
-            return Response(HTTPStatus.OK, body, content_type)
+            return HttpResponse(HTTPStatus.OK, body, content_type)
 
-        def status(_request: Request) -> Response:
+        def status(_request: HttpRequest) -> HttpResponse:
             document = self.summary.document() | {"not_ready": health.ready(self.view)}
-            return Response(HTTPStatus.OK, json.dumps(document).encode(), JSON_TYPE)
+            return HttpResponse(HTTPStatus.OK, json.dumps(document).encode(), JSON_TYPE)
 
-        def front(_request: Request) -> Response:
+        def front(_request: HttpRequest) -> HttpResponse:
             text = page.render(self.summary.document(), health.ready(self.view))
-            return Response(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
+            return HttpResponse(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
         pages: dict[str, Route] = {
             "/": access.guarded(front),

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from streamqd import config
-from streamqd.http import Request, Response, Route
+from streamqd.http import HttpRequest, HttpResponse, Route
 
 JSON_TYPE = "application/json"
 _SCHEME = "bearer "
@@ -36,12 +36,12 @@ class Access:
     def addressed(self, route: Route) -> Route:
         """The route for requests that name this host; others are told 421 Misdirected Request."""
 
-        def answer(request: Request) -> Response:
+        def answer(request: HttpRequest) -> HttpResponse:
             if self.names_us(request.headers.get("host", "")):
                 return route(request)
             status = HTTPStatus.MISDIRECTED_REQUEST
             hint = "ask for an address or localhost, or add this name to http.hosts"
-            return Response(status, f"{status.value} {status.phrase}: {hint}\n".encode())
+            return HttpResponse(status, f"{status.value} {status.phrase}: {hint}\n".encode())
 
         return answer
 
@@ -62,23 +62,23 @@ class Access:
     def guarded(self, route: Route) -> Route:
         """The route for those who have the token, when there is one."""
 
-        def answer(request: Request) -> Response:
+        def answer(request: HttpRequest) -> HttpResponse:
             if not self.allows(request):
                 status = HTTPStatus.UNAUTHORIZED
-                return Response(status, f"{status.value} {status.phrase}\n".encode())
+                return HttpResponse(status, f"{status.value} {status.phrase}\n".encode())
             return route(request)
 
         return answer
 
-    def health(self, request: Request, reasons: list[str]) -> Response:
+    def health(self, request: HttpRequest, reasons: list[str]) -> HttpResponse:
         """Tell health, with the reasons for those who may read the other pages too."""
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         document: dict[str, object] = {"ok": not reasons}
         if not self._discreet or (self._token is not None and self.allows(request)):
             document["reasons"] = reasons
-        return Response(status, (json.dumps(document) + "\n").encode(), JSON_TYPE)
+        return HttpResponse(status, (json.dumps(document) + "\n").encode(), JSON_TYPE)
 
-    def allows(self, request: Request) -> bool:
+    def allows(self, request: HttpRequest) -> bool:
         """Whether a request has the token, or none is asked for.
 
         The file is read each time, so that a new token needs no restart. Without a token in it

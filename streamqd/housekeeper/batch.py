@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
 WORKS_MAX = 4  # scripts that move or remove in one write: each may take 1 or 2 ms
@@ -24,7 +24,7 @@ Steps = Generator[None, None, float | None]  # a write at each; returns when to 
 
 
 def read_all(
-    link: Link, calls: Sequence[Call]
+    link: Connection, calls: Sequence[Call]
 ) -> Generator[None, None, list[Reply | RedisRefused]]:
     """Run scripts that only read, a write at a step. Returns the answers."""
     replies: list[Reply | RedisRefused] = []
@@ -34,7 +34,7 @@ def read_all(
     return replies
 
 
-def run_commands(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
+def run_commands(link: Connection, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Run commands that only read, in writes of bounded length."""
     replies: list[Any] = []
     for start in range(0, len(commands), LOOKS_MAX):
@@ -43,7 +43,7 @@ def run_commands(link: Link, commands: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def work_off(
-    link: Link,
+    link: Connection,
     targets: Sequence[Target],
     call: Callable[[Target], Call],
     book: Callable[[Target, Reply | RedisRefused], bool],
@@ -75,7 +75,7 @@ def _refusal(reply: Any) -> Any:
     return reply
 
 
-class Turns:
+class TimeSlice:
     """A task in steps, which takes as many turns as it needs."""
 
     def __init__(self, begin: Callable[[], Steps]) -> None:

@@ -8,7 +8,7 @@ import time
 from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import RedisUnavailable
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.store import certificates
 from streamqd.store.cluster import connect
 
@@ -19,7 +19,7 @@ AGAIN_SECONDS = 60.0  # until the next look where a node did not answer
 class Expiry:
     """Shown as a metric; told once in the log for each certificate, and again when it has ended."""
 
-    def __init__(self, settings: Settings, view: View) -> None:
+    def __init__(self, settings: Settings, view: MetricsView) -> None:
         self._settings = settings.redis
         self._view = view
         self._told: set[str] = set()

@@ -7,15 +7,15 @@ from collections.abc import Generator, Mapping
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper.batch import Refusals, Steps, read_all
 from streamqd.logs import Once
-from streamqd.metrics.view import View
+from streamqd.metrics.view import MetricsView
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
 
-def ask_time(link: Link, view: View, key: str) -> None:
+def ask_time(link: Connection, view: MetricsView, key: str) -> None:
     """Note the server's clock: instants of the server are compared with nothing else.
 
     It reads `key` too: a server that is loading tells the time and refuses everything else.
@@ -28,13 +28,13 @@ def ask_time(link: Link, view: View, key: str) -> None:
     view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
 
 
-def measure(link: Link, view: View, keys: Keys) -> None:
+def measure(link: Connection, view: MetricsView, keys: Keys) -> None:
     """Read the figures of everything that this instance owns into the view."""
     for _ in measuring(link, view, keys):
         pass
 
 
-def measuring(link: Link, view: View, keys: Keys, bad: Once | None = None) -> Steps:
+def measuring(link: Connection, view: MetricsView, keys: Keys, bad: Once | None = None) -> Steps:
     """`measure`, a write at a step. What is measured is as old as its beginning."""
     began = now_ns()
     units = [unit for _, unit in view.owned()]
@@ -65,8 +65,8 @@ def measuring(link: Link, view: View, keys: Keys, bad: Once | None = None) -> St
 
 
 def _letters(
-    link: Link,
-    view: View,
+    link: Connection,
+    view: MetricsView,
     keys: Keys,
     partitions: Mapping[tuple[str, int], statistics.PartitionFigures],
     refusals: Refusals,

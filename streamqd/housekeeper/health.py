@@ -7,7 +7,7 @@ makes things worse.
 from __future__ import annotations
 
 from streamqd.metrics.table import longest_run
-from streamqd.metrics.view import View
+from streamqd.metrics.view import MetricsView
 from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
 
 SUPERVISOR_SECONDS = 15.0  # a tick takes a second at most, also while Redis is silent
@@ -15,7 +15,7 @@ HOUSEKEEPER_SECONDS = 60.0
 WORKER_SECONDS = 60.0  # an idle worker finishes an exchange every 5 s
 
 
-def live(view: View) -> list[str]:
+def live(view: MetricsView) -> list[str]:
     """Return why the instance is not alive; empty when it is."""
     board = view.board
     reasons = []
@@ -27,14 +27,14 @@ def live(view: View) -> list[str]:
     return reasons
 
 
-def started(view: View) -> list[str]:
+def started(view: MetricsView) -> list[str]:
     """Return why the instance has not started; empty when it has."""
     if InstanceFlags.STARTED in view.board.flags:
         return []
     return ["the daemon is still starting"]
 
 
-def ready(view: View) -> list[str]:
+def ready(view: MetricsView) -> list[str]:
     """Return why no work should be expected of the instance; empty when it should."""
     flags = view.board.flags
     reasons = [*started(view), *live(view)]

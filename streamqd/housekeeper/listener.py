@@ -14,8 +14,8 @@ from typing import Any
 from streamqd.bells import Bell, Bells
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 LOOK_SECONDS = 0.5  # between two looks
@@ -28,13 +28,13 @@ Place = tuple[str, bytes]  # a stream, and the id behind which somebody waits
 class Listener:
     """Finds workers that wait and hear nothing; `ring` makes the supervisor wake them."""
 
-    def __init__(self, link: Link, keys: Keys, ring: Callable[[], None]) -> None:
+    def __init__(self, link: Connection, keys: Keys, ring: Callable[[], None]) -> None:
         self._link = link
         self._keys = keys
         self._ring = ring
         self._unheard: dict[Unit, Bell] = {}  # waits behind which the last look found an entry
 
-    def run(self, owned: Iterable[tuple[Slot, Unit]]) -> float | None:
+    def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
         """Look at the workers that wait; return when to look again, if that is sooner."""
         waiting: dict[Unit, Bell] = {}
         for slot, unit in owned:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from streamqd.metrics.view import View
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, now_ns
 
@@ -139,7 +139,7 @@ class Pace:
         self._measured_ns = 0
         self.latency = Latency()
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: MetricsView) -> None:
         """Take the view as it is now."""
         # Old figures at a new time would look like standing still.
         if view.measured_ns != self._measured_ns:

@@ -14,11 +14,11 @@ from streamqd import logs
 from streamqd.errors import RedisRefused
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.batch import Refusals, work_off
-from streamqd.metrics.view import View
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
 from streamqd.store import messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.messages import Promoted
 from streamqd.store.scripts import Call, Reply
@@ -47,8 +47,8 @@ class Promoter(Generic[Target]):
 
     def __init__(
         self,
-        link: Link,
-        view: View,
+        link: Connection,
+        view: MetricsView,
         call: Callable[[Target], Call],
         measured: Callable[[Target], int | None],
         moved: Callable[[Target, int], None],
@@ -178,7 +178,7 @@ class Promoter(Generic[Target]):
             known.pop(target, None)
 
 
-def retry_promoter(link: Link, view: View, keys: Keys) -> Promoter[Unit]:
+def retry_promoter(link: Connection, view: MetricsView, keys: Keys) -> Promoter[Unit]:
     """Promote due retries into the retry streams."""
 
     def measured(unit: Unit) -> int | None:
@@ -193,7 +193,7 @@ def retry_promoter(link: Link, view: View, keys: Keys) -> Promoter[Unit]:
     )
 
 
-def send_promoter(link: Link, view: View, keys: Keys) -> Promoter[tuple[str, int]]:
+def send_promoter(link: Connection, view: MetricsView, keys: Keys) -> Promoter[tuple[str, int]]:
     """Promote due `delay=` sends into the partitions."""
 
     def measured(place: tuple[str, int]) -> int | None:

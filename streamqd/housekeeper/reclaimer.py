@@ -14,8 +14,8 @@ from streamqd import logs
 from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 OUR_CONSUMER = b"w"  # the one consumer name of all owners: the fence says who owns
@@ -26,7 +26,7 @@ GO_ON_SECONDS = 1.0  # until the next look while lists are not read to their end
 BEGIN = b"0-0"
 
 
-class Walk(NamedTuple):
+class GroupWalk(NamedTuple):
     """A way through what a foreign consumer holds: its first page alone, or what is behind that."""
 
     unit: Unit
@@ -42,11 +42,11 @@ class Reclaimer:
     again, for the oldest entries are there, and they are idle first.
     """
 
-    def __init__(self, link: Link, keys: Keys, consumers: Iterable[Consumer]) -> None:
+    def __init__(self, link: Connection, keys: Keys, consumers: Iterable[Consumer]) -> None:
         self._link = link
         self._keys = keys
         self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
-        self._walks: dict[Walk, bytes] = {}  # how far each is; whose turn it is comes first
+        self._walks: dict[GroupWalk, bytes] = {}  # how far each is; whose turn it is comes first
         self._list_at = 0.0  # when the consumers are listed again, if that takes so long
 
     @property
@@ -54,7 +54,7 @@ class Reclaimer:
         """Seconds between two looks: a quarter of the shortest idle time."""
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
-    def run(self, owned: Iterable[tuple[Slot, Unit]]) -> float | None:
+    def run(self, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
         """Read some pages of what foreign consumers hold; return when to read on."""
         slots = {unit: slot for slot, unit in owned if (unit.topic, unit.group) in self._idle}
         if not self._walks or time.monotonic() >= self._list_at:
@@ -72,7 +72,7 @@ class Reclaimer:
             self._book(walk, rows if isinstance(rows, list) else [], slots[walk.unit])
         return GO_ON_SECONDS if self._walks else None
 
-    def _list(self, slots: Mapping[Unit, Slot]) -> None:
+    def _list(self, slots: Mapping[Unit, WorkerSlot]) -> None:
         """Begin with every consumer that holds anything; what is under way keeps its turn.
 
         What no consumer has is idle for ever, so it raises the flag at once.
@@ -88,7 +88,9 @@ class Reclaimer:
             if not isinstance(pending, list):
                 continue
             held = {name: int(count) for name, count in pending[3] or () if name}
-            found += [Walk(unit, key, name, behind=False) for name in held if name != OUR_CONSUMER]
+            found += [
+                GroupWalk(unit, key, name, behind=False) for name in held if name != OUR_CONSUMER
+            ]
             if int(pending[0]) > sum(held.values()):
                 _raise_flag(slots[unit], unit, b"")
         there = set(found)
@@ -97,11 +99,11 @@ class Reclaimer:
         }
         self._walks = {**kept, **{walk: BEGIN for walk in found if walk not in kept}}
 
-    def _command(self, walk: Walk) -> tuple[Any, ...]:
+    def _command(self, walk: GroupWalk) -> tuple[Any, ...]:
         after = b"(" + self._walks[walk]
         return ("XPENDING", walk.key, walk.unit.group, after, "+", PAGE, walk.name)
 
-    def _book(self, walk: Walk, rows: list[Any], slot: Slot) -> None:
+    def _book(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
         """Note a page: raise the flag, or go on behind it later."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.unit.topic, walk.unit.group] * 1000)
@@ -113,11 +115,11 @@ class Reclaimer:
                 self._walks[rest] = rows[-1][0]
 
 
-def _is_flagged(slot: Slot) -> bool:
+def _is_flagged(slot: WorkerSlot) -> bool:
     return slot.reclaim_requested != slot.reclaim_done
 
 
-def _raise_flag(slot: Slot, unit: Unit, name: bytes) -> None:
+def _raise_flag(slot: WorkerSlot, unit: Unit, name: bytes) -> None:
     if not _is_flagged(slot):
         slot.reclaim_requested = slot.reclaim_done + 1
         logs.event("reclaim.requested", unit=unit, consumer_name=name)

@@ -14,19 +14,19 @@ import psutil
 
 from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
-from streamqd.metrics.view import View
+from streamqd.idle_reason import WORDS, IdleReason
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import (
     BOARD_COUNTERS,
     COUNTERS,
     InstanceFlags,
-    Slot,
+    WorkerSlot,
     WorkerState,
     now_ns,
 )
 from streamqd.store.statistics import LetterCount
 from streamqd.version import __version__
-from streamqd.waits import WORDS, Waits
 
 RATE_SECONDS = 10.0  # a rate is an average that forgets over about this long
 FAILURES_MAX = 4  # kinds of failure that are told of each unit
@@ -41,7 +41,7 @@ class Rates:
         self._seen: dict[int, tuple[list[int], int]] = {}
         self._rates: dict[int, list[float]] = {}
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: MetricsView) -> None:
         """Take the counters as they are now."""
         now = now_ns()
         for slot, _ in view.named():
@@ -61,7 +61,7 @@ class Rates:
                 ]
             self._seen[slot.index] = (values, now)
 
-    def of(self, slot: Slot) -> dict[str, float]:
+    def of(self, slot: WorkerSlot) -> dict[str, float]:
         """Return the rates of a slot per second, by counter name."""
         rates = self._rates.get(slot.index, [0.0] * len(RATED))
         return {name: round(rate, 2) for name, rate in zip(RATED, rates, strict=True)}
@@ -70,7 +70,7 @@ class Rates:
 class Summary:
     """Makes the document from the view. `pid` is the supervisor's."""
 
-    def __init__(self, view: View, settings: Settings, pid: int) -> None:
+    def __init__(self, view: MetricsView, settings: Settings, pid: int) -> None:
         self._view = view
         self._settings = settings
         self._pid = pid
@@ -109,7 +109,7 @@ class Summary:
             "units": units,
         }
 
-    def _unit(self, slot: Slot, unit: Unit) -> dict[str, Any]:
+    def _unit(self, slot: WorkerSlot, unit: Unit) -> dict[str, Any]:
         figures = self._view.units.get(unit)
         partition = self._view.partitions.get((unit.topic, unit.partition))
         letters = self._view.letters.get((unit.topic, unit.partition))
@@ -154,7 +154,7 @@ class Summary:
             "counters": dict(zip(COUNTERS, slot.counters.tolist(), strict=False)),
         }
 
-    def _failures(self, slot: Slot) -> list[dict[str, Any]]:
+    def _failures(self, slot: WorkerSlot) -> list[dict[str, Any]]:
         """What went wrong lately: the class of the error, how often, how long ago."""
         now = now_ns()
         return [
@@ -167,17 +167,17 @@ class Summary:
         ]
 
 
-def worker_state(slot: Slot) -> str:
+def worker_state(slot: WorkerSlot) -> str:
     """Return the state of a worker as a word; of one that waits, what it waits for."""
     try:
         state = WorkerState(slot.state)
     except ValueError:
         return "unknown"
-    waits = WORDS.get(Waits(slot.words).read().kind) if state is WorkerState.READY else None
+    waits = WORDS.get(IdleReason(slot.words).read().kind) if state is WorkerState.READY else None
     return waits or state.name.lower()
 
 
-def _progress(slot: Slot, since_ns: int) -> float | None:
+def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
     """Seconds since a handler has said that it gets on, None when none did since then."""
     return round(_seconds_since(slot.beat_ns), 1) if slot.beat_ns > since_ns else None
 
@@ -186,9 +186,9 @@ def _seconds_since(at_ns: int) -> float:
     return max(0.0, (now_ns() - at_ns) / 1e9)
 
 
-def _waits(slot: Slot) -> dict[str, Any]:
+def _waits(slot: WorkerSlot) -> dict[str, Any]:
     """What keeps a worker from beginning anything, and for how long."""
-    told = Waits(slot.words).read()
+    told = IdleReason(slot.words).read()
     left = (told.until_ns - now_ns()) / 1e9 if told.until_ns else None
     return {
         "waits_seconds": None if left is None or not slot.pid else round(max(0.0, left), 3),

@@ -9,7 +9,7 @@ from streamqd import config
 from streamqd.config import Topic
 from streamqd.errors import StreamqdError
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 REFRESH_SECONDS = 30.0
@@ -19,7 +19,7 @@ TOPICS_MAX = 128  # read at a time
 class Topics:
     """Reads registered settings now and then, of a bounded number of topics at a time."""
 
-    def __init__(self, link: Link, keys: Keys, stated: Mapping[str, Topic]) -> None:
+    def __init__(self, link: Connection, keys: Keys, stated: Mapping[str, Topic]) -> None:
         self._link = link
         self._keys = keys
         self._stated = stated

@@ -11,13 +11,13 @@ import logging
 from streamqd import logs
 from streamqd.config import Settings, Topic
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper.batch import Refusals, Steps, Turns, work_off
-from streamqd.housekeeper.dropper import Dropper
+from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, work_off
+from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
-from streamqd.metrics.view import View
+from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.store import retention
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Call, Reply
@@ -33,7 +33,7 @@ Place = tuple[str, int]  # topic, partition
 class Trimmer:
     """Trims the streams of what this instance owns; the floor is found by the script."""
 
-    def __init__(self, link: Link, view: View, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Connection, view: MetricsView, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._view = view
         self._keys = keys
@@ -43,9 +43,9 @@ class Trimmer:
         for consumer in settings.consumers:
             if not consumer.reads_letters:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
-        self._dropper = Dropper(link, view, keys, self._groups)
+        self._dropper = RetentionEnforcer(link, view, keys, self._groups)
         self._refused: set[Place] = set()
-        self._turns = Turns(self._steps)
+        self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
         """Trim for a moment; return 0 when there is more to trim at once."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from streamqd.errors import BadValue
 from streamqd.logs.events import EVENTS
-from streamqd.logs.lines import JsonFormatter, Line, TextFormatter, flatten, process
+from streamqd.logs.lines import JsonFormatter, LogLine, TextFormatter, flatten, process
 from streamqd.logs.once import Once, told
 from streamqd.logs.records import Handled, Output, Several, current, mark_records, running
 from streamqd.logs.sink import Sink
@@ -177,7 +177,7 @@ def _log(
         shown = flatten(fields)
         info = (type(exc), exc, exc.__traceback__) if exc is not None else None
         extra = {"event": name, "fields": shown, "trace": trace}
-        _LOGGER.log(level, "%s", Line(name, shown), exc_info=info, extra=extra)
+        _LOGGER.log(level, "%s", LogLine(name, shown), exc_info=info, extra=extra)
 
 
 # --- setting up -----------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class _Handler(logging.Handler):
                 __file__,
                 0,
                 "%s",
-                (Line("log.dropped", shown),),
+                (LogLine("log.dropped", shown),),
                 None,
                 extra={"event": "log.dropped", "fields": shown},
             )

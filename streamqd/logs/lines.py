@@ -69,7 +69,7 @@ class TextFormatter(logging.Formatter):
         return _cut(line, LINE_MAX)
 
 
-class Line:
+class LogLine:
     """An event as a message for formatters that are not ours; rendered when one asks."""
 
     def __init__(self, name: str, fields: Mapping[str, object]) -> None:

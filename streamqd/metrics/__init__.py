@@ -17,11 +17,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from streamqd.metrics.table import TABLE, Metric
-from streamqd.metrics.view import View
+from streamqd.metrics.view import MetricsView
 from streamqd.metrics.waiting import WAITING
 from streamqd.scoreboard import BUCKETS
 
-__all__ = ["METRICS", "Exporter", "Metric", "View"]
+__all__ = ["METRICS", "Exporter", "Metric", "MetricsView"]
 
 METRICS: tuple[Metric, ...] = (*TABLE, *WAITING)
 
@@ -32,7 +32,7 @@ _SHOWN = range(4, 29)
 class Exporter(Collector):
     """Renders the table for one view."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: MetricsView) -> None:
         self._view = view
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -55,7 +55,7 @@ class Exporter(Collector):
                 yield family
 
 
-def _histogram_family(metric: Metric, view: View) -> Family:
+def _histogram_family(metric: Metric, view: MetricsView) -> Family:
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, (counts, seconds) in metric.read(view):
         total = 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import logs
-from streamqd.metrics.view import Labels, View
+from streamqd.metrics.view import Labels, MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import InstanceFlags, Slot, WorkerState, now_ns
+from streamqd.scoreboard import InstanceFlags, WorkerSlot, WorkerState, now_ns
 from streamqd.store.statistics import PartitionFigures, UnitFigures, unix_ms
 from streamqd.version import __version__
 
@@ -36,31 +36,31 @@ class Metric:
     kind: str  # counter | gauge | histogram
     help: str
     labels: Labels
-    read: Callable[[View], Any]
+    read: Callable[[MetricsView], Any]
 
 
 # --- where values come from -----------------------------------------------------------------------
 
 
-def _labels(view: View, unit: Unit) -> Labels:
+def _labels(view: MetricsView, unit: Unit) -> Labels:
     return (unit.topic, str(unit.partition), unit.group, view.instance)
 
 
-def of_slots(read: Callable[[Slot], float]) -> Callable[[View], Values]:
+def of_slots(read: Callable[[WorkerSlot], float]) -> Callable[[MetricsView], Values]:
     """Read a value of every unit that this instance owns or has owned."""
     return lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.named())
 
 
-def of_owned(read: Callable[[Slot], float]) -> Callable[[View], Values]:
+def of_owned(read: Callable[[WorkerSlot], float]) -> Callable[[MetricsView], Values]:
     """Read a value of every unit that this instance owns."""
     return lambda view: ((_labels(view, unit), read(slot)) for slot, unit in view.owned())
 
 
-def _slot(name: str) -> Callable[[View], Values]:
+def _slot(name: str) -> Callable[[MetricsView], Values]:
     return of_slots(lambda slot: slot.counter(name))
 
 
-def _partition(read: Callable[[PartitionFigures], float | None]) -> Callable[[View], Values]:
+def _partition(read: Callable[[PartitionFigures], float | None]) -> Callable[[MetricsView], Values]:
     return lambda view: (
         ((topic, str(partition)), value)
         for (topic, partition), figures in view.partitions.items()
@@ -68,7 +68,9 @@ def _partition(read: Callable[[PartitionFigures], float | None]) -> Callable[[Vi
     )
 
 
-def _group(read: Callable[[View, UnitFigures], float | None]) -> Callable[[View], Values]:
+def _group(
+    read: Callable[[MetricsView, UnitFigures], float | None],
+) -> Callable[[MetricsView], Values]:
     return lambda view: (
         ((unit.topic, str(unit.partition), unit.group), value)
         for unit, figures in view.units.items()
@@ -76,24 +78,24 @@ def _group(read: Callable[[View, UnitFigures], float | None]) -> Callable[[View]
     )
 
 
-def _board(name: str) -> Callable[[View], Values]:
+def _board(name: str) -> Callable[[MetricsView], Values]:
     return lambda view: [((view.instance,), view.board.counter(name))]
 
 
-def _instance(read: Callable[[View], float]) -> Callable[[View], Values]:
+def _instance(read: Callable[[MetricsView], float]) -> Callable[[MetricsView], Values]:
     return lambda view: [((view.instance,), read(view))]
 
 
-def _flag(flag: InstanceFlags) -> Callable[[View], Values]:
+def _flag(flag: InstanceFlags) -> Callable[[MetricsView], Values]:
     return _instance(lambda view: float(flag in view.board.flags))
 
 
-def _tally(name: str) -> Callable[[View], Values]:
+def _tally(name: str) -> Callable[[MetricsView], Values]:
     return lambda view: list(view.tally.get(name, {}).items())
 
 
-def _histogram(name: str) -> Callable[[View], Histograms]:
-    def read(view: View) -> Histograms:
+def _histogram(name: str) -> Callable[[MetricsView], Histograms]:
+    def read(view: MetricsView) -> Histograms:
         merged: dict[Labels, tuple[list[int], float]] = {}
         for slot, unit in view.named():
             labels = (unit.topic, unit.group, view.instance)
@@ -108,32 +110,32 @@ def _histogram(name: str) -> Callable[[View], Histograms]:
     return read
 
 
-def _failures(view: View) -> Values:
+def _failures(view: MetricsView) -> Values:
     for slot, unit in view.named():
         timeouts = slot.counter("timeouts")
         yield (*_labels(view, unit), "error"), slot.counter("failed") - timeouts
         yield (*_labels(view, unit), "timeout"), timeouts
 
 
-def _moves(view: View) -> Values:
+def _moves(view: MetricsView) -> Values:
     yield (view.instance, "acquired"), view.board.counter("rebalance_acquired")
     yield (view.instance, "shed"), view.board.counter("rebalance_shed")
 
 
-def _partitions_owned(view: View) -> Values:
+def _partitions_owned(view: MetricsView) -> Values:
     counts = dict.fromkeys(view.consumers, 0)
     for _, unit in view.owned():
         counts[unit.topic, unit.group] = counts.get((unit.topic, unit.group), 0) + 1
     return (((topic, group, view.instance), n) for (topic, group), n in counts.items())
 
 
-def longest_run(slot: Slot) -> float:
+def longest_run(slot: WorkerSlot) -> float:
     """Return for how many seconds the longest running message of a worker has been running."""
     starts = [entry.started_ns for entry in slot.running if entry.started_ns]
     return max(0.0, (now_ns() - min(starts)) / 1e9) if starts else 0.0
 
 
-def _up(slot: Slot) -> float:
+def _up(slot: WorkerSlot) -> float:
     return float(slot.state in (WorkerState.READY, WorkerState.PAUSED, WorkerState.QUIET))
 
 
@@ -141,24 +143,24 @@ def _trim_floor(figures: PartitionFigures) -> float | None:
     return unix_ms(figures.trimmed_to) / 1000 if figures.trimmed_to else None
 
 
-def _held(view: View) -> Values:
+def _held(view: MetricsView) -> Values:
     for (topic, partition), (holder, since) in view.held.items():
         yield (topic, str(partition), holder), view.age(since)
 
 
-def _build(_view: View) -> Values:
+def _build(_view: MetricsView) -> Values:
     yield (__version__, platform.python_version()), 1
 
 
-def _counter(name: str, labels: Labels, read: Callable[[View], Values], text: str) -> Metric:
+def _counter(name: str, labels: Labels, read: Callable[[MetricsView], Values], text: str) -> Metric:
     return Metric(f"streamqd_{name}_total", "counter", text, labels, read)
 
 
-def _gauge(name: str, labels: Labels, read: Callable[[View], Values], text: str) -> Metric:
+def _gauge(name: str, labels: Labels, read: Callable[[MetricsView], Values], text: str) -> Metric:
     return Metric(f"streamqd_{name}", "gauge", text, labels, read)
 
 
-def _timer(name: str, read: Callable[[View], Histograms], text: str) -> Metric:
+def _timer(name: str, read: Callable[[MetricsView], Histograms], text: str) -> Metric:
     return Metric(f"streamqd_{name}_seconds", "histogram", text, CONSUMER, read)
 
 

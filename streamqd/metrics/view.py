@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, Slot, now_ns
+from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
 from streamqd.store.statistics import LetterCount, PartitionFigures, UnitFigures
 
 Labels = tuple[str, ...]
 
 
 @dataclass
-class View:
+class MetricsView:
     """What there is to see. The housekeeper keeps one and replaces its parts."""
 
     instance: str
@@ -31,12 +31,12 @@ class View:
     measured_ns: int = 0  # our clock when the figures were measured last; 0 before
     redis_up: bool = False
 
-    def owned(self) -> list[tuple[Slot, Unit]]:
+    def owned(self) -> list[tuple[WorkerSlot, Unit]]:
         """Return the slots whose units this instance owns."""
         slots = [slot for slot in self.board.slots() if slot.owned]
         return [(slot, unit) for slot in slots if (unit := slot.unit) is not None]
 
-    def named(self) -> Iterator[tuple[Slot, Unit]]:
+    def named(self) -> Iterator[tuple[WorkerSlot, Unit]]:
         """Yield the slots of all units that this instance owns or has owned."""
         for slot in self.board.slots():
             unit = slot.unit

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from streamqd.idle_reason import IdleReason, Wait, Waiting
 from streamqd.metrics.table import UNIT, Metric, Values, of_owned, of_slots
-from streamqd.metrics.view import View
-from streamqd.scoreboard import Command
-from streamqd.waits import Wait, Waiting, Waits
+from streamqd.metrics.view import MetricsView
+from streamqd.scoreboard import WorkerCommand
 
 
-def _owned(read: Callable[[Waiting], float]) -> Callable[[View], Values]:
-    return of_owned(lambda slot: read(Waits(slot.words).read()) if slot.pid else 0.0)
+def _owned(read: Callable[[Waiting], float]) -> Callable[[MetricsView], Values]:
+    return of_owned(lambda slot: read(IdleReason(slot.words).read()) if slot.pid else 0.0)
 
 
-def _total(read: Callable[[Waiting], float]) -> Callable[[View], Values]:
-    return of_slots(lambda slot: read(Waits(slot.words).read()))
+def _total(read: Callable[[Waiting], float]) -> Callable[[MetricsView], Values]:
+    return of_slots(lambda slot: read(IdleReason(slot.words).read()))
 
 
-def _limited(view: View) -> Values:
+def _limited(view: MetricsView) -> Values:
     """Read the rate of every owned unit that has one."""
     return (each for each in of_owned(lambda slot: slot.rate_micro / 1e6)(view) if each[1])
 
@@ -29,7 +29,7 @@ WAITING: tuple[Metric, ...] = (
         "gauge",
         "1 while the worker of an owned partition shall not fetch, by a signal or by an order.",
         UNIT,
-        of_owned(lambda slot: float(slot.command == Command.PAUSE)),
+        of_owned(lambda slot: float(slot.command == WorkerCommand.PAUSE)),
     ),
     Metric(
         "streamqd_partition_blocked",

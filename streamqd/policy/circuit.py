@@ -12,7 +12,7 @@ opens the circuit it costs no attempt, also if it comes again and again.
 
 The circuit is that of a group: what its partitions know of each other's failures counts as well as
 what a worker has seen itself, and they take turns to probe. What must not be forgotten with its
-worker is a `Memory`. Each message carries by itself when a failure of it was last forgiven.
+worker is a `CircuitMemory`. Each message carries by itself when a failure of it was last forgiven.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 REMEMBERED = 10_000  # messages whose last failure is known; one that is forgotten fails for nothing
 
 
-class State(enum.IntEnum):
+class CircuitState(enum.IntEnum):
     """What may be begun: everything, nothing, or one message at a time."""
 
     CLOSED = 0
@@ -32,14 +32,14 @@ class State(enum.IntEnum):
     HALF_OPEN = 2
 
 
-class Memory(NamedTuple):
+class CircuitMemory(NamedTuple):
     """What the next worker of a partition begins with: the failures that count, the oldest one."""
 
     failures: int = 0
     since: float = 0.0
 
 
-NOTHING = Memory()
+NOTHING = CircuitMemory()
 
 
 class Circuit:
@@ -49,7 +49,7 @@ class Circuit:
     """
 
     def __init__(
-        self, failures: int, window: float, probe_every: float, memory: Memory = NOTHING
+        self, failures: int, window: float, probe_every: float, memory: CircuitMemory = NOTHING
     ) -> None:
         """Open at so many `failures` within `window`; probe each `probe_every` seconds."""
         self._limit = failures
@@ -60,13 +60,13 @@ class Circuit:
         # The last failure of each message, and how many runs had succeeded by then.
         self._last: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._opened = float("-inf")  # when it was last known to be open
-        self.state = State.CLOSED
+        self.state = CircuitState.CLOSED
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> CircuitMemory:
         """What the next circuit of this partition is to begin with."""
         failed = self._failed
-        return Memory(len(failed), failed[0] if failed else 0.0)
+        return CircuitMemory(len(failed), failed[0] if failed else 0.0)
 
     def failed(
         self, uid: str, now: float, successes: int, forgiven: float | None = None, others: int = 0
@@ -83,8 +83,8 @@ class Circuit:
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
         many = len(self._failed) + others >= self._limit
-        if self.state is not State.CLOSED or many:
-            self.state = State.OPEN
+        if self.state is not CircuitState.CLOSED or many:
+            self.state = CircuitState.OPEN
             self._opened = now
         self._last[uid] = (now, successes)
         if len(self._last) > REMEMBERED:
@@ -94,24 +94,24 @@ class Circuit:
     def heard(self, *, is_open: bool, opened: float) -> None:
         """Take over what the group knows: whether it is open, and when it last was."""
         self._opened = max(self._opened, opened)
-        if is_open and self.state is State.CLOSED:
-            self.state = State.OPEN
-        elif not is_open and self.state is not State.CLOSED:
-            self.state = State.CLOSED
+        if is_open and self.state is CircuitState.CLOSED:
+            self.state = CircuitState.OPEN
+        elif not is_open and self.state is not CircuitState.CLOSED:
+            self.state = CircuitState.CLOSED
             self._failed.clear()
         while self._failed and self._failed[0] <= opened:
             self._failed.popleft()
 
     def wait(self, now: float, later: float = 0.0) -> float:
         """Seconds until something may be begun, 0 for now. `later`: what others get for theirs."""
-        if self.state is not State.OPEN:
+        if self.state is not CircuitState.OPEN:
             return 0.0
         return max(0.0, self._opened + self._probe_every + later - now)
 
     def probe(self) -> None:
         """One message is tried now."""
-        self.state = State.HALF_OPEN
+        self.state = CircuitState.HALF_OPEN
 
     def rest(self) -> None:
         """Another partition tries one meanwhile."""
-        self.state = State.OPEN
+        self.state = CircuitState.OPEN

@@ -30,7 +30,7 @@ ACQUIRES_PER_SECOND = 64.0
 MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # until the next look, when there are more
 
 
-class Seen(NamedTuple):
+class MemberView(NamedTuple):
     """A member as the server reported it: its last beat, whether it is leaving, what fails there.
 
     `broken` are units whose worker crashes in a loop on that member, for now. `reloaded` is the
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     ttl: float | None = None
 
 
-class View(NamedTuple):
+class PartitionView(NamedTuple):
     """What Redis says of a unit that is not ours."""
 
     epoch: int
@@ -101,7 +101,9 @@ class Liveness:
     _last_counted: float = float("-inf")
     _silent: dict[str, _Silence] = field(default_factory=dict)
 
-    def observe(self, now: float, server_unix_ms: int, seen: Sequence[Seen]) -> list[Seen]:
+    def observe(
+        self, now: float, server_unix_ms: int, seen: Sequence[MemberView]
+    ) -> list[MemberView]:
         """Return the live members. `now` is any monotonic clock, in seconds.
 
         A member is dead when its beat has not moved while this instance beat at least
@@ -166,11 +168,11 @@ class Rebalancer:
     def decide(
         self,
         now: float,
-        live: Sequence[Seen],
+        live: Sequence[MemberView],
         units: Collection[Unit],
         mine: Mapping[Unit, float],
         moving: int,
-        views: Mapping[Unit, View],
+        views: Mapping[Unit, PartitionView],
         *,
         room: int,
         wishes: Wishes = Wishes(),  # noqa: B008 - it never changes
@@ -214,7 +216,7 @@ class Rebalancer:
 
     def _placed(
         self,
-        present: Sequence[Seen],
+        present: Sequence[MemberView],
         units: Collection[Unit],
         owners: Mapping[Unit, str],
         wishes: Wishes,
@@ -239,8 +241,8 @@ class Rebalancer:
         self,
         now: float,
         wanted: Mapping[Unit, str],
-        views: Mapping[Unit, View],
-        live: Sequence[Seen],
+        views: Mapping[Unit, PartitionView],
+        live: Sequence[MemberView],
     ) -> list[Unit]:
         alone = all(one.member.id == self.me for one in live)
         others = {one.member.id: one.member.offers for one in live if one.member.id != self.me}
@@ -289,8 +291,8 @@ class Rebalancer:
 
 
 def with_elsewhere(
-    members: Sequence[Seen], units: Collection[Unit], owners: Mapping[Unit, str]
-) -> list[Seen]:
+    members: Sequence[MemberView], units: Collection[Unit], owners: Mapping[Unit, str]
+) -> list[MemberView]:
     """Say of the members what they own beyond `units`, as far as they have told it.
 
     Whoever looks at its own units alone would take a member for idle that works for others.
@@ -314,7 +316,7 @@ _NOWHERE: frozenset[str] = frozenset()
 
 
 def place(
-    members: Sequence[Seen],
+    members: Sequence[MemberView],
     units: Collection[Unit],
     owners: Mapping[Unit, str],
     moves: Mapping[Unit, str] = MappingProxyType({}),
@@ -349,7 +351,7 @@ def place(
 
 
 def _as_ordered(
-    members: Sequence[Seen], units: Collection[Unit], moves: Mapping[Unit, str]
+    members: Sequence[MemberView], units: Collection[Unit], moves: Mapping[Unit, str]
 ) -> dict[Unit, str]:
     by_id = {one.member.id: one for one in members}
     chosen: Counter[str] = Counter()
@@ -367,7 +369,7 @@ def _as_ordered(
     return wanted
 
 
-def may_reload(me: str, ordered_unix_ms: int, live: Sequence[Seen]) -> bool:
+def may_reload(me: str, ordered_unix_ms: int, live: Sequence[MemberView]) -> bool:
     """Whether it is this instance's turn, in an order to reload that all have got.
 
     One after the other, by name. Members that leave or do not tell are not waited for.

@@ -33,7 +33,7 @@ _CRASHES_WITHOUT_LIMIT = 3
 _HISTORY_MAX = 10_000
 
 
-class Cause(enum.Enum):
+class ExitCause(enum.Enum):
     """What a worker was doing when it ended."""
 
     ORDERED = "ordered"  # told to end, recycled, fenced: not a crash
@@ -43,7 +43,7 @@ class Cause(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class WorkerExit:
     """One end of a worker. `at` in seconds of the caller's monotonic clock.
 
     `lived` counts from when the worker was ready, and is 0 when it never was; `settled` is the
@@ -51,7 +51,7 @@ class Exit:
     """
 
     at: float
-    cause: Cause
+    cause: ExitCause
     lived: float = 0.0
     settled: int = 0
 
@@ -71,7 +71,7 @@ class GiveUp:
 
 
 def decide(
-    exits: Sequence[Exit],
+    exits: Sequence[WorkerExit],
     now: float,
     *,
     backoff: Backoff,
@@ -100,22 +100,22 @@ def decide(
     return Restart(max(0.0, ended + wait - now))
 
 
-def streak_weight(exits: Sequence[Exit], *, max_crashes: int, healthy_after: float) -> float:
+def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_after: float) -> float:
     """Sum of the weights of the crashes since the last sign of health."""
     whole = handling = 0
     for end in reversed(exits):
-        if end.cause is Cause.ORDERED:
+        if end.cause is ExitCause.ORDERED:
             if end.lived > 0:
                 break
             continue
-        if end.cause is Cause.HANDLING:
+        if end.cause is ExitCause.HANDLING:
             handling += 1
         else:
             whole += 1
         # This crash counts, but what was before it is over: the worker had been well since.
-        if end.cause is not Cause.BOOT and end.lived >= healthy_after:
+        if end.cause is not ExitCause.BOOT and end.lived >= healthy_after:
             break
-        if end.cause is Cause.HANDLING and end.settled > 0:
+        if end.cause is ExitCause.HANDLING and end.settled > 0:
             break
     # One division: a sum of fractions would miss the limit by rounding.
     return whole + handling / _handling_crashes(max_crashes)

@@ -17,9 +17,9 @@ from typing import Any, Self, Unpack
 from streamqd import config
 from streamqd.producer.encoding import Envelope, Outgoing
 from streamqd.producer.options import ProducerOptions, Size, checked
-from streamqd.producer.outbox import Outbox
 from streamqd.producer.posting import Result
 from streamqd.producer.producer import told
+from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import CHUNK_COUNT, Sender, confirmed
 
 Ticket = asyncio.Future[list[Result]]
@@ -47,7 +47,7 @@ class AsyncProducer:
         **options: Unpack[ProducerOptions],
     ) -> None:
         self._sender = Sender(url, settings, **options)
-        self._outbox: Outbox[Ticket] = Outbox(
+        self._outbox: SendBuffer[Ticket] = SendBuffer(
             self._sender,
             _claim,
             _deliver,

@@ -15,8 +15,8 @@ from streamqd import config
 from streamqd.errors import BufferFull, UnknownOutcome
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import Duration, ProducerOptions, Size, checked
-from streamqd.producer.outbox import Outbox
 from streamqd.producer.posting import Result
+from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import Sender
 
 
@@ -87,7 +87,7 @@ class BufferedProducer:
         )
         self._block: float = buffer.pop("block")
         self._sender = Sender(url, settings, **options)
-        self._outbox: Outbox[Receipt] = Outbox(
+        self._outbox: SendBuffer[Receipt] = SendBuffer(
             self._sender,
             Receipt.set_running_or_notify_cancel,
             _deliver,

@@ -8,10 +8,10 @@ from typing import Any
 
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope, Full, full, kind_of
-from streamqd.producer.guard import Guard, Outcome, Prepared
+from streamqd.producer.guard import Prepared, TopicGuard, TransactionResult
 from streamqd.producer.routes import Choose, Routes
 from streamqd.store import publishing, scripts
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
@@ -44,7 +44,7 @@ class Chunk:
         return Chunk(self.topic, self.counted, envelopes, partitions, fixed)
 
 
-class Changed(Exception):  # noqa: N818 - an answer within the producer, never an error of its
+class TopicChanged(Exception):  # noqa: N818 - an answer within the producer, never an error of its
     """The count by which a fixed chunk was routed is not that of the topic; nothing was written."""
 
 
@@ -59,7 +59,7 @@ class Carrier:
     """
 
     def __init__(
-        self, keys: Keys, guard: Guard, routes: Routes, window: float, max_backlog: int | None
+        self, keys: Keys, guard: TopicGuard, routes: Routes, window: float, max_backlog: int | None
     ) -> None:
         self._keys = keys
         self._guard = guard
@@ -67,7 +67,9 @@ class Carrier:
         self._window = window
         self._max_backlog = max_backlog
 
-    def add(self, own: Callable[[], Link], chunk: Chunk, envelopes: Sequence[Envelope]) -> None:
+    def add(
+        self, own: Callable[[], Connection], chunk: Chunk, envelopes: Sequence[Envelope]
+    ) -> None:
         """Route messages and put them behind those of the chunk. Raises as `Routes` does.
 
         Those before the one that an error is about have been added then. Redis is asked only for a
@@ -91,18 +93,18 @@ class Carrier:
         if self._plain(chunk):
             chunk.commands = self._appends(chunk)
 
-    def node_of(self, link: Link, topic: str, partition: int) -> str:
+    def node_of(self, link: Connection, topic: str, partition: int) -> str:
         """The node of a cluster that serves a partition, as far as is known."""
         return link.node_of(self._keys.stream(topic, partition))
 
-    def write(self, link: Link, chunk: Chunk) -> Answers:
+    def write(self, link: Connection, chunk: Chunk) -> Answers:
         """Write the messages. Their replies are entry ids, or the replies of a script.
 
         Raises RedisUnavailable when nothing was written, TopicMissing, Refused, Changed.
         """
         return self._append(link, chunk) if self._plain(chunk) else self._call(link, chunk)
 
-    def write_at_once(self, link: Link, chunk: Chunk) -> Outcome | None:
+    def write_at_once(self, link: Connection, chunk: Chunk) -> TransactionResult | None:
         """Try to write a plain chunk without waiting for a connection; None when it cannot be.
 
         Raises RedisUnavailable, RedisRefused: then nothing was written.
@@ -120,7 +122,7 @@ class Carrier:
         streams = {each: self._keys.stream(chunk.topic, each) for each in set(chunk.partitions)}
         return self._guard.appends(map(streams.__getitem__, chunk.partitions), chunk.envelopes)
 
-    def _append(self, link: Link, chunk: Chunk) -> Answers:
+    def _append(self, link: Connection, chunk: Chunk) -> Answers:
         for _ in range(REROUTES_MAX):
             commands = self._appends(chunk) if chunk.commands is None else chunk.commands
             found = self._guard.run(link, chunk.topic, chunk.counted, commands)
@@ -129,7 +131,7 @@ class Carrier:
             self._reroute(link, chunk)
         raise _restless(chunk)
 
-    def _call(self, link: Link, chunk: Chunk) -> Answers:
+    def _call(self, link: Connection, chunk: Chunk) -> Answers:
         """Run a script for each message. A server that does not know it knows it for none."""
         by_source = False
         for _ in range(REROUTES_MAX):
@@ -155,9 +157,9 @@ class Carrier:
                 ], None
         raise _restless(chunk)
 
-    def _reroute(self, link: Link, chunk: Chunk) -> None:
+    def _reroute(self, link: Connection, chunk: Chunk) -> None:
         if chunk.fixed:
-            raise Changed
+            raise TopicChanged
         chunk.commands = None
         chunk.counted = self._routes.count(link, chunk.topic)
         chunk.partitions = [

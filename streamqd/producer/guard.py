@@ -19,7 +19,7 @@ import hiredis
 from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable
 from streamqd.producer.encoding import Envelope, full
 from streamqd.store import topics
-from streamqd.store.client import Link, missing_of
+from streamqd.store.client import Connection, missing_of
 from streamqd.store.keys import Keys
 
 _EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
@@ -29,7 +29,7 @@ Command = tuple[Any, ...]
 Prepared = Sequence[Any]  # commands as a guard made them ready, each in one piece
 
 
-class Outcome(NamedTuple):
+class TransactionResult(NamedTuple):
     """What became of a transaction.
 
     `replies` answer its commands, as far as they are known; None when the count has changed and
@@ -40,18 +40,18 @@ class Outcome(NamedTuple):
     lost: RedisUnavailable | None = None
 
 
-class Flight:
+class SentTransaction:
     """A transaction that is sent, and its answer, which is read once.
 
     In between anything may happen: another use of the connection, its end, a fork. What is read
     later on than that is no answer to this.
     """
 
-    def __init__(self, link: Link, end: int, count: int) -> None:
+    def __init__(self, link: Connection, end: int, count: int) -> None:
         """Of `count` replies, `end` are those of the transaction. The link must be open."""
         self.link = link
         self.end = end
-        self.outcome: Outcome | None = None
+        self.outcome: TransactionResult | None = None
         self._count = count
         self._lost: RedisUnavailable | None = None
         self._owner = (os.getpid(), link.opened)
@@ -73,7 +73,7 @@ class Flight:
     def receive(self) -> tuple[list[Any], RedisUnavailable | None]:
         """Return the replies that came, and the error if not all of them did.
 
-        `Link.pipeline` would answer all or nothing, and so hide that EXEC was answered.
+        `Connection.pipeline` would answer all or nothing, and so hide that EXEC was answered.
         """
         replies: list[Any] = []
         link, lost = self.link, self._lost
@@ -97,20 +97,22 @@ class Flight:
         return replies, None
 
 
-class Guard:
+class TopicGuard:
     """Knows the partition counts of topics as of the last WATCH on the present connection."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
         self._begin = self._end = b""  # what surrounds the commands of a transaction, packed
-        self._connection = 0  # the value of `Link.opened` for which the watch stands, 0 = none
-        self._flight: Flight | None = None  # what has not been answered yet
+        self._connection = (
+            0  # the value of `Connection.opened` for which the watch stands, 0 = none
+        )
+        self._flight: SentTransaction | None = None  # what has not been answered yet
         # Called once, while the server works on the next transaction. It may use this guard, behind
         # `settle`; an error that it raises is raised by `run`, which then knows no outcome.
         self.meanwhile: Callable[[], None] | None = None
 
-    def count(self, link: Link, topic: str) -> int | None:
+    def count(self, link: Connection, topic: str) -> int | None:
         """The partition count as far as this guard knows; None when there is no such topic.
 
         Raises RedisRefused, RedisUnavailable.
@@ -144,7 +146,9 @@ class Guard:
             packed.append(b"%b$%d\r\n%b\r\n" % (head, len(envelope), envelope))
         return packed
 
-    def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
+    def run(
+        self, link: Connection, topic: str, expected: int, commands: Prepared
+    ) -> TransactionResult:
         """Run commands on the topic at once, if its count is the expected one.
 
         Raises RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
@@ -156,9 +160,9 @@ class Guard:
         if self._connection != link.opened:
             self._arm(link, topic)
         if self._counts.get(topic) != expected:
-            return Outcome(None)
+            return TransactionResult(None)
         end = len(commands) + 2
-        flight = self._flight = Flight(link, end, end + 1 + len(self._counts))
+        flight = self._flight = SentTransaction(link, end, end + 1 + len(self._counts))
         self._connection = 0  # the watch is used up
         meanwhile, self.meanwhile = self.meanwhile, None
         try:
@@ -177,12 +181,12 @@ class Guard:
         if self._flight is not None:
             self._land(self._flight)
 
-    def _land(self, flight: Flight) -> Outcome:
+    def _land(self, flight: SentTransaction) -> TransactionResult:
         """Read the answer, if that was not done in between, and learn from it."""
         if flight.outcome is None:
             replies, lost = flight.receive()
             if len(replies) < flight.end:
-                flight.outcome = Outcome([], lost)
+                flight.outcome = TransactionResult([], lost)
             else:
                 flight.outcome = _outcome(replies[: flight.end])
             if lost is None:
@@ -197,7 +201,7 @@ class Guard:
         self._connection = 0
         self._flight = None
 
-    def _arm(self, link: Link, topic: str) -> None:
+    def _arm(self, link: Connection, topic: str) -> None:
         """Watch in an exchange of its own: at first, and on a new connection."""
         self._counts[topic] = self._counts.pop(topic, None)
         while len(self._counts) > WATCHED_MAX:
@@ -217,7 +221,7 @@ class Guard:
         metas = [self._keys.meta(topic) for topic in self._counts]
         return [("WATCH", *metas), *(("HGET", meta, "partitionCount") for meta in metas)]
 
-    def _learn(self, link: Link, replies: Sequence[Any]) -> None:
+    def _learn(self, link: Connection, replies: Sequence[Any]) -> None:
         for reply in replies:
             if isinstance(reply, RedisRefused):
                 raise reply
@@ -226,7 +230,7 @@ class Guard:
         self._connection = link.opened
 
 
-class ClusterGuard(Guard):
+class ClusterGuard(TopicGuard):
     """Knows the partition counts of topics in a cluster, as of the last write.
 
     There the meta key and the partitions are in different slots, which no transaction spans. So the
@@ -240,26 +244,28 @@ class ClusterGuard(Guard):
     def appends(self, streams: Iterable[str], envelopes: Sequence[Envelope]) -> Prepared:
         return [_append(*each) for each in zip(streams, envelopes, strict=True)]
 
-    def run(self, link: Link, topic: str, expected: int, commands: Prepared) -> Outcome:
+    def run(
+        self, link: Connection, topic: str, expected: int, commands: Prepared
+    ) -> TransactionResult:
         if self._counts.get(topic) != expected:
-            return Outcome(None)
+            return TransactionResult(None)
         look = ("HGET", self._keys.meta(topic), "partitionCount")
         try:
             *replies, count = link.pipeline_each([*commands, look])
         except RedisUnavailable as error:
             if not error.sent:
                 raise
-            return Outcome([], error)
+            return TransactionResult([], error)
         if count is None or isinstance(count, bytes):
             self._counts[topic] = None if count is None else topics.count_of(topic, count)
         if not any(isinstance(reply, RedisUnavailable) for reply in replies):
-            return Outcome(replies)
+            return TransactionResult(replies)
         lost = missing_of(replies)
         if not lost.sent:
             raise lost
-        return Outcome([], lost)
+        return TransactionResult([], lost)
 
-    def _arm(self, link: Link, topic: str) -> None:
+    def _arm(self, link: Connection, topic: str) -> None:
         self._counts[topic] = topics.partition_count(link, self._keys, topic)
 
 
@@ -267,13 +273,13 @@ def _append(stream: str, envelope: Envelope) -> Command:
     return ("XADD", stream, "*", *full(envelope).fields)
 
 
-def _outcome(replies: list[Any]) -> Outcome:
+def _outcome(replies: list[Any]) -> TransactionResult:
     """Read the answers to MULTI, the commands and EXEC."""
     *queued, executed = replies
     if executed is None:
-        return Outcome(None)
+        return TransactionResult(None)
     if not isinstance(executed, RedisRefused):
-        return Outcome(list(executed))
+        return TransactionResult(list(executed))
     # Nothing was done, because a command was refused as it came: the reason is there.
     refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
-    return Outcome([refused] * (len(queued) - 1))
+    return TransactionResult([refused] * (len(queued) - 1))

@@ -16,7 +16,7 @@ NOT_YET = BacklogFull("not tried yet")  # nobody is told so: it waits behind oth
 
 
 @dataclass(eq=False)
-class Posting:
+class PendingSend:
     """Messages that are written together, of which some may wait for room until `deadline`.
 
     It is `open` while some do; the next look for room is due at `look_at`. Times are monotonic;
@@ -81,17 +81,17 @@ class Posting:
 class Ahead:
     """Postings one behind the other, of which the next can be made before it is asked for."""
 
-    def __init__(self, postings: Iterator[Posting]) -> None:
+    def __init__(self, postings: Iterator[PendingSend]) -> None:
         self._postings = postings
-        self._made: Posting | Exception | None = None
+        self._made: PendingSend | Exception | None = None
 
-    def __iter__(self) -> Iterator[Posting]:
+    def __iter__(self) -> Iterator[PendingSend]:
         return self
 
-    def __next__(self) -> Posting:
+    def __next__(self) -> PendingSend:
         self.fetch()
         made, self._made = self._made, None
-        if isinstance(made, Posting):
+        if isinstance(made, PendingSend):
             return made
         assert made is not None
         raise made

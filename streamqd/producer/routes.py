@@ -9,10 +9,10 @@ from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused, TopicMissing
 from streamqd.producer.encoding import Envelope, full
-from streamqd.producer.guard import Guard
+from streamqd.producer.guard import TopicGuard
 from streamqd.producer.partitioners import Partitioners
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 _log = logging.getLogger("streamqd.producer")
@@ -27,7 +27,7 @@ class Routes:
         self,
         settings: config.Settings,
         keys: Keys,
-        guard: Guard,
+        guard: TopicGuard,
         partitioners: Partitioners,
         *,
         create: bool,
@@ -74,7 +74,7 @@ class Routes:
 
         return choose
 
-    def again(self, link: Link, topic: str, envelope: Envelope, was: int) -> int:
+    def again(self, link: Connection, topic: str, envelope: Envelope, was: int) -> int:
         """Choose anew after the count has changed; a message whose turn it was stays, if it can."""
         chooser = self._partitioners.of(topic)
         said = full(envelope)
@@ -89,7 +89,7 @@ class Routes:
         """The topic's partition count, when that needs no look at all."""
         return self._guard.known(topic) if topic in self._greeted else None
 
-    def count(self, link: Link, topic: str) -> int:
+    def count(self, link: Connection, topic: str) -> int:
         """The topic's partition count. Reads it, or creates the topic, when it is not known yet.
 
         Raises TopicMissing, RedisRefused, RedisUnavailable (nothing was sent) and ValueError.
@@ -127,7 +127,7 @@ class Routes:
                 stated.partitions,
             )
 
-    def _register(self, link: Link, topic: str) -> None:
+    def _register(self, link: Connection, topic: str) -> None:
         # Whoever created it may have died before this step.
         try:
             topics.register(link, self._keys, topic)
@@ -135,7 +135,7 @@ class Routes:
             if error.code != "NOPERM":
                 raise
 
-    def _create_topic(self, link: Link, topic: str) -> None:
+    def _create_topic(self, link: Connection, topic: str) -> None:
         wanted = self._settings.topics.get(topic) or config.Topic()
         advice = f"create it with `streamqd topic create {topic}`"
         if not self._create:

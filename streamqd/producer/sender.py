@@ -23,14 +23,14 @@ from streamqd.errors import (
     RedisUnavailable,
     UnknownOutcome,
 )
-from streamqd.producer.carrier import Carrier, Changed, Chunk
+from streamqd.producer.carrier import Carrier, Chunk, TopicChanged
 from streamqd.producer.encoding import Envelope, batches, check_topic, envelope_of, full
-from streamqd.producer.guard import ClusterGuard, Guard
+from streamqd.producer.guard import ClusterGuard, TopicGuard
 from streamqd.producer.options import Duration, checked
 from streamqd.producer.partitioners import Partitioner, Partitioners
-from streamqd.producer.posting import NOT_YET, Posting, Result
+from streamqd.producer.posting import NOT_YET, PendingSend, Result
 from streamqd.producer.routes import Routes
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
@@ -83,7 +83,7 @@ class Sender:
         self._link = connect(settings.redis, timeout=options["timeout"], name="streamqd:producer")
         keys = Keys(settings.keys.control, settings.keys.streams)
         self._spread = bool(self._link.together(("{a}", "{b}"))[1:])  # over several nodes
-        self._guard = ClusterGuard(keys) if self._spread else Guard(keys)
+        self._guard = ClusterGuard(keys) if self._spread else TopicGuard(keys)
         partitioners = Partitioners(partitioner)
         self._routes = Routes(settings, keys, self._guard, partitioners, create=create)
         self._carrier = Carrier(
@@ -127,12 +127,12 @@ class Sender:
         [result] = self.complete(posting)
         return result
 
-    def prepared(self, topic: str, items: Iterable[Any]) -> Iterator[Posting]:
+    def prepared(self, topic: str, items: Iterable[Any]) -> Iterator[PendingSend]:
         """Encode and route many messages; each posting is for `complete`, one after the other."""
         for batch in self.cut(items):
             yield self.prepare(topic, [batch])
 
-    def prepare(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> Posting:
+    def prepare(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> PendingSend:
         """Make what writes the messages of several batches in one transaction, and do not write.
 
         Redis is asked only for the partition count of a topic that is not known.
@@ -143,7 +143,7 @@ class Sender:
         return posting
 
     def complete(
-        self, posting: Posting, meanwhile: Callable[[], None] | None = None
+        self, posting: PendingSend, meanwhile: Callable[[], None] | None = None
     ) -> list[Result]:
         """Write what was prepared, wait for room, and return the results of its only batch.
 
@@ -160,8 +160,8 @@ class Sender:
         return posting.answer(0)
 
     def begin(
-        self, topic: str, bundle: Sequence[Sequence[Envelope]], ahead: Sequence[Posting] = ()
-    ) -> Posting:
+        self, topic: str, bundle: Sequence[Sequence[Envelope]], ahead: Sequence[PendingSend] = ()
+    ) -> PendingSend:
         """Write several batches in one transaction, but wait for no room: `look` does so later.
 
         `ahead` are the open postings of the topic: what goes to a partition for which one of their
@@ -171,14 +171,14 @@ class Sender:
         self._start(posting, ahead)
         return posting
 
-    def look(self, posting: Posting, ahead: Sequence[Posting] = ()) -> None:
+    def look(self, posting: PendingSend, ahead: Sequence[PendingSend] = ()) -> None:
         """Write what found no room before, if there is room now. Raises as `begin` does."""
         self._attempt(posting, ahead)
         posting.plan()
 
     # --- writing and repeating ---
 
-    def _own(self) -> Link:
+    def _own(self) -> Connection:
         """Return the link, with nothing under way on it."""
         self._notice_fork()
         self._guard.settle()
@@ -193,7 +193,7 @@ class Sender:
             self._routes.forget_turns()
             self._pid = pid
 
-    def _routed(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> Posting:
+    def _routed(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> PendingSend:
         check_topic(topic)
         self._notice_fork()
         chunk = Chunk(topic)
@@ -205,15 +205,15 @@ class Sender:
             except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
                 failure = error
             spans.append((begin, len(chunk.envelopes), failure))
-        return Posting(chunk, spans, [NOT_YET] * len(chunk.envelopes))
+        return PendingSend(chunk, spans, [NOT_YET] * len(chunk.envelopes))
 
-    def _start(self, posting: Posting, ahead: Sequence[Posting]) -> None:
+    def _start(self, posting: PendingSend, ahead: Sequence[PendingSend]) -> None:
         posting.deadline = time.monotonic() + self._backlog_wait
         if posting.results:
             self._attempt(posting, ahead)
         posting.plan()
 
-    def _attempt(self, posting: Posting, ahead: Sequence[Posting]) -> None:
+    def _attempt(self, posting: PendingSend, ahead: Sequence[PendingSend]) -> None:
         """Write what waits and has nothing ahead of it in its partition."""
         chunk = posting.chunk
         if any(each.chunk.counted != chunk.counted for each in ahead):
@@ -255,7 +255,7 @@ class Sender:
         for pause in (*PAUSES, None):
             try:
                 replies, missing = self._carrier.write(self._own(), chunk)
-            except Changed:
+            except TopicChanged:
                 return [NOT_YET] * len(chunk.envelopes)
             except RedisUnavailable as error:
                 replies, missing = [], error

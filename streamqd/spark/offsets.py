@@ -75,7 +75,7 @@ class Position(NamedTuple):
 Offsets = dict[Place, Position]
 
 
-class Facts(NamedTuple):
+class StreamFacts(NamedTuple):
     """What a stream says of itself at one instant.
 
     `added` counts every entry ever issued. `exact` is False for a stream whose entries are also
@@ -152,7 +152,7 @@ EARLIEST = Bound("earliest")
 LATEST = Bound("latest")
 
 
-def resolve(bound: Bound, facts: Facts, group_at: Id | None = None) -> Position:
+def resolve(bound: Bound, facts: StreamFacts, group_at: Id | None = None) -> Position:
     """The position that a bound means on a stream. `group_at` is what a group has settled."""
     match bound.kind:
         case "earliest":
@@ -172,7 +172,7 @@ def resolve(bound: Bound, facts: Facts, group_at: Id | None = None) -> Position:
     return at(bound.value, facts)
 
 
-def at(entry_id: Id, facts: Facts) -> Position:
+def at(entry_id: Id, facts: StreamFacts) -> Position:
     """The position of an id, with its count where that is plain to see."""
     for known in (facts.earliest, facts.latest):
         if known.id == entry_id:
@@ -196,7 +196,7 @@ class Loss(NamedTuple):
     entries: int | None
 
 
-def lost(start: Position, facts: Facts) -> Loss | None:
+def lost(start: Position, facts: StreamFacts) -> Loss | None:
     """What was removed behind a position, before it was read."""
     if not facts.exact:
         return None
@@ -210,7 +210,7 @@ def lost(start: Position, facts: Facts) -> Loss | None:
     return Loss("trimmed", gone) if gone > 0 else None
 
 
-def after_loss(start: Position, facts: Facts) -> Position:
+def after_loss(start: Position, facts: StreamFacts) -> Position:
     """Where to go on when what is gone is given up: before what is left, behind what was read."""
     if facts.earliest.id > start.id:
         return facts.earliest
@@ -220,7 +220,7 @@ def after_loss(start: Position, facts: Facts) -> Position:
 # --- how much to take -----------------------------------------------------------------------------
 
 
-def backlog(start: Position, facts: Facts) -> int:
+def backlog(start: Position, facts: StreamFacts) -> int:
     """Entries that are there behind a position; an estimate when the position has no count."""
     if start.id >= facts.last or not facts.length:
         return 0
@@ -271,7 +271,7 @@ class Span(NamedTuple):
     removed: int | None = None
 
 
-def span(place: Place, start: Position, end: Position, facts: Facts) -> Span | None:
+def span(place: Place, start: Position, end: Position, facts: StreamFacts) -> Span | None:
     """The range between two positions, None when it is empty."""
     if end.id <= start.id or start.passed == end.passed is not None:
         return None

@@ -52,7 +52,7 @@ _ELSEWHERE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class SparkConnection:
     """Where Redis is, how long to wait for it, and how keys are called there."""
 
     redis: config.Redis
@@ -71,7 +71,7 @@ class ReadOptions:
     `ending_default` those of all others, None when the partitions named are all that is meant.
     """
 
-    connection: Connection
+    connection: SparkConnection
     subscribe: tuple[str, ...] = ()
     pattern: str = ""
     assign: tuple[Place, ...] = ()
@@ -105,7 +105,7 @@ class ReadOptions:
 class WriteOptions:
     """Where rows go, and what keeps a repeated row from being a second message."""
 
-    connection: Connection
+    connection: SparkConnection
     topic: str = ""
     partitions: int = 0  # create the topic with so many; 0 = it must exist
     idempotent: bool = True
@@ -203,7 +203,7 @@ def of_settings(settings: config.Settings) -> dict[str, str]:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _connection(form: Form, environ: Mapping[str, str], *, needed: bool = True) -> Connection:
+def _connection(form: Form, environ: Mapping[str, str], *, needed: bool = True) -> SparkConnection:
     url = form.text("url") or environ.get(URL_VARIABLE, "")
     if not url and not needed:
         pass
@@ -223,13 +223,13 @@ def _connection(form: Form, environ: Mapping[str, str], *, needed: bool = True) 
         cert_file=form.read("certFile", Path, None),
         key_file=form.read("keyFile", Path, None),
     )
-    return Connection(
+    return SparkConnection(
         redis=redis,
         timeout=form.whole("timeoutMs", 10_000, low=50) / 1000,
         retries=form.whole("retries", 3, low=0, high=100),
         retry_interval=form.whole("retryIntervalMs", 500, low=0) / 1000,
-        control=form.text("controlPrefix") or config.Keys().control,
-        streams=form.text("streamPrefix") or config.Keys().streams,
+        control=form.text("controlPrefix") or config.KeyPrefixes().control,
+        streams=form.text("streamPrefix") or config.KeyPrefixes().streams,
     )
 
 

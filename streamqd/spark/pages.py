@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamqd.spark.entries import Entry
-    from streamqd.store.client import Link
+    from streamqd.store.client import Connection
 
 _RECEIVE_BYTES = 1 << 18
 _buffer = bytearray(_RECEIVE_BYTES)
@@ -28,7 +28,9 @@ class OverweightError(Exception):
     """The reply is larger than was allowed."""
 
 
-def read_page(link: Link, command: Sequence[str | int], bytes_max: int) -> tuple[list[Entry], int]:
+def read_page(
+    link: Connection, command: Sequence[str | int], bytes_max: int
+) -> tuple[list[Entry], int]:
     """Run a command that answers entries; return them, and the bytes that came.
 
     Raises OverweightError when there are more than `bytes_max`, RedisRefused, RedisUnavailable.

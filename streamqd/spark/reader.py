@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from streamqd.errors import RedisUnavailable
 from streamqd.spark import offsets
 from streamqd.spark.entries import Entry
-from streamqd.spark.offsets import Facts, Loss, Span
+from streamqd.spark.offsets import Loss, Span, StreamFacts
 from streamqd.spark.options import ReadOptions
 from streamqd.spark.pages import OverweightError, read_page
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, stream_key, tell_loss
@@ -24,7 +24,7 @@ _OVERWEIGHT = 4  # times `fetch_bytes`: a reply of more is not taken
 _LEAST_ASKED = 2  # entries: the one read last and the next, however large they are
 
 
-class Reader:
+class EntryReader:
     """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
 
     With a `limit` it ends after so many entries, and `end` says where; unless trimming overtook it,
@@ -169,7 +169,7 @@ class Reader:
         if loss is not None:
             tell_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> StreamFacts:
         return Catalog(self._options).facts([self._span.place])[self._span.place]
 
 

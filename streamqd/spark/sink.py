@@ -187,7 +187,7 @@ class _Topics:
 # --- writing --------------------------------------------------------------------------------------
 
 
-class _Task:
+class _StagedTask:
     """Collects the rows of one task and writes them a chunk at a time. This one plainly."""
 
     def __init__(self, options: WriteOptions, number: int) -> None:
@@ -233,7 +233,7 @@ class _Task:
         """See that all is well at the end."""
 
 
-class _DedupTask(_Task):
+class _DedupTask(_StagedTask):
     """Writes each row under its id, unless that was used within the window."""
 
     def send(self, held: Mapping[Place, Sequence[Row]]) -> None:
@@ -255,7 +255,7 @@ class _Sent:
     before: Marker | None = field(default=None)
 
 
-class _ExactTask(_Task):
+class _ExactTask(_StagedTask):
     """Writes the rows of a batch of a streaming query once, however often the batch is done."""
 
     def __init__(self, options: WriteOptions, query: str, batch: int, number: int) -> None:
@@ -365,7 +365,7 @@ class TopicWriter(_Writing, DataSourceArrowWriter):
     """A batch write."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        kind = _DedupTask if self.options.id_column else _Task
+        kind = _DedupTask if self.options.id_column else _StagedTask
         return kind(self.options, _task().partitionId()).write(self._rows(iterator))
 
 
@@ -379,7 +379,7 @@ class TopicStreamWriter(_Writing, DataSourceStreamArrowWriter):
         if self.options.id_column:
             return _DedupTask(self.options, number).write(rows)
         if not self.options.idempotent:
-            return _Task(self.options, number).write(rows)
+            return _StagedTask(self.options, number).write(rows)
         batch = context.getLocalProperty("streaming.sql.batchId")
         query = context.getLocalProperty("sql.streaming.queryId")
         if batch is None or query is None:

@@ -30,10 +30,10 @@ from pyspark.sql.types import StructType
 
 from streamqd.spark import cold, offsets, rows, sink
 from streamqd.spark.cold import ColdSpan
-from streamqd.spark.offsets import EARLIEST, LATEST, Facts, Offsets, Place, Position, Span
+from streamqd.spark.offsets import EARLIEST, LATEST, Offsets, Place, Position, Span, StreamFacts
 from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from streamqd.spark.pushdown import Narrowing
-from streamqd.spark.reader import Reader
+from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
 from streamqd.spark.tiers import Tiers
 
@@ -145,7 +145,7 @@ class _Reading:
             return
         span = partition.span
         table = rows.Table(self.chosen, _columns(self.options), span.place)
-        for entries in Reader(self.options, span).batches():
+        for entries in EntryReader(self.options, span).batches():
             yield table.batch(entries)
 
 
@@ -258,7 +258,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
 
 
-def _readable(start: Position | None, facts: Facts) -> Position:
+def _readable(start: Position | None, facts: StreamFacts) -> Position:
     """Where reading can begin: a new partition at its first entry, else behind what is gone.
 
     That something is gone is told when the batch is planned in full, not here.
@@ -268,7 +268,7 @@ def _readable(start: Position | None, facts: Facts) -> Position:
     return position if loss is None else offsets.after_loss(position, facts)
 
 
-def _as_of(facts: Facts, target: Position) -> Facts:
+def _as_of(facts: StreamFacts, target: Position) -> StreamFacts:
     """The facts as if nothing had come after the target."""
     newer = facts.added - target.passed if target.passed is not None else 0
     length = max(0, facts.length - newer)
@@ -284,7 +284,7 @@ def _limited(
     catalog: Catalog,
     starts: Offsets,
     waiting: dict[Place, int],
-    facts: dict[Place, Facts],
+    facts: dict[Place, StreamFacts],
     most: int,
 ) -> Offsets:
     """Ends that take `most` entries in all, from each partition its share."""

@@ -23,11 +23,11 @@ from streamqd.errors import (
     TopicMissing,
 )
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Bound, Facts, Id, Loss, Offsets, Place, Position, Span
-from streamqd.spark.options import DLQ, Connection, ReadOptions
+from streamqd.spark.offsets import Bound, Id, Loss, Offsets, Place, Position, Span, StreamFacts
+from streamqd.spark.options import DLQ, ReadOptions, SparkConnection
 from streamqd.store import spark as store
 from streamqd.store import statistics, topics, untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 from streamqd.store.nodes import NOT_NOW
@@ -37,7 +37,7 @@ from streamqd.store.slots import slot_of
 _TRANSIENT = NOT_NOW | {"BUSY"}
 
 _log = logging.getLogger("streamqd.spark")
-_links: dict[tuple[int, Connection, int], Link] = {}
+_links: dict[tuple[int, SparkConnection, int], Connection] = {}
 _told: set[str] = set()  # a stream asks for the names in every batch; each is told once
 _T = TypeVar("_T")
 
@@ -49,7 +49,7 @@ class DataLossError(StreamqdError):
 # --- connections ----------------------------------------------------------------------------------
 
 
-def link_for(connection: Connection, key: str = "") -> Link:
+def link_for(connection: SparkConnection, key: str = "") -> Connection:
     """This process's connection; made at its first use. With `key` to the node that serves it."""
     where = topology.parse(connection.redis.url)
     if where is None or where.kind != topology.CLUSTER:
@@ -62,12 +62,12 @@ def link_for(connection: Connection, key: str = "") -> Link:
     return _links[known]
 
 
-def keys_for(connection: Connection) -> Keys:
+def keys_for(connection: SparkConnection) -> Keys:
     """The names of keys."""
     return Keys(connection.control, connection.streams)
 
 
-def persist(connection: Connection, work: Callable[[Link], _T], *, key: str = "") -> _T:
+def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, key: str = "") -> _T:
     """Do what may be repeated, again when Redis does not answer; raise what the last try raised."""
     link = link_for(connection, key)
     for _ in range(connection.retries):
@@ -93,7 +93,7 @@ def stream_key(keys: Keys, place: Place) -> str:
 # --- what there is --------------------------------------------------------------------------------
 
 
-def registered(link: Link, keys: Keys) -> list[str]:
+def registered(link: Connection, keys: Keys) -> list[str]:
     """The names of all topics, sorted, without what cannot be the name of a topic.
 
     Whoever may write to Redis can put any text there, and a name becomes a part of paths. A bad one
@@ -122,7 +122,7 @@ class Catalog:
         """All partitions to be read now, in order. Raises TopicMissing, Refused."""
         return persist(self._options.connection, self._find_places)
 
-    def _find_places(self, link: Link) -> list[Place]:
+    def _find_places(self, link: Connection) -> list[Place]:
         options = self._options
         if options.pattern:
             wanted = re.compile(options.pattern.removesuffix(DLQ))
@@ -140,7 +140,7 @@ class Catalog:
             raise Refused(f"{name} has {counts[name]} partitions: there is no {partition}")
         return sorted(options.assign)
 
-    def _partition_count(self, link: Link, name: str) -> int:
+    def _partition_count(self, link: Connection, name: str) -> int:
         topic = name.removesuffix(DLQ)
         count = topics.partition_count(link, self._keys, topic)
         if count is None:
@@ -149,11 +149,11 @@ class Catalog:
             )
         return count
 
-    def facts(self, places: Sequence[Place]) -> dict[Place, Facts]:
+    def facts(self, places: Sequence[Place]) -> dict[Place, StreamFacts]:
         """What each stream says of itself."""
         return persist(self._options.connection, lambda link: self._ask_facts(link, places))
 
-    def _ask_facts(self, link: Link, places: Sequence[Place]) -> dict[Place, Facts]:
+    def _ask_facts(self, link: Connection, places: Sequence[Place]) -> dict[Place, StreamFacts]:
         dead = [place for place in places if place[0].endswith(DLQ)]
         live = [place for place in places if not place[0].endswith(DLQ)]
         asked = [("XINFO", "STREAM", stream_key(self._keys, place)) for place in dead]
@@ -165,7 +165,7 @@ class Catalog:
             if isinstance(answer, RedisRefused):
                 raise answer
             figures = statistics.partition_figures(answer)
-            found[place] = Facts(
+            found[place] = StreamFacts(
                 length=figures.length,
                 added=figures.added,
                 first=_id_or_none(figures.first_id),
@@ -175,13 +175,13 @@ class Catalog:
 
     # --- positions ---
 
-    def starts(self, facts: Mapping[Place, Facts], default: Bound) -> Offsets:
+    def starts(self, facts: Mapping[Place, StreamFacts], default: Bound) -> Offsets:
         """Where reading begins. Raises Refused when options do not say it for a partition."""
         options = self._options
         chosen = options.starting_default or default
         return self._resolved(options.starting, chosen, facts, "startingOffsets")
 
-    def ends(self, facts: Mapping[Place, Facts]) -> Offsets:
+    def ends(self, facts: Mapping[Place, StreamFacts]) -> Offsets:
         """Where a batch read ends."""
         options = self._options
         chosen = options.ending_default or offsets.LATEST
@@ -191,7 +191,7 @@ class Catalog:
         self,
         single: Mapping[Place, Bound] | None,
         chosen: Bound,
-        facts: Mapping[Place, Facts],
+        facts: Mapping[Place, StreamFacts],
         option: str,
     ) -> Offsets:
         missing = [place for place in facts if single is not None and place not in single]
@@ -230,7 +230,7 @@ class Catalog:
             settled[place] = given if first is None else min(given, offsets.predecessor(first))
         return settled
 
-    def counted(self, positions: Offsets, facts: Mapping[Place, Facts]) -> Offsets:
+    def counted(self, positions: Offsets, facts: Mapping[Place, StreamFacts]) -> Offsets:
         """The positions, with their counts where those can be had by walking over what follows."""
         unknown = {
             place: (position.id, facts[place].last, facts[place].length)
@@ -281,7 +281,7 @@ class Catalog:
     # --- ranges ---
 
     def spans(
-        self, starts: Offsets, ends: Offsets, facts: Mapping[Place, Facts]
+        self, starts: Offsets, ends: Offsets, facts: Mapping[Place, StreamFacts]
     ) -> dict[Place, Span]:
         """What lies between two offsets. Raises DataLossError for what is gone, or leaves it out.
 
@@ -299,7 +299,7 @@ class Catalog:
                 found[place] = whole
         return found
 
-    def cut(self, spans: Mapping[Place, Span], facts: Mapping[Place, Facts]) -> list[Span]:
+    def cut(self, spans: Mapping[Place, Span], facts: Mapping[Place, StreamFacts]) -> list[Span]:
         """The spans in as many pieces as the options ask for."""
         options = self._options
         if options.max_per_partition:
@@ -344,16 +344,16 @@ def _id_or_none(text: str) -> Id | None:
     return offsets.read_id(text) if text else None
 
 
-def _letter_facts(raw: Any) -> Facts:
+def _letter_facts(raw: Any) -> StreamFacts:
     """Dead letters go from the middle, by replay and purge, and never by trimming."""
     if isinstance(raw, RedisRefused):
         if "no such key" in str(raw):
-            return Facts(exact=False)
+            return StreamFacts(exact=False)
         raise raw
     info = dict(zip(raw[::2], raw[1::2], strict=True))
     first = info[b"first-entry"]
     length = int(info[b"length"])
-    return Facts(
+    return StreamFacts(
         length=length,
         added=length,
         first=offsets.read_id(first[0]) if first else None,

@@ -20,12 +20,12 @@ from streamqd.spark.offsets import (
     EARLIEST,
     LATEST,
     Bound,
-    Facts,
     Id,
     Offsets,
     Place,
     Position,
     Span,
+    StreamFacts,
 )
 from streamqd.spark.options import ReadOptions
 from streamqd.spark.pipelines import manifest as manifests
@@ -40,7 +40,7 @@ Known = Mapping[str, Sequence[Manifest]]  # topic -> manifests that count
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TierPlan:
     """What the tasks read."""
 
     cold: list[ColdSpan]
@@ -56,10 +56,10 @@ class Tiers:
         self._archive = Archive(Path(options.archive))
         self._catalog = Catalog(options)
 
-    def plan(self) -> Plan:
+    def plan(self) -> TierPlan:
         """What is to be read of each tier that is asked for. Raises Refused, ManifestError."""
         if self._options.tier == "cold":
-            return Plan(self._cold(self._known(self._archived_topics()), {}, {}), [])
+            return TierPlan(self._cold(self._known(self._archived_topics()), {}, {}), [])
         places = [each for each in self._catalog.places() if self._narrowing.keeps(each)]
         names = sorted({name for name, _ in places})
         known = self._known(names)
@@ -78,8 +78,8 @@ class Tiers:
             known = newer
         hot = self._hot(behind, ends, facts)
         if self._options.tier == "hot":
-            return Plan([], hot)
-        return Plan(self._cold(known, starts, ends), hot)
+            return TierPlan([], hot)
+        return TierPlan(self._cold(known, starts, ends), hot)
 
     # --- hot ---
 
@@ -91,7 +91,9 @@ class Tiers:
             return start
         return Position(held.end, held.passed)
 
-    def _hot(self, starts: Offsets, ends: Offsets, facts: Mapping[Place, Facts]) -> list[Span]:
+    def _hot(
+        self, starts: Offsets, ends: Offsets, facts: Mapping[Place, StreamFacts]
+    ) -> list[Span]:
         spans = self._narrowing.spans(self._catalog.spans(starts, ends, facts).values())
         return self._catalog.cut({span.place: span for span in spans}, facts)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 WARN_SECONDS = (
     21 * 86_400.0
@@ -18,7 +18,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17  # tags of ASN.1
 _VALIDITY = 3  # its place: behind serial number, algorithm and issuer
 
 
-def ends_of(link: Link) -> dict[str, float]:
+def ends_of(link: Connection) -> dict[str, float]:
     """When each certificate of a link to one node ends, in unix seconds; none without TLS.
 
     Named by the file, or by the address of the server. A file with several authorities is left

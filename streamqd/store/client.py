@@ -1,7 +1,7 @@
 """The connection: one socket to one Redis node, and what can be known when it fails.
 
-Every command and script of streamqd goes through a `Link`. It never repeats anything by itself:
-a repeated XADD is a duplicate, a repeated XREADGROUP orphans messages. It says instead whether the
+Every command and script of streamqd goes through a `Connection`. It repeats nothing by itself: a
+repeated XADD is a duplicate, a repeated XREADGROUP orphans messages. It says instead whether the
 command can have been executed (`RedisUnavailable.sent`), and the caller, who knows what the command
 means, decides.
 """
@@ -24,7 +24,7 @@ from redis.connection import AbstractConnection
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
 from streamqd.store.doubt import PROBE, Doubt
-from streamqd.store.wire import Lookup, Wire, resolve, wire_for
+from streamqd.store.wire import Lookup, Transport, resolve, wire_for
 
 if TYPE_CHECKING:
     import socket
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[!-~]{1,200}")
 _REPEATED = re.compile(r"^Error -?\d+ connecting to \S+\. |^no reply from \S+: ")
 
 
-class Link:
+class Connection:
     """One connection to one Redis node, opened on first use.
 
     Used by one thread of the process that created it (or that called `detach`). No automatic
@@ -56,7 +56,7 @@ class Link:
         *,
         timeout: float,
         name: str,
-        wire: Wire | None = None,
+        wire: Transport | None = None,
         lookup: Lookup = resolve,
     ) -> None:
         """Prepare, without connecting. `timeout` bounds one exchange, in seconds.
@@ -77,7 +77,7 @@ class Link:
         self._settings = settings
         self.doubt: Doubt | None = None
         # Prepares another connection to the same node, of which an exchange may last so long.
-        self.spare: Callable[[float], Wire] = partial(wire_for, settings)
+        self.spare: Callable[[float], Transport] = partial(wire_for, settings)
 
     def execute(self, *args: Any) -> Any:
         """Run one command and return its reply. Raises RedisRefused or RedisUnavailable."""
@@ -136,7 +136,7 @@ class Link:
 
     # --- several nodes: a link to one has simple answers ---
 
-    def masters(self) -> list[Link]:
+    def masters(self) -> list[Connection]:
         """A link to each node that takes writes: this one. They are closed with this one."""
         return [self]
 
@@ -200,7 +200,9 @@ class Link:
         if seconds <= 0:
             return False
         wire = self.spare(seconds)
-        link = Link(self._settings, timeout=seconds, name=self.name, wire=wire, lookup=self._lookup)
+        link = Connection(
+            self._settings, timeout=seconds, name=self.name, wire=wire, lookup=self._lookup
+        )
         link.until(time.monotonic() + seconds)
         try:
             link.execute(*PROBE)
@@ -331,11 +333,11 @@ class Link:
         self._wire.drop()
         self._wire.finish()
 
-    def _locate(self) -> Wire:
+    def _locate(self) -> Transport:
         """Find out where to connect to. Raises RedisUnavailable."""
         return self._wire
 
-    def _verify(self, wire: Wire) -> None:
+    def _verify(self, wire: Transport) -> None:
         """Look whether the node is what we need. Raises RedisUnavailable, RedisRefused."""
 
     def _check_process(self) -> None:
@@ -398,7 +400,7 @@ def _reason(error: BaseException) -> str:
     return _REPEATED.sub("", str(error)).rstrip(".")
 
 
-def server_facts(link: Link) -> ServerFacts:
+def server_facts(link: Connection) -> ServerFacts:
     """Ask the server for its version and settings. Needs the rights to INFO and TIME."""
     info_raw, time_raw = link.pipeline((("INFO",), ("TIME",)))
     if isinstance(info_raw, RedisRefused):

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from streamqd.config import topology
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import NEVER, Key, Link, missing_of
-from streamqd.store.nodes import NOT_NOW, Inquiry, SentinelLink, SlotLink, survey
+from streamqd.store.client import NEVER, Connection, Key, missing_of
+from streamqd.store.nodes import (
+    NOT_NOW,
+    SentinelConnection,
+    SlotConnection,
+    TopologyDiscovery,
+    survey,
+)
 from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
 from streamqd.store.wire import Lookup, resolve, wire_to
 
@@ -41,8 +47,8 @@ def connect(
     key: str = "",
     lookup: Lookup = resolve,
     doubt: float | None = None,
-) -> Link:
-    """Make the link that fits the URL, without connecting. Arguments as of `Link`.
+) -> Connection:
+    """Make the link that fits the URL, without connecting. Arguments as of `Connection`.
 
     With `key` it is a single connection, to the node that serves this key: for what belongs to one
     connection, as WATCH, a subscription or a blocking read. With `doubt` an answer that is so many
@@ -54,15 +60,17 @@ def connect(
     return link
 
 
-def _link(settings: config.Redis, timeout: float, name: str, key: str, lookup: Lookup) -> Link:
+def _link(
+    settings: config.Redis, timeout: float, name: str, key: str, lookup: Lookup
+) -> Connection:
     where = topology.parse(settings.url)
     if where is None:
-        return Link(settings, timeout=timeout, name=name, lookup=lookup)
+        return Connection(settings, timeout=timeout, name=name, lookup=lookup)
     if where.kind == topology.SENTINEL:
-        return SentinelLink(settings, where, timeout=timeout, name=name, lookup=lookup)
+        return SentinelConnection(settings, where, timeout=timeout, name=name, lookup=lookup)
     if key:
-        return SlotLink(settings, where, timeout=timeout, name=name, lookup=lookup, key=key)
-    return ClusterLink(settings, where, timeout=timeout, name=name, lookup=lookup)
+        return SlotConnection(settings, where, timeout=timeout, name=name, lookup=lookup, key=key)
+    return ClusterConnection(settings, where, timeout=timeout, name=name, lookup=lookup)
 
 
 @dataclass
@@ -106,7 +114,7 @@ class _Load:
             errand.reply = error
 
 
-class ClusterLink(Link):
+class ClusterConnection(Connection):
     """Links to the masters of a cluster, each opened on its first use. Used like any link."""
 
     def __init__(
@@ -121,8 +129,10 @@ class ClusterLink(Link):
         )
         self.settings = settings
         self.where = where
-        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False, lookup=lookup)
-        self._links: dict[Address, Link] = {}
+        self._inquiry = TopologyDiscovery(
+            settings, where, timeout, of_sentinels=False, lookup=lookup
+        )
+        self._links: dict[Address, Connection] = {}
         self._map: SlotMap | None = None
         self._stale = True
         self._looked = 0.0
@@ -201,7 +211,7 @@ class ClusterLink(Link):
     def socket(self) -> socket.socket:
         raise RuntimeError("a link to a cluster has no socket of its own: connect with a key")
 
-    def masters(self) -> list[Link]:
+    def masters(self) -> list[Connection]:
         # Asked anew: a node that is new, or was replaced, has given no reason to look if nothing
         # that this link asks for is there.
         self._stale = True
@@ -352,11 +362,11 @@ class ClusterLink(Link):
             raise RedisUnavailable(f"{self.where}: no node serves any slot", sent=False)
         return found
 
-    def _link(self, address: Address) -> Link:
+    def _link(self, address: Address) -> Connection:
         link = self._links.get(address)
         if link is None:
             wire = wire_to(self.settings, self.where, address, self.timeout)
-            link = Link(
+            link = Connection(
                 self.settings,
                 timeout=self.timeout,
                 name=self.name,

@@ -19,7 +19,7 @@ import hiredis
 
 from streamqd.errors import RedisUnavailable, SilentConnection
 from streamqd.model import Unit
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 CONSUMER = "w"  # the one consumer name of every group: the fence says who owns
@@ -39,7 +39,7 @@ _MULTI = _pack("MULTI")
 _EXEC = _pack("EXEC")
 
 
-class Round(NamedTuple):
+class FetchResult(NamedTuple):
     """The answer of one round.
 
     `executed` is False when EXEC refused (the fence changed in between) or when the read could not
@@ -62,7 +62,7 @@ class Round(NamedTuple):
 class Fetcher:
     """The fenced reader of one unit on one connection. Needs `watch` after each new connection."""
 
-    def __init__(self, link: Link, keys: Keys, unit: Unit, token: str) -> None:
+    def __init__(self, link: Connection, keys: Keys, unit: Unit, token: str) -> None:
         self._link = link
         self._token = token.encode()
         self._group = unit.group
@@ -110,7 +110,7 @@ class Fetcher:
             *("STREAMS", self._retry, self._stream, last_retry, last_main),
         )
 
-    def receive_round(self, *, rang: bool) -> Round:
+    def receive_round(self, *, rang: bool) -> FetchResult:
         """Read the answers of the round sent last; `rang` when it began with the doorbell."""
         # The bell; MULTI, and QUEUED of each command; EXEC; WATCH, HGET.
         replies = self._receive(rang + 2 + self._pending_acks + 3)
@@ -119,11 +119,11 @@ class Fetcher:
             # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
             refusals = [each for each in replies[rang:-2] if isinstance(each, Exception)]
             error = "" if executed is None else str(refusals[0]).partition(" ")[0]
-            return Round(False, mine, 0, [], [], error)
+            return FetchResult(False, mine, 0, [], [], error)
         reply = executed[-1]
         acked = sum(n for n in executed[:-1] if isinstance(n, int))
         if isinstance(reply, Exception):
-            return Round(True, mine, acked, [], [], str(reply).partition(" ")[0])
+            return FetchResult(True, mine, acked, [], [], str(reply).partition(" ")[0])
         retried: list[Entry] = []
         main: list[Entry] = []
         for name, entries in reply or ():
@@ -132,7 +132,7 @@ class Fetcher:
             else:
                 main = entries
         rung = self._rung(replies[0]) if rang else (b"", b"")
-        return Round(True, mine, acked, retried, main, "", self._received, rung)
+        return FetchResult(True, mine, acked, retried, main, "", self._received, rung)
 
     def _rung(self, bell: Any) -> tuple[bytes, bytes]:
         # nil: the time was over. An error: the server has sent off who waited, as a replica does.

@@ -50,7 +50,7 @@ def reset(
     )
 
 
-class Reset(NamedTuple):
+class ResetResult(NamedTuple):
     """What a reset has done. `retried` counts entries of the retry stream, settled ones too."""
 
     before: str
@@ -60,12 +60,12 @@ class Reset(NamedTuple):
     retried: int = 0
 
     @classmethod
-    def parse(cls, reply: Reply) -> Reset:
+    def parse(cls, reply: Reply) -> ResetResult:
         """Read OK, or MORE."""
         before, after, *counts = reply.rest
         return cls(before.decode(), after.decode(), *map(int, counts))
 
-    def following(self, part: Reset) -> Reset:
+    def following(self, part: ResetResult) -> ResetResult:
         """What was done by this call and the part before it."""
         return self._replace(before=part.before, pending=part.pending + self.pending)
 

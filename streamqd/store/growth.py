@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.store import scripts, untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.topics import PARTITIONS_MAX
@@ -48,7 +48,7 @@ class UnderWay(NamedTuple):
     barriers: list[str]
 
 
-def under_way(link: Link, keys: Keys, topic: str) -> UnderWay | None:
+def under_way(link: Connection, keys: Keys, topic: str) -> UnderWay | None:
     """Return the growth that a topic is in, None when there is none. Raises BadValue."""
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
     key = keys.meta(topic)

@@ -106,14 +106,14 @@ class Acquired(NamedTuple):
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
-class Refenced(NamedTuple):
+class TokenRotated(NamedTuple):
     """What a replaced token is worth, and how often the charged entry has crashed so far."""
 
     epoch: int
     crashes: int
 
     @classmethod
-    def parse(cls, reply: Reply) -> Refenced:
+    def parse(cls, reply: Reply) -> TokenRotated:
         """Read OK."""
         return cls(untrusted.integer(reply.rest[0], FENCE, "epoch"), reply.rest[1])
 

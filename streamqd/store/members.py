@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
-from streamqd.policy.rebalance import Seen
+from streamqd.policy.rebalance import MemberView
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -53,7 +53,7 @@ def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
     return scripts.get("member_leave").call(_keys(keys, fleet), id=instance, nonce=nonce)
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """One member as it last described itself. `info` is empty when it cannot be read.
 
     `bad` says what of it cannot be read, if anything.
@@ -72,7 +72,7 @@ class Present(NamedTuple):
     """
 
     now_unix_ms: int
-    members: list[Beat]
+    members: list[Heartbeat]
     orders: list[bytes]
 
     @classmethod
@@ -82,15 +82,15 @@ class Present(NamedTuple):
         return cls(untrusted.integer(now, "TIME"), [_beat(*row) for row in rows], orders)
 
 
-def seen_of(beat: Beat) -> Seen:
+def seen_of(beat: Heartbeat) -> MemberView:
     """Turn a member's record into what the rebalancer needs; a strange one offers nothing."""
     try:
         return described(beat)
     except BadValue:
-        return Seen(Member(beat.instance, 1, 0, frozenset()), beat.beat_unix_ms, leaving=True)
+        return MemberView(Member(beat.instance, 1, 0, frozenset()), beat.beat_unix_ms, leaving=True)
 
 
-def described(beat: Beat, key: str = INFO) -> Seen:
+def described(beat: Heartbeat, key: str = INFO) -> MemberView:
     """Read a member's record. Raises BadValue, of the hash `key`: the first that cannot be read."""
     name, beat_unix_ms, raw, bad = beat
     if bad is not None:
@@ -116,7 +116,7 @@ def described(beat: Beat, key: str = INFO) -> Seen:
     ttl = raw.get("ttl")
     if ttl is not None and (type(ttl) not in (int, float) or not 0 < ttl <= TTL_MAX):
         raise _bad(key, name, "ttl", ttl, f"a number of seconds to {TTL_MAX}")
-    return Seen(
+    return MemberView(
         Member(name, 1 if weight is None else weight, whole("cap", 0, UNITS_MAX) or 0, offers),
         beat_unix_ms,
         bool(raw.get("leaving")),
@@ -133,12 +133,12 @@ def _bad(key: str, name: str, field: str, value: object, wanted: str) -> BadValu
     return BadValue(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
-def twin(reply: Reply) -> Beat:
+def twin(reply: Reply) -> Heartbeat:
     """Read TWIN: the other run that beats under the same id (named '' here)."""
     return _beat(b"", *reply.rest)
 
 
-def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Beat:
+def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Heartbeat:
     name, bad = untrusted.label(instance), None
     try:
         info = untrusted.json_object(described or None, INFO, name, default={})
@@ -148,7 +148,7 @@ def _beat(instance: bytes, beat_unix_ms: bytes, described: bytes) -> Beat:
         beat = untrusted.integer(beat_unix_ms, INFO, f"{name}, last beat")
     except BadValue as error:
         beat, bad = 0, error  # a score that is none of ours counts as a beat of long ago
-    return Beat(name, beat, info, bad)
+    return Heartbeat(name, beat, info, bad)
 
 
 def _keys(keys: Keys, fleet: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ def stored(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def beats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Beat]:
+def beats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:
     """Read the replies to the commands of `stored`."""
     told = dict(zip((infos or ())[::2], (infos or ())[1::2], strict=True))
     flat = scores or ()

@@ -311,7 +311,7 @@ def note(keys: Keys, unit: Unit, token: str, notes: Sequence[tuple[bytes, int, f
     )
 
 
-class Settled(NamedTuple):
+class SettledReply(NamedTuple):
     """A word for each item (MOVED, GONE or GHOST), in their order.
 
     `next_due_unix_ms` after a retry: the earliest due time of all delayed entries of the group.
@@ -323,7 +323,7 @@ class Settled(NamedTuple):
     letters: list[bytes]
 
     @classmethod
-    def parse(cls, reply: Reply) -> Settled:
+    def parse(cls, reply: Reply) -> SettledReply:
         """Read OK of `retry` or `dead`."""
         words = [untrusted.label(word) for word in reply.rest[0]]
         tail = reply.rest[1]

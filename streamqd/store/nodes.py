@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import DROP_AFTER, Link
+from streamqd.store.client import DROP_AFTER, Connection
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
-from streamqd.store.wire import Lookup, Wire, resolve, wire_to
+from streamqd.store.wire import Lookup, Transport, resolve, wire_to
 
 if TYPE_CHECKING:
     from streamqd import config
@@ -28,7 +28,7 @@ _LEAST_SECONDS = 0.05  # of patience with one node, even when the others have us
 _T = TypeVar("_T")
 
 
-class Inquiry:
+class TopologyDiscovery:
     """Asks one node after the other until one knows; remembers whom to ask first.
 
     All of it takes `connect_timeout` at most, and `timeout` seconds.
@@ -77,7 +77,7 @@ class Inquiry:
             wire = wire_to(
                 self.settings, self.where, address, seconds, to_sentinel=self._of_sentinels
             )
-            link = Link(
+            link = Connection(
                 self.settings,
                 timeout=seconds,
                 name="streamqd:where",
@@ -113,7 +113,7 @@ class Inquiry:
             yield address, min(max(_LEAST_SECONDS, share), end - now)
 
 
-class FoundLink(Link):
+class LocatedConnection(Connection):
     """A link to the one of several nodes that is the right one at the time of connecting.
 
     After an answer that says that it is not the right one any more, or not now, the connection is
@@ -156,7 +156,7 @@ class FoundLink(Link):
         return replies
 
 
-class SentinelLink(FoundLink):
+class SentinelConnection(LocatedConnection):
     """A link to the master that sentinels name; it has to say of itself that it is one."""
 
     # A master that lost its replicas may have been replaced without knowing.
@@ -167,9 +167,11 @@ class SentinelLink(FoundLink):
         self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
     ) -> None:
         super().__init__(settings, where, timeout=timeout, name=name, lookup=lookup)
-        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=True, lookup=lookup)
+        self._inquiry = TopologyDiscovery(
+            settings, where, timeout, of_sentinels=True, lookup=lookup
+        )
 
-    def _locate(self) -> Wire:
+    def _locate(self) -> Transport:
         def read(reply: Any, _asked: Address) -> Address | None:
             return None if reply is None else Address(reply[0].decode(), int(reply[1]))
 
@@ -177,7 +179,7 @@ class SentinelLink(FoundLink):
         found = self._inquiry.ask(command, read, self._end)
         return wire_to(self.settings, self.where, found, self.timeout)
 
-    def _verify(self, wire: Wire) -> None:
+    def _verify(self, wire: Transport) -> None:
         # HELLO tells the role to users that are not allowed ROLE, which counts as dangerous.
         wire.transmit([b"".join(wire.pack_command("HELLO", "2"))])  # type: ignore[no-untyped-call]
         answer = wire.receive()
@@ -191,7 +193,7 @@ class SentinelLink(FoundLink):
             )
 
 
-class SlotLink(FoundLink):
+class SlotConnection(LocatedConnection):
     """A link to the master that serves the slot of one key."""
 
     def __init__(
@@ -205,10 +207,12 @@ class SlotLink(FoundLink):
         key: str,
     ) -> None:
         super().__init__(settings, where, timeout=timeout, name=name, lookup=lookup)
-        self._inquiry = Inquiry(settings, where, timeout, of_sentinels=False, lookup=lookup)
+        self._inquiry = TopologyDiscovery(
+            settings, where, timeout, of_sentinels=False, lookup=lookup
+        )
         self._slot = slot_of(key)
 
-    def _locate(self) -> Wire:
+    def _locate(self) -> Transport:
         found = survey(self._inquiry, self._end)
         master = found.master_of(self._slot)
         if master is None:
@@ -230,7 +234,7 @@ class SlotLink(FoundLink):
         return refused
 
 
-def survey(inquiry: Inquiry, end: float) -> SlotMap:
+def survey(inquiry: TopologyDiscovery, end: float) -> SlotMap:
     """Ask for the map of the cluster, until `end`. Raises RedisUnavailable with `sent=False`."""
 
     def read(reply: Any, asked: Address) -> SlotMap | None:
@@ -241,6 +245,6 @@ def survey(inquiry: Inquiry, end: float) -> SlotMap:
     return found
 
 
-def address_of(wire: Wire) -> Address:
+def address_of(wire: Transport) -> Address:
     """The node that a connection leads to."""
     return Address(wire.host, int(vars(wire)["port"]))

@@ -15,7 +15,7 @@ from streamqd import config
 from streamqd.config import Topic
 from streamqd.errors import BadValue, RedisRefused, StreamqdError
 from streamqd.store import scripts, untrusted
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
@@ -30,7 +30,7 @@ class TopicMeta(NamedTuple):
     settings: dict[str, Any]
 
 
-def create(link: Link, keys: Keys, name: str, topic: Topic) -> int:
+def create(link: Connection, keys: Keys, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, put its name into the registry; return its partition count.
 
     The first creation wins: the count returned may be another than the one asked for. Raises
@@ -72,24 +72,24 @@ def retirement(keys: Keys, name: str) -> Call:
     return scripts.get("topic_retire").call({"meta": keys.meta(name)})
 
 
-def stored(link: Link, keys: Keys, name: str) -> str:
+def stored(link: Connection, keys: Keys, name: str) -> str:
     """Return the registered settings as they are stored, '' when there are none."""
     key = keys.meta(name)
     return untrusted.text(link.execute("HGET", key, "settings"), key, "settings", default="")
 
 
-def groups_seen(link: Link, keys: Keys, name: str) -> list[str]:
+def groups_seen(link: Connection, keys: Keys, name: str) -> list[str]:
     """Return the groups that daemons have ever made on the topic, sorted."""
     fields = [untrusted.label(field) for field in link.execute("HKEYS", keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
 
 
-def register(link: Link, keys: Keys, name: str) -> None:
+def register(link: Connection, keys: Keys, name: str) -> None:
     """Put the name into the registry, where views find it. Repeated by every producer's start."""
     link.execute("SADD", keys.registry(), name)
 
 
-def registered(link: Link, keys: Keys) -> list[str]:
+def registered(link: Connection, keys: Keys) -> list[str]:
     """Return the names of all topics, sorted; what is no name is left out, see `registry`.
 
     Raises BadValue when there is no registry but something else in its place.
@@ -97,7 +97,7 @@ def registered(link: Link, keys: Keys) -> list[str]:
     return _names(link, keys)[0]
 
 
-def registry(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
+def registry(link: Connection, keys: Keys) -> tuple[list[str], list[BadValue]]:
     """Return the names of all topics, sorted, and what else stands in the registry."""
     try:
         return _names(link, keys)
@@ -105,7 +105,7 @@ def registry(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
         return [], [error]
 
 
-def _names(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
+def _names(link: Connection, keys: Keys) -> tuple[list[str], list[BadValue]]:
     key, names, bad = keys.registry(), list[str](), list[BadValue]()
     for raw in sorted(_read(link, "a set", "SMEMBERS", key)):
         try:
@@ -115,7 +115,7 @@ def _names(link: Link, keys: Keys) -> tuple[list[str], list[BadValue]]:
     return names, bad
 
 
-def partition_count(link: Link, keys: Keys, name: str) -> int | None:
+def partition_count(link: Connection, keys: Keys, name: str) -> int | None:
     """Return the number of partitions, None when there is no such topic. Raises BadValue."""
     raw = _read(link, "a hash", "HGET", keys.meta(name), "partitionCount")
     return None if raw is None else count_of(name, raw, keys.meta(name))
@@ -137,7 +137,7 @@ def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
     return None if deleting is None else 0
 
 
-def listed(link: Link, keys: Keys, name: str) -> int:
+def listed(link: Connection, keys: Keys, name: str) -> int:
     """Return how many partitions the set of their streams names, from the first without a gap."""
     streams = set(link.execute("SMEMBERS", keys.partitions(name)))
     count = 0
@@ -146,12 +146,12 @@ def listed(link: Link, keys: Keys, name: str) -> int:
     return count
 
 
-def meta(link: Link, keys: Keys, name: str) -> TopicMeta | None:
+def meta(link: Connection, keys: Keys, name: str) -> TopicMeta | None:
     """Return what is registered of a topic, None when there is no such topic. Raises BadValue."""
     return _meta(keys, name, _read(link, "a hash", "HMGET", keys.meta(name), *_META))
 
 
-def _read(link: Link, wanted: str, command: str, key: str, *fields: str) -> Any:
+def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -> Any:
     """Run a reading command. Raises BadValue when the key is of another type than `wanted`."""
     try:
         return link.execute(command, key, *fields)
@@ -161,7 +161,9 @@ def _read(link: Link, wanted: str, command: str, key: str, *fields: str) -> Any:
         raise BadValue(key, "", "of another type", wanted) from error
 
 
-def metas(link: Link, keys: Keys, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
+def metas(
+    link: Connection, keys: Keys, names: Sequence[str]
+) -> list[TopicMeta | StreamqdError | None]:
     """Return what is registered of topics, in one exchange; an error in place of a bad one."""
     replies = link.pipeline([("HMGET", keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []

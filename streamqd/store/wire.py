@@ -112,7 +112,7 @@ class _Parser(_HiredisParser):
             replies.append(reply)
 
 
-class Wire(AbstractConnection):
+class Transport(AbstractConnection):
     """What a Link needs of a connection beyond redis-py. Mixed into its three classes."""
 
     counts_bytes = True  # whether send() tells what reached the kernel
@@ -232,7 +232,7 @@ class _Reach(Connection):
     """redis-py's connecting, but one time limit spans the name and all its addresses."""
 
     def _connect(self) -> socket.socket:
-        wire = cast("Wire", self)
+        wire = cast("Transport", self)
         found = wire.lookup(self.host, self.port, wire.left())
         trouble = OSError("it has no address")
         end = time.monotonic() + min(wire.left(), float(self.socket_connect_timeout or 0))
@@ -259,15 +259,15 @@ class _Reach(Connection):
         raise trouble
 
 
-class TcpWire(Wire, _Reach):
+class TcpTransport(Transport, _Reach):
     pass
 
 
-class TlsWire(Wire, SSLConnection, _Reach):
+class TlsTransport(Transport, SSLConnection, _Reach):
     counts_bytes = False
 
 
-class UnixWire(Wire, UnixDomainSocketConnection):
+class UnixTransport(Transport, UnixDomainSocketConnection):
     def _connect(self) -> Any:
         self.socket_connect_timeout = self.left()
         return super()._connect()  # type: ignore[no-untyped-call]
@@ -321,7 +321,7 @@ def _options(url: str) -> Mapping[str, Any]:
     return dict(parse_url(url))  # type: ignore[no-untyped-call]
 
 
-def wire_for(settings: config.Redis, timeout: float) -> Wire:
+def wire_for(settings: config.Redis, timeout: float) -> Transport:
     """Prepare the connection to the one node that the URL names. Raises ConfigError."""
     try:
         options = dict(_options(settings.url))
@@ -335,9 +335,10 @@ def wire_for(settings: config.Redis, timeout: float) -> Wire:
     )
     if foreign:
         raise ConfigError([f"redis.url: unknown option {name!r}" for name in foreign])
-    kind: type[Wire] = {UnixDomainSocketConnection: UnixWire, SSLConnection: TlsWire}.get(
-        options.pop("connection_class", None), TcpWire
-    )
+    kind: type[Transport] = {
+        UnixDomainSocketConnection: UnixTransport,
+        SSLConnection: TlsTransport,
+    }.get(options.pop("connection_class", None), TcpTransport)
     login = _Login(username, password, password_path(settings))
     return _wire(kind, options, login, settings, timeout)
 
@@ -349,7 +350,7 @@ def wire_to(
     timeout: float,
     *,
     to_sentinel: bool = False,
-) -> Wire:
+) -> Transport:
     """Prepare the connection to one of several nodes, or to a sentinel, which has its own login."""
     if to_sentinel:
         path = password_path(settings, credential=SENTINEL_CREDENTIAL)
@@ -360,19 +361,19 @@ def wire_to(
     options: dict[str, Any] = {"host": address.host, "port": address.port}
     if where.db and not to_sentinel:
         options["db"] = where.db
-    return _wire(TlsWire if where.tls else TcpWire, options, login, settings, timeout)
+    return _wire(TlsTransport if where.tls else TcpTransport, options, login, settings, timeout)
 
 
 def _wire(
-    kind: type[Wire],
+    kind: type[Transport],
     options: dict[str, Any],
     login: _Login,
     settings: config.Redis,
     timeout: float,
-) -> Wire:
-    if kind is not UnixWire:
+) -> Transport:
+    if kind is not UnixTransport:
         options["socket_keepalive_options"] = KEEPALIVE
-    if kind is TlsWire:
+    if kind is TlsTransport:
         options.setdefault("ssl_min_version", ssl.TLSVersion.TLSv1_2)
         for option, path in (
             ("ssl_ca_certs", settings.ca_file),

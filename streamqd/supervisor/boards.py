@@ -31,7 +31,7 @@ from streamqd.scoreboard import (
     SLOT_BYTES,
     SLOT_COUNT,
     Scoreboard,
-    Slot,
+    WorkerSlot,
 )
 
 SUFFIX = ".board"
@@ -43,7 +43,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Refused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
+class BoardRefused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
     """A file that is not believed; the text says why."""
 
 
@@ -121,7 +121,7 @@ class Boards:
             found = read(path, self._header)
         except FileNotFoundError:
             return
-        except (Refused, OSError) as error:
+        except (BoardRefused, OSError) as error:
             logs.event("scoreboard.refused", logging.WARNING, file=str(path), problem=str(error))
             return
         for unit, problem in found.torn:
@@ -136,7 +136,7 @@ class Boards:
         logs.event("scoreboard.found", file=str(path), units=len(self.left))
 
 
-class Found(NamedTuple):
+class FoundBoard(NamedTuple):
     """The units of a file that can be believed; of the others, the problem."""
 
     left: list[Left]
@@ -213,23 +213,23 @@ def packed(header: Mapping[str, Any]) -> bytes:
 def unpacked(raw: bytes) -> dict[str, Any]:
     """Return the header of a file. Raises Refused."""
     if len(raw) < _HEADER.size:
-        raise Refused("it is torn: it has no header")
+        raise BoardRefused("it is torn: it has no header")
     magic, length, checked = _HEADER.unpack_from(raw)
     if magic != _MAGIC:
-        raise Refused("it is not a scoreboard of streamqd")
+        raise BoardRefused("it is not a scoreboard of streamqd")
     told = raw[_HEADER.size : _HEADER.size + length]
     if len(told) != length or zlib.crc32(told) != checked:
-        raise Refused("it is torn: its header does not match its check sum")
+        raise BoardRefused("it is torn: its header does not match its check sum")
     try:
         found = json.loads(told)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Refused("it is not a scoreboard of streamqd")
+        raise BoardRefused("it is not a scoreboard of streamqd")
     return found
 
 
-def read(path: Path, expected: Mapping[str, Any]) -> Found:
+def read(path: Path, expected: Mapping[str, Any]) -> FoundBoard:
     """Return what the file of a dead supervisor holds. Raises Refused, or OSError.
 
     `expected` is the header that the present supervisor writes: the file must be of the same
@@ -239,35 +239,35 @@ def read(path: Path, expected: Mapping[str, Any]) -> Found:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise Refused("it is not a plain file")
+            raise BoardRefused("it is not a plain file")
         if found.st_uid != os.geteuid():
-            raise Refused(f"it belongs to the user {found.st_uid}")
+            raise BoardRefused(f"it belongs to the user {found.st_uid}")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            raise Refused("others may read or write it")
+            raise BoardRefused("others may read or write it")
         if found.st_nlink != 1:
-            raise Refused("it has a second name")
+            raise BoardRefused("it has a second name")
         page = os.pread(descriptor, BOARD_BYTES, 0)
         header = unpacked(page[HEADER_OFFSET:])
         for name, wanted in expected.items():
             if header.get(name) != wanted:
-                raise Refused(f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}")
+                raise BoardRefused(f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}")
         if found.st_size != BOARD_BYTES + SLOT_COUNT * SLOT_BYTES:
-            raise Refused("it is torn: its size is not that of a scoreboard")
+            raise BoardRefused("it is torn: its size is not that of a scoreboard")
         used = int.from_bytes(page[:8], "little")
         if used > SLOT_COUNT:
-            raise Refused("it is torn: it has more slots in use than there are")
+            raise BoardRefused("it is torn: it has more slots in use than there are")
         return _read_slots(descriptor, range(used))
     finally:
         os.close(descriptor)
 
 
-def _read_slots(descriptor: int, indexes: Iterable[int]) -> Found:
+def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundBoard:
     left: dict[Unit, Left] = {}
     torn: list[tuple[Unit | None, str]] = []
     board = Scoreboard(0)
     for index in indexes:
         raw = bytearray(os.pread(descriptor, SLOT_BYTES, BOARD_BYTES + index * SLOT_BYTES))
-        slot = Slot(memoryview(raw), index, board)
+        slot = WorkerSlot(memoryview(raw), index, board)
         unit: Unit | None = None
         try:
             unit = slot.unit
@@ -283,7 +283,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> Found:
             torn.append((unit, f"slot {index} is torn: {error}"))
             continue
         left[unit] = Left(unit, *lease, batch.done, batch.running)
-    return Found(list(left.values()), torn)
+    return FoundBoard(list(left.values()), torn)
 
 
 def _sweep(place: Path) -> None:
@@ -291,7 +291,7 @@ def _sweep(place: Path) -> None:
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT)]
         for path in sorted(found)[:SWEPT_MAX]:
-            with contextlib.suppress(OSError, Refused, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError, BoardRefused, ValueError, KeyError, TypeError):
                 if not _is_locked_by_somebody(path):
                     path.unlink()
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.store import messages
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.partition import OwnedPartition
 
 CHECK_SECONDS = 0.5
 CHECKS = 2  # in a row; a message may be on its way from one place to another between two looks
 
 
-class Verdict(NamedTuple):
+class BurstState(NamedTuple):
     """Nothing more can be done: `broken` units still hold messages but crash in a loop."""
 
     broken: int
@@ -26,11 +26,11 @@ class Verdict(NamedTuple):
 class BurstCheck:
     """Asks at most every half second, and not while a worker boots."""
 
-    exchange: Exchange
+    exchange: LeaseManager
     _next_at: float = 0.0
     _passed: int = 0
 
-    def verdict(self, now: float, holdings: Mapping[Unit, Holding]) -> Verdict | None:
+    def verdict(self, now: float, holdings: Mapping[Unit, OwnedPartition]) -> BurstState | None:
         """Tell when nothing is unread, pending, delayed or waiting for a retry any more.
 
         Units of a worker that crashes in a loop are not waited for.
@@ -45,7 +45,7 @@ class BurstCheck:
             self._passed = 0
             return None
         self._passed += 1
-        return Verdict(len(left)) if self._passed >= CHECKS else None
+        return BurstState(len(left)) if self._passed >= CHECKS else None
 
     def _left(self, units: list[Unit]) -> set[Unit] | None:
         """Return the units that are not settled, None when that cannot be told now."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from streamqd import logs
 from streamqd.model import Unit
 from streamqd.notify import Notifier
-from streamqd.supervisor.crew import Crew
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.worker_pool import WorkerPool
 
 SHORT_DRAIN_SECONDS = 5.0  # what a second Ctrl-C leaves to the messages that run
 RELEASE_SECONDS = 5.0  # how long leases are tried to be released when Redis does not answer
@@ -30,9 +30,9 @@ EXIT_CRASH_LOOP = 7
 class Drain:
     """One drain, from the first signal to the exit code."""
 
-    holdings: Mapping[Unit, Holding]
-    crew: Crew
-    exchange: Exchange
+    holdings: Mapping[Unit, OwnedPartition]
+    crew: WorkerPool
+    exchange: LeaseManager
     notifier: Notifier
     begun: bool = False
     deadline: float = 0.0

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from streamqd import logs
 from streamqd.process import Child
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
-from streamqd.supervisor.crew import Crew
-from streamqd.supervisor.holding import Holding
-from streamqd.supervisor.succession import SPENT
+from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.rolling_replacement import SPENT
+from streamqd.supervisor.worker_pool import WorkerPool
 
 MEASURE_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # how late a limit may be noticed
@@ -34,7 +34,7 @@ IDLE_SECONDS = 5.0  # a worker that has begun nothing for so long has nothing to
 class Limits:
     """Enforces the limits of all workers, look by look."""
 
-    def __init__(self, crew: Crew, request: Callable[[Holding, str], bool]) -> None:
+    def __init__(self, crew: WorkerPool, request: Callable[[OwnedPartition, str], bool]) -> None:
         """`request` wants a worker replaced, for a reason; False: it is not wanted anew."""
         self._crew = crew
         self._request = request
@@ -44,7 +44,7 @@ class Limits:
         self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
         self._suspected: dict[int, int] = {}  # slot -> the run that was over its hard limit
 
-    def watch(self, holdings: Iterable[Holding], now: float) -> float:
+    def watch(self, holdings: Iterable[OwnedPartition], now: float) -> float:
         """Enforce what is due. Returns when to look again (monotonic)."""
         self._notice_freeze()
         next_at = now + MEASURE_SECONDS
@@ -71,7 +71,7 @@ class Limits:
             next_at = min(next_at, self._time(holding, child, running, now))
         return next_at
 
-    def _idle_trouble(self, holding: Holding, child: Child, now: float) -> bool:
+    def _idle_trouble(self, holding: OwnedPartition, child: Child, now: float) -> bool:
         """Judge a worker that runs no handler: boot too long, no progress, no ear."""
         if holding.slot.state == WorkerState.BOOTING:
             if now > holding.started + self._crew.settings.daemon.boot_timeout:
@@ -89,12 +89,12 @@ class Limits:
             return True
         return False
 
-    def _note_run(self, holding: Holding, now: float, *, running: bool) -> None:
+    def _note_run(self, holding: OwnedPartition, now: float, *, running: bool) -> None:
         index, sequence = holding.slot.index, holding.slot.run_seq
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
-    def _memory(self, holding: Holding, child: Child, now: float) -> None:
+    def _memory(self, holding: OwnedPartition, child: Child, now: float) -> None:
         rss = holding.slot.rss = _rss(child.pid)
         limit = holding.consumer.max_rss
         if not limit or rss - holding.slot.rss_baseline <= limit:
@@ -109,7 +109,7 @@ class Limits:
                 max_rss=limit,
             )
 
-    def _life(self, holding: Holding, now: float) -> None:
+    def _life(self, holding: OwnedPartition, now: float) -> None:
         """Have a worker replaced that is too old, or that will soon have handled enough."""
         age, messages = holding.consumer.max_age, holding.consumer.max_messages
         # Workers that were born together should not retire together.
@@ -120,7 +120,9 @@ class Limits:
             if pace and holding.left_of(messages) / pace < AHEAD_SECONDS:
                 self._request(holding, SPENT)
 
-    def _replace(self, holding: Holding, reason: str, now: float, rss: int | None = None) -> bool:
+    def _replace(
+        self, holding: OwnedPartition, reason: str, now: float, rss: int | None = None
+    ) -> bool:
         """Have a worker replaced that has worked, or had nothing to do for long enough.
 
         Whatever its limits are, no worker is replaced before it has begun to handle a message, so
@@ -141,7 +143,7 @@ class Limits:
         return True
 
     def _time(
-        self, holding: Holding, child: Child, running: list[RunningEntry], now: float
+        self, holding: OwnedPartition, child: Child, running: list[RunningEntry], now: float
     ) -> float:
         consumer = holding.works_by or holding.consumer
         soft, hard = consumer.timeout, consumer.hard_timeout

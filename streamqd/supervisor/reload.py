@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from streamqd import logs, startup
 from streamqd.config import Settings
-from streamqd.errand import Errand, Outcome
 from streamqd.errors import ConfigError
 from streamqd.handlers import Probe
 from streamqd.model import Unit
+from streamqd.subprocess_task import SubprocessTask, TaskResult
 
 if TYPE_CHECKING:
     from streamqd.supervisor.supervisor import Supervisor
@@ -33,7 +33,7 @@ class Reload:
         self._supervisor = supervisor
         self._load = load
         self._requested = False
-        self._probe: Errand | None = None
+        self._probe: SubprocessTask | None = None
         self._settings: Settings | None = None
         self._queue: list[Unit] = []
         self._rolling: Unit | None = None
@@ -85,7 +85,7 @@ class Reload:
         kept = self._settings = self._keep_fixed(settings)
         only = self._supervisor.only
         try:
-            self._probe = Errand(
+            self._probe = SubprocessTask(
                 lambda: startup.renew(kept, only),
                 title="streamqd: probe",
                 timeout=kept.daemon.boot_timeout,
@@ -114,7 +114,7 @@ class Reload:
             daemon=dataclasses.replace(new.daemon, **fixed),
         )
 
-    def _validated(self, found: Outcome) -> None:
+    def _validated(self, found: TaskResult) -> None:
         supervisor, settings = self._supervisor, self._settings
         assert settings is not None
         if found.trouble:

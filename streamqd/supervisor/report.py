@@ -12,14 +12,14 @@ from streamqd.housekeeper.health import HOUSEKEEPER_SECONDS
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
-from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.partition import OwnedPartition, Phase
 
 EXTEND_SECONDS = 20.0  # what a start or a drain that makes progress asks for, again and again
 EXTEND_EVERY = 5.0  # seconds between two such requests
 PINGS = 4  # of the watchdog within its interval
 
 
-class Report:
+class StatusReporter:
     """Tells changes once, and that there is progress as often as the service manager wants."""
 
     def __init__(self, board: Scoreboard, notifier: Notifier) -> None:
@@ -32,7 +32,7 @@ class Report:
 
     def tick(
         self,
-        holdings: Mapping[Unit, Holding],
+        holdings: Mapping[Unit, OwnedPartition],
         *,
         redis_ok: bool,
         fleet_seen: bool,
@@ -105,7 +105,7 @@ class Report:
             self._notifier.extend_timeout(EXTEND_SECONDS)
 
 
-def dump(holdings: Mapping[Unit, Holding]) -> None:
+def dump(holdings: Mapping[Unit, OwnedPartition]) -> None:
     """Log every unit's state, and print the stacks of this process and of all workers."""
     for holding in holdings.values():
         logs.event(

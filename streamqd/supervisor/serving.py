@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from streamqd import logs
 from streamqd.policy.capacity import GIVE_UP_SECONDS, Capacity
-from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.partition import OwnedPartition, Phase
 
 if TYPE_CHECKING:
     from streamqd.supervisor.supervisor import Supervisor
@@ -46,7 +46,7 @@ class Serving:
         elif count := self.capacity.to_try(now, running):
             self._try(now, running, count)
 
-    def _give_up(self, now: float, running: int, stuck: list[Holding]) -> None:
+    def _give_up(self, now: float, running: int, stuck: list[OwnedPartition]) -> None:
         supervisor, before = self._supervisor, self.capacity.limit
         self.capacity.refused(now, running, supervisor.crew.refusal)
         for holding in stuck:
@@ -90,6 +90,6 @@ class Serving:
         supervisor.exchange.wake_fleet()
 
 
-def _is_refused(holding: Holding) -> bool:
+def _is_refused(holding: OwnedPartition) -> bool:
     """Whether the system refuses this partition its process."""
     return holding.phase is Phase.HELD and holding.child is None and holding.refused_since > 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from random import random
 
-from streamqd import inheritance, logs, process, startup
+from streamqd import fork_hygiene, logs, process, startup
 from streamqd.config import Consumer, Settings
 from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StreamqdError
@@ -20,20 +20,20 @@ from streamqd.scoreboard import HEAD_BYTES, WorkerState
 from streamqd.supervisor import report
 from streamqd.supervisor.boards import Boards
 from streamqd.supervisor.burst import BurstCheck
-from streamqd.supervisor.crew import Crew
+from streamqd.supervisor.control import Control
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.limits import Limits
-from streamqd.supervisor.memory import Kills
-from streamqd.supervisor.moves import Moves
-from streamqd.supervisor.names import Names
+from streamqd.supervisor.oom_monitor import OomMonitor
+from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.rebalance import Rebalance
 from streamqd.supervisor.reload import Reload
-from streamqd.supervisor.restore import Restore
+from streamqd.supervisor.reregister import Reregister
+from streamqd.supervisor.resolver import Resolver
+from streamqd.supervisor.rolling_replacement import RollingReplacement
 from streamqd.supervisor.serving import Serving
-from streamqd.supervisor.steering import Steering
-from streamqd.supervisor.succession import Succession
 from streamqd.supervisor.watcher import Watched, Watcher
+from streamqd.supervisor.worker_pool import WorkerPool
 
 TICK_SECONDS = 0.5
 CAUSES_MAX = 3  # named when all partitions crash
@@ -62,15 +62,15 @@ class Supervisor:
         self.notifier = Notifier()
         boards = Boards(settings.daemon, lock)
         self.board = boards.make(len(_units_of(settings, partitions)))
-        self.names = Names()
-        self.exchange = Exchange(settings, self.board, lock.identity, self.names)
+        self.names = Resolver()
+        self.exchange = LeaseManager(settings, self.board, lock.identity, self.names)
         forget = [self.exchange.link.detach, self.exchange.wakes.link.detach]
         if embedded is not None:
             forget.append(embedded.detach)
         self.names.forget = forget
-        self.crew = Crew(settings, self.board, forget, [lock.fileno()])
-        self.kernel_kills = Kills()
-        self.holdings: dict[Unit, Holding] = {}
+        self.crew = WorkerPool(settings, self.board, forget, [lock.fileno()])
+        self.kernel_kills = OomMonitor()
+        self.holdings: dict[Unit, OwnedPartition] = {}
         self.unwanted: set[Unit] = set()  # known units that a reload took out
         self.partitions = dict(partitions)  # of each topic; of one that cannot be read, not yet
         self._offer(settings, partitions)
@@ -81,17 +81,17 @@ class Supervisor:
                 self.holdings[unit].resume(left, alone=alone)
         boards.publish()
         self._boards = boards
-        self.moves = Moves(self)
+        self.moves = Rebalance(self)
         self.serving = Serving(self)
-        self.steering = Steering(self)
+        self.steering = Control(self)
         self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
-        self.succession = Succession(self)
+        self.succession = RollingReplacement(self)
         self.limits = Limits(self.crew, self.succession.request)
         self.reload = Reload(self, load)
         self.watcher = Watcher(settings.source, watched, self.crew.forget) if watched else None
-        self.restore = Restore(self.exchange, self.crew)
+        self.restore = Reregister(self.exchange, self.crew)
         self.burst = BurstCheck(self.exchange) if burst else None
-        self.report = report.Report(self.board, self.notifier)
+        self.report = report.StatusReporter(self.board, self.notifier)
         self.signals = signals
         self.paused = False
         self.exit_code: int | None = None
@@ -104,7 +104,7 @@ class Supervisor:
         """Loop until there is an exit code, then leave the fleet."""
         try:
             process.become_subreaper()
-            inheritance.freeze()
+            fork_hygiene.freeze()
             logs.event(
                 "start",
                 instance=self.settings.daemon.instance,
@@ -201,7 +201,7 @@ class Supervisor:
         for unit, consumer in wanted.items():
             holding = self.holdings.get(unit)
             if holding is None:
-                self.holdings[unit] = Holding(unit, consumer, self.board.allot(unit))
+                self.holdings[unit] = OwnedPartition(unit, consumer, self.board.allot(unit))
             else:
                 holding.consumer = consumer
         self.unwanted = self.holdings.keys() - wanted.keys()
@@ -262,7 +262,7 @@ class Supervisor:
         for holding in self.holdings.values():
             self.crew.pause(holding, paused=self._is_paused(holding))
 
-    def _is_paused(self, holding: Holding) -> bool:
+    def _is_paused(self, holding: OwnedPartition) -> bool:
         return self.paused or self.steering.is_paused(holding.unit)
 
     # --- children ---
@@ -287,26 +287,26 @@ class Supervisor:
                 reason=reason or None,
                 charged=verdict.charged.decode() if verdict.charged else None,
             )
-            self._follow_up(holding, restart.Exit(now, verdict.cause, *before))
+            self._follow_up(holding, restart.WorkerExit(now, verdict.cause, *before))
         # Only those that our children left behind: everything that we started is in `known`.
         process.reap_adopted(self._known_pids())
 
-    def retire(self, holding: Holding) -> None:
+    def retire(self, holding: OwnedPartition) -> None:
         """Go on without a worker that is quiet; its process ends by itself."""
         now, reason = time.monotonic(), holding.stop_reason
         before = holding.lived(now), holding.settled()
         child, verdict = holding.retired()
         self.crew.retire(holding, child, reason)
-        self._follow_up(holding, restart.Exit(now, verdict.cause, *before))
+        self._follow_up(holding, restart.WorkerExit(now, verdict.cause, *before))
 
-    def _follow_up(self, holding: Holding, end: restart.Exit) -> None:
+    def _follow_up(self, holding: OwnedPartition, end: restart.WorkerExit) -> None:
         self._plan_restart(holding, end.at, end)
         if holding.phase is Phase.FREE:
             self.exchange.unit_lost()
         if self.drain.begun or holding.unit in self.unwanted:
             holding.give_up()
 
-    def _plan_restart(self, holding: Holding, now: float, end: restart.Exit) -> None:
+    def _plan_restart(self, holding: OwnedPartition, now: float, end: restart.WorkerExit) -> None:
         """Let the restart policy say when the next process may be forked."""
         daemon, crashes = self.settings.daemon, holding.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
@@ -342,7 +342,7 @@ class Supervisor:
                 self.crew.stop(holding, "lost")
         if self.drain.begun:
             return
-        fresh: list[tuple[Holding, bool]] = []
+        fresh: list[tuple[OwnedPartition, bool]] = []
         for unit, holding in self.holdings.items():
             if holding.startable and now >= holding.start_at and unit not in self.unwanted:
                 if holding.broken_until:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from streamqd.letter import Letter
+from streamqd.dead_letter import DeadLetter
 from streamqd.message import Message
 
 Verdict = Literal["ack", "retry", "dead", "release", "crash", "expired"]
@@ -36,7 +36,7 @@ class Run:
     them. None when there is no next run."""
     in_place: bool = False
     """Whether the message keeps its place meanwhile: `on_error` is block or hold-key."""
-    letter: Letter | None = None
+    letter: DeadLetter | None = None
     """What the dead letter tells, of a dead one."""
     at: float = 0.0
     """When it began, in seconds after the first write of the message, by the clock of the test."""

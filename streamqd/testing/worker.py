@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 
 from streamqd import handlers
 from streamqd.config import Daemon
-from streamqd.letter import Letter
+from streamqd.dead_letter import DeadLetter
 from streamqd.message import Delivery, Message
 from streamqd.model import (
     DeadAsked,
@@ -34,7 +34,7 @@ from streamqd.testing.crashes import CrashAt
 from streamqd.testing.declared import TestedOptions, consumer_of, fitted
 from streamqd.testing.limits import check_thread, soft_limit
 from streamqd.testing.result import Run
-from streamqd.worker import letters
+from streamqd.worker import dead_letters
 from streamqd.worker.batches import errors_of
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.runs import RELEASE_SECONDS
@@ -267,7 +267,7 @@ class Worker:
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
                 failure = handlers.redacted(failure, self._loaded.redact)
                 print_ = handlers.fingerprint(error, self._reference)
-                fields = letters.letter(
+                fields = dead_letters.letter(
                     message, self._delivery, self._reference, reason, failure,
                     attempts=message.attempt, crashes=crashes, fingerprint=print_,
                 )  # fmt: skip
@@ -285,9 +285,11 @@ class Worker:
         record = json.dumps(
             {"what": str(ending), "signal": ending.signal_name or None, "exitCode": ending.code}
         ).encode()
-        what, context = letters.crash_fields(record)
+        what, context = dead_letters.crash_fields(record)
         why = (dead.reason, what, f"the process that handled it ended by {what}")
-        fields = letters.unhandled(message, self._delivery, self._reference, why, crashes=crashes)
+        fields = dead_letters.unhandled(
+            message, self._delivery, self._reference, why, crashes=crashes
+        )
         return self._dead(message, dead.reason, crashes, now, fields | context, None)
 
     def _dead(
@@ -299,7 +301,7 @@ class Worker:
         fields: dict[bytes, bytes],
         error: BaseException | None,
     ) -> Run:
-        letter = Letter.read(fields | {b"failedAt": str(int(now * 1000)).encode()})
+        letter = DeadLetter.read(fields | {b"failedAt": str(int(now * 1000)).encode()})
         return self._ended(message, "dead", crashes, now, reason=reason, error=error, letter=letter)
 
     def _ended(self, message: Message, verdict: Any, crashes: int, now: float, **more: Any) -> Run:
@@ -308,7 +310,7 @@ class Worker:
 
     def _requeued(self, message: Message, retries: int, crashes: int) -> Message:
         """The message as the retry stream has it."""
-        carried = letters.carried(message, retries=retries, crashes=crashes)
+        carried = dead_letters.carried(message, retries=retries, crashes=crashes)
         flat = [part for pair in (message.fields | carried).items() for part in pair]
         return Message(self._delivery, self._new_id(0.0), flat, retried=True)
 

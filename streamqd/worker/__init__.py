@@ -22,25 +22,29 @@ import socket
 
 from streamqd.config import Consumer, Settings
 from streamqd.model import HOLD_KEY
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.worker import forks
+from streamqd.worker.assignment import STOP, Assignment
 from streamqd.worker.concurrent import ConcurrentWorker
-from streamqd.worker.gate import ExitCode
+from streamqd.worker.control_channel import ExitCode
 from streamqd.worker.holder import HoldingWorker
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.orders import STOP, Orders
 from streamqd.worker.standby import prepare
-from streamqd.worker.worker import Worker
+from streamqd.worker.worker import WorkerProcess
 
-__all__ = ["STOP", "ExitCode", "Orders", "Worker", "live", "new_worker"]
+__all__ = ["STOP", "Assignment", "ExitCode", "WorkerProcess", "live", "new_worker"]
 
 
 def live(
-    orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
+    orders: Assignment,
+    settings: Settings,
+    consumer: Consumer,
+    slot: WorkerSlot,
+    control: socket.socket,
 ) -> int:
     """Be the worker that a consumer needs, or first its standby. Returns the exit code."""
-    mine = forks.Worker(orders.unit, slot, control)
+    mine = forks.ForkingWorker(orders.unit, slot, control)
     forks.family.enter(mine)
     try:
         booted = None
@@ -58,14 +62,14 @@ def live(
 
 
 def new_worker(
-    orders: Orders,
+    orders: Assignment,
     settings: Settings,
     consumer: Consumer,
-    slot: Slot,
+    slot: WorkerSlot,
     control: socket.socket,
-    booted: tuple[Hooks, Link] | None = None,
-) -> Worker:
+    booted: tuple[Hooks, Connection] | None = None,
+) -> WorkerProcess:
     """Make the worker that a consumer needs. `run` is its life."""
-    holding = HoldingWorker if consumer.on_error == HOLD_KEY else Worker
+    holding = HoldingWorker if consumer.on_error == HOLD_KEY else WorkerProcess
     kind = ConcurrentWorker if consumer.lanes > 1 else holding
     return kind(orders, settings, consumer, slot, control, booted)

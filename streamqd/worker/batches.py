@@ -18,13 +18,13 @@ from streamqd.scoreboard import (
     RUNNING,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
-    Slot,
+    WorkerSlot,
     now_ns,
 )
-from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
 from streamqd.worker.runs import Runner
 from streamqd.worker.settler import Settler
-from streamqd.worker.throttle import Throttle
+from streamqd.worker.throttle import RateLimiter
 
 BATCH = 100  # messages at once, where the consumer does not say
 
@@ -45,12 +45,17 @@ class BatchRunner(Runner):
     """Collects messages, and runs the handler when the batch is full or nothing more comes."""
 
     def __init__(
-        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+        self,
+        consumer: Consumer,
+        delivery: Delivery,
+        slot: WorkerSlot,
+        gate: ControlChannel,
+        settler: Settler,
     ) -> None:
         super().__init__(consumer, delivery, slot, gate, settler)
         self._taken: list[Taken] = []
         self._size = consumer.batch or BATCH
-        self.throttle = Throttle.of(consumer, slot, gate, settler, self._size)
+        self.throttle = RateLimiter.of(consumer, slot, gate, settler, self._size)
         if self.throttle is not None:
             self._size = min(self._size, self.throttle.burst)
         self._size = min(self._size, consumer.max_messages or self._size)

@@ -8,9 +8,9 @@ and goes on counting.
 
 from __future__ import annotations
 
+from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WAITING, now_ns
-from streamqd.waits import Wait, Waits
 from streamqd.worker.runs import RELEASE_SECONDS, Runner
 from streamqd.worker.settler import place_of
 
@@ -57,7 +57,7 @@ class BlockingRunner(Runner):
         self.settler.flush()
         if self.mark:
             self.mark(NOBODY)
-        waits = Waits(self.slot.words)
+        waits = IdleReason(self.slot.words)
         waits.begin(Wait.BLOCKED, now_ns() + int(seconds * 1e9))
         self.gate.sleep(seconds, self.slot.unfinished)
         waits.end()

@@ -17,12 +17,12 @@ from streamqd.model import HOLD_KEY
 from streamqd.scoreboard import WORD_COMMAND, now_ns
 from streamqd.store.cluster import connect
 from streamqd.store.doubt import Silence
-from streamqd.store.fetch import Round
-from streamqd.worker.gate import ExitCode, Stop
+from streamqd.store.fetch import FetchResult
+from streamqd.worker.assignment import Reconnect
+from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.inherited import Held
-from streamqd.worker.lanes import Entry, Lanes, TaskLanes, ThreadLanes
-from streamqd.worker.orders import Anew
+from streamqd.worker.lanes import RunningMessage, Runs, TaskRuns, ThreadRuns
+from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.runs import ACK_DELAY_NS, RELEASE_SECONDS, Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced
 from streamqd.worker.several import SeveralRunner
@@ -32,14 +32,14 @@ from streamqd.worker.worker import (
     DOUBT_SECONDS,
     IDLE_CHECK_SECONDS,
     REPLY_SECONDS,
-    Worker,
+    WorkerProcess,
     unheard,
 )
 
 PUBLISH_NS = 1_000_000_000
 
 
-class ConcurrentWorker(Worker):
+class ConcurrentWorker(WorkerProcess):
     """Handles one unit, `concurrency` messages at a time."""
 
     runner: SeveralRunner
@@ -70,13 +70,13 @@ class ConcurrentWorker(Worker):
             )
         kind = HoldingSeveralRunner if self.consumer.on_error == HOLD_KEY else SeveralRunner
         runner = kind(self.consumer, self.delivery, self.slot, self.gate, self.settler)
-        lanes: Lanes
+        lanes: Runs
         if form.asynchronous:
             assert hooks.loop is not None
             limited = self.consumer.timeout is not None
-            lanes = TaskLanes(self.slot, function, hooks.loop, limited=limited)
+            lanes = TaskRuns(self.slot, function, hooks.loop, limited=limited)
         else:
-            lanes = ThreadLanes(self.slot, function, self.consumer.lanes)
+            lanes = ThreadRuns(self.slot, function, self.consumer.lanes)
         runner.lanes = lanes
         return runner
 
@@ -107,7 +107,7 @@ class ConcurrentWorker(Worker):
         self.runner.forget_waiting()
         super()._attach()
 
-    def _run_held(self, held: list[Held], session: str) -> None:
+    def _run_held(self, held: list[PendingEntry], session: str) -> None:
         """Take entries that were pending before into hand, and handle those that must be alone."""
         self.runner.mark = self.solo.marker(session) if session else None
         known = {*self.runner.places(), *self.settler.parked_places}
@@ -129,7 +129,9 @@ class ConcurrentWorker(Worker):
             if session:
                 self.solo.begin(session, entry, message)
             self.runner.add(
-                Entry(index, entry.place, message, entry.retried, entry.crashes, entry.size)
+                RunningMessage(
+                    index, entry.place, message, entry.retried, entry.crashes, entry.size
+                )
             )
             if session:
                 self._run_marked()
@@ -151,7 +153,7 @@ class ConcurrentWorker(Worker):
                 empty = not (fetched.retried or fetched.main)
                 self._take(fetched)
 
-    def _turn(self, empty: bool) -> Round | None:
+    def _turn(self, empty: bool) -> FetchResult | None:
         """Begin with what can begin, then do what is next. Returns what was read.
 
         `empty`: the read before has brought nothing.
@@ -161,7 +163,7 @@ class ConcurrentWorker(Worker):
             self._begin_anew()
         elif self.takeover.wanted and self.takeover.has_turn(reading=self._hungry()):
             if self._bell_ns:
-                raise Anew  # the bell keeps the connection for seconds
+                raise Reconnect  # the bell keeps the connection for seconds
             self._reclaim()
         elif self._bell_ns:
             return self._answer()
@@ -224,7 +226,7 @@ class ConcurrentWorker(Worker):
         self.gate.check(self.runner.ordering.waiting)
         if rang:
             # Whatever the doorbell's read has moved meanwhile is found by listing.
-            raise Anew
+            raise Reconnect
 
     def _finish_running(self, *, whatever: bool = False) -> None:
         """Wait for the runs to end, as long as a command stands, or `whatever` is commanded."""
@@ -264,7 +266,7 @@ class ConcurrentWorker(Worker):
         self.runner.released = 0
         self.gate.sleep(RELEASE_SECONDS)
         if self._bell_ns:
-            raise Anew
+            raise Reconnect
         self._attach()
 
     # --- reading ---
@@ -311,7 +313,7 @@ class ConcurrentWorker(Worker):
         self._bells.begin(self._bell_ns, self.last_retry, self.last_main)
         self._silent = self._silence(seconds)
 
-    def _answer(self) -> Round | None:
+    def _answer(self) -> FetchResult | None:
         """Wait for the doorbell, or for anything else that happens. None: it has not answered."""
         sock, silence = self.fetcher.sock, self._silent
         assert silence is not None
@@ -332,7 +334,7 @@ class ConcurrentWorker(Worker):
         self.slot.add("round_trips")
         return self._accepted(fetched, self._bell_count)
 
-    def _take(self, fetched: Round) -> None:
+    def _take(self, fetched: FetchResult) -> None:
         """Take what was read into hand, or see to what is due when nothing happens."""
         retried, main = fetched.retried, fetched.main
         if not retried and not main:
@@ -367,7 +369,7 @@ class ConcurrentWorker(Worker):
             indexes = runner.admit_all(places)
             runner.add_all(
                 [
-                    Entry(index, place, message, retried, 0, size)
+                    RunningMessage(index, place, message, retried, 0, size)
                     for index, place, (message, size) in zip(indexes, places, part, strict=True)
                     if size <= bytes_max or not runner.bury_giant(index, message, retried, 0)
                 ]
@@ -384,7 +386,7 @@ class ConcurrentWorker(Worker):
         if now - self._idle_since > IDLE_CHECK_SECONDS * 1e9:
             self._idle_since = now
             if self.settler.pending_differs():
-                raise Anew
+                raise Reconnect
 
     def _wait(self, *descriptors: int) -> set[int]:
         """Wait until a run has ended, or a descriptor is readable, or settling is due."""

@@ -28,7 +28,7 @@ DESCRIPTOR_MAX = 1023  # select takes no higher one
 Work = Callable[[], object]  # returns the coroutine; called in the loop's thread
 
 
-class Run:
+class CoroutineRun:
     """One coroutine of a handler, from its start to its end, which is told to `ended`.
 
     The end is what was returned, or the exception that was raised. A run is the coroutine that its
@@ -118,7 +118,7 @@ def _nobody(_end: object) -> None:
     pass
 
 
-def _start(runs: list[Run]) -> None:
+def _start(runs: list[CoroutineRun]) -> None:
     loop = asyncio.get_running_loop()
     for run in runs:
         run.start(loop)
@@ -164,7 +164,7 @@ class EventLoop:
         self._loop = new_loop()
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
-        self._waited: Run | None = None
+        self._waited: CoroutineRun | None = None
         family.loops.add(self)
 
     def halt(self) -> None:
@@ -174,7 +174,7 @@ class EventLoop:
             ready.clear()
         self._loop.stop()
 
-    def begin(self, runs: list[Run]) -> None:
+    def begin(self, runs: list[CoroutineRun]) -> None:
         """Start coroutines: together they cost one wake-up of the loop."""
         self._loop.call_soon_threadsafe(_start, runs)
 
@@ -186,14 +186,14 @@ class EventLoop:
         """Call something after what is ready to run. In the loop's thread."""
         self._loop.call_soon(call)
 
-    def interrupt(self, run: Run, limit: BaseException) -> None:
+    def interrupt(self, run: CoroutineRun, limit: BaseException) -> None:
         """Raise an exception in a coroutine, where it waits. Also for use by a signal handler."""
         self._loop.call_soon_threadsafe(run.interrupt, limit)
 
     def wait(self, work: Work) -> object:
         """Run a coroutine to its end. Returns what it returns, or the exception that it raised."""
         ends: SimpleQueue[object] = SimpleQueue()
-        run = self._waited = Run(work, None, ends.put)
+        run = self._waited = CoroutineRun(work, None, ends.put)
         self.begin([run])
         end = ends.get()
         self._waited = None

@@ -22,8 +22,8 @@ from typing import Protocol
 
 from streamqd import logs
 from streamqd.model import Unit
-from streamqd.scoreboard import WORD_COMMAND, Command, Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WORD_COMMAND, WorkerCommand, WorkerSlot
+from streamqd.store.client import Connection
 
 EXIT_CODE = 70  # of such a child, for whoever has forked it and waits for it
 ADVICE = "a handler forked and its child returned; end such a child with os._exit"
@@ -35,14 +35,14 @@ class Loop(Protocol):
     def halt(self) -> None: ...
 
 
-class Worker:
+class ForkingWorker:
     """What a worker process holds that no child of it may have."""
 
-    def __init__(self, unit: Unit, slot: Slot, control: socket.socket) -> None:
+    def __init__(self, unit: Unit, slot: WorkerSlot, control: socket.socket) -> None:
         self.unit = unit
         self.slot = slot
         self.control = control
-        self.links: Callable[[], Iterable[Link]] = tuple  # those that there are by now
+        self.links: Callable[[], Iterable[Connection]] = tuple  # those that there are by now
 
 
 class Family:
@@ -52,9 +52,9 @@ class Family:
         self.child = False  # it was forked in a worker
         self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._unit: Unit | None = None
-        self._worker: Callable[[], Worker | None] = lambda: None
+        self._worker: Callable[[], ForkingWorker | None] = lambda: None
 
-    def enter(self, worker: Worker) -> None:
+    def enter(self, worker: ForkingWorker) -> None:
         """This process is a worker, for as long as `worker` is kept."""
         self._worker = weakref.ref(worker)
 
@@ -71,7 +71,7 @@ class Family:
             worker.slot.leave()
         except OSError:
             os._exit(EXIT_CODE)  # its next write would be into the slot of its parent
-        worker.slot.words[WORD_COMMAND] = Command.STOP
+        worker.slot.words[WORD_COMMAND] = WorkerCommand.STOP
         with contextlib.suppress(OSError):
             worker.control.close()
         for loop in tuple(self.loops):

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from streamqd import logs
 from streamqd.config import Settings
 from streamqd.errors import RedisRefused
+from streamqd.idle_reason import CIRCUIT, FLOOD, PROBE, SETTLED, IdleReason, Wait
 from streamqd.message import Message
 from streamqd.model import Failed, Outcome
-from streamqd.policy import circuit, flood, settlement
-from streamqd.policy.circuit import Circuit, State
-from streamqd.policy.flood import Flood
+from streamqd.policy import circuit, dead_letter_rate, settlement
+from streamqd.policy.circuit import Circuit, CircuitState
+from streamqd.policy.dead_letter_rate import DeadLetterRate
 from streamqd.scoreboard import now_ns
-from streamqd.store import control
-from streamqd.waits import CIRCUIT, FLOOD, PROBE, SETTLED, Wait, Waits
+from streamqd.store import directives
 from streamqd.worker.outage import Outage
 
 if TYPE_CHECKING:
@@ -42,18 +42,18 @@ class Guards:
         self._settler = runner.settler
         self._unit = runner.delivery.unit
         self._fleet = settings.daemon.fleet
-        self._waits = Waits(runner.slot.words)
+        self._waits = IdleReason(runner.slot.words)
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
         failures, since = self._waits.kept(CIRCUIT)
-        left = circuit.Memory(failures, since / 1e9)
+        left = circuit.CircuitMemory(failures, since / 1e9)
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, left)
         shortest, longest = GLANCE_SECONDS
         self._glance: float = min(max(shortest, breaker.probe_every / 20), longest)
         self._outage = Outage(runner.slot)
         deaths, since, settled = self._waits.kept(FLOOD)
-        died = flood.Memory(deaths, since / 1e9, settled)
-        self._flood = Flood(guard.letters, guard.window, guard.share, died)
+        died = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
+        self._flood = DeadLetterRate(guard.letters, guard.window, guard.share, died)
         (self._settled_before,) = self._waits.kept(SETTLED)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe began
@@ -66,7 +66,7 @@ class Guards:
     def of(cls, runner: Runner, settings: Settings) -> Guards | None:
         """Return the guards that the consumer of a runner asks for, None when it asks for none."""
         breaker, guard = runner.consumer.breaker.failures, runner.consumer.flood_guard.letters
-        waits = Waits(runner.slot.words)
+        waits = IdleReason(runner.slot.words)
         runner.slot.words[PROBE] = 0
         if not breaker:
             waits.forget(CIRCUIT)
@@ -99,7 +99,7 @@ class Guards:
         if not counts:
             message.forgiven_at = unix
         self._keep_circuit()
-        if self._circuit.state is State.OPEN and outage.failed():
+        if self._circuit.state is CircuitState.OPEN and outage.failed():
             self._waits.count_opening()
             logs.event(
                 "circuit.opened",
@@ -145,13 +145,13 @@ class Guards:
             return
         circuit, outage = self._circuit, self._outage
         before = circuit.state
-        succeeded = before is State.HALF_OPEN and self._successes > self._probe_from
+        succeeded = before is CircuitState.HALF_OPEN and self._successes > self._probe_from
         # Else others have closed it for this probe, and it has opened again meanwhile.
         succeeded = succeeded and outage.openings == self._probe_of
         if (succeeded or outage.proved) and outage.close():
             logs.event("circuit.closed", unit=self._unit)
         circuit.heard(is_open=outage.is_open, opened=outage.opened)
-        if before is not State.CLOSED and circuit.state is State.CLOSED:
+        if before is not CircuitState.CLOSED and circuit.state is CircuitState.CLOSED:
             self._keep_circuit()
             self._waits.end()
 
@@ -175,7 +175,7 @@ class Guards:
 
     def seconds(self) -> float:
         """How long nothing may be begun, 0 for now. Then it is asked again: others may be first."""
-        if self._circuit.state is not State.OPEN:
+        if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         later = self._outage.later(self._breaker.probe_every)
         left = self._circuit.wait(_now(), later)
@@ -187,7 +187,7 @@ class Guards:
     @property
     def probing(self) -> bool:
         """Whether no more than one message may be tried at once."""
-        return self._circuit.state is not State.CLOSED
+        return self._circuit.state is not CircuitState.CLOSED
 
     def room(self, running: int) -> int | None:
         """How many more messages may begin beside those that run; None for any number.
@@ -225,13 +225,13 @@ class Guards:
 
     def _left(self) -> float:
         """As `seconds`, in a worker that runs nothing: a turn that another has taken is over."""
-        if self._circuit.state is State.HALF_OPEN and not self._outage.mine:
+        if self._circuit.state is CircuitState.HALF_OPEN and not self._outage.mine:
             self._circuit.rest()
         return self.seconds()
 
     def _probe(self) -> None:
         """Let the next run be a probe."""
-        self._outage.probe(again=self._circuit.state is State.HALF_OPEN)
+        self._outage.probe(again=self._circuit.state is CircuitState.HALF_OPEN)
         self._circuit.probe()
         self._probe_from, self._probe_of = self._successes, self._outage.openings
         self._waits.begin(Wait.PROBING)
@@ -241,12 +241,12 @@ class Guards:
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
         link, keys, slot = self._settler.link, self._settler.keys, self._runner.slot
-        name = f"pause:{control.Scope(*self._unit)}"
+        name = f"pause:{directives.Scope(*self._unit)}"
         why = f"{self._guard.letters} dead letters within {self._guard.window:g} s"
         by = f"the flood guard of {self._runner.delivery.instance}"
         problem = ""
         try:
-            reply = link.run(control.change(keys, self._fleet, name, by=by, why=why))
+            reply = link.run(directives.change(keys, self._fleet, name, by=by, why=why))
             if reply.word != "OK":
                 problem = "there are too many orders"
             link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamqd.idle_reason import IdleReason
 from streamqd.scoreboard import SETTLED, now_ns
-from streamqd.store.fetch import Round
-from streamqd.waits import Waits
+from streamqd.store.fetch import FetchResult
 from streamqd.worker.holding import HoldingRunner, tell_full, tell_held
-from streamqd.worker.worker import Worker
+from streamqd.worker.worker import WorkerProcess
 
 DUE_MAX = 128  # held messages that come into hand at once, and of one key
 
 
-class HoldingWorker(Worker):
+class HoldingWorker(WorkerProcess):
     """Handles one unit, one message at a time, and what is held when it is due."""
 
     runner: HoldingRunner
@@ -25,7 +25,7 @@ class HoldingWorker(Worker):
 
     def _await_room(self) -> int:
         room = super()._await_room()
-        holds, waits = self.runner.holds, Waits(self.slot.words)
+        holds, waits = self.runner.holds, IdleReason(self.slot.words)
         while holds.entries >= self.consumer.held_max or holds.size >= self.consumer.prefetch_bytes:
             # What would come now could be of held keys: nothing is read, not even awaited.
             self.settler.flush()
@@ -36,7 +36,7 @@ class HoldingWorker(Worker):
             self._run_due()
         return max(1, min(room, (self.consumer.held_max - holds.entries) // 2))
 
-    def _round(self, *, doorbell: bool) -> Round:
+    def _round(self, *, doorbell: bool) -> FetchResult:
         self._run_due()
         return super()._round(doorbell=doorbell and not self.settler.acks_owed)
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
-from streamqd.scoreboard import SETTLED, Slot, now_ns
-from streamqd.waits import Wait, Waits
+from streamqd.scoreboard import SETTLED, WorkerSlot, now_ns
 from streamqd.worker.blocking import NOBODY
-from streamqd.worker.holds import Holds
+from streamqd.worker.key_blocker import KeyBlocker
 from streamqd.worker.runs import RELEASE_SECONDS, Runner
 from streamqd.worker.settler import Settler, place_of
 
 
-class Kept:
+class HeldMessage:
     """A message that is held, and what a run of it needs."""
 
     def __init__(self, place: bytes, message: Message, *, retried: bool, crashes: int) -> None:
@@ -34,21 +34,21 @@ class Kept:
 class Shelf(Protocol):
     """A runner that holds keys, as those who wait for it see it."""
 
-    slot: Slot
+    slot: WorkerSlot
     settler: Settler
 
     @property
-    def holds(self) -> Holds[Any]: ...
+    def holds(self) -> KeyBlocker[Any]: ...
 
 
 def tell_held(runner: Shelf) -> None:
     """Say in the slot how much is held, and to the settler how much stays pending."""
     holds = runner.holds
     runner.settler.kept = holds.entries
-    Waits(runner.slot.words).hold(holds.entries, holds.keys)
+    IdleReason(runner.slot.words).hold(holds.entries, holds.keys)
 
 
-def tell_full(waits: Waits, due_ns: float | None) -> None:
+def tell_full(waits: IdleReason, due_ns: float | None) -> None:
     """Say that nothing is read until a held key is due; None: that this is over.
 
     Whatever else keeps the worker from beginning is said first: it lets the held ones wait, too.
@@ -76,7 +76,7 @@ class HoldingRunner(ReleasesByKey):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.holds: Holds[Kept] = Holds()
+        self.holds: KeyBlocker[HeldMessage] = KeyBlocker()
         self._crashes = 0  # charged to the entry that runs
 
     def handle(
@@ -93,10 +93,10 @@ class HoldingRunner(ReleasesByKey):
             return
         place = place_of(message.id_bytes, retried=retried)
         self.slot.states[index] = SETTLED
-        self.holds.behind(key, Kept(place, message, retried=retried, crashes=crashes))
+        self.holds.behind(key, HeldMessage(place, message, retried=retried, crashes=crashes))
         self._told()
 
-    def handle_kept(self, index: int, kept: Kept) -> bool:
+    def handle_kept(self, index: int, kept: HeldMessage) -> bool:
         """Run the first message of a held key. Returns whether its key may go on."""
         key, message = kept.message.key, kept.message
         self._crashes = kept.crashes
@@ -119,7 +119,7 @@ class HoldingRunner(ReleasesByKey):
     def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
         self.slot.states[index] = SETTLED
         place = place_of(message.id_bytes, retried=retried)
-        kept = Kept(place, message, retried=retried, crashes=self._crashes)
+        kept = HeldMessage(place, message, retried=retried, crashes=self._crashes)
         now = now_ns()
         due = now + int(delay * 1e9)
         self.holds.hold(message.key, kept, due)

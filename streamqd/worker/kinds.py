@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamqd.config import Consumer
 from streamqd.errors import HandlerLoadError
-from streamqd.handlers import Form
+from streamqd.handlers import Signature
 from streamqd.model import BLOCK, HOLD_KEY, REQUEUE
 from streamqd.worker.batches import BatchRunner
 from streamqd.worker.blocking import BlockingRunner
@@ -14,7 +14,7 @@ from streamqd.worker.runs import Runner
 _SINGLE = {REQUEUE: Runner, BLOCK: BlockingRunner, HOLD_KEY: HoldingRunner}
 
 
-def runner_class(consumer: Consumer, form: Form) -> type[Runner]:
+def runner_class(consumer: Consumer, form: Signature) -> type[Runner]:
     """Return the class of the runner. Raises HandlerLoadError when there is none."""
     if not form.batch:
         return _SINGLE[consumer.on_error]

@@ -22,15 +22,15 @@ from typing import Any
 
 from streamqd import handlers, logs
 from streamqd.message import Message, remembered
-from streamqd.scoreboard import DONE, FAILED, Slot
-from streamqd.worker.eventloop import EventLoop, Run, maker_of_tasks
+from streamqd.scoreboard import DONE, FAILED, WorkerSlot
+from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
 from streamqd.worker.forks import family
 
 CLOSE_SECONDS = 1.0
 INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 
 
-class Entry:
+class RunningMessage:
     """One message in hand, from its fetch to the end of its run.
 
     `lane`, `sequence` and `started_ns` are there once it runs; `end`, None or the exception with
@@ -61,27 +61,27 @@ class Entry:
         self.size = size
         self.key = message.key
         self.interrupted = False
-        self.run: Run | Task[None] | None = None  # what it runs in, as a coroutine
+        self.run: CoroutineRun | Task[None] | None = None  # what it runs in, as a coroutine
 
 
-class Lanes:
+class Runs:
     """Runs handlers, and keeps their ends until somebody asks. `bell` is readable when it has."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: WorkerSlot) -> None:
         self._slot = slot
-        self._ended: deque[Entry] = deque()
+        self._ended: deque[RunningMessage] = deque()
         self._rung = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def start(self, entries: list[Entry]) -> None:
+    def start(self, entries: list[RunningMessage]) -> None:
         """Begin to handle entries."""
         raise NotImplementedError
 
-    def interrupt(self, entry: Entry, limit: handlers.SoftTimeout) -> None:
+    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a handler that runs. Called by a signal handler."""
         raise NotImplementedError
 
-    def ended(self) -> list[Entry]:
+    def ended(self) -> list[RunningMessage]:
         """Return the entries whose runs have ended since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
@@ -95,7 +95,7 @@ class Lanes:
         """Give up what it needs. Nothing runs any more."""
         os.close(self.bell)
 
-    def _over(self, entry: Entry, end: object) -> None:
+    def _over(self, entry: RunningMessage, end: object) -> None:
         if family.child:
             family.end_child()
         error = None if end is None else handlers.error_of(end)
@@ -113,12 +113,12 @@ class Lanes:
         os.eventfd_write(self.bell, 1)
 
 
-class TaskLanes(Lanes):
+class TaskRuns(Runs):
     """Coroutines on the worker's event loop, each in a task of its own."""
 
     def __init__(
         self,
-        slot: Slot,
+        slot: WorkerSlot,
         function: Callable[..., Any],
         loop: EventLoop,
         *,
@@ -131,7 +131,7 @@ class TaskLanes(Lanes):
         self._limited = limited
         self._name = getattr(function, "__name__", "handler")  # of its tasks
 
-    def start(self, entries: list[Entry]) -> None:
+    def start(self, entries: list[RunningMessage]) -> None:
         """Begin to handle entries."""
         if not self._limited:
             self._loop.call(self._begin, entries)
@@ -139,11 +139,11 @@ class TaskLanes(Lanes):
         runs = []
         for entry in entries:
             work, over = partial(self._function, entry.message), partial(self._over, entry)
-            run = entry.run = Run(work, entry.message, over)
+            run = entry.run = CoroutineRun(work, entry.message, over)
             runs.append(run)
         self._loop.begin(runs)
 
-    def _begin(self, entries: list[Entry]) -> None:
+    def _begin(self, entries: list[RunningMessage]) -> None:
         make = maker_of_tasks(self._name)
         for entry in entries:
             handled = self._handle(entry)
@@ -158,13 +158,13 @@ class TaskLanes(Lanes):
                 entry.run = task  # the loop itself does not keep it
         self._loop.soon(partial(self._see_to_cancelled, entries))
 
-    def _see_to_cancelled(self, entries: list[Entry]) -> None:
+    def _see_to_cancelled(self, entries: list[RunningMessage]) -> None:
         """After the first steps: a task that somebody cancelled before has not run at all."""
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
                 self._over(entry, CancelledError("cancelled before it began"))
 
-    async def _handle(self, entry: Entry) -> None:
+    async def _handle(self, entry: RunningMessage) -> None:
         if family.child:
             family.end_child()
         message = entry.message
@@ -176,10 +176,10 @@ class TaskLanes(Lanes):
         else:
             self._over(entry, end)
 
-    def interrupt(self, entry: Entry, limit: handlers.SoftTimeout) -> None:
+    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a coroutine, where it waits."""
         run = entry.run
-        if isinstance(run, Run):
+        if isinstance(run, CoroutineRun):
             self._loop.interrupt(run, limit)
 
     def _ring(self) -> None:
@@ -187,14 +187,14 @@ class TaskLanes(Lanes):
         self._loop.soon(super()._ring)
 
 
-class ThreadLanes(Lanes):
+class ThreadRuns(Runs):
     """Threads, as many as there are lanes."""
 
-    def __init__(self, slot: Slot, function: Callable[..., object], lanes: int) -> None:
+    def __init__(self, slot: WorkerSlot, function: Callable[..., object], lanes: int) -> None:
         super().__init__(slot)
         self._function = function
-        self._work: SimpleQueue[Entry | None] = SimpleQueue()
-        self._open: dict[Entry, _Window] = {}
+        self._work: SimpleQueue[RunningMessage | None] = SimpleQueue()
+        self._open: dict[RunningMessage, _Window] = {}
         self._threads = [
             threading.Thread(target=self._serve, name=f"lane {number}", daemon=True)
             for number in range(lanes)
@@ -202,12 +202,12 @@ class ThreadLanes(Lanes):
         for thread in self._threads:
             thread.start()
 
-    def start(self, entries: list[Entry]) -> None:
+    def start(self, entries: list[RunningMessage]) -> None:
         """Begin to handle entries."""
         for entry in entries:
             self._work.put(entry)
 
-    def interrupt(self, entry: Entry, limit: handlers.SoftTimeout) -> None:
+    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a thread, as soon as it executes Python again."""
         window = self._open.get(entry)
         if window is not None:

@@ -10,8 +10,8 @@ time alone.
 
 from __future__ import annotations
 
-from streamqd.scoreboard import WORD_RUN_SEQ, Slot, now_ns
-from streamqd.waits import CIRCUIT, OUTAGE_NS, OUTAGE_OPENINGS, OUTAGE_TURN, PROBE, Waits
+from streamqd.idle_reason import CIRCUIT, OUTAGE_NS, OUTAGE_OPENINGS, OUTAGE_TURN, PROBE, IdleReason
+from streamqd.scoreboard import WORD_RUN_SEQ, WorkerSlot, now_ns
 
 TURN_SECONDS = 0.05  # between two turns, if there is time enough for all of them
 
@@ -19,11 +19,11 @@ TURN_SECONDS = 0.05  # between two turns, if there is time enough for all of the
 class Outage:
     """The circuit of a group, as the worker of one slot sees it. Times are `now_ns` in seconds."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: WorkerSlot) -> None:
         """Find the other workers of the group; those that come later are found when they come."""
         self._slot = slot
         self._known = 0
-        self._family: list[Slot] = []
+        self._family: list[WorkerSlot] = []
         self._find()
         self._words = self._family[0].words  # for good: no slot is ever named anew
 
@@ -53,7 +53,7 @@ class Outage:
         Of each worker only the oldest failure is known: when that is too old, none of them counts.
         """
         since = max(now - window, self.opened)
-        told = (Waits(each.words).kept(CIRCUIT) for each in self._others())
+        told = (IdleReason(each.words).kept(CIRCUIT) for each in self._others())
         return sum(failures for failures, oldest in told if oldest / 1e9 > since)
 
     def successes(self) -> int:
@@ -109,7 +109,7 @@ class Outage:
         was_open, self._words[OUTAGE_TURN] = self.is_open, 0
         return was_open
 
-    def _others(self) -> list[Slot]:
+    def _others(self) -> list[WorkerSlot]:
         self._find()
         return [each for each in self._family if each is not self._slot]
 

@@ -24,12 +24,12 @@ from streamqd.scoreboard import (
     WORD_COMMAND,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
-    Slot,
+    WorkerSlot,
     now_ns,
 )
-from streamqd.worker.gate import ExitCode, Gate, Stop
+from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
 from streamqd.worker.settler import Settler
-from streamqd.worker.throttle import Throttle
+from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
 ACK_DELAY_NS = 20_000_000  # no run begins while the end of another is older and not settled
@@ -42,13 +42,18 @@ class Runner(Verdicts):
     """Runs the handler, one message at a time, and keeps the counters of its unit."""
 
     def __init__(
-        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+        self,
+        consumer: Consumer,
+        delivery: Delivery,
+        slot: WorkerSlot,
+        gate: ControlChannel,
+        settler: Settler,
     ) -> None:
         super().__init__(consumer, delivery, slot, gate, settler)
         self.function: Callable[..., object] = _not_loaded
         # How a run is interrupted that does not run in the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
-        self.throttle = Throttle.of(consumer, slot, gate, settler)
+        self.throttle = RateLimiter.of(consumer, slot, gate, settler)
         self.handled = 0
         self._last_run_ns = 0
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # what settling took last

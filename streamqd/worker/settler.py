@@ -15,9 +15,9 @@ from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
 from streamqd.model import Unit
-from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, Slot, now_ns
+from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, WorkerSlot, now_ns
 from streamqd.store import messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
@@ -48,7 +48,7 @@ class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
     """A newer owner exists. Drop everything and end."""
 
 
-class Item(NamedTuple):
+class Settlement(NamedTuple):
     """One entry on its way to a retry or to the dead letters.
 
     `fields` are the changed fields, `body` all fields of the entry as they were read: needed only
@@ -67,7 +67,7 @@ class Item(NamedTuple):
         """Return how many bytes go into its next place, about."""
         return sum(map(len, self.body)) + sum(map(len, self.fields.values()))
 
-    def whole(self) -> Item:
+    def whole(self) -> Settlement:
         """Return the item with all the fields that its next place gets."""
         body = dict(zip(self.body[::2], self.body[1::2], strict=False))
         if len(self.body) > BODY_VALUES_MAX:
@@ -79,11 +79,11 @@ class Item(NamedTuple):
 class Settler:
     """Collects verdicts and settles them. Lives as long as its worker, over reconnects."""
 
-    link: Link
+    link: Connection
     keys: Keys
     unit: Unit
     token: str
-    slot: Slot
+    slot: WorkerSlot
 
     def __post_init__(self) -> None:
         self.main_acks: list[bytes] = []
@@ -92,8 +92,8 @@ class Settler:
         # Acknowledgements of entries that were charged with a crash also clear the charge, so
         # they never ride on the next read.
         self._charged: list[tuple[bytes, int]] = []
-        self.items: list[Item] = []
-        self.read = 0  # the read of what is in hand, as an `Item` has it
+        self.items: list[Settlement] = []
+        self.read = 0  # the read of what is in hand, as an `Settlement` has it
         self.since_ns = 0  # when the oldest unsettled verdict was noted, 0 = there is none
         # Failures in place of entries that stay in hand, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
@@ -113,7 +113,7 @@ class Settler:
         if not self.since_ns:
             self.since_ns = now
 
-    def set_aside(self, item: Item, now: int) -> None:
+    def set_aside(self, item: Settlement, now: int) -> None:
         """Note that an entry is to be retried or dead-lettered."""
         self.items.append(item)
         if not self.since_ns:
@@ -244,7 +244,7 @@ class Settler:
         self._notes.clear()
 
     def _settle_items(self) -> None:
-        parked: list[Item] = []
+        parked: list[Settlement] = []
         batches = _batches(self.items)
         while batches:
             calls = [self._call(dead, items) for dead, items in batches]
@@ -263,7 +263,7 @@ class Settler:
             batches = again
         self.items = parked
 
-    def _call(self, dead: bool, items: list[Item]) -> Call:
+    def _call(self, dead: bool, items: list[Settlement]) -> Call:
         if dead:
             return messages.dead(
                 self.keys,
@@ -280,11 +280,11 @@ class Settler:
             adjacent=_adjacent(items),
         )
 
-    def _moved(self, reply: Reply, items: list[Item], *, dead: bool) -> list[Item]:
+    def _moved(self, reply: Reply, items: list[Settlement], *, dead: bool) -> list[Settlement]:
         """Book a settle answer; return the items that must be sent again with their bodies."""
         again = []
         moved = 0
-        settled = messages.Settled.parse(reply)
+        settled = messages.SettledReply.parse(reply)
         for item, word in zip(items, settled.words, strict=True):
             if word == "GHOST":
                 again.append(item.whole())
@@ -299,7 +299,7 @@ class Settler:
             self.slot.next_due_unix_ms = due
         return again
 
-    def _park(self, error: RedisRefused, items: list[Item]) -> None:
+    def _park(self, error: RedisRefused, items: list[Settlement]) -> None:
         """Let what Redis does not take wait: it stays pending, others go on."""
         if not self._parked_until_ns:
             logs.event(
@@ -366,18 +366,18 @@ class Settler:
         histogram[len(BUCKETS) + 1] += waited * count
 
 
-_Batch = tuple[bool, list[Item]]  # whether they are dead, and so many items as one call takes
+_Batch = tuple[bool, list[Settlement]]  # whether they are dead, and so many items as one call takes
 
 
-def _batches(items: list[Item]) -> list[_Batch]:
+def _batches(items: list[Settlement]) -> list[_Batch]:
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
-        batches += [(dead, part) for part in portions(alike, Item.size, BATCH_MAX)]
+        batches += [(dead, part) for part in portions(alike, Settlement.size, BATCH_MAX)]
     return batches
 
 
-def _adjacent(items: list[Item]) -> bool:
+def _adjacent(items: list[Settlement]) -> bool:
     """Whether the items lie side by side in their streams: then they did in the read."""
     first = items[0]
     return first.read > 0 and all(

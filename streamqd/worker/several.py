@@ -11,13 +11,13 @@ from streamqd.scoreboard import (
     SETTLED,
     WORD_RUN_SEQ,
     WORD_TRUSTED_UNTIL,
-    Slot,
+    WorkerSlot,
     now_ns,
 )
-from streamqd.worker.appetite import WORK_IN_HAND_NS, rated
-from streamqd.worker.gate import Gate
-from streamqd.worker.lanes import Entry, Lanes
+from streamqd.worker.control_channel import ControlChannel
+from streamqd.worker.lanes import RunningMessage, Runs
 from streamqd.worker.ordering import Ordering
+from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
 from streamqd.worker.runs import Runner
 from streamqd.worker.settler import Settler
 
@@ -28,14 +28,19 @@ class SeveralRunner(Runner):
     The slot's batch is a table here, in which an entry keeps its index until it is settled.
     """
 
-    lanes: Lanes  # made at boot, when the kind of the handler is known
+    lanes: Runs  # made at boot, when the kind of the handler is known
 
     def __init__(
-        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+        self,
+        consumer: Consumer,
+        delivery: Delivery,
+        slot: WorkerSlot,
+        gate: ControlChannel,
+        settler: Settler,
     ) -> None:
         super().__init__(consumer, delivery, slot, gate, settler)
-        self.ordering: Ordering[Entry] = Ordering(by_key=consumer.order == "key")
-        self.running: dict[int, Entry] = {}  # by run sequence
+        self.ordering: Ordering[RunningMessage] = Ordering(by_key=consumer.order == "key")
+        self.running: dict[int, RunningMessage] = {}  # by run sequence
         self.bytes_in_hand = 0
         self.run_ns = 0.0  # moving mean
         self.alone = False  # nothing comes into hand beside what is there
@@ -43,7 +48,7 @@ class SeveralRunner(Runner):
         self._rated = rated(consumer)
         self._free = list(range(consumer.lanes))
         self._indexes: list[int] = []  # some that are free
-        self._judged: Entry | None = None  # whose verdict is being found
+        self._judged: RunningMessage | None = None  # whose verdict is being found
         slot.open_table()
 
     # --- what is in hand ---
@@ -110,11 +115,11 @@ class SeveralRunner(Runner):
                 self.slot.put(index, place)
         return indexes
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RunningMessage) -> None:
         """Let an entry wait for its turn."""
         self.add_all([entry])
 
-    def add_all(self, entries: list[Entry]) -> None:
+    def add_all(self, entries: list[RunningMessage]) -> None:
         """Let entries wait for their turn."""
         self.bytes_in_hand += sum([entry.size for entry in entries])
         self.ordering.add_all(entries)
@@ -145,7 +150,7 @@ class SeveralRunner(Runner):
         """Whether nothing but lanes decides what begins."""
         return not (self.may_expire or self.guards is not None or self.throttle is not None)
 
-    def _begin_each(self) -> list[Entry]:
+    def _begin_each(self) -> list[RunningMessage]:
         begun = []
         while self._may_begin() and (entry := self.ordering.next()) is not None:
             message = entry.message
@@ -192,7 +197,7 @@ class SeveralRunner(Runner):
             return min(seconds, throttled)
         return 0.0 if self._may_begin() else seconds  # what held it a moment ago may be over
 
-    def _mark_running(self, entries: list[Entry]) -> None:
+    def _mark_running(self, entries: list[RunningMessage]) -> None:
         """Give entries their lanes, and write down that they run: what is in doubt is to blame."""
         slot, free, running = self.slot, self._free, self.running
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
@@ -214,7 +219,7 @@ class SeveralRunner(Runner):
         if self.guards is not None:
             self.guards.hear()
 
-    def _collect(self, ended: list[Entry]) -> None:
+    def _collect(self, ended: list[RunningMessage]) -> None:
         slot, free, running = self.slot, self._free, self.running
         lanes, sequences, times, ack = slot.lanes, slot.sequences, self._times, self.settler.ack
         mean, total = self.run_ns, 0
@@ -237,12 +242,12 @@ class SeveralRunner(Runner):
         self._times_ns += total
         self._all_over(ended)
 
-    def _all_over(self, entries: list[Entry]) -> None:
+    def _all_over(self, entries: list[RunningMessage]) -> None:
         """Entries that were given out are in hand no more, run or not: their keys go on."""
         self.bytes_in_hand -= sum([entry.size for entry in entries])
         self.ordering.all_ended(entries)
 
-    def _note_end(self, entry: Entry, error: BaseException) -> None:
+    def _note_end(self, entry: RunningMessage, error: BaseException) -> None:
         """Note the verdict on a run that has failed."""
         entry.end = None  # a traceback knows the entry: a circle
         retried, place = entry.retried, entry.place

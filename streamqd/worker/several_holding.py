@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from streamqd.idle_reason import IdleReason
 from streamqd.message import Message, remembered
 from streamqd.scoreboard import SETTLED, now_ns
-from streamqd.waits import Waits
 from streamqd.worker.blocking import NOBODY
 from streamqd.worker.holding import ReleasesByKey, tell_full, tell_held
-from streamqd.worker.holds import Holds
-from streamqd.worker.lanes import Entry
+from streamqd.worker.key_blocker import KeyBlocker
+from streamqd.worker.lanes import RunningMessage
 from streamqd.worker.several import SeveralRunner
 
 
@@ -24,18 +24,18 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.holds: Holds[Entry] = Holds()
-        self._noting: Entry | None = None  # whose verdict is being noted
-        self._waits = Waits(self.slot.words)
+        self.holds: KeyBlocker[RunningMessage] = KeyBlocker()
+        self._noting: RunningMessage | None = None  # whose verdict is being noted
+        self._waits = IdleReason(self.slot.words)
 
     # --- what is in hand ---
 
-    def add_all(self, entries: list[Entry]) -> None:
+    def add_all(self, entries: list[RunningMessage]) -> None:
         """Let entries wait for their turn, or for their key."""
         for entry in entries:
             self._add(entry)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: RunningMessage) -> None:
         key, due = entry.key, entry.message.due_in_place_ns
         if key is not None and key in self.holds:
             self.holds.behind(key, entry)
@@ -109,11 +109,11 @@ class HoldingSeveralRunner(ReleasesByKey, SeveralRunner):
     def _wants_due(self) -> bool:
         return self.holds.keys > 0 and self.ordering.ready < self.free_lanes
 
-    def _note_end(self, entry: Entry, error: BaseException) -> None:
+    def _note_end(self, entry: RunningMessage, error: BaseException) -> None:
         self._noting = entry
         super()._note_end(entry, error)
 
-    def _all_over(self, entries: list[Entry]) -> None:
+    def _all_over(self, entries: list[RunningMessage]) -> None:
         super()._all_over(entries)
         for entry in entries:
             key = entry.key

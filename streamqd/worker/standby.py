@@ -16,27 +16,31 @@ from typing import NamedTuple
 from streamqd import logs, process
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisUnavailable
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
+from streamqd.worker.assignment import STOP, Assignment
+from streamqd.worker.control_channel import ControlChannel, ExitCode
 from streamqd.worker.forks import family
-from streamqd.worker.gate import ExitCode, Gate
 from streamqd.worker.hooks import Hooks, boot
-from streamqd.worker.orders import STOP, Orders
 from streamqd.worker.worker import new_link
 
 
-class Turn(NamedTuple):
+class StandbyResult(NamedTuple):
     """The standby's time has come: its orders, and what it has prepared."""
 
-    orders: Orders
-    booted: tuple[Hooks, Link]
+    orders: Assignment
+    booted: tuple[Hooks, Connection]
 
 
 def prepare(
-    orders: Orders, settings: Settings, consumer: Consumer, slot: Slot, control: socket.socket
-) -> Turn | ExitCode:
+    orders: Assignment,
+    settings: Settings,
+    consumer: Consumer,
+    slot: WorkerSlot,
+    control: socket.socket,
+) -> StandbyResult | ExitCode:
     """Boot, say so, and wait for orders. An exit code when it cannot boot, or is not needed."""
-    gate = Gate(slot, control, lambda: None)
+    gate = ControlChannel(slot, control, lambda: None)
     try:
         hooks = boot(settings, consumer, orders.unit)
     except HandlerLoadError as error:
@@ -55,4 +59,4 @@ def prepare(
         return ExitCode.STOPPED
     given = orders.unpacked(word)
     process.set_title(given.title)
-    return Turn(given, (hooks, link))
+    return StandbyResult(given, (hooks, link))

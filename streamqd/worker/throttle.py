@@ -10,32 +10,39 @@ from __future__ import annotations
 import time
 
 from streamqd.config import Consumer
+from streamqd.idle_reason import IdleReason, Wait
 from streamqd.policy.rate import Rate
-from streamqd.scoreboard import WORD_TRUSTED_UNTIL, Slot, now_ns
-from streamqd.waits import Wait, Waits
-from streamqd.worker.gate import Gate
+from streamqd.scoreboard import WORD_TRUSTED_UNTIL, WorkerSlot, now_ns
+from streamqd.worker.control_channel import ControlChannel
 from streamqd.worker.settler import Settler
 
 SHORT_NS = 2_000_000
 BURST_SECONDS = 0.02
 
 
-class Throttle:
+class RateLimiter:
     """The rate of one worker. Whoever is about to run handlers asks it last."""
 
-    def __init__(self, rate: Rate, slot: Slot, gate: Gate, settler: Settler) -> None:
+    def __init__(
+        self, rate: Rate, slot: WorkerSlot, gate: ControlChannel, settler: Settler
+    ) -> None:
         self._rate = rate
         self._slot = slot
         self._gate = gate
         self._settler = settler
-        self._waits = Waits(slot.words)
+        self._waits = IdleReason(slot.words)
         slot.rate_due_ns = rate.inherited(slot.rate_due_ns, now_ns())
         self._since_ns = 0  # when the present wait began, 0 = nobody waits
 
     @classmethod
     def of(
-        cls, consumer: Consumer, slot: Slot, gate: Gate, settler: Settler, burst: int = 1
-    ) -> Throttle | None:
+        cls,
+        consumer: Consumer,
+        slot: WorkerSlot,
+        gate: ControlChannel,
+        settler: Settler,
+        burst: int = 1,
+    ) -> RateLimiter | None:
         """Return the throttle that a consumer asks for, None when it asks for none.
 
         `burst` holds where the consumer does not say how much may begin at once, or what comes in

@@ -28,14 +28,14 @@ from streamqd.model import (
 )
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
-from streamqd.scoreboard import DONE, FAILED, SETTLED, Slot, now_ns
-from streamqd.store.client import Link
-from streamqd.worker import letters
+from streamqd.scoreboard import DONE, FAILED, SETTLED, WorkerSlot, now_ns
+from streamqd.store.client import Connection
+from streamqd.worker import dead_letters
+from streamqd.worker.control_channel import ControlChannel
 from streamqd.worker.forks import family
-from streamqd.worker.gate import Gate
 from streamqd.worker.guards import Guards
-from streamqd.worker.inherited import Held
-from streamqd.worker.settler import Item, Settler, place_of
+from streamqd.worker.pending_entry import PendingEntry
+from streamqd.worker.settler import Settlement, Settler, place_of
 
 CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
 TOO_LARGE = "too-large"  # the reason of a letter
@@ -62,7 +62,12 @@ class Verdicts:
     """What a runner says of its messages, and the counters of its unit that follow from that."""
 
     def __init__(
-        self, consumer: Consumer, delivery: Delivery, slot: Slot, gate: Gate, settler: Settler
+        self,
+        consumer: Consumer,
+        delivery: Delivery,
+        slot: WorkerSlot,
+        gate: ControlChannel,
+        settler: Settler,
     ) -> None:
         self.consumer = consumer
         self.delivery = delivery
@@ -102,7 +107,7 @@ class Verdicts:
         self._expired_lines.event(unit=self.delivery.unit, uid=message.uid, attempt=message.attempt)
         return True
 
-    def settle_ghost(self, index: int, entry: Held) -> None:
+    def settle_ghost(self, index: int, entry: PendingEntry) -> None:
         """Acknowledge an entry that somebody has trimmed away."""
         self.slot.add("ghosts")
         place = entry.place.decode()
@@ -110,7 +115,7 @@ class Verdicts:
         self.slot.states[index] = DONE
         self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
 
-    def bury_crasher(self, index: int, message: Message, entry: Held) -> bool:
+    def bury_crasher(self, index: int, message: Message, entry: PendingEntry) -> bool:
         """Dead-letter a message that has killed its process too often, or is too large."""
         if self.bury_giant(index, message, entry.retried, entry.crashes):
             return True
@@ -118,7 +123,7 @@ class Verdicts:
         verdict = settlement.before_run(crashes, self.policy) if entry.crashes else None
         if verdict is None:
             return False
-        what, context = letters.crash_fields(entry.context)
+        what, context = dead_letters.crash_fields(entry.context)
         if self.delivery.unit.reads_letters:
             self._give_up(index, message, entry.retried, True, verdict.reason, _crash(what))
             self.settler.flush()
@@ -129,7 +134,7 @@ class Verdicts:
 
     def bury_giant(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
         """Dead-letter a message that is larger than any producer may send; False when it is not."""
-        text = letters.too_large(message, self.bytes_max)
+        text = dead_letters.too_large(message, self.bytes_max)
         if not text or self.delivery.unit.reads_letters:
             return False
         crashes += message.crash_count
@@ -147,7 +152,7 @@ class Verdicts:
     ) -> None:
         """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
         handler = self.consumer.handler
-        fields = letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
+        fields = dead_letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
         self._set_aside(index, message, retried, None, context | fields)
         self._say_end(self._dead_lines, message, why[0], _crash(why[1]))
         self.settler.flush()
@@ -156,7 +161,7 @@ class Verdicts:
 
     # --- the server's clock ---
 
-    def read_clock(self, link: Link) -> None:
+    def read_clock(self, link: Connection) -> None:
         """Learn the server's time: it gave the messages their ids, and they may have an end."""
         seconds, micros = link.execute("TIME")
         self._clock_read_ns = now_ns()
@@ -233,9 +238,9 @@ class Verdicts:
         self.slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self.slot.add("timeouts")
-        fields = letters.carried(message, retries=attempt - free, crashes=crashes)
+        fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict | KeepVerdict):
-            fields |= letters.last_error(message, told.error, told.place)
+            fields |= dead_letters.last_error(message, told.error, told.place)
             if not self._retry_lines.held():
                 self._retry_lines.event(
                     trace=failure.traceback if logs.verbose() else "",
@@ -256,7 +261,7 @@ class Verdicts:
             charged = crashes > message.crash_count
             self._give_up(index, message, retried, charged, verdict.reason, told)
             return
-        fields |= letters.letter(
+        fields |= dead_letters.letter(
             message,
             self.delivery,
             self.consumer.handler,
@@ -312,11 +317,11 @@ class Verdicts:
         fields: dict[bytes, bytes],
     ) -> None:
         if delay is None:
-            fields |= letters.withheld(message, self.consumer.dlq_body)
+            fields |= dead_letters.withheld(message, self.consumer.dlq_body)
             if self.guards is not None:
                 self.guards.died()
         place = place_of(message.id_bytes, retried=retried)
-        item = Item(place, index, delay, fields, message._fields, self.settler.read)
+        item = Settlement(place, index, delay, fields, message._fields, self.settler.read)
         self.slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
         self.settler.set_aside(item, now_ns())
 

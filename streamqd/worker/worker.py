@@ -12,29 +12,29 @@ from streamqd import logs
 from streamqd.bells import Bells
 from streamqd.config import Consumer, Settings
 from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, SilentConnection
+from streamqd.idle_reason import IdleReason
 from streamqd.message import Delivery
 from streamqd.model import Unit
-from streamqd.scoreboard import Slot, WorkerState, now_ns
+from streamqd.scoreboard import WorkerSlot, WorkerState, now_ns
 from streamqd.store import items, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.doubt import Silence
-from streamqd.store.fetch import Fetcher, Round
+from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.waits import Waits
-from streamqd.worker.appetite import Appetite, bytes_of
+from streamqd.worker.assignment import Assignment, Reconnect
+from streamqd.worker.control_channel import ControlChannel, ExitCode, Heard, Stop
 from streamqd.worker.forks import family
-from streamqd.worker.gate import ExitCode, Gate, Heard, Stop
 from streamqd.worker.guards import Guards
 from streamqd.worker.hooks import Hooks, boot
-from streamqd.worker.inherited import Held, in_order
 from streamqd.worker.kinds import runner_class
-from streamqd.worker.orders import Anew, Orders
+from streamqd.worker.pending_entry import PendingEntry, in_order
+from streamqd.worker.prefetch import PrefetchController, bytes_of
+from streamqd.worker.quarantine import Quarantine
+from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.runs import RELEASE_SECONDS, Runner
 from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
-from streamqd.worker.solo import Solo
-from streamqd.worker.takeover import Takeover
 
 BLOCK_SECONDS = 15.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
@@ -44,24 +44,24 @@ IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
 
 
-def new_link(settings: Settings, unit: Unit) -> Link:
+def new_link(settings: Settings, unit: Unit) -> Connection:
     """Make the connection of a worker, which is not opened yet."""
     fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
     name = f"streamqd:{unit}"
     return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
 
 
-class Worker:
+class WorkerProcess:
     """Handles one unit from boot to exit."""
 
     def __init__(
         self,
-        orders: Orders,
+        orders: Assignment,
         settings: Settings,
         consumer: Consumer,
-        slot: Slot,
+        slot: WorkerSlot,
         control: socket.socket,
-        booted: tuple[Hooks, Link] | None = None,
+        booted: tuple[Hooks, Connection] | None = None,
     ) -> None:
         """`booted`: what a standby has prepared already, with its connection."""
         self.unit = orders.unit
@@ -76,13 +76,13 @@ class Worker:
         self.settler = Settler(self.link, self.keys, self.unit, self.token, slot)
         self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch, slot.beat)
         self.suspects = orders.suspects
-        self.gate = Gate(slot, control, self.settler.try_to_flush)
+        self.gate = ControlChannel(slot, control, self.settler.try_to_flush)
         self.runner = Runner(consumer, self.delivery, slot, self.gate, self.settler)
         self.session = ""  # of the present connection
-        self.solo = Solo(self, self._run_script)
-        self.takeover = Takeover(self, self._run_script)
+        self.solo = Quarantine(self, self._run_script)
+        self.takeover = Reclaim(self, self._run_script)
         batch_max = 1 if orders.cautious else consumer.prefetch_max
-        self.appetite = Appetite(
+        self.appetite = PrefetchController(
             consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
         )
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
@@ -146,7 +146,7 @@ class Worker:
 
     def _work(self) -> ExitCode:
         """Serve for ever; every trouble with the connection leads back to attach."""
-        Waits(self.slot.words).reset()
+        IdleReason(self.slot.words).reset()
         while True:
             try:
                 self.gate.sleep(self.reconnect_wait * (1 + random()))
@@ -154,7 +154,7 @@ class Worker:
                 self._serve()
             except Fenced:
                 return self._superseded()
-            except Anew:
+            except Reconnect:
                 self.link.close()
             except (RedisUnavailable, RedisRefused) as error:
                 if isinstance(error, RedisRefused) and error.code == "NOGROUP":
@@ -256,7 +256,7 @@ class Worker:
         if not self.fetcher.watch():
             raise Fenced
 
-    def _run_held(self, held: list[Held], session: str) -> None:
+    def _run_held(self, held: list[PendingEntry], session: str) -> None:
         """Handle entries that were pending before. With a session each gets a durable mark."""
         self.runner.mark = self.solo.marker(session) if session else None
         known = {*self.settler.parked_places, *self.runner.places()}
@@ -335,7 +335,7 @@ class Worker:
                 self.gate.sleep(0.2)
         return min(room, self.appetite.batch_max)
 
-    def _round(self, *, doorbell: bool) -> Round:
+    def _round(self, *, doorbell: bool) -> FetchResult:
         """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
         settler = self.settler
         room = self._await_room()
@@ -371,7 +371,7 @@ class Worker:
                 missed = bells.is_missed
                 self.link.close()
                 self.gate.check()
-                raise unheard() if missed else Anew
+                raise unheard() if missed else Reconnect
         except TimeoutError as error:
             raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
         finally:
@@ -390,7 +390,7 @@ class Worker:
         """How long a doorbell waits. What a full server refused is tried again soon."""
         return PARK_SECONDS if self.settler.items else BLOCK_SECONDS
 
-    def _accepted(self, fetched: Round, count: int) -> Round:
+    def _accepted(self, fetched: FetchResult, count: int) -> FetchResult:
         """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
         if not fetched.mine:
             raise Fenced
@@ -406,16 +406,16 @@ class Worker:
             self.trouble.recovered(unit=self.unit)
         return fetched
 
-    def _read_when_full(self, count: int) -> Round:
+    def _read_when_full(self, count: int) -> FetchResult:
         """Settle and read by scripts: most servers queue nothing while their memory is full."""
         self.settler.flush()
         share = max(1, count * items.BYTES_MAX // self.consumer.prefetch_bytes)
         call = messages.fetch(self.keys, self.unit, self.token, self.session, min(count, share))
         retried, main = self._run_script(call).rest
         received = sum(sum(map(len, fields)) for _, fields in retried + main)
-        return Round(True, True, 0, retried, main, "", received)
+        return FetchResult(True, True, 0, retried, main, "", received)
 
-    def _run_fetched(self, fetched: Round) -> None:
+    def _run_fetched(self, fetched: FetchResult) -> None:
         """Handle one fetched batch: the retry stream's entries, then the partition's."""
         retried, main, received = fetched.retried, fetched.main, fetched.received
         if retried:

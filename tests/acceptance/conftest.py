@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.daemon import Daemon
 from tests.support.servers import Server
 
 
 @pytest.fixture
-def new_daemon(server: Server, link: Link, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def new_daemon(server: Server, link: Connection, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Configure daemons: `new_daemon(partitions=2, consumer={"timeout": "1s"})`."""
     made: list[Daemon] = []
 

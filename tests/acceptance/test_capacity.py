@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import psutil
 
-from streamqd.supervisor.crew import KEPT_DESCRIPTORS
+from streamqd.supervisor.worker_pool import KEPT_DESCRIPTORS
 from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]

@@ -15,7 +15,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from streamqd.worker.appetite import FIRST_COUNT
+from streamqd.worker.prefetch import FIRST_COUNT
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 

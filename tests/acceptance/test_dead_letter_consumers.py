@@ -170,7 +170,7 @@ def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
         (told,) = why.answer(*look, "default", TOPIC, 0, READER, stale=60.0)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A cancelled retry is no letter anew: its letter has stayed.
-        rows = retries.chosen(*look, TOPIC, READER, retries.Choice())
+        rows = retries.chosen(*look, TOPIC, READER, retries.RetryFilter())
         assert [each.uid for each in rows[0]] == [uid]
         done = retries.cancel(*look, TOPIC, READER, rows)
         assert (done.dropped, done.dead) == (1, 0)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from streamqd.scoreboard import WorkerState
-from streamqd.supervisor.succession import RETIRED_MAX
+from streamqd.supervisor.rolling_replacement import RETIRED_MAX
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit, Record
 

@@ -17,7 +17,7 @@ import pytest
 from streamqd import config
 from streamqd.producer import Producer
 from streamqd.store import scripts
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support import crash_points, kill_desks, kill_houses
 from tests.support.crash_points import PRODUCER, SCRIPTS, Strikes
 from tests.support.daemon import TOPIC, Daemon
@@ -31,7 +31,7 @@ NewDesks = Callable[[str], "list[Desk]"]
 
 
 @pytest.fixture
-def new_houses(server: Server, link: Link, tmp_path: Path) -> Iterator[NewHouses]:
+def new_houses(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewHouses]:
     """Make a house for each of some points, on an empty server."""
     with ExitStack() as stack:
 
@@ -71,7 +71,7 @@ def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[],
     return [lambda trigger=trigger: trigger.hit for trigger in triggers]
 
 
-def teach(link: Link) -> None:
+def teach(link: Connection) -> None:
     """Let the server know all scripts, so that the first call of each is executed."""
     for script in scripts.load().values():
         link.execute("SCRIPT", "LOAD", script.source)
@@ -99,7 +99,7 @@ def test_any_reply_to_a_housekeeper_is_lost(fresh_server: ProcessServer, tmp_pat
 
 
 @pytest.fixture
-def new_desks(server: Server, link: Link, tmp_path: Path) -> Iterator[NewDesks]:
+def new_desks(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewDesks]:
     """Make a desk for each point of the commands that ends so."""
     with ExitStack() as stack:
 

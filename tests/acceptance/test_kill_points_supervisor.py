@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.store import scripts
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support import crash_points, kill_trials
 from tests.support.kill_trials import PATIENCE, ROWS, SIDE_BY_SIDE, Row, Trial
 from tests.support.proxy import Fault, FaultProxy
@@ -25,7 +25,7 @@ LAST = [row for row in ROWS if row not in LATE]
 
 
 @pytest.fixture
-def new_trials(server: Server, link: Link, tmp_path: Path) -> Iterator[NewTrials]:
+def new_trials(server: Server, link: Connection, tmp_path: Path) -> Iterator[NewTrials]:
     """Make the trials of some rows, on an empty server."""
     with ExitStack() as stack:
 

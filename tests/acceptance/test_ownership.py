@@ -16,8 +16,8 @@ import pytest
 
 from streamqd.model import Unit
 from streamqd.store import leases, messages
-from streamqd.store.client import Link
-from streamqd.store.fetch import Fetcher, Round
+from streamqd.store.client import Connection
+from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from tests.contract.desk import TTL, UNIT, Desk
@@ -35,7 +35,7 @@ class Owner:
         self.name = name
         self.desk = desk
         self.keys = desk.keys
-        self.link = Link(server.settings, timeout=10.0, name=f"test:{name}")
+        self.link = Connection(server.settings, timeout=10.0, name=f"test:{name}")
         self.token = ""
         self.session = ""
 
@@ -74,16 +74,16 @@ def owners(desk: Desk, server: Server) -> Iterator[tuple[Owner, Owner]]:
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 
-def read(fetcher: Fetcher, acks: list[bytes] | None = None) -> Round:
+def read(fetcher: Fetcher, acks: list[bytes] | None = None) -> FetchResult:
     fetcher.send_round(acks or [], [], 10)
     return fetcher.receive_round(rang=False)
 
 
-def ids(got: Round) -> list[bytes]:
+def ids(got: FetchResult) -> list[bytes]:
     return [entry[0] for entry in got.main]
 
 
@@ -217,7 +217,7 @@ def test_a_late_read_of_an_earlier_connection_of_the_same_owner_is_refused(
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     old, _ = a.attach()
-    given_up, a.link = a.link, Link(server.settings, timeout=10.0, name="test:again")
+    given_up, a.link = a.link, Connection(server.settings, timeout=10.0, name="test:again")
     new, inherited = a.attach()
     assert inherited == []
     desk.add("1-1")

@@ -11,7 +11,7 @@ import pytest
 
 from streamqd.model import Unit
 from streamqd.store import messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import free_port
@@ -29,7 +29,7 @@ def ready_for(daemon: Daemon) -> str:
     return daemon.keys.stream(TOPIC, 0)
 
 
-def read_as(link: Link, consumer: str, stream: str, count: int) -> list[str]:
+def read_as(link: Connection, consumer: str, stream: str, count: int) -> list[str]:
     """Read as some consumer of the group; return the ids."""
     got = link.execute(
         "XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, "STREAMS", stream, ">"

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.proxy import Fault, FaultProxy
@@ -48,7 +48,7 @@ def wait_progress(daemon: Daemon, count: int = 1) -> None:
     )
 
 
-def stat(link: Link, section: str, name: str) -> int:
+def stat(link: Connection, section: str, name: str) -> int:
     """A number that the server tells of itself."""
     told = link.execute("INFO", section).decode().splitlines()
     (line,) = [line for line in told if line.startswith(f"{name}:")]

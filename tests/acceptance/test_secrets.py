@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamqd.cli import cli
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support import users
 from tests.support.daemon import Daemon
 from tests.support.servers import ProcessServer, Server
@@ -36,7 +36,7 @@ def obey(message: Message) -> None:
 
 
 @pytest.fixture
-def login(process_server: ProcessServer, link: Link) -> Iterator[str]:
+def login(process_server: ProcessServer, link: Connection) -> Iterator[str]:
     """A user that needs the password, with the rights of a daemon; the URL of its server."""
     rules = users.line("daemon").split()[2:]
     link.execute("ACL", "SETUSER", USER, *rules, f">{PASSWORD}")

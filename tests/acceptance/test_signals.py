@@ -219,7 +219,7 @@ def test_usr1_dumps_the_state_and_every_stack_and_disturbs_nobody(new_daemon: Ne
             return "\n".join(daemon.plain)
 
         # The supervisor's own loop, and the line of user code where the worker is.
-        for place in ("supervisor/supervisor.py", "work.py", "worker/gate.py"):
+        for place in ("supervisor/supervisor.py", "work.py", "worker/control_channel.py"):
             daemon.wait_for(lambda place=place: place in stacks(), what=f"a stack with {place}")
 
         (daemon.folder / "go").touch()

@@ -18,7 +18,7 @@ import pytest
 
 from streamqd import config
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support import spark_process
 from tests.support.daemon import Daemon
@@ -51,7 +51,7 @@ def hits(lines: list[str]) -> Board:
 
 
 def test_the_full_loop_on_a_real_log(
-    new_daemon: Callable[..., Daemon], link: Link, keys: Keys, tmp_path: Path
+    new_daemon: Callable[..., Daemon], link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
     """Lines of a web server's log -> access -> Spark -> hits_per_minute -> a handler's board."""
     need_spark()
@@ -97,7 +97,7 @@ def test_the_full_loop_on_a_real_log(
 
 
 def test_an_archive_on_a_cluster_that_loses_an_executor(
-    link: Link, keys: Keys, server: Server, tmp_path: Path
+    link: Connection, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
     """Executors are processes of their own; one is killed in the midst, and all is there, once."""
     need_spark()

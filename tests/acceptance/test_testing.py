@@ -11,11 +11,11 @@ from types import FunctionType
 import pytest
 
 from streamqd.config import load
+from streamqd.dead_letter import DeadLetter
 from streamqd.examples import test_invoices
 from streamqd.handlers import declared
-from streamqd.letter import Letter
 from streamqd.producer import Outgoing, Producer
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.testing import run_to_end
 from streamqd.testing.server import settle
@@ -83,7 +83,7 @@ SAME = ("group", "reason", "error_class", "error", "traceback", "attempts", "cra
 
 @pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
 def test_the_daemon_comes_to_the_same_ends(
-    server, link: Link, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server, link: Connection, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends.py").write_text(HANDLERS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -101,11 +101,11 @@ def test_the_daemon_comes_to_the_same_ends(
 
     settled = settle(server.url, tmp_path, ("ends",), None, timeout=60)
 
-    found: dict[tuple[str, bytes], Letter | None] = dict.fromkeys(expected)
+    found: dict[tuple[str, bytes], DeadLetter | None] = dict.fromkeys(expected)
     for topic in SENT:
         for _, flat in link.execute("XRANGE", keys.dlq(topic, 0), "-", "+"):
             fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            found[topic, fields[b"payload"]] = Letter.read(fields)
+            found[topic, fields[b"payload"]] = DeadLetter.read(fields)
     assert sum(each is not None for each in expected.values()) == 6
     for which, letter in found.items():
         ours = expected[which]
@@ -133,7 +133,7 @@ timeout = "none"
 
 @pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
 def test_a_file_of_the_users_is_run_against_the_servers_of_the_test(
-    server, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends.py").write_text(HANDLERS)
     monkeypatch.syspath_prepend(tmp_path)

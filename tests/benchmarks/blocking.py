@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from streamqd.housekeeper import dropper, promoter, trimmer, undertaker
+from streamqd.housekeeper import dead_letter_expirer, promoter, retention_enforcer, trimmer
 from streamqd.store import (
     adoption,
     dead,
@@ -31,7 +31,7 @@ from streamqd.store import (
 )
 from streamqd.store import retention as trimming
 from streamqd.store import statistics as figures
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
@@ -137,7 +137,7 @@ def letters(desk: Desk, body: str) -> Iterator[Call]:
     costs.letters(desk, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
     ids = [entry[0].decode() for entry in desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", 1)]
     yield dead.replay(desk.keys, *PATH, ids[0], desk.unit.group, {})
-    yield dead.purge_before(desk.keys, *PATH, "9999999999999-0", undertaker.PAGE)
+    yield dead.purge_before(desk.keys, *PATH, "9999999999999-0", dead_letter_expirer.PAGE)
     named = desk.do("XRANGE", desk.dlq, "-", "+", "COUNT", PLACES_MAX)
     yield dead.purge(desk.keys, *PATH, [entry[0].decode() for entry in named])
 
@@ -175,8 +175,8 @@ def trim(desk: Desk, body: str) -> Iterator[Call]:
 
 def drop(desk: Desk, body: str) -> Iterator[Call]:
     desk.groups()
-    costs.backlog(desk, many(2 * dropper.PAGE, body), body)
-    yield drop_all(desk, drop_before="9999999999999-0", limit=dropper.PAGE)
+    costs.backlog(desk, many(2 * retention_enforcer.PAGE, body), body)
+    yield drop_all(desk, drop_before="9999999999999-0", limit=retention_enforcer.PAGE)
 
 
 def drop_nothing(desk: Desk, body: str) -> Iterator[Call]:
@@ -185,7 +185,7 @@ def drop_nothing(desk: Desk, body: str) -> Iterator[Call]:
     count = many(20_000, body)
     costs.backlog(desk, count, body)
     desk.do("XGROUP", "SETID", desk.stream, desk.unit.group, "$")
-    yield drop_all(desk, drop_before="0-0", max_length=count - 1, limit=dropper.PAGE)
+    yield drop_all(desk, drop_before="0-0", max_length=count - 1, limit=retention_enforcer.PAGE)
 
 
 def leave(desk: Desk, body: str) -> Iterator[Call]:
@@ -202,9 +202,9 @@ def leave(desk: Desk, body: str) -> Iterator[Call]:
 
 
 def ghosts(desk: Desk, body: str) -> Iterator[Call]:
-    in_hand(desk, body, dropper.GHOSTS)
+    in_hand(desk, body, retention_enforcer.GHOSTS)
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
-    yield trimming.settle_ghosts(desk.keys, desk.unit, dropper.GHOSTS)
+    yield trimming.settle_ghosts(desk.keys, desk.unit, retention_enforcer.GHOSTS)
 
 
 def append(desk: Desk, body: str) -> Iterator[Call]:
@@ -245,7 +245,7 @@ def main() -> None:
 
 def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
     """Return script -> size of bodies -> milliseconds of the longest call of each round."""
-    link = Link(server.settings, timeout=60.0, name="bench:blocking")
+    link = Connection(server.settings, timeout=60.0, name="bench:blocking")
     found: dict[str, dict[int, list[float]]] = {}
     for size in options.bodies:
         for case in CASES:

@@ -24,7 +24,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.benchmarks.quick import machine, server
 from tests.contract.desk import UNIT, Desk
@@ -94,7 +94,7 @@ def run(
 ) -> tuple[float, float]:
     """Messages per second, and CPU time for each in microseconds; each message counts once."""
     settings = replace(Settings().redis, url=f"unix://{path}")
-    link = Link(settings, timeout=10.0, name="bench:fill")
+    link = Connection(settings, timeout=10.0, name="bench:fill")
     link.execute("FLUSHALL")
     desk = Desk(link, Keys())
     desk.groups()
@@ -131,7 +131,7 @@ def run(
     return took
 
 
-def fill(link: Link, stream: str, count: int, keys: int, chance: random.Random) -> None:
+def fill(link: Connection, stream: str, count: int, keys: int, chance: random.Random) -> None:
     """Write a backlog: each entry of a random key, its number as the payload."""
     for first in range(0, count, FILL):
         link.pipeline(
@@ -144,7 +144,9 @@ def fill(link: Link, stream: str, count: int, keys: int, chance: random.Random) 
 
 def promote(path: str, over: threading.Event) -> None:
     """Bring back what is due, all the time."""
-    link = Link(replace(Settings().redis, url=f"unix://{path}"), timeout=10.0, name="bench:retry")
+    link = Connection(
+        replace(Settings().redis, url=f"unix://{path}"), timeout=10.0, name="bench:retry"
+    )
     while not over.wait(0.005):
         link.run(messages.promote_retries(Keys(), UNIT, 256))
     link.close()

@@ -31,7 +31,7 @@ import hiredis
 
 from streamqd import config
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.benchmarks.quick import machine, server
 from tests.benchmarks.spark_jobs import TARGETS, TOPIC
@@ -92,7 +92,10 @@ def main() -> None:
 def prepare(path: str, count: int) -> None:
     """Topics, and in one of them so many access log lines of about 110 bytes with a key."""
     settings = config.Redis(url=f"unix://{path}")
-    link, keys = Link(settings, timeout=60.0, name="bench"), Keys("streaming:mq", "stream:topic")
+    link, keys = (
+        Connection(settings, timeout=60.0, name="bench"),
+        Keys("streaming:mq", "stream:topic"),
+    )
     link.execute("FLUSHALL")
     for name in (TOPIC, *TARGETS.values()):
         topics.create(link, keys, name, config.Topic(partitions=PARTITIONS))
@@ -165,7 +168,7 @@ def _summary(rounds: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 
 def clean(path: str) -> None:
     """Empty what is written to."""
-    client = Link(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
+    client = Connection(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
     for target in TARGETS.values():
         keys = [f"stream:topic:{{{target}:p:{number}}}" for number in range(PARTITIONS)]
         client.execute("DEL", *keys)

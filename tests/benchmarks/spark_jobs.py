@@ -27,7 +27,7 @@ from pyspark.sql.types import Row, StructType
 from streamqd import config
 from streamqd.spark import session
 from streamqd.spark.pipelines.archive import Archiver
-from streamqd.spark.reader import Reader
+from streamqd.spark.reader import EntryReader
 from streamqd.spark.source import SpanPartition, StreamqSource, TopicReader
 
 TOPIC = "access"
@@ -40,7 +40,7 @@ class TupleReader(TopicReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SpanPartition)
         topic, number = partition.span.place
-        for entries in Reader(self.options, partition.span).batches():
+        for entries in EntryReader(self.options, partition.span).batches():
             for entry_id, flat in entries:
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
                 ms, _, seq = entry_id.decode().partition("-")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamqd.store import dead, leases, messages
-from streamqd.store.messages import Recovered, Settled
+from streamqd.store.messages import Recovered, SettledReply
 from streamqd.store.scripts import Reply
 from tests.contract.desk import TTL, Desk
 from tests.contract.model import Model
@@ -86,14 +86,14 @@ class Both:
         reply = self.link.run(call)
         word, words = self.model.retry(name, token, items)
         if reply.word == "OK":
-            assert Settled.parse(reply).words == words
+            assert SettledReply.parse(reply).words == words
         return _agree(reply, word)
 
     def dead(self, name: str, token: str, items: tuple[tuple[str, Fields], ...]) -> str:
         sent = [(place.encode(), _raw(fields)) for place, fields in items]
         call = messages.dead(self.keys, self.desks[name].unit, token, sent, adjacent=len(sent) > 1)
         reply = self.link.run(call)
-        settled = Settled.parse(reply) if reply.word == "OK" else Settled([], None, [])
+        settled = SettledReply.parse(reply) if reply.word == "OK" else SettledReply([], None, [])
         letters = [letter.decode() for letter in settled.letters]
         word, words = self.model.dead(name, token, items, letters)
         assert settled.words == words

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     """One unit on an empty server."""
     return Desk(link, keys)
 
 
 @pytest.fixture
-def large_nodes(link: Link) -> Iterator[int]:
+def large_nodes(link: Connection) -> Iterator[int]:
     """Let a node of a stream hold so many entries, whatever their bytes: many times the default."""
     names = ("stream-node-max-entries", "stream-node-max-bytes")
     before = {name: link.execute("CONFIG", "GET", name)[1] for name in names}

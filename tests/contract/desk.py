@@ -15,7 +15,7 @@ import pytest
 from streamqd.errors import RedisRefused
 from streamqd.model import Unit
 from streamqd.store import leases, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
@@ -53,7 +53,7 @@ class Stream(NamedTuple):
 class Desk:
     """One unit on one server."""
 
-    def __init__(self, link: Link, keys: Keys, unit: Unit = UNIT) -> None:
+    def __init__(self, link: Connection, keys: Keys, unit: Unit = UNIT) -> None:
         self.link = link
         self.keys = keys
         self.unit = unit
@@ -90,11 +90,11 @@ class Desk:
             assert self.dump() == before, f"{script} wrote something and answered {word}"
         return reply.rest
 
-    def expect_entries(self, script: str, words: list[str], call: Call) -> messages.Settled:
+    def expect_entries(self, script: str, words: list[str], call: Call) -> messages.SettledReply:
         """Run a call to settle that must answer these words for its entries."""
         before = self.dump()
         rest = self.expect(script, "OK", call)
-        settled = messages.Settled.parse(Reply("OK", rest))
+        settled = messages.SettledReply.parse(Reply("OK", rest))
         assert settled.words == words
         if "MOVED" not in words:
             assert self.dump() == before, f"{script} wrote something and moved nothing"

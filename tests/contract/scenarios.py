@@ -11,8 +11,8 @@ from streamqd.config import Topic
 from streamqd.store import (
     adoption,
     archives,
-    control,
     dead,
+    directives,
     groups,
     growth,
     leases,
@@ -391,7 +391,7 @@ def member_beat(desk: Desk) -> Call:
 
 def control_change(desk: Desk) -> Call:
     desk.do("HSET", desk.keys.orders("default"), "drain:west-1", "{}")
-    return control.change(
+    return directives.change(
         desk.keys, "default", "pause:access/*/*", by="ops@west", remove=["drain:west-1"]
     )
 

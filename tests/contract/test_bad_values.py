@@ -6,8 +6,8 @@ import pytest
 
 from streamqd.store import (
     archives,
-    control,
     dead,
+    directives,
     groups,
     leases,
     messages,
@@ -16,7 +16,7 @@ from streamqd.store import (
     spark,
     statistics,
 )
-from streamqd.store.messages import Promoted, Recovered, Settled
+from streamqd.store.messages import Promoted, Recovered, SettledReply
 from streamqd.store.scripts import Reply
 from tests.contract.desk import OWNER, TTL, Desk
 
@@ -93,8 +93,8 @@ def test_orders_are_obeyed_whatever_the_last_time_says(desk: Desk, last: object)
     key = desk.keys.orders("default")
     desk.do("HSET", key, "last", last)
     for _ in range(2):
-        desk.expect("control_change", "OK", control.change(desk.keys, "default", "pause:a/0/b"))
-        found = control.read(desk.do("HGETALL", key))
+        desk.expect("control_change", "OK", directives.change(desk.keys, "default", "pause:a/0/b"))
+        found = directives.read(desk.do("HGETALL", key))
         assert found.pauses
         assert not found.strange
 
@@ -172,7 +172,7 @@ def test_a_score_without_end(desk: Desk, score: str) -> None:
     desk.add("1-0")
     desk.fetch()
     call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1-0", 5.0, {})])
-    Settled.parse(Reply("OK", desk.expect("settle_retry", "OK", call)))
+    SettledReply.parse(Reply("OK", desk.expect("settle_retry", "OK", call)))
 
 
 def test_an_item_that_holds_anything(desk: Desk) -> None:

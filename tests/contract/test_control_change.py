@@ -8,30 +8,32 @@ from collections.abc import Iterator
 import pytest
 
 from streamqd.model import Unit
-from streamqd.store import control, members
-from streamqd.store.control import Changed, Control, Order, Scope
+from streamqd.store import directives, members
+from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
 from streamqd.store.members import Present
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import Desk
 
 
 def change(desk: Desk, name: str = "", **rest: object) -> Call:
-    return control.change(desk.keys, "default", name, by="ops@west", **rest)  # type: ignore[arg-type]
+    return directives.change(desk.keys, "default", name, by="ops@west", **rest)  # type: ignore[arg-type]
 
 
-def changed(desk: Desk, call: Call) -> Changed:
-    return Changed.parse(Reply("OK", desk.expect("control_change", "OK", call)))
+def changed(desk: Desk, call: Call) -> DirectiveChange:
+    return DirectiveChange.parse(Reply("OK", desk.expect("control_change", "OK", call)))
 
 
-def found(desk: Desk) -> Control:
-    return control.read(desk.do("HGETALL", desk.keys.orders("default")))
+def found(desk: Desk) -> Directives:
+    return directives.read(desk.do("HGETALL", desk.keys.orders("default")))
 
 
 def test_an_order_is_written_with_its_time(desk: Desk) -> None:
     with desk.instant() as now:
         at = changed(desk, change(desk, "pause:access/3/*", why='disk "full"')).at_unix_ms
     assert now == at
-    assert found(desk) == Control(pauses={Scope("access", 3): Order(at, "ops@west", 'disk "full"')})
+    assert found(desk) == Directives(
+        pauses={Scope("access", 3): Directive(at, "ops@west", 'disk "full"')}
+    )
 
 
 def test_times_grow_also_when_the_clock_does_not(desk: Desk) -> None:
@@ -61,7 +63,7 @@ def packed(desk: Desk) -> Iterator[None]:
     settings = ("hash-max-ziplist-entries", "hash-max-ziplist-value")
     before = {setting: desk.do("CONFIG", "GET", setting)[1] for setting in settings}
     for setting in settings:
-        desk.do("CONFIG", "SET", setting, 2 * control.ORDERS_MAX)
+        desk.do("CONFIG", "SET", setting, 2 * directives.ORDERS_MAX)
     yield
     for setting, value in before.items():
         desk.do("CONFIG", "SET", setting, value)
@@ -69,11 +71,11 @@ def packed(desk: Desk) -> Iterator[None]:
 
 @pytest.mark.usefixtures("packed")
 def test_orders_are_bounded(desk: Desk) -> None:
-    names = [f"drain:web-{number}" for number in range(control.ORDERS_MAX)]
+    names = [f"drain:web-{number}" for number in range(directives.ORDERS_MAX)]
     for name in names:
         changed(desk, change(desk, name))
     rest = desk.expect("control_change", "FULL", change(desk, "drain:one-more"))
-    assert int(rest[0]) == control.ORDERS_MAX
+    assert int(rest[0]) == directives.ORDERS_MAX
     changed(desk, change(desk, names[0]))  # that one is not new
     changed(desk, change(desk, remove=names[:1]))
     changed(desk, change(desk, "drain:one-more"))
@@ -83,8 +85,8 @@ def test_a_beat_brings_the_orders(desk: Desk) -> None:
     beat = members.beat(desk.keys, "default", "a", "n1", {}, 9.0)
     assert Present.parse(desk.link.run(beat)).orders == []
     at = changed(desk, change(desk, "move:access/0/hits", to="b")).at_unix_ms
-    seen = control.read(Present.parse(desk.link.run(beat)).orders)
-    assert seen.moves == {Unit("access", 0, "hits"): Order(at, "ops@west", "", "b")}
+    seen = directives.read(Present.parse(desk.link.run(beat)).orders)
+    assert seen.moves == {Unit("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
     other = members.beat(desk.keys, "blue", "a", "n1", {}, 9.0)
     assert Present.parse(desk.link.run(other)).orders == []
 
@@ -112,17 +114,17 @@ GOOD = {"version": 1, "at_unix_ms": 5, "by": "ops", "why": ""}
 def test_what_cannot_be_read_is_named_and_left_alone(name: str, value: object) -> None:
     raw = json.dumps(value).encode() if value is not None else b"\xff{"
     flat = [name.encode(), raw, b"drain:a", json.dumps(GOOD).encode(), b"last", b"5"]
-    seen = control.read(flat)
+    seen = directives.read(flat)
     assert list(seen.strange) == [name]
     assert list(seen.drains) == ["a"]
 
 
 def test_the_widest_pause_is_the_one_that_counts() -> None:
-    order = Order(1, "ops", "")
+    order = Directive(1, "ops", "")
     pauses = {Scope("a", 0, "g"): order, Scope("a", None, "g"): order}
-    seen = Control(pauses=pauses)
+    seen = Directives(pauses=pauses)
     assert seen.pause_of(Unit("a", 0, "g")) == (Scope("a", None, "g"), order)
     assert seen.pause_of(Unit("a", 1, "g")) is not None
     assert seen.pause_of(Unit("a", 1, "h")) is None
     assert seen.pause_of(Unit("b", 0, "g")) is None
-    assert Control(pauses={Scope(): order}).pause_of(Unit("b", 0, "g")) == (Scope(), order)
+    assert Directives(pauses={Scope(): order}).pause_of(Unit("b", 0, "g")) == (Scope(), order)

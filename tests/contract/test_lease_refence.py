@@ -26,7 +26,7 @@ def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
     before = desk.state()
     with desk.instant() as now:
         rest = desk.expect("lease_refence", "OK", refence(desk))
-    refenced = leases.Refenced.parse(Reply("OK", rest))
+    refenced = leases.TokenRotated.parse(Reply("OK", rest))
     assert refenced.epoch > epoch
     assert refenced.crashes == 0
     number = rest[0]
@@ -50,7 +50,7 @@ def test_acknowledges_and_charges_in_the_same_step(desk: Desk) -> None:
     context = b"signal 9 \x00\xff"
     call = refence(desk, charged=main[1], context=context, done=[main[0], retried[1]])
     rest = desk.expect("lease_refence", "OK", call)
-    assert leases.Refenced.parse(Reply("OK", rest)).crashes == 2
+    assert leases.TokenRotated.parse(Reply("OK", rest)).crashes == 2
     changed = desk.changes(before)
     assert sorted(changed) == ["attempts", "fence", "lease", "retry", "stream"]
     assert changed["attempts"] == {"m:2-0:c": b"2", "m:2-0:last": context}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamqd.store import members
-from streamqd.store.members import Beat, Present
+from streamqd.store.members import Heartbeat, Present
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import Desk
 
@@ -43,7 +43,7 @@ def test_says_that_it_lives_and_learns_who_else_does(desk: Desk) -> None:
         found = present(desk, beat(desk))
     assert now == found.now_unix_ms
     info = {"nonce": "n1", "weight": 1}
-    assert found.members == [Beat("west-1", found.now_unix_ms, info)]
+    assert found.members == [Heartbeat("west-1", found.now_unix_ms, info)]
     assert desk.state() == {
         desk.keys.members("default"): {"west-1": found.now_unix_ms},
         desk.keys.info("default"): {"west-1": b'{"nonce":"n1","weight":1}'},

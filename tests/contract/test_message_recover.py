@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from streamqd.store import leases, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.messages import Pending, Recovered
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import TTL, Desk
@@ -144,7 +144,7 @@ def test_a_missing_group_is_the_servers_error(desk: Desk, lost: str) -> None:
 
 
 def test_a_fetch_of_an_earlier_connection_is_refused_or_listed(
-    desk: Desk, new_link: Callable[..., Link]
+    desk: Desk, new_link: Callable[..., Connection]
 ) -> None:
     """T1: a read that executes late, after the reconcile, moves nothing behind anyone's back."""
     desk.groups()

@@ -115,7 +115,7 @@ def test_neighbours_are_found_together(desk: Desk) -> None:
     places = [b"r:3-0", b"r:4-0", *(f"m:{each}".encode() for each in ids)]
     call = retry(desk, *((place, 5.0, CHANGED) for place in places), adjacent=True)
     with Meter(desk.link).measuring() as cost:
-        settled = messages.Settled.parse(desk.link.run(call))
+        settled = messages.SettledReply.parse(desk.link.run(call))
     assert settled.words == ["MOVED"] * 10
     each_stream = ("xpending", "xrange", "xack")
     assert [cost.commands[name] for name in (*each_stream, "hset", "zadd")] == [2, 2, 2, 1, 1]
@@ -133,7 +133,7 @@ def test_who_is_no_neighbour_is_found_alone(desk: Desk) -> None:
     order = ("1-0", "4-0", "3-0", "5-0", "4-0", "7-0", "6-0")
     items = [(f"m:{each}".encode(), 5.0, CHANGED) for each in order]
     words = ["MOVED", "MOVED", "GONE", "GHOST", "GONE", "MOVED", "MOVED"]
-    settled = messages.Settled.parse(desk.link.run(retry(desk, *items, adjacent=True)))
+    settled = messages.SettledReply.parse(desk.link.run(retry(desk, *items, adjacent=True)))
     assert settled.words == words
     state = desk.state()
     assert sorted(state["items"]) == ["m:1-0", "m:4-0", "m:6-0", "m:7-0"]

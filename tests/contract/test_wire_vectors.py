@@ -9,7 +9,7 @@ import pytest
 from streamqd.message import Delivery, Message
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages
-from streamqd.worker.letters import carried
+from streamqd.worker.dead_letters import carried
 from tests.contract.desk import UNIT, Desk
 from tests.support.vectors import VECTORS, flat, outgoing
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamqd.store import scripts
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 from tests.support.proxy import Fault, FaultProxy, Trigger
@@ -47,7 +47,7 @@ class Stage:
     strike: Strike | None = None
 
     @property
-    def link(self) -> Link:
+    def link(self) -> Connection:
         """A connection that nothing happens to."""
         return self.desk.link
 
@@ -55,13 +55,13 @@ class Stage:
     def keys(self) -> Keys:
         return self.desk.keys
 
-    def shaky(self, name: str = "test:shaky") -> Link:
+    def shaky(self, name: str = "test:shaky") -> Connection:
         """A connection that is cut when the strike comes."""
-        return Link(self.proxy.settings, timeout=5.0, name=name)
+        return Connection(self.proxy.settings, timeout=5.0, name=name)
 
-    def server_link(self) -> Link:
+    def server_link(self) -> Connection:
         """One more connection that nothing happens to."""
-        return Link(self.server.settings, timeout=5.0, name="test:beside")
+        return Connection(self.server.settings, timeout=5.0, name="test:beside")
 
     @property
     def struck(self) -> bool:
@@ -90,7 +90,13 @@ class Rehearsal:
     """Plays one scene, with and without faults."""
 
     def __init__(
-        self, server: ProcessServer, link: Link, keys: Keys, scene: Scene, *, taught: bool = True
+        self,
+        server: ProcessServer,
+        link: Connection,
+        keys: Keys,
+        scene: Scene,
+        *,
+        taught: bool = True,
     ) -> None:
         self._server = server
         self._desk = Desk(link, keys, UNIT)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from streamqd import config
 from streamqd.cli import cli
 from streamqd.model import Unit
-from streamqd.store import control, members, topics
+from streamqd.store import directives, members, topics
 from tests.contract.desk import Desk
 from tests.contract.scenarios import LAST_ID
 from tests.faults.rehearsal import Scene, Stage
@@ -78,7 +78,7 @@ def seed(stage: Stage) -> None:
     topics.create(link, keys, TOPIC, config.Topic(partitions=PARTITIONS))
     offers = {"offers": [[TOPIC, GROUP]], "weight": 1, "cap": 0}
     assert link.run(members.beat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
-    assert link.run(control.change(keys, "default", PAUSED, by="ops")).word == "OK"
+    assert link.run(directives.change(keys, "default", PAUSED, by="ops")).word == "OK"
     for number in range(PARTITIONS):
         desk = Desk(link, keys, Unit(TOPIC, number, GROUP))
         desk.groups()

@@ -13,8 +13,8 @@ from streamqd.registration import ensure_topics
 from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerState
 from streamqd.store import members
 from streamqd.supervisor.burst import BurstCheck
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.partition import OwnedPartition, Phase
 from tests.contract.desk import UNIT
 from tests.faults.rehearsal import Stage
 
@@ -34,8 +34,8 @@ class Talk:
             consumers=(consumer,),
         )
         board = Scoreboard(1)
-        self.exchange = Exchange(settings, board, LOCK)
-        self.holding = Holding(UNIT, consumer, board.allot(UNIT))
+        self.exchange = LeaseManager(settings, board, LOCK)
+        self.holding = OwnedPartition(UNIT, consumer, board.allot(UNIT))
         self.holdings = {UNIT: self.holding}
         self.now = time.monotonic()
 

@@ -17,7 +17,7 @@ from streamqd.model import Backoff
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import leases
 from streamqd.worker import concurrent, worker
-from streamqd.worker.gate import ExitCode
+from streamqd.worker.control_channel import ExitCode
 from tests.contract.desk import OWNER, TTL, UNIT, Desk
 from tests.faults.rehearsal import Stage
 from tests.support.ledger import Audit, Ledger

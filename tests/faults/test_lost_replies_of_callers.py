@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from streamqd.store import scripts
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.faults import (
     scenes_admin,
@@ -79,7 +79,9 @@ NEED_NO_SCENE = {
 
 
 @pytest.fixture
-def rehearse(process_server: ProcessServer, link: Link, keys: Keys) -> Callable[..., Rehearsal]:
+def rehearse(
+    process_server: ProcessServer, link: Connection, keys: Keys
+) -> Callable[..., Rehearsal]:
     return lambda scene, **options: Rehearsal(process_server, link, keys, scene, **options)
 
 
@@ -107,7 +109,7 @@ def test_no_lost_call_by_the_source_loses_or_doubles_anything(
 
 
 @pytest.mark.fault("F12")
-def test_every_command_is_lost_in_some_scene(rehearse: Callable[..., Rehearsal], link: Link):
+def test_every_command_is_lost_in_some_scene(rehearse: Callable[..., Rehearsal], link: Connection):
     """A new one belongs into the scene of the role that says it, or changes nothing by itself."""
     said = {kind for scene in SCENES for kind in rehearse(scene).kinds()}
     assert scripts.load().keys() - said <= FULL_MEMORY_ONLY

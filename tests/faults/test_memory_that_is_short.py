@@ -15,7 +15,7 @@ import pytest
 
 from streamqd.cgroups import CONTROL_GROUPS, killed_as_one
 from streamqd.process import Exit
-from streamqd.supervisor.memory import BELIEVED_SECONDS, Kills, counter_of
+from streamqd.supervisor.oom_monitor import BELIEVED_SECONDS, OomMonitor, counter_of
 from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
 
@@ -38,7 +38,7 @@ def kill(counter: Path, count: int) -> None:
 
 @pytest.mark.fault("F5")
 def test_each_kill_that_the_kernel_has_counted_explains_one_death(counter: Path):
-    kills = Kills(counter)
+    kills = OomMonitor(counter)
     kills.look(1.0)
     assert str(kills.explain(KILLED)) == "signal SIGKILL", "those before our time"
     kill(counter, 5)
@@ -53,7 +53,7 @@ def test_each_kill_that_the_kernel_has_counted_explains_one_death(counter: Path)
 
 @pytest.mark.fault("F5")
 def test_a_kill_of_long_ago_explains_nothing(counter: Path):
-    kills = Kills(counter)
+    kills = OomMonitor(counter)
     kill(counter, 4)
     kills.look(1.0)
     kills.look(1.5 + BELIEVED_SECONDS)

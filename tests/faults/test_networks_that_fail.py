@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.acceptance.test_rebalance import GATED, keyspace
 from tests.faults.rehearsal import Rehearsal, kind_of
@@ -118,7 +118,7 @@ def test_a_worker_whose_lease_nobody_renews_stops_before_it_can_have_expired(
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("direction", ["requests", "replies"])
 def test_a_connection_that_is_cut_at_any_byte_costs_nothing(
-    process_server: ProcessServer, link: Link, keys: Keys, direction: str
+    process_server: ProcessServer, link: Connection, keys: Keys, direction: str
 ):
     """Half a command is not executed; what was executed is found."""
     rehearsal = Rehearsal(process_server, link, keys, one_at_a_time)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.acceptance.test_redis_faults import assert_nothing_moved, pair, wait_clock, wait_progress
 from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -289,7 +289,7 @@ def test_a_full_disk_makes_everything_wait_and_nothing_run_twice(
         server.close()
 
 
-def refuses(link: Link) -> bool:
+def refuses(link: Connection) -> bool:
     """Whether the server has noticed that it cannot write its file."""
     answer = link.pipeline([("SET", "probe", "x")])[0]
     return getattr(answer, "code", "") == "MISCONF"

@@ -12,7 +12,7 @@ import pytest
 from streamqd import config
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.producer import Producer
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.faults.test_servers_that_fail import TTL, settle_after
 from tests.support.daemon import Daemon
 from tests.support.servers import ProcessServer, free_port
@@ -32,7 +32,7 @@ class Refusal:
 
     def __init__(self, server: ProcessServer) -> None:
         self.server = server
-        self.link = Link(server.settings, timeout=20.0, name="test:refusal")
+        self.link = Connection(server.settings, timeout=20.0, name="test:refusal")
 
     code = ""
 
@@ -81,7 +81,7 @@ class Busy(Refusal):
         self._thread.start()
 
     def _run(self) -> None:
-        link = Link(self.server.settings, timeout=60.0, name="test:busy")
+        link = Connection(self.server.settings, timeout=60.0, name="test:busy")
         with pytest.raises(RedisRefused):  # it is killed
             link.execute("EVAL", ENDLESS, 0)
         link.close()
@@ -123,7 +123,7 @@ def refusing(refusal: Refusal) -> Iterator[None]:
     )
 
 
-def answer(link: Link, *command: str) -> Any:
+def answer(link: Connection, *command: str) -> Any:
     """What a server replies, or the code of its refusal; '' without an answer."""
     try:
         return link.execute(*command)
@@ -133,7 +133,7 @@ def answer(link: Link, *command: str) -> Any:
         return ""
 
 
-def told(link: Link, section: str, name: str) -> int:
+def told(link: Connection, section: str, name: str) -> int:
     """What the server has counted under a name since it was started."""
     for line in link.execute("INFO", section).decode().splitlines():
         if line.startswith(f"{name}:"):

@@ -13,11 +13,11 @@ from streamqd import config
 from streamqd.cli import cli
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, Slot
+from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
@@ -38,7 +38,7 @@ def file(tmp_path: Path, server: Server) -> Path:
 
 
 @pytest.fixture
-def run(file: Path, link: Link) -> Run:
+def run(file: Path, link: Connection) -> Run:
     """Run a verb with `file`; it must end with `code`. `typed` is its standard input."""
 
     def invoke(*args: str, code: int = 0, typed: bytes | str | None = None) -> Result:
@@ -63,22 +63,22 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def view(board: Scoreboard, link: Link) -> View:
+def view(board: Scoreboard, link: Connection) -> MetricsView:
     """What a housekeeper has measured: only the time so far. The file of the test has the board."""
-    view = View("web-1", board)
+    view = MetricsView("web-1", board)
     ask_time(link, view, "any")
     return view
 
 
 @pytest.fixture
-def at(link: Link, keys: Keys) -> At:
+def at(link: Connection, keys: Keys) -> At:
     """A desk for a partition of the topic access, which has three, for a group."""
     topics.create(link, keys, "access", config.Topic(partitions=3))
     return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     """A unit that t1 owns, with its group."""
     desk = Desk(link, keys)
     desk.groups()
@@ -87,12 +87,12 @@ def desk(link: Link, keys: Keys) -> Desk:
 
 
 @pytest.fixture
-def slot() -> Slot:
+def slot() -> WorkerSlot:
     return Scoreboard(2).allot(UNIT)
 
 
 @pytest.fixture
-def new_life(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Life]]:
+def new_life(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Life]]:
     """Make a life on the server at a URL, as that of a proxy."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     with lives(slot) as make:
@@ -105,7 +105,7 @@ def life(new_life: Callable[[str], Life], server: Server) -> Life:
 
 
 @pytest.fixture
-def meter(link: Link) -> Iterator[Meter]:
+def meter(link: Connection) -> Iterator[Meter]:
     """Counts what happens on the shared server, over connections made from here on."""
     with counting_sockets():
         yield Meter(link)

@@ -9,9 +9,9 @@ import pytest
 
 from streamqd.message import Message
 from streamqd.scoreboard import now_ns
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.worker.gate import ExitCode
+from streamqd.worker.control_channel import ExitCode
 from streamqd.worker.runs import ACK_DELAY_NS, ACK_SHARE, QUICK_RUN_NS, is_due
 from tests.contract.desk import Desk
 from tests.support import life as lives
@@ -56,7 +56,7 @@ async def one(message: Message) -> None:
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
 def test_nothing_that_ran_for_long_waits_for_the_end_of_the_next_run(
-    link: Link, keys: Keys, life: Life, settings: dict[str, Any]
+    link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
 ):
     """The next one may take hours, and its host may be lost meanwhile."""
     desk = Desk(link, keys)
@@ -93,7 +93,7 @@ EACH: dict[str, Any] = {"ack": "each"}
     ids=["one by one", "in batches", "in threads", "in coroutines"],
 )
 def test_each_end_is_acknowledged_before_its_lane_begins_anew(
-    link: Link, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
+    link: Connection, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
 ):
     """However quick it was. So a lost host repeats what its lanes were at, and no more."""
     desk = Desk(link, keys)

@@ -15,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from streamqd import config
-from streamqd.admin import rights
+from streamqd.admin import permissions
 from streamqd.cli import cli
 from streamqd.errors import BacklogFull, RedisRefused, RedisUnavailable
-from streamqd.housekeeper.teacher import Teacher
+from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support import usage, users
 from tests.support.daemon import toml
@@ -46,7 +46,7 @@ DENIED = {"config|get"}
 
 
 @pytest.fixture
-def granted(link: Link) -> Iterator[None]:
+def granted(link: Connection) -> Iterator[None]:
     """The users, on the shared server."""
     users.grant(link)
     yield
@@ -54,7 +54,7 @@ def granted(link: Link) -> Iterator[None]:
 
 
 @pytest.fixture
-def known(link: Link) -> set[str]:
+def known(link: Connection) -> set[str]:
     """Commands that the server knows: an upper-case word of the source need not be one."""
     return {str(each[0].decode()) for each in link.execute("COMMAND")}
 
@@ -108,7 +108,7 @@ def test_nobody_may_change_the_server_or_forget_what_others_stored() -> None:
 
 @pytest.mark.parametrize("name", users.NAMES)
 def test_a_user_without_a_password_cannot_log_in(
-    server: Server, link: Link, new_link: Callable[..., Link], name: str
+    server: Server, link: Connection, new_link: Callable[..., Connection], name: str
 ) -> None:
     older = not users.has_selectors(link)
     link.execute("ACL", "SETUSER", *users.rules(users.line(name, older=older)))
@@ -126,8 +126,8 @@ def test_the_check_of_rights_finds_nothing_missing(
     server: Server, granted: None, keys: Keys
 ) -> None:
     for name in ("daemon", "admin"):
-        link = Link(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
-        assert rights.missing(link, keys, "default") == []
+        link = Connection(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
+        assert permissions.missing(link, keys, "default") == []
         link.close()
 
 
@@ -136,14 +136,14 @@ UNCHECKED = {"client|setname", "multi", "exec", "asking", "cluster|slots"} | BES
 
 
 def test_every_right_that_a_daemon_loses_is_named(
-    server: Server, link: Link, granted: None, keys: Keys
+    server: Server, link: Connection, granted: None, keys: Keys
 ) -> None:
     found = users.read("daemon")
     unnamed = []
     for command in sorted(found.commands - UNCHECKED):
         users.grant(link, without=command)
-        other = Link(as_user(server, found.user), timeout=10.0, name="test:weaker")
-        lacking = {each.command.lower() for each in rights.missing(other, keys, "default")}
+        other = Connection(as_user(server, found.user), timeout=10.0, name="test:weaker")
+        lacking = {each.command.lower() for each in permissions.missing(other, keys, "default")}
         other.close()
         if lacking != {command.replace("|", " ")}:
             unnamed.append((command, lacking))
@@ -152,12 +152,12 @@ def test_every_right_that_a_daemon_loses_is_named(
 
 @pytest.mark.parametrize("command", ["multi", "exec", "discard"])
 def test_no_transactions_no_work(
-    server: Server, link: Link, granted: None, keys: Keys, command: str
+    server: Server, link: Connection, granted: None, keys: Keys, command: str
 ) -> None:
     users.grant(link, without=command)
-    other = Link(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
+    other = Connection(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
     with pytest.raises(RedisRefused, match="NOPERM"):
-        rights.missing(other, keys, "default")
+        permissions.missing(other, keys, "default")
     other.close()
 
 
@@ -165,7 +165,7 @@ def test_no_transactions_no_work(
 
 
 @pytest.fixture
-def topic(link: Link, keys: Keys) -> str:
+def topic(link: Connection, keys: Keys) -> str:
     topics.create(link, keys, "access", config.Topic(partitions=2))
     return "access"
 
@@ -189,7 +189,7 @@ SCRIPTED = ({"dedup_id": "one"}, {"delay": 60.0})
 
 
 def test_a_producer_without_scripts_sends_and_is_told_what_it_lacks(
-    sender: Callable[[str], Producer], topic: str, link: Link, keys: Keys
+    sender: Callable[[str], Producer], topic: str, link: Connection, keys: Keys
 ) -> None:
     producer = sender("producer")
     producer.send_many(topic, [b"a", b"b", b"c"])
@@ -204,8 +204,8 @@ def test_a_producer_without_scripts_sends_and_is_told_what_it_lacks(
 def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
     sender: Callable[[str], Producer],
     topic: str,
-    link: Link,
-    new_link: Callable[..., Link],
+    link: Connection,
+    new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
     link.execute("SCRIPT", "FLUSH")
@@ -214,7 +214,7 @@ def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
         with pytest.raises(RedisRefused, match="a running daemon teaches it"):
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
 
-    Teacher(new_link()).run()
+    ScriptLoader(new_link()).run()
     for options in SCRIPTED:
         first = producer.send(topic, b"d", **options)  # type: ignore[arg-type]
         again = producer.send(topic, b"d", **options)  # type: ignore[arg-type]
@@ -236,10 +236,15 @@ def test_the_command_sends_as_a_user_that_may_only_send(
 
 
 def test_a_limit_of_the_backlog_needs_no_more(
-    server: Server, granted: None, topic: str, link: Link, new_link: Callable[..., Link], keys: Keys
+    server: Server,
+    granted: None,
+    topic: str,
+    link: Connection,
+    new_link: Callable[..., Connection],
+    keys: Keys,
 ) -> None:
     """S2: the script reads the last entry too when a group is behind."""
-    Teacher(new_link()).run()
+    ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Unit(topic, 0, "hits"), "0"))
     settings = config.Settings(redis=as_user(server, users.read("producer-scripts").user))
     with Producer(settings=settings, max_backlog=1) as producer:
@@ -331,12 +336,12 @@ MAY_NOT = {
 
 @pytest.mark.parametrize("name", users.NAMES)
 def test_what_each_user_can_do_at_worst(
-    server: Server, link: Link, granted: None, topic: str, name: str
+    server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
     """S2: what the table of docs/SECURITY.md says of each user, by trying it."""
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors: its users may do more, as SECURITY.md says")
-    other = Link(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
+    other = Connection(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
     for command in MAY_NOT[name]:
         with pytest.raises(RedisRefused) as caught:
             other.execute(*command)
@@ -361,7 +366,7 @@ def test_the_server_of_compose_lets_in_the_daemon_alone(
     password = secret.read_text().strip()
     assert password not in acl.read_text()
     server = new_server()
-    default = Link(server.settings, timeout=10.0, name="test:default")
+    default = Connection(server.settings, timeout=10.0, name="test:default")
     for line in reversed(acl.read_text().splitlines()):
         default.execute("ACL", "SETUSER", *users.rules(line))
     default.close()
@@ -369,10 +374,10 @@ def test_the_server_of_compose_lets_in_the_daemon_alone(
     redis = dataclasses.replace(
         server.settings, username=users.read("daemon").user, password_file=secret
     )
-    link = Link(redis, timeout=10.0, name="test:compose")
+    link = Connection(redis, timeout=10.0, name="test:compose")
     assert link.execute("TIME")
     link.close()
-    stranger = Link(server.settings, timeout=10.0, name="test:stranger")
+    stranger = Connection(server.settings, timeout=10.0, name="test:stranger")
     with pytest.raises(RedisUnavailable, match="NOAUTH"):
         stranger.execute("TIME")
     stranger.close()

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from streamqd import config
-from streamqd.admin import dead, fleet, letters, partitions, pending, rights, tail
+from streamqd.admin import dead, dead_letters, fleet, partitions, pending, permissions, tail
 from streamqd.admin import topics as admin_topics
-from streamqd.admin.dead import Choice
+from streamqd.admin.dead import DeadLetterFilter
 from streamqd.admin.document import as_json
 from streamqd.errors import RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.store import items, leases, members, messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.servers import Server
@@ -48,7 +48,7 @@ def bury(desk: Desk, entry_id: str, **context: str) -> str:
         **{name.encode(): value.encode() for name, value in context.items()},
     }
     call = messages.dead(desk.keys, desk.unit, "t1", [(f"m:{entry_id}".encode(), fields)])
-    [letter] = messages.Settled.parse(desk.link.run(call)).letters
+    [letter] = messages.SettledReply.parse(desk.link.run(call)).letters
     assert letter
     return f"{desk.unit.partition}:{letter.decode()}"
 
@@ -56,7 +56,7 @@ def bury(desk: Desk, entry_id: str, **context: str) -> str:
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_creating_a_topic_twice(link: Link, keys: Keys) -> None:
+def test_creating_a_topic_twice(link: Connection, keys: Keys) -> None:
     made = admin_topics.create(link, keys, "orders", config.Topic(partitions=2))
     again = admin_topics.create(link, keys, "orders", config.Topic(partitions=2))
 
@@ -68,21 +68,21 @@ def test_creating_a_topic_twice(link: Link, keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b", "x" * 65])
-def test_a_topic_needs_a_proper_name(link: Link, keys: Keys, name: str) -> None:
+def test_a_topic_needs_a_proper_name(link: Connection, keys: Keys, name: str) -> None:
     with pytest.raises(Refused, match="A-Z"):
         admin_topics.create(link, keys, name, config.Topic())
 
     assert topics.registered(link, keys) == []
 
 
-def test_a_missing_topic_names_its_neighbour(link: Link, keys: Keys, at: At) -> None:
+def test_a_missing_topic_names_its_neighbour(link: Connection, keys: Keys, at: At) -> None:
     with pytest.raises(TopicMissing, match="did you mean access"):
         admin_topics.partition_count(link, keys, "acces")
     with pytest.raises(TopicMissing, match="topic list"):
         admin_topics.partition_count(link, keys, "zzz")
 
 
-def test_listing_and_describing_topics(link: Link, keys: Keys, at: At) -> None:
+def test_listing_and_describing_topics(link: Connection, keys: Keys, at: At) -> None:
     for group in ("hits", "agents"):
         at(0, group).groups()
     at(1).add("5-0")
@@ -107,7 +107,7 @@ def test_listing_and_describing_topics(link: Link, keys: Keys, at: At) -> None:
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def test_partitions_show_owner_lag_and_pending(link: Link, keys: Keys, at: At) -> None:
+def test_partitions_show_owner_lag_and_pending(link: Connection, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     epoch = at(0).own("t1", owner="west-1")
@@ -131,7 +131,7 @@ def test_partitions_show_owner_lag_and_pending(link: Link, keys: Keys, at: At) -
     assert seen.idle_topics == []
 
 
-def test_partitions_can_be_narrowed(link: Link, keys: Keys, at: At) -> None:
+def test_partitions_can_be_narrowed(link: Connection, keys: Keys, at: At) -> None:
     topics.create(link, keys, "other", config.Topic())
     for group in ("hits", "agents"):
         at(0, group).groups()
@@ -144,7 +144,7 @@ def test_partitions_can_be_narrowed(link: Link, keys: Keys, at: At) -> None:
 
 
 def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     at(0).groups()
     for number in range(1, 41):
@@ -161,7 +161,7 @@ def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy
 
 @pytest.mark.parametrize(("count", "lag"), [(1_000, 1_000), (1_001, None)])
 def test_a_lag_that_the_server_does_not_tell_is_counted_to_its_end_or_not_told(
-    link: Link, keys: Keys, at: At, count: int, lag: int | None
+    link: Connection, keys: Keys, at: At, count: int, lag: int | None
 ) -> None:
     at(0).groups()
     link.pipeline([("XADD", at(0).stream, f"{n + 1}-0", "payload", "x") for n in range(count + 3)])
@@ -183,7 +183,7 @@ def hide_lag(desk: Desk, stream: str) -> None:
 # --- pending --------------------------------------------------------------------------------------
 
 
-def all_pages(link: Link, keys: Keys, order: str, limit: int) -> list[str]:
+def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]:
     places: list[str] = []
     cursor = ""
     while True:
@@ -196,7 +196,7 @@ def all_pages(link: Link, keys: Keys, order: str, limit: int) -> list[str]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_pending_pages_are_merged_by_id_and_fit_together(
-    link: Link, keys: Keys, at: At, limit: int
+    link: Connection, keys: Keys, at: At, limit: int
 ) -> None:
     at(0).pending("1-0", "4-0", "4-1")
     at(1).pending("2-0", "4-0")
@@ -209,7 +209,9 @@ def test_pending_pages_are_merged_by_id_and_fit_together(
     ]
 
 
-def test_pending_is_ranked_by_deliveries_and_by_idle_time(link: Link, keys: Keys, at: At) -> None:
+def test_pending_is_ranked_by_deliveries_and_by_idle_time(
+    link: Connection, keys: Keys, at: At
+) -> None:
     at(0).pending("1-0", "2-0")
     at(1).pending("3-0")
     claims = (("1-0", at(0), 5_000, 2), ("2-0", at(0), 90_000, 9), ("3-0", at(1), 30_000, 4))
@@ -229,7 +231,7 @@ def test_pending_is_ranked_by_deliveries_and_by_idle_time(link: Link, keys: Keys
     assert pending.view(link, keys, "access", "hits", limit=1).total == 3
 
 
-def test_pending_of_many_is_complete(link: Link, keys: Keys, at: At, monkeypatch) -> None:
+def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monkeypatch) -> None:
     monkeypatch.setattr(pending, "PAGE", 7)
     ids = [f"{number}-0" for number in range(1, 51)]
     at(0).pending(*ids)
@@ -238,7 +240,7 @@ def test_pending_of_many_is_complete(link: Link, keys: Keys, at: At, monkeypatch
     assert sorted(all_pages(link, keys, "idle", 9)) == sorted(f"0/m:{each}" for each in ids)
 
 
-def test_a_bounded_ranking_says_so(link: Link, keys: Keys, at: At, monkeypatch) -> None:
+def test_a_bounded_ranking_says_so(link: Connection, keys: Keys, at: At, monkeypatch) -> None:
     at(0).pending(*[f"{number}-0" for number in range(1, 31)])
     monkeypatch.setattr(pending, "PAGE", 5)
     monkeypatch.setattr(pending, "SCAN_MAX", 10)
@@ -250,7 +252,7 @@ def test_a_bounded_ranking_says_so(link: Link, keys: Keys, at: At, monkeypatch) 
     assert pending.view(link, keys, "access", "hits", order="id", limit=100).complete
 
 
-def test_pending_of_nobody_is_refused(link: Link, keys: Keys, at: At) -> None:
+def test_pending_of_nobody_is_refused(link: Connection, keys: Keys, at: At) -> None:
     at(0).groups()
     with pytest.raises(Refused, match="no group other"):
         pending.view(link, keys, "access", "other")
@@ -262,15 +264,15 @@ def test_pending_of_nobody_is_refused(link: Link, keys: Keys, at: At) -> None:
 
 
 def test_letters_are_listed_newest_first_over_all_partitions(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     names = [bury(at(number % 3), f"{number + 1}-0") for number in range(7)]
 
-    whole = letters.listed(link, keys, "access")
+    whole = dead_letters.listed(link, keys, "access")
     pages: list[str] = []
     cursor = ""
     while True:
-        page = letters.listed(link, keys, "access", limit=2, cursor=cursor)
+        page = dead_letters.listed(link, keys, "access", limit=2, cursor=cursor)
         pages += [row.id for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -283,17 +285,20 @@ def test_letters_are_listed_newest_first_over_all_partitions(
     assert whole.total == 7
 
 
-def test_letters_of_one_group(link: Link, keys: Keys, at: At) -> None:
+def test_letters_of_one_group(link: Connection, keys: Keys, at: At) -> None:
     bury(at(0, "hits"), "1-0")
     mine = bury(at(1, "agents"), "1-0")
 
-    seen = letters.listed(link, keys, "access", choice=Choice(group="agents"))
+    seen = dead_letters.listed(link, keys, "access", choice=DeadLetterFilter(group="agents"))
 
     assert [row.id for row in seen.rows] == [mine]
-    assert letters.listed(link, keys, "access", choice=Choice(group="nobody")).rows == []
+    assert (
+        dead_letters.listed(link, keys, "access", choice=DeadLetterFilter(group="nobody")).rows
+        == []
+    )
 
 
-def test_a_letter_tells_everything(link: Link, keys: Keys, at: At) -> None:
+def test_a_letter_tells_everything(link: Connection, keys: Keys, at: At) -> None:
     name = bury(
         at(1),
         "1700000000000-3",
@@ -305,7 +310,7 @@ def test_a_letter_tells_everything(link: Link, keys: Keys, at: At) -> None:
         extra="kept",
     )
 
-    letter = letters.show(link, keys, "access", name)
+    letter = dead_letters.show(link, keys, "access", name)
 
     assert letter.uid == "access/1/1700000000000-3"
     assert letter.original_unix_ms == 1700000000000
@@ -322,25 +327,25 @@ def test_a_letter_tells_everything(link: Link, keys: Keys, at: At) -> None:
 
 
 @pytest.mark.parametrize("name", ["1:9-9", "7:1-0"])
-def test_a_letter_that_is_not_there(link: Link, keys: Keys, at: At, name: str) -> None:
+def test_a_letter_that_is_not_there(link: Connection, keys: Keys, at: At, name: str) -> None:
     bury(at(1), "1-0")
     with pytest.raises(Refused, match="there is no"):
-        letters.show(link, keys, "access", name)
+        dead_letters.show(link, keys, "access", name)
 
 
 @pytest.mark.parametrize("name", ["", "1", "x:1-0", "1:1", "1:a-b", "-1:1-0", f"1:{2**64}-0"])
-def test_what_is_no_name_of_a_letter(link: Link, keys: Keys, at: At, name: str) -> None:
+def test_what_is_no_name_of_a_letter(link: Connection, keys: Keys, at: At, name: str) -> None:
     with pytest.raises(Refused, match="is not an id"):
-        letters.show(link, keys, "access", name)
+        dead_letters.show(link, keys, "access", name)
 
 
-def test_counting_letters_by_cause(link: Link, keys: Keys, at: At) -> None:
+def test_counting_letters_by_cause(link: Connection, keys: Keys, at: At) -> None:
     for number in range(3):
         bury(at(number), "1-0")
     last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
 
     found = dead.causes(link, keys, "access")
-    [topic] = letters.overview(link, keys)
+    [topic] = dead_letters.overview(link, keys)
 
     assert [(each.count, each.group, each.reason, each.error_class) for each in found.causes] == [
         (3, "hits", "attempts", "ValueError"),
@@ -354,12 +359,14 @@ def test_counting_letters_by_cause(link: Link, keys: Keys, at: At) -> None:
     assert topic.oldest_unix_ms <= topic.newest_unix_ms
 
 
-def test_replaying_gives_letters_back_to_their_own_group(link: Link, keys: Keys, at: At) -> None:
+def test_replaying_gives_letters_back_to_their_own_group(
+    link: Connection, keys: Keys, at: At
+) -> None:
     for number in range(3):
         bury(at(number), "1-0")
     other = bury(at(1, "agents"), "2-0")
 
-    done = dead.replay(link, keys, "access", Choice(group="hits"))
+    done = dead.replay(link, keys, "access", DeadLetterFilter(group="hits"))
 
     assert (done.replayed, done.gone, done.refused, done.ended) == (3, 0, {}, "done")
     for number in range(3):
@@ -369,64 +376,68 @@ def test_replaying_gives_letters_back_to_their_own_group(link: Link, keys: Keys,
         assert (fields["retryCount"], fields["crashCount"]) == (b"0", b"0")
         assert fields["replayCount"] == b"1"
         assert "reason" not in fields
-    assert [row.id for row in letters.listed(link, keys, "access").rows] == [other]
+    assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == [other]
     assert link.execute("XLEN", at(1, "agents").retry) == 0
 
 
-def test_replaying_one_by_name(link: Link, keys: Keys, at: At) -> None:
+def test_replaying_one_by_name(link: Connection, keys: Keys, at: At) -> None:
     names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
 
-    done = dead.replay(link, keys, "access", Choice((names[0], names[0])), max_replays=5)
+    done = dead.replay(link, keys, "access", DeadLetterFilter((names[0], names[0])), max_replays=5)
 
     assert done.replayed == 1
     [fields] = at(0).read_stream(at(0).retry).entries.values()
     assert fields["replayCount"] == b"5"
-    assert [row.id for row in letters.listed(link, keys, "access").rows] == [names[1]]
+    assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == [names[1]]
 
 
-def test_a_name_that_is_wrong_keeps_all_from_being_replayed(link: Link, keys: Keys, at: At) -> None:
+def test_a_name_that_is_wrong_keeps_all_from_being_replayed(
+    link: Connection, keys: Keys, at: At
+) -> None:
     name = bury(at(0), "1-0")
     before = at(0).dump()
 
     with pytest.raises(Refused, match="no dead letter"):
-        dead.replay(link, keys, "access", Choice((name, "0:9-9")))
+        dead.replay(link, keys, "access", DeadLetterFilter((name, "0:9-9")))
     with pytest.raises(Refused, match="one of the group hits, not agents"):
-        dead.replay(link, keys, "access", Choice((name,), group="agents"))
+        dead.replay(link, keys, "access", DeadLetterFilter((name,), group="agents"))
 
     assert at(0).dump() == before
 
 
-def test_letters_that_cannot_go_back_stay_and_are_told(link: Link, keys: Keys, at: At) -> None:
+def test_letters_that_cannot_go_back_stay_and_are_told(
+    link: Connection, keys: Keys, at: At
+) -> None:
     bury(at(0), "1-0")
     bury(at(1, "old"), "1-0")
     link.execute("XGROUP", "DESTROY", at(1, "old").retry, "old")
     link.execute("XADD", keys.dlq("access", 2), "*", "payload", "by hand")
 
-    done = dead.replay(link, keys, "access", Choice())
+    done = dead.replay(link, keys, "access", DeadLetterFilter())
 
     assert done.replayed == 1
     assert done.refused == {
         "its group does not exist any more": 1,
         "the letter names no group": 1,
     }
-    assert letters.total(link, keys, "access") == 2
+    assert dead_letters.total(link, keys, "access") == 2
 
 
-def test_many_letters_are_replayed_in_bounded_batches(link: Link, keys: Keys, at: At) -> None:
+def test_many_letters_are_replayed_in_bounded_batches(link: Connection, keys: Keys, at: At) -> None:
     desk = at(0)
     desk.groups()
     for number in range(250):
         desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
     steps: list[int] = []
 
-    done = dead.replay(link, keys, "access", Choice(), progress=steps.append)
+    done = dead.replay(link, keys, "access", DeadLetterFilter(), progress=steps.append)
 
     assert done.replayed == 250
     assert steps == [100, 100, 50]
     assert link.execute("XLEN", desk.retry) == 250
 
 
-def test_purging(link: Link, keys: Keys, at: At) -> None:
+def test_purging(link: Connection, keys: Keys, at: At) -> None:
     desk = at(0)
     for entry_id, group in (
         *(("1000-0", "hits"), ("2000-0", "hits")),
@@ -435,19 +446,19 @@ def test_purging(link: Link, keys: Keys, at: At) -> None:
         desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
     at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
 
-    assert dead.count(link, keys, "access", Choice(until_unix_ms=2_000)) == 2
-    assert dead.purge(link, keys, "access", Choice(until_unix_ms=2_000)).purged == 2
-    assert dead.purge(link, keys, "access", Choice(("0:3000-0",))).purged == 1
-    assert dead.purge(link, keys, "access", Choice(group="agents")).purged == 1
-    assert [row.id for row in letters.listed(link, keys, "access").rows] == ["0:2000-0"]
-    assert dead.purge(link, keys, "access", Choice()).purged == 1
-    assert letters.overview(link, keys) == []
+    assert dead.count(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)) == 2
+    assert dead.purge(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)).purged == 2
+    assert dead.purge(link, keys, "access", DeadLetterFilter(("0:3000-0",))).purged == 1
+    assert dead.purge(link, keys, "access", DeadLetterFilter(group="agents")).purged == 1
+    assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == ["0:2000-0"]
+    assert dead.purge(link, keys, "access", DeadLetterFilter()).purged == 1
+    assert dead_letters.overview(link, keys) == []
 
 
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_the_last_messages_of_all_partitions_in_order(link: Link, keys: Keys, at: At) -> None:
+def test_the_last_messages_of_all_partitions_in_order(link: Connection, keys: Keys, at: At) -> None:
     for number in range(1, 31):
         at(number % 3).add(f"{number}-0", "payload", f"{number}", "key", "k")
 
@@ -460,7 +471,7 @@ def test_the_last_messages_of_all_partitions_in_order(link: Link, keys: Keys, at
     assert [(each.partition, each.id) for each in one] == [(1, "25-0"), (1, "28-0")]
 
 
-def test_following_misses_nothing_between_two_reads(link: Link, keys: Keys, at: At) -> None:
+def test_following_misses_nothing_between_two_reads(link: Connection, keys: Keys, at: At) -> None:
     at(0).add("1-0")
     watched = tail.Tail(link, keys, "access")
     at(0).add("2-0")
@@ -473,7 +484,9 @@ def test_following_misses_nothing_between_two_reads(link: Link, keys: Keys, at: 
     assert [each.id for each in next(coming)] == ["4-0", "5-0"]
 
 
-def test_the_last_messages_are_not_repeated_when_following(link: Link, keys: Keys, at: At) -> None:
+def test_the_last_messages_are_not_repeated_when_following(
+    link: Connection, keys: Keys, at: At
+) -> None:
     watched = tail.Tail(link, keys, "access")
     at(0).add("1-0")
     shown = watched.last(5)
@@ -483,7 +496,7 @@ def test_the_last_messages_are_not_repeated_when_following(link: Link, keys: Key
     assert [each.id for each in next(watched.follow())] == ["2-0"]
 
 
-def test_tailing_a_partition_that_is_not_there(link: Link, keys: Keys, at: At) -> None:
+def test_tailing_a_partition_that_is_not_there(link: Connection, keys: Keys, at: At) -> None:
     with pytest.raises(Refused, match="no partition 3"):
         tail.Tail(link, keys, "access", 3)
 
@@ -491,11 +504,11 @@ def test_tailing_a_partition_that_is_not_there(link: Link, keys: Keys, at: At) -
 # --- the fleet ------------------------------------------------------------------------------------
 
 
-def beat(link: Link, keys: Keys, instance: str, **info: object) -> None:
+def beat(link: Connection, keys: Keys, instance: str, **info: object) -> None:
     link.run(members.beat(keys, "default", instance, "n1", {"host": "h1", "pid": 42, **info}, 15.0))
 
 
-def calls(link: Link, command: str) -> int:
+def calls(link: Connection, command: str) -> int:
     """How often the server has run a command."""
     found = re.search(
         f"cmdstat_{command}:calls=([0-9]+)", str(link.execute("INFO", "commandstats"))
@@ -503,7 +516,7 @@ def calls(link: Link, command: str) -> int:
     return int(found[1]) if found else 0
 
 
-def test_an_empty_fleet(link: Link, keys: Keys) -> None:
+def test_an_empty_fleet(link: Connection, keys: Keys) -> None:
     seen = fleet.status(link, keys, "default", stale=15)
 
     assert seen.instances == []
@@ -511,7 +524,7 @@ def test_an_empty_fleet(link: Link, keys: Keys) -> None:
     assert seen.problems == ["no instance of the fleet default is alive"]
 
 
-def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
+def test_the_fleet_at_a_glance(link: Connection, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     at(0).own("t1", owner="west-1")
@@ -555,7 +568,7 @@ def test_the_fleet_at_a_glance(link: Link, keys: Keys, at: At) -> None:
     assert len(seen.problems) == 4
 
 
-def test_many_partitions_with_one_problem_are_summed_up(link: Link, keys: Keys) -> None:
+def test_many_partitions_with_one_problem_are_summed_up(link: Connection, keys: Keys) -> None:
     topics.create(link, keys, "wide", config.Topic(partitions=40))
     for number in range(40):
         Desk(link, keys, Unit("wide", number, "hits")).groups()
@@ -571,7 +584,7 @@ def test_many_partitions_with_one_problem_are_summed_up(link: Link, keys: Keys) 
 
 @pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
 def test_a_summary_of_another_version_is_no_reason_to_fail(
-    link: Link, keys: Keys, raw: str
+    link: Connection, keys: Keys, raw: str
 ) -> None:
     beat(link, keys, "west-1")
     link.execute("SET", keys.instance("default", "west-1"), raw)
@@ -584,7 +597,7 @@ def test_a_summary_of_another_version_is_no_reason_to_fail(
 # --- looking writes nothing -----------------------------------------------------------------------
 
 
-def test_whoever_looks_writes_nothing(link: Link, keys: Keys, at: At) -> None:
+def test_whoever_looks_writes_nothing(link: Connection, keys: Keys, at: At) -> None:
     name = bury(at(0), "1-0")
     at(1).pending("2-0")
     at(2).own("t3")
@@ -596,16 +609,16 @@ def test_whoever_looks_writes_nothing(link: Link, keys: Keys, at: At) -> None:
     partitions.view(link, keys)
     for order in pending.ORDERS:
         pending.view(link, keys, "access", "hits", order=order)
-    letters.overview(link, keys)
-    letters.listed(link, keys, "access")
-    letters.show(link, keys, "access", name)
+    dead_letters.overview(link, keys)
+    dead_letters.listed(link, keys, "access")
+    dead_letters.show(link, keys, "access", name)
     dead.causes(link, keys, "access")
-    dead.count(link, keys, "access", Choice())
-    dead.plan(link, keys, "access", Choice(), fleet="default")
+    dead.count(link, keys, "access", DeadLetterFilter())
+    dead.plan(link, keys, "access", DeadLetterFilter(), fleet="default")
     watched = tail.Tail(link, keys, "access")
     watched.last(5)
     fleet.status(link, keys, "default", stale=15)
-    rights.missing(link, keys, "default")
+    permissions.missing(link, keys, "default")
 
     assert at(0).dump() == before
 
@@ -613,12 +626,12 @@ def test_whoever_looks_writes_nothing(link: Link, keys: Keys, at: At) -> None:
 # --- rights ---------------------------------------------------------------------------------------
 
 
-def test_whoever_may_do_all_lacks_nothing(link: Link, keys: Keys) -> None:
-    assert rights.missing(link, keys, "default") == []
+def test_whoever_may_do_all_lacks_nothing(link: Connection, keys: Keys) -> None:
+    assert permissions.missing(link, keys, "default") == []
 
 
 def test_missing_rights_are_named(
-    server: Server, link: Link, new_link: Callable[..., Link], keys: Keys
+    server: Server, link: Connection, new_link: Callable[..., Connection], keys: Keys
 ) -> None:
     rules = ["+@all", "-xack", "-hset", "~streaming:*", "~stream:topic:*", "&*"]
     if server.version < (6, 2):
@@ -627,12 +640,12 @@ def test_missing_rights_are_named(
     other = new_link(name="test:limited")
     try:
         other.execute("AUTH", "limited", "secret")
-        found = rights.missing(other, keys, "default")
+        found = permissions.missing(other, keys, "default")
         link.execute("ACL", "SETUSER", "limited", "resetkeys", "~streaming:*")
-        without_streams = rights.missing(other, keys, "default")
+        without_streams = permissions.missing(other, keys, "default")
         link.execute("ACL", "SETUSER", "limited", "-multi")
         with pytest.raises(RedisRefused, match="NOPERM"):
-            rights.missing(other, keys, "default")
+            permissions.missing(other, keys, "default")
     finally:
         link.execute("ACL", "DELUSER", "limited")
 

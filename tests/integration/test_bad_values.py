@@ -15,7 +15,7 @@ from streamqd.admin.pages import SEQ_MAX, Id, forwards
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
 from tests.support.surgery import GROUP, INSTANCE, TOPIC, Surgery
@@ -185,7 +185,7 @@ BAD = [
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     """A fleet with a message in every state, and a second topic that is well."""
     made = Surgery(tmp_path, server.url, link)
     made.settle_in()
@@ -272,7 +272,7 @@ def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result]
 
 @pytest.mark.parametrize("order", ["id", "idle"])
 def test_a_page_that_ends_with_the_last_id_of_all(
-    surgery: Surgery, link: Link, monkeypatch: pytest.MonkeyPatch, order: str
+    surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """S3: the server refuses to say what is behind it, and the verb died of that."""
     monkeypatch.setattr(pending, "PAGE", 1)

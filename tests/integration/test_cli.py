@@ -22,7 +22,7 @@ import pytest
 from streamqd import config
 from streamqd.admin import tail
 from streamqd.store import members, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
@@ -38,7 +38,9 @@ def file(tmp_path: Path, server: Server) -> Path:
     return path
 
 
-def entries(link: Link, keys: Keys, topic: str, count: int) -> list[tuple[int, dict[str, bytes]]]:
+def entries(
+    link: Connection, keys: Keys, topic: str, count: int
+) -> list[tuple[int, dict[str, bytes]]]:
     found = []
     for number in range(count):
         for _, raw in link.execute("XRANGE", keys.stream(topic, number), "-", "+"):
@@ -115,7 +117,7 @@ def test_a_topic_that_is_not_there(run: Run, at: At, args: tuple[str, ...]) -> N
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_creating_topics(run: Run, link: Link, keys: Keys) -> None:
+def test_creating_topics(run: Run, link: Connection, keys: Keys) -> None:
     assert run("topic", "create", "a").stdout == "a created with 1 partition\n"
     assert (
         run("topic", "create", "b", "--partitions", "4").stdout == "b created with 4 partitions\n"
@@ -241,7 +243,7 @@ def test_status_of_nobody(run: Run, at: At) -> None:
 
 
 def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
-    run: Run, at: At, link: Link, keys: Keys
+    run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     """U8, U12: real states, dead letters of each group, a row for each group, one topic alone."""
     told = []
@@ -296,7 +298,7 @@ def test_status_has_a_row_for_each_group_with_totals_and_the_truth(
 # --- produce --------------------------------------------------------------------------------------
 
 
-def test_lines_become_messages(run: Run, link: Link, keys: Keys, tmp_path: Path) -> None:
+def test_lines_become_messages(run: Run, link: Connection, keys: Keys, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"one\ntwo\r\n\nthr\xffee")
 
     result = run("produce", "orders", "--from", str(tmp_path / "log"), "-H", "a=b=c")
@@ -326,7 +328,7 @@ def test_standard_input_may_be_gzipped(run: Run, pack: Any) -> None:
     }
 
 
-def test_keys_by_expression(run: Run, link: Link, keys: Keys) -> None:
+def test_keys_by_expression(run: Run, link: Connection, keys: Keys) -> None:
     text = "GET /a 1\nnonsense\nGET /b 2\nGET /a 3\n"
     result = run("produce", "orders", "--from", "-", "--key-regex", r"GET (\S+)", typed=text)
 
@@ -350,7 +352,7 @@ def test_a_key_that_is_half_a_character_stops_it_in_a_sentence(run: Run) -> None
     assert r"has a u that is no key: the key holds '\ud800', half of a character" in result.stderr
 
 
-def test_keys_by_field(run: Run, link: Link, keys: Keys) -> None:
+def test_keys_by_field(run: Run, link: Connection, keys: Keys) -> None:
     text = '{"u": "a", "x":  1}\n{"u": 7}\n{"u": null}\n[1]\n{"u": {"b": 1}}\n'
     result = run(
         *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"), typed=text
@@ -379,7 +381,7 @@ def test_keys_by_field(run: Run, link: Link, keys: Keys) -> None:
     ids=["broken", "two", "nan", "bytes", "deep"],
 )
 def test_a_bad_line_stops_behind_those_before_it(
-    run: Run, link: Link, keys: Keys, line: bytes, words: str
+    run: Run, link: Connection, keys: Keys, line: bytes, words: str
 ) -> None:
     text = b"".join(b'{"n": %d}\n' % n for n in range(700)) + line + b"\n{}\n"
 
@@ -391,7 +393,7 @@ def test_a_bad_line_stops_behind_those_before_it(
     assert len(entries(link, keys, "orders", 3)) == 700
 
 
-def test_a_line_that_is_too_long(run: Run, file: Path, link: Link, keys: Keys) -> None:
+def test_a_line_that_is_too_long(run: Run, file: Path, link: Connection, keys: Keys) -> None:
     file.write_text(file.read_text() + "[daemon]\nmax_message_bytes = 10\n")
 
     result = run("produce", "orders", "--from", "-", typed="1234567890\n12345678901\n", code=2)
@@ -400,14 +402,14 @@ def test_a_line_that_is_too_long(run: Run, file: Path, link: Link, keys: Keys) -
     assert len(entries(link, keys, "orders", 3)) == 1
 
 
-def test_a_partition_and_a_delay(run: Run, link: Link, keys: Keys) -> None:
+def test_a_partition_and_a_delay(run: Run, link: Connection, keys: Keys) -> None:
     run("produce", "orders", "--from", "-", "--partition", "2", "--delay", "1h", typed="a\nb\n")
     assert link.execute("ZCARD", keys.scheduled("orders", 2)) == 2
     refused = run("produce", "orders", "--from", "-", "--partition", "3", typed="a\n", code=8)
     assert "there is no partition 3" in refused.stderr
 
 
-def test_a_topic_is_not_created_when_told_so(run: Run, link: Link, keys: Keys) -> None:
+def test_a_topic_is_not_created_when_told_so(run: Run, link: Connection, keys: Keys) -> None:
     refused = run("produce", "orders", "--from", "-", "--no-create", typed="a\n", code=8)
 
     assert "streamqd topic create orders" in refused.stderr
@@ -415,7 +417,12 @@ def test_a_topic_is_not_created_when_told_so(run: Run, link: Link, keys: Keys) -
 
 
 def test_a_lost_connection_is_told_with_numbers(
-    run: Run, proxy: FaultProxy, file: Path, link: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    proxy: FaultProxy,
+    file: Path,
+    link: Connection,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("streamqd.producer.sender.CHUNK_COUNT", 10)
     topics.create(link, keys, "orders", config.Topic())
@@ -432,7 +439,9 @@ def test_a_lost_connection_is_told_with_numbers(
     assert len(entries(link, keys, "orders", 1)) in (20, 30)
 
 
-def test_ten_thousand_lines_are_cheap(run: Run, link: Link, keys: Keys, tmp_path: Path) -> None:
+def test_ten_thousand_lines_are_cheap(
+    run: Run, link: Connection, keys: Keys, tmp_path: Path
+) -> None:
     line = '1.2.3.4 - - [10/Oct/2000:13:55:36 +0000] "GET /i HTTP/1.1" 200 2326 "-" "Mozilla"\n'
     (tmp_path / "log").write_text(line * 10_000)
 
@@ -464,7 +473,7 @@ def test_tail_shows_the_last_lines(run: Run, at: At) -> None:
     assert "no partition 9" in run("tail", "access", "-p", "9", code=8).stderr
 
 
-def test_following_until_interrupted(file: Path, link: Link, keys: Keys, at: At) -> None:
+def test_following_until_interrupted(file: Path, link: Connection, keys: Keys, at: At) -> None:
     at(0).add("1-0", "payload", "before")
     with process(file, "tail", "access", "-f", "-n", "1") as started:
         assert started.stdout is not None
@@ -477,7 +486,7 @@ def test_following_until_interrupted(file: Path, link: Link, keys: Keys, at: At)
         assert started.stderr.read().strip() == b""
 
 
-def test_a_reader_that_leaves_ends_it_quietly(file: Path, link: Link, at: At) -> None:
+def test_a_reader_that_leaves_ends_it_quietly(file: Path, link: Connection, at: At) -> None:
     for number in range(1, 2001):
         at(0).add(f"{number}-0", "payload", "x" * 100)
     with process(file, "tail", "access", "-n", "2000") as started:
@@ -591,7 +600,7 @@ def test_purging_by_age_and_by_name(run: Run, at: At) -> None:
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 8, 1)])
 def test_on_a_terminal_it_asks(
-    file: Path, link: Link, at: At, answer: bytes, code: int, left: int
+    file: Path, link: Connection, at: At, answer: bytes, code: int, left: int
 ) -> None:
     bury(at(0), "1-0")
     ours, theirs = pty.openpty()
@@ -617,7 +626,7 @@ def test_purging_while_nothing_is_there(run: Run, at: At) -> None:
 # --- check ----------------------------------------------------------------------------------------
 
 
-def test_check_judges_the_server(file: Path, server: Server, link: Link, keys: Keys) -> None:
+def test_check_judges_the_server(file: Path, server: Server, link: Connection, keys: Keys) -> None:
     topics.create(link, keys, "orders", config.Topic(partitions=5))
     link.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
@@ -645,7 +654,7 @@ def test_a_tail_waits_shorter_than_its_connection() -> None:
     assert tail.BLOCK_MS / 1000 < TIMEOUT
 
 
-def test_the_progress_bar_is_for_terminals(file: Path, link: Link, tmp_path: Path) -> None:
+def test_the_progress_bar_is_for_terminals(file: Path, link: Connection, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x\n" * 5000)
     ours, theirs = pty.openpty()
     try:

@@ -17,11 +17,11 @@ from streamqd.model import Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.spark.offsets import EARLIEST
 from streamqd.spark.options import read_options
-from streamqd.spark.reader import Reader
+from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog
 from streamqd.store import leases, messages, topics
-from streamqd.store.client import Link
-from streamqd.store.cluster import ClusterLink, connect
+from streamqd.store.client import Connection
+from streamqd.store.cluster import ClusterConnection, connect
 from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.store.slots import slot_of
@@ -29,7 +29,7 @@ from tests.support import tls
 from tests.support.cluster import Cluster
 from tests.support.servers import NoServerError, ProcessServer, find_binary
 
-Open = Callable[..., Link]
+Open = Callable[..., Connection]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def cluster(whole_cluster: Cluster) -> Cluster:
 @pytest.fixture
 def open_link(cluster: Cluster) -> Iterator[Open]:
     """Make links to the cluster: `open_link(key="a")`."""
-    made: list[Link] = []
+    made: list[Connection] = []
 
-    def make(*, key: str = "", timeout: float = 5.0, **settings: Any) -> Link:
+    def make(*, key: str = "", timeout: float = 5.0, **settings: Any) -> Connection:
         redis = replace(config.Redis(), **{"url": cluster.url, **settings})
         made.append(connect(redis, timeout=timeout, name="test", key=key))
         return made[-1]
@@ -231,7 +231,7 @@ def test_a_server_that_is_no_cluster_says_so(
 
 def test_a_forked_child_has_connections_of_its_own(open_link: Open) -> None:
     link = open_link()
-    assert isinstance(link, ClusterLink)
+    assert isinstance(link, ClusterConnection)
     before = {each.execute("CLIENT", "ID") for each in link.masters()}
     child = os.fork()
     if child == 0:
@@ -367,7 +367,9 @@ def test_the_source_for_spark_reads_each_partition_at_its_node(
         spans = catalog.spans(catalog.starts(facts, EARLIEST), ends, facts)
         found = {
             place[1]: [
-                entry[0].decode() for batch in Reader(options, span).batches() for entry in batch
+                entry[0].decode()
+                for batch in EntryReader(options, span).batches()
+                for entry in batch
             ]
             for place, span in spans.items()
         }

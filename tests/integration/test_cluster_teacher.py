@@ -10,9 +10,9 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.housekeeper.teacher import TAUGHT, Teacher
+from streamqd.housekeeper.script_loader import TAUGHT, ScriptLoader
 from streamqd.store import scripts
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from tests.support.cluster import Cluster, Node
 from tests.support.waiting import wait_until
@@ -29,7 +29,7 @@ def cluster(binary: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def link(cluster: Cluster) -> Iterator[Link]:
+def link(cluster: Cluster) -> Iterator[Connection]:
     """The link of a housekeeper that asks for nothing else."""
     made = connect(replace(config.Redis(), url=cluster.url), timeout=1.0, name="test:house")
     yield made
@@ -40,10 +40,12 @@ def knows(node: Node) -> bool:
     return bool(node.call("SCRIPT", "EXISTS", *SHAS) == [1] * len(SHAS))
 
 
-def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(cluster: Cluster, link: Link):
+def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(
+    cluster: Cluster, link: Connection
+):
     busy, *others = cluster.masters
     busy.call("CONFIG", "SET", "lua-time-limit", 1)
-    spinning = Link(busy.settings, timeout=5.0, name="test:spinning")
+    spinning = Connection(busy.settings, timeout=5.0, name="test:spinning")
     spinning.post([("EVAL", "while true do end", 0)])
 
     def is_busy() -> bool:
@@ -55,15 +57,17 @@ def test_a_node_that_answers_later_is_no_reason_to_forget_the_others(cluster: Cl
 
     try:
         wait_until(is_busy, what="it refuses everything")
-        Teacher(link).run()
+        ScriptLoader(link).run()
         assert all(map(knows, others))
     finally:
         busy.call("SCRIPT", "KILL")
         spinning.close()
 
 
-def test_every_master_is_taught_also_one_that_was_a_replica(cluster: Cluster, link: Link) -> None:
-    teacher = Teacher(link)
+def test_every_master_is_taught_also_one_that_was_a_replica(
+    cluster: Cluster, link: Connection
+) -> None:
+    teacher = ScriptLoader(link)
     teacher.run()
     assert all(map(knows, cluster.masters))
     first, *others = cluster.masters
@@ -84,8 +88,8 @@ def test_every_master_is_taught_also_one_that_was_a_replica(cluster: Cluster, li
     wait_until(taught, what="the new master is taught, although nothing of ours is there")
 
 
-def test_when_no_node_answers_that_is_told(cluster: Cluster, link: Link) -> None:
-    teacher = Teacher(link)
+def test_when_no_node_answers_that_is_told(cluster: Cluster, link: Connection) -> None:
+    teacher = ScriptLoader(link)
     teacher.run()
     living = [node for node in cluster.nodes if node.running]
     for node in living:

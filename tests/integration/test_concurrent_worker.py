@@ -22,8 +22,8 @@ from streamqd.config.guards import Breaker
 from streamqd.handlers import Release, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import Backoff
-from streamqd.scoreboard import RUNNING, Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import RUNNING, WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.worker import ExitCode, concurrent, worker
 from tests.contract.desk import Desk
 from tests.support.life import Life
@@ -82,7 +82,7 @@ def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: L
         # A link belongs to one thread.
         return {row[0].decode() for row in other.execute("XPENDING", *pending)}
 
-    other = Link(life.settings.redis, timeout=5.0, name="test:other")
+    other = Connection(life.settings.redis, timeout=5.0, name="test:other")
     pending = (desk.stream, "hits", "-", "+", 100)
     assert life.run(life.worker("t1", max_messages=8, **SEVERAL), work) == ExitCode.RECYCLE
     assert first.is_set()
@@ -97,7 +97,7 @@ def test_four_run_at_once_and_each_is_acknowledged_by_itself(desk: Desk, life: L
     ids=["bytes", "number"],
 )
 def test_what_is_in_hand_is_bounded(
-    desk: Desk, life: Life, slot: Slot, how: str, size: int, bounds: dict[str, int]
+    desk: Desk, life: Life, slot: WorkerSlot, how: str, size: int, bounds: dict[str, int]
 ):
     """Two reads may be in hand, and what runs."""
     for number in range(1, 61):
@@ -152,7 +152,7 @@ def test_what_runs_is_not_begun_again_after_a_lost_connection(
     assert settled(desk)
 
 
-def test_inherited_entries_of_a_lost_host_run_alone(desk: Desk, life: Life, slot: Slot):
+def test_inherited_entries_of_a_lost_host_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.fetch(5)
@@ -168,7 +168,7 @@ def test_inherited_entries_of_a_lost_host_run_alone(desk: Desk, life: Life, slot
     assert settled(desk)
 
 
-def test_suspects_run_alone(desk: Desk, life: Life, slot: Slot):
+def test_suspects_run_alone(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 7):
         desk.add(f"{number}-0")
     desk.fetch(6)
@@ -185,7 +185,7 @@ def test_suspects_run_alone(desk: Desk, life: Life, slot: Slot):
 
 
 def test_a_worker_that_has_lost_the_unit_lets_its_runs_end_and_begins_no_more(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 41):
         desk.add(f"{number}-0")
@@ -204,7 +204,7 @@ def test_a_worker_that_has_lost_the_unit_lets_its_runs_end_and_begins_no_more(
     assert not slot.batch().running
 
 
-def test_foreign_entries_are_taken_over(desk: Desk, life: Life, slot: Slot):
+def test_foreign_entries_are_taken_over(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 6):
         desk.add(f"{number}-0")
     desk.fetch(5, consumer="someone")
@@ -215,7 +215,7 @@ def test_foreign_entries_are_taken_over(desk: Desk, life: Life, slot: Slot):
     assert settled(desk)
 
 
-def test_release_comes_back_and_does_not_turn_in_circles(desk: Desk, life: Life, slot: Slot):
+def test_release_comes_back_and_does_not_turn_in_circles(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 21):
         desk.add(f"{number}-0")
     runs: Counter[str] = Counter()
@@ -234,7 +234,7 @@ def test_release_comes_back_and_does_not_turn_in_circles(desk: Desk, life: Life,
 
 
 def test_with_full_memory_a_failed_message_is_parked_and_the_others_go_on(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 21):
         desk.add(f"{number}-0", "payload", "bad" if number == 5 else "ok")
@@ -252,7 +252,9 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_go_on(
     assert set(desk.state()["stream"].groups["hits"][1]) == {"5-0"}
 
 
-def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(desk: Desk, life: Life, slot: Slot):
+def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(
+    desk: Desk, life: Life, slot: WorkerSlot
+):
     """The first read knows no sizes, and brings four. They wait until more are there."""
     for number in range(1, 9):
         desk.add(f"{number}-0")
@@ -285,7 +287,7 @@ def test_the_next_ones_come_into_hand_while_all_lanes_are_busy(desk: Desk, life:
 def test_what_waits_in_hand_is_no_reason_to_connect_anew(
     desk: Desk,
     life: Life,
-    slot: Slot,
+    slot: WorkerSlot,
     monkeypatch: pytest.MonkeyPatch,
     held: dict[str, Any],
 ):
@@ -294,7 +296,7 @@ def test_what_waits_in_hand_is_no_reason_to_connect_anew(
     monkeypatch.setattr(worker, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")
-    other = Link(life.settings.redis, timeout=5.0, name="test:other")
+    other = Connection(life.settings.redis, timeout=5.0, name="test:other")
     sessions: list[bytes] = []
 
     def work(_message: Message) -> None:
@@ -326,7 +328,7 @@ def trace() -> None:
     assert Path.__fspath__.__code__ in traced
 
 
-def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life, slot: Slot):
+def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life, slot: WorkerSlot):
     """By a debugger that looks into a worker, or by what counts lines that are covered."""
     for number in range(1, 5):
         desk.add(f"{number}-0")
@@ -354,7 +356,7 @@ def test_threads_leave_an_interpreter_that_can_be_traced(desk: Desk, life: Life,
     assert tracing.exitcode == 0
 
 
-def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot: Slot):
+def test_each_run_is_on_the_page_under_its_own_name(desk: Desk, life: Life, slot: WorkerSlot):
     """Also when what is free on the page is in pieces, because a slow one lies in between."""
     for number in range(1, 1301):
         desk.add(f"{number}-0")
@@ -422,7 +424,7 @@ def test_a_held_key_runs_again_although_acknowledgements_ride_on_reads(
 
 
 @pytest.mark.parametrize("how", ["inherited", "unread"])
-def test_what_has_expired_is_not_run(desk: Desk, life: Life, slot: Slot, how: str):
+def test_what_has_expired_is_not_run(desk: Desk, life: Life, slot: WorkerSlot, how: str):
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", b"x", *(("expiresAt", "1") if number % 2 else ()))
     if how == "inherited":
@@ -472,7 +474,7 @@ async def cancel_others(message: Message) -> None:
 
 
 def test_a_run_that_is_cancelled_has_failed_whether_it_had_begun_or_not(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 5):
         desk.add(f"{number}-0")

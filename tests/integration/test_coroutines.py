@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from streamqd.message import Message
-from streamqd.scoreboard import RUNNING, Slot
+from streamqd.scoreboard import RUNNING, WorkerSlot
 from streamqd.worker import ExitCode
 from streamqd.worker.eventloop import DESCRIPTOR_MAX, EventLoop, new_loop
 from streamqd.worker.several import SeveralRunner
@@ -61,7 +61,7 @@ _refused: list[asyncio.Task[Any] | None] = []
     ids=["several", "several with a limit", "one by one", "one by one with a limit"],
 )
 def test_a_factory_that_makes_no_task_fails_the_run_and_the_others_go_on(
-    desk: Desk, life: Life, slot: Slot, settings: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, settings: dict[str, Any]
 ):
     for number in range(1, 13):
         desk.add(f"{number}-0")
@@ -198,7 +198,7 @@ def test_the_next_are_asked_for_before_those_in_hand_begin(
 
 
 _retried: list[int] = []
-_slots: list[Slot] = []
+_slots: list[WorkerSlot] = []
 
 
 async def fail_first(message: Message) -> None:
@@ -209,7 +209,7 @@ async def fail_first(message: Message) -> None:
         _retried.append(_slots[-1].counter("retried"))
 
 
-def test_a_failure_is_settled_before_the_next_read(desk: Desk, life: Life, slot: Slot):
+def test_a_failure_is_settled_before_the_next_read(desk: Desk, life: Life, slot: WorkerSlot):
     """However few come with each read, so that lanes are always free and the next is due."""
     for number in range(1, 201):
         desk.add(f"{number}-0")

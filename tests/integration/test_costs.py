@@ -17,10 +17,10 @@ from collections import Counter
 import pytest
 
 from streamqd import AsyncProducer, BufferedProducer, Dead, Producer, config
-from streamqd.housekeeper.teacher import Teacher
+from streamqd.housekeeper.script_loader import ScriptLoader
 from streamqd.message import Message
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.worker import worker
 from tests.contract.desk import Desk
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 
@@ -183,10 +183,10 @@ def test_what_a_message_allocates(
 
 
 @pytest.fixture
-def acting(server: Server, link: Link, keys: Keys) -> config.Settings:
+def acting(server: Server, link: Connection, keys: Keys) -> config.Settings:
     """What a producer may do and where, with a topic."""
     topics.create(link, keys, "access", config.Topic(partitions=4))
-    Teacher(link).run()  # who may run scripts may not bring them
+    ScriptLoader(link).run()  # who may run scripts may not bring them
     return config.Settings(redis=users.acting(server.settings, "producer-scripts"))
 
 

@@ -16,11 +16,11 @@ from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, promoter
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, now_ns
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding, Phase
-from streamqd.supervisor.rounds import TOGETHER
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.renewal_scheduler import TOGETHER
 from streamqd.worker import worker
 from tests.contract.desk import Desk
 from tests.support import users
@@ -49,7 +49,7 @@ def settings(server: Server) -> Settings:
 
 
 @pytest.fixture
-def owned(link: Link, keys: Keys) -> list[Unit]:
+def owned(link: Connection, keys: Keys) -> list[Unit]:
     """The units of an instance, with their groups."""
     return with_groups(link, keys, UNITS)
 
@@ -59,8 +59,8 @@ def test_all_renewals_travel_in_one_round_trip(
 ) -> None:
     board = Scoreboard(UNITS)
     ours = settings(server)
-    holdings = {unit: Holding(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
-    exchange = Exchange(ours, board, "lock")
+    holdings = {unit: OwnedPartition(unit, ours.consumers[0], board.allot(unit)) for unit in owned}
+    exchange = LeaseManager(ours, board, "lock")
 
     def tick() -> None:
         exchange.tick(time.monotonic(), holdings, owned)
@@ -174,7 +174,7 @@ def test_a_turn_costs_the_same_whatever_lies_around(
     keeper: Housekeeper,
     meter: Meter,
     page: Page,
-    link: Link,
+    link: Connection,
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,17 +12,17 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import dead
-from streamqd.admin.dead import Choice, Target
+from streamqd.admin.dead import DeadLetterFilter, Target
 from streamqd.admin.pages import PAGE_MAX
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.promoter import Promoter, retry_promoter, send_promoter
 from streamqd.message import Message
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.model import Backoff, Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support import users
@@ -57,7 +57,7 @@ def take(messages: list[Message]) -> None:
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 
@@ -67,10 +67,10 @@ def handled(desk: Desk, life: Life, meter: Meter) -> Handling:
 
 
 @pytest.fixture
-def ours(server: Server, meter: Meter) -> Iterator[Link]:
+def ours(server: Server, meter: Meter) -> Iterator[Connection]:
     """A connection that counts."""
     assert meter, "sockets count from here on"
-    link = Link(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
+    link = Connection(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
     link.open()
     yield link
     link.close()
@@ -185,11 +185,11 @@ def test_failures_of_held_keys_are_settled_together(
 
 
 @pytest.fixture
-def view(ours: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> View:
+def view(ours: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> MetricsView:
     """What a housekeeper knows: the clock of the server. Its turns end when nothing is due."""
     assert 0.05 <= batch.TURN_SECONDS <= 0.5, "others wait for as long as a turn takes"
     monkeypatch.setattr(batch, "TURN_SECONDS", 3600.0)
-    found = View(instance="west-1", board=Scoreboard(1))
+    found = MetricsView(instance="west-1", board=Scoreboard(1))
     ask_time(ours, found, keys.registry())
     return found
 
@@ -204,7 +204,7 @@ def promote(promoter: Promoter[Unit] | Promoter[Place], target: Unit | Place) ->
 
 
 def test_due_retries_are_promoted_by_pages_and_read_again(
-    handled: Handling, desk: Desk, ours: Link, view: View, page: Page
+    handled: Handling, desk: Desk, ours: Connection, view: MetricsView, page: Page
 ) -> None:
     due = -FULL / 1000 - 10  # each is due a millisecond after the one before
 
@@ -219,7 +219,7 @@ def test_due_retries_are_promoted_by_pages_and_read_again(
 
 
 def test_due_sends_are_promoted_by_pages_whatever_is_due_later(
-    desk: Desk, ours: Link, view: View, page: Page, meter: Meter
+    desk: Desk, ours: Connection, view: MetricsView, page: Page, meter: Meter
 ) -> None:
     costs = []
     for later in (FEW, MANY):
@@ -240,7 +240,9 @@ def test_due_sends_are_promoted_by_pages_whatever_is_due_later(
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_letters_are_replayed_by_pages(desk: Desk, ours: Link, page: Page, meter: Meter) -> None:
+def test_letters_are_replayed_by_pages(
+    desk: Desk, ours: Connection, page: Page, meter: Meter
+) -> None:
     costs = []
     for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first lets the server learn the scripts
         desk.do("FLUSHALL")
@@ -248,7 +250,9 @@ def test_letters_are_replayed_by_pages(desk: Desk, ours: Link, page: Page, meter
         desk.groups()
         letters(desk, count)
         with meter.measuring() as cost:
-            done = dead.replay(ours, desk.keys, desk.unit.topic, Choice(), target=Target())
+            done = dead.replay(
+                ours, desk.keys, desk.unit.topic, DeadLetterFilter(), target=Target()
+            )
         assert done.replayed == count
         costs.append(cost)
     cost, more = costs[2] - costs[1], 4 * LETTERS

@@ -14,17 +14,17 @@ from dataclasses import replace
 import pytest
 
 from streamqd import config
-from streamqd.admin import audit, dead, letters
-from streamqd.admin.dead import Choice, Target
+from streamqd.admin import audit, dead, dead_letters
+from streamqd.admin.dead import DeadLetterFilter, Target
 from streamqd.admin.dead_choice import pages
 from streamqd.admin.dead_export import fields_of
-from streamqd.admin.dead_run import Throttle
+from streamqd.admin.dead_run import ReplayPace
 from streamqd.admin.pages import server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
-from streamqd.store import control, topics
-from streamqd.store.client import Link
+from streamqd.store import directives, topics
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
@@ -36,7 +36,7 @@ TOPIC = "access"
 
 
 @pytest.fixture
-def at(link: Link, keys: Keys) -> At:
+def at(link: Connection, keys: Keys) -> At:
     """A desk for a partition of the topic access (three of them), for a group; other has two."""
     topics.create(link, keys, TOPIC, config.Topic(partitions=3))
     topics.create(link, keys, "other", config.Topic(partitions=2))
@@ -46,9 +46,9 @@ def at(link: Link, keys: Keys) -> At:
 
 
 @pytest.fixture
-def shaky(proxy: FaultProxy) -> Iterator[Link]:
+def shaky(proxy: FaultProxy) -> Iterator[Connection]:
     """A connection through the proxy."""
-    link = Link(proxy.settings, timeout=1.0, name="test:shaky")
+    link = Connection(proxy.settings, timeout=1.0, name="test:shaky")
     yield link
     link.close()
 
@@ -71,24 +71,24 @@ def messages_in(desk: Desk, stream: str, *, retried: bool = False) -> list[Messa
     ]
 
 
-def scripts_run(link: Link) -> int:
+def scripts_run(link: Connection) -> int:
     found = re.search(rb"cmdstat_evalsha:calls=(\d+)", link.execute("INFO", "commandstats"))
     return int(found[1]) if found else 0
 
 
-def left(link: Link, keys: Keys) -> list[str]:
-    return sorted(row.id for row in letters.listed(link, keys, TOPIC, limit=1000).rows)
+def left(link: Connection, keys: Keys) -> list[str]:
+    return sorted(row.id for row in dead_letters.listed(link, keys, TOPIC, limit=1000).rows)
 
 
 # --- where letters go -----------------------------------------------------------------------------
 
 
 def test_to_everyone_they_come_back_as_messages_of_the_partition(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     name = bury(at(1), "7-0", headers='{"a":"b"}')
 
-    done = dead.replay(link, keys, TOPIC, Choice((name,)), target=Target(everyone=True))
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter((name,)), target=Target(everyone=True))
 
     assert (done.replayed, done.target) == (1, "every group")
     again = messages_in(at(1), at(1).stream)[-1]
@@ -99,11 +99,13 @@ def test_to_everyone_they_come_back_as_messages_of_the_partition(
     assert left(link, keys) == []
 
 
-def test_to_another_partition_they_keep_their_group_and_uid(link: Link, keys: Keys, at: At) -> None:
+def test_to_another_partition_they_keep_their_group_and_uid(
+    link: Connection, keys: Keys, at: At
+) -> None:
     name = bury(at(0), "7-0")
     at(2).groups()
 
-    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(partition=2))
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=2))
 
     assert (done.replayed, done.first_id) == (1, name)
     [again] = messages_in(at(2), at(2).retry, retried=True)
@@ -114,13 +116,15 @@ def test_to_another_partition_they_keep_their_group_and_uid(link: Link, keys: Ke
     assert left(link, keys) == []
 
 
-def test_to_another_topic_they_go_by_key_else_by_number(link: Link, keys: Keys, at: At) -> None:
+def test_to_another_topic_they_go_by_key_else_by_number(
+    link: Connection, keys: Keys, at: At
+) -> None:
     plain(at(2), 1)
     for key in ("a", "b", "c"):
         at(1).groups()
         at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
 
-    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other"))
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
 
     assert done.replayed == 4
     found = {
@@ -135,10 +139,10 @@ def test_to_another_topic_they_go_by_key_else_by_number(link: Link, keys: Keys, 
 
 
 def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     plain(at(0), 1)
-    dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other"))
+    dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     there = at(0, "audit", "other")
     there.groups()
     [message] = messages_in(there, there.stream)
@@ -148,9 +152,9 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     # It dies there, as the worker writes it, and is replayed there.
     flat = [part for pair in message.fields.items() for part in pair]
     there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
-    [row] = letters.listed(link, keys, "other").rows
+    [row] = dead_letters.listed(link, keys, "other").rows
     assert (row.uid, row.replays) == (f"{TOPIC}/0/1-0", 1)
-    assert dead.replay(link, keys, "other", Choice()).replayed == 1
+    assert dead.replay(link, keys, "other", DeadLetterFilter()).replayed == 1
     [again] = messages_in(there, there.retry, retried=True)
     assert (again.uid, again.replay_count) == (f"{TOPIC}/0/1-0", 2)
 
@@ -164,45 +168,45 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     ],
 )
 def test_a_target_that_is_not_there_is_refused(
-    link: Link, keys: Keys, at: At, target: Target, words: str
+    link: Connection, keys: Keys, at: At, target: Target, words: str
 ) -> None:
     plain(at(0), 1)
     before = at(0).dump()
     with pytest.raises(Refused, match=words):
-        dead.replay(link, keys, TOPIC, Choice(), target=target)
+        dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
     with pytest.raises(TopicMissing, match="did you mean other"):
-        dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="othr"))
+        dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="othr"))
     assert at(0).dump() == before
 
 
-def test_a_group_that_is_not_on_the_other_partition(link: Link, keys: Keys, at: At) -> None:
+def test_a_group_that_is_not_on_the_other_partition(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 2)
 
-    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(partition=1))
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=1))
 
     assert done.refused == {"its group does not exist any more": 2}
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
     # Nothing keeps them from going home.
-    assert dead.replay(link, keys, TOPIC, Choice()).replayed == 2
+    assert dead.replay(link, keys, TOPIC, DeadLetterFilter()).replayed == 2
 
 
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_loops_end_at_max_replays(link: Link, keys: Keys, at: At) -> None:
+def test_loops_end_at_max_replays(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 1, replayCount="2")
     plain(at(1), 1, replayCount="3")
     plain(at(2), 1, headers='{"x-replays":"9"}')
 
-    done = dead.replay(link, keys, TOPIC, Choice())
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter())
 
     assert done.replayed == 1
     assert done.refused == {"it was replayed 3 times or more already, and died again": 2}
     assert left(link, keys) == ["1:1-0", "2:1-0"]
-    assert dead.replay(link, keys, TOPIC, Choice(), max_replays=10).replayed == 2
+    assert dead.replay(link, keys, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
 
 
-def test_what_dies_during_a_replay_is_not_replayed(link: Link, keys: Keys, at: At) -> None:
+def test_what_dies_during_a_replay_is_not_replayed(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 150)
     now = server_unix_ms(link)
 
@@ -210,18 +214,18 @@ def test_what_dies_during_a_replay_is_not_replayed(link: Link, keys: Keys, at: A
         at(0).do("XADD", at(0).dlq, "*", "payload", "x", "group", "hits")
         at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "hits")
 
-    done = dead.replay(link, keys, TOPIC, Choice(), progress=another)
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), progress=another)
 
     assert done.replayed == 150
     assert done.began_unix_ms >= now
     assert len(left(link, keys)) == 4
 
 
-def test_a_limit_counts_what_was_replayed(link: Link, keys: Keys, at: At) -> None:
+def test_a_limit_counts_what_was_replayed(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 3, replayCount="3")
     plain(at(1), 120)
 
-    done = dead.replay(link, keys, TOPIC, Choice(), limit=110)
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), limit=110)
 
     assert (done.replayed, done.ended) == (110, "limit")
     assert len(left(link, keys)) == 13
@@ -229,28 +233,28 @@ def test_a_limit_counts_what_was_replayed(link: Link, keys: Keys, at: At) -> Non
 
 def test_a_rate_is_kept_evenly() -> None:
     times = iter((100.0, 100.0, 103.0, 103.05))
-    throttle = Throttle(20.0, clock=lambda: next(times))
+    throttle = ReplayPace(20.0, clock=lambda: next(times))
 
     assert throttle.batch == 2
     waits = [throttle.take(2) for _ in range(4)]
 
     # Half a second late at the third: it goes at once, and nothing is made up for after it.
     assert waits == pytest.approx([0.0, 0.1, 0.0, 0.05])
-    assert Throttle(3.0).batch == 1
-    assert Throttle(None).take(100) == 0.0
+    assert ReplayPace(3.0).batch == 1
+    assert ReplayPace(None).take(100) == 0.0
 
 
-def test_a_replay_at_a_rate_goes_in_small_batches(link: Link, keys: Keys, at: At) -> None:
+def test_a_replay_at_a_rate_goes_in_small_batches(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 9)
     steps: list[int] = []
-    done = dead.replay(link, keys, TOPIC, Choice(), rate=40.0, progress=steps.append)
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append)
     assert (done.replayed, steps) == (9, [4, 4, 1])
 
 
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def test_each_filter_chooses(link: Link, keys: Keys, at: At) -> None:
+def test_each_filter_chooses(link: Connection, keys: Keys, at: At) -> None:
     desk = at(0)
     desk.groups()
     base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
@@ -267,40 +271,40 @@ def test_each_filter_chooses(link: Link, keys: Keys, at: At) -> None:
     for entry_id, differs in others.items():
         desk.add(entry_id, *(p for pair in (base | differs).items() for p in pair), stream=desk.dlq)
 
-    def ids(choice: Choice) -> list[str]:
-        rows = letters.listed(link, keys, TOPIC, choice=choice).rows
+    def ids(choice: DeadLetterFilter) -> list[str]:
+        rows = dead_letters.listed(link, keys, TOPIC, choice=choice).rows
         counted = dead.causes(link, keys, TOPIC, choice)
         assert counted.looked_at == dead.count(link, keys, TOPIC, choice) == len(rows)
         return sorted(row.id for row in rows)
 
-    assert ids(Choice(group="agents")) == ["0:2000-0"]
-    assert ids(Choice(reason="dead")) == ["0:3000-0"]
-    assert ids(Choice(error_class="KeyError")) == ["0:4000-0"]
-    assert len(ids(Choice(error_class="BankError"))) == 7
-    assert len(ids(Choice(error_class="shop.BankError"))) == 7
-    assert ids(Choice(key=b"k")) == ["0:5000-0"]
-    assert ids(Choice(headers=(("c", "d"), ("a", "b")))) == ["0:6000-0"]
-    assert ids(Choice(headers=(("c", "x"),))) == []
-    assert ids(Choice(fingerprint="abc")) == ["0:7000-0"]
-    assert ids(Choice(since_unix_ms=6000)) == ["0:6000-0", "0:7000-0", "0:8000-0"]
-    assert ids(Choice(until_unix_ms=2000)) == ["0:1000-0"]
-    assert ids(Choice(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
-    assert ids(Choice(until_unix_ms=0)) == []
+    assert ids(DeadLetterFilter(group="agents")) == ["0:2000-0"]
+    assert ids(DeadLetterFilter(reason="dead")) == ["0:3000-0"]
+    assert ids(DeadLetterFilter(error_class="KeyError")) == ["0:4000-0"]
+    assert len(ids(DeadLetterFilter(error_class="BankError"))) == 7
+    assert len(ids(DeadLetterFilter(error_class="shop.BankError"))) == 7
+    assert ids(DeadLetterFilter(key=b"k")) == ["0:5000-0"]
+    assert ids(DeadLetterFilter(headers=(("c", "d"), ("a", "b")))) == ["0:6000-0"]
+    assert ids(DeadLetterFilter(headers=(("c", "x"),))) == []
+    assert ids(DeadLetterFilter(fingerprint="abc")) == ["0:7000-0"]
+    assert ids(DeadLetterFilter(since_unix_ms=6000)) == ["0:6000-0", "0:7000-0", "0:8000-0"]
+    assert ids(DeadLetterFilter(until_unix_ms=2000)) == ["0:1000-0"]
+    assert ids(DeadLetterFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
+    assert ids(DeadLetterFilter(until_unix_ms=0)) == []
     with pytest.raises(Refused, match="not one of those that the filter chooses"):
-        dead.count(link, keys, TOPIC, Choice(("0:1000-0",), reason="dead"))
+        dead.count(link, keys, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
 
 
-def test_a_filtered_list_goes_on_at_the_cursor(link: Link, keys: Keys, at: At) -> None:
+def test_a_filtered_list_goes_on_at_the_cursor(link: Connection, keys: Keys, at: At) -> None:
     for number in range(3):
         plain(at(number), 40)
         plain_other = at(number)
         for at_ms in range(100, 140):
             plain_other.add(f"{at_ms}-0", "group", "agents", stream=plain_other.dlq)
-    choice = Choice(group="hits", until_unix_ms=31)
+    choice = DeadLetterFilter(group="hits", until_unix_ms=31)
     seen: list[str] = []
     cursor = ""
     while True:
-        page = letters.listed(link, keys, TOPIC, choice=choice, limit=7, cursor=cursor)
+        page = dead_letters.listed(link, keys, TOPIC, choice=choice, limit=7, cursor=cursor)
         seen += [row.id for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -312,7 +316,7 @@ def test_a_filtered_list_goes_on_at_the_cursor(link: Link, keys: Keys, at: At) -
 # --- interrupted ----------------------------------------------------------------------------------
 
 
-def judge_moved(link: Link, keys: Keys, at: At, count: int) -> None:
+def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
     """Every message is in the other topic once, and nothing is left of the letters."""
     found = [
         message.uid
@@ -327,23 +331,31 @@ def judge_moved(link: Link, keys: Keys, at: At, count: int) -> None:
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
 @pytest.mark.parametrize("nth", range(1, 10))
 def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
-    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link, fault: Fault, nth: int
+    link: Connection,
+    keys: Keys,
+    at: At,
+    proxy: FaultProxy,
+    shaky: Connection,
+    fault: Fault,
+    nth: int,
 ) -> None:
     # Three letters: scripts 1 to 3 mark them, 4 to 6 deliver them, 7 to 9 delete them.
     plain(at(1), 1)
     target = Target(topic="other")
-    dead.replay(link, keys, TOPIC, Choice(), target=target)  # teaches the server the scripts
+    dead.replay(
+        link, keys, TOPIC, DeadLetterFilter(), target=target
+    )  # teaches the server the scripts
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     plain(at(0), 3)
     trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead.replay(shaky, keys, TOPIC, Choice(), target=target)
+    first = dead.replay(shaky, keys, TOPIC, DeadLetterFilter(), target=target)
 
     assert trigger.hit
     assert first.ended == "failed"
     assert first.error
-    second = dead.replay(link, keys, TOPIC, Choice(), target=target)
+    second = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
     judge_moved(link, keys, at, 3)
     assert (second.ended, second.refused, second.gone) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
@@ -353,19 +365,19 @@ def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_step_that_runs_late_does_nothing_more(
-    link: Link, keys: Keys, at: At, proxy: FaultProxy, nth: int
+    link: Connection, keys: Keys, at: At, proxy: FaultProxy, nth: int
 ) -> None:
     plain(at(0), 1)
     target = Target(topic="other")
-    impatient = Link(proxy.settings, timeout=1.0, name="test:impatient")
+    impatient = Connection(proxy.settings, timeout=1.0, name="test:impatient")
     plain(at(1), 1)
-    dead.replay(link, keys, TOPIC, Choice(("1:1-0",)), target=target)
+    dead.replay(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="EVALSHA", nth=nth)
 
-    assert dead.replay(impatient, keys, TOPIC, Choice(), target=target).ended == "failed"
-    dead.replay(link, keys, TOPIC, Choice(), target=target)
+    assert dead.replay(impatient, keys, TOPIC, DeadLetterFilter(), target=target).ended == "failed"
+    dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
     ran = scripts_run(link)
     trigger.release()
     wait_until(lambda: scripts_run(link) > ran, what="the late script")
@@ -377,15 +389,21 @@ def test_a_step_that_runs_late_does_nothing_more(
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
 @pytest.mark.parametrize("nth", [1, 60, 150])
 def test_a_replay_that_loses_redis_says_how_far_it_came(
-    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link, fault: Fault, nth: int
+    link: Connection,
+    keys: Keys,
+    at: At,
+    proxy: FaultProxy,
+    shaky: Connection,
+    fault: Fault,
+    nth: int,
 ) -> None:
     plain(at(1), 1)
-    dead.replay(link, keys, TOPIC, Choice())
+    dead.replay(link, keys, TOPIC, DeadLetterFilter())
     plain(at(0), 200)
     proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead.replay(shaky, keys, TOPIC, Choice())
-    second = dead.replay(link, keys, TOPIC, Choice())
+    first = dead.replay(shaky, keys, TOPIC, DeadLetterFilter())
+    second = dead.replay(link, keys, TOPIC, DeadLetterFilter())
 
     whole = 100 if nth > 100 else 0
     assert (first.ended, first.replayed, first.unknown) == ("failed", whole, 100)
@@ -396,13 +414,13 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
 
 
 def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     plain(at(0), 250)
     steps: list[int] = []
 
     done = dead.replay(
-        link, keys, TOPIC, Choice(), stop=lambda: len(steps) == 2, progress=steps.append
+        link, keys, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
     )
 
     assert (done.replayed, done.unknown, done.ended) == (200, 0, "stopped")
@@ -410,39 +428,42 @@ def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
     assert len(left(link, keys)) == 50
 
 
-def test_a_letter_on_its_way_goes_nowhere_else(link: Link, keys: Keys, at: At) -> None:
+def test_a_letter_on_its_way_goes_nowhere_else(link: Connection, keys: Keys, at: At) -> None:
     [name] = plain(at(0), 1)
     moving = keys.moving(TOPIC, 0)
     now = server_unix_ms(link)
     link.execute("HSET", moving, "1-0", f"{now} other/1")
 
-    assert letters.show(link, keys, TOPIC, name).moving_to == "other/1"
+    assert dead_letters.show(link, keys, TOPIC, name).moving_to == "other/1"
     for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
-        done = dead.replay(link, keys, TOPIC, Choice(), target=target)
+        done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
         assert done.refused == {"it is on its way to other/1: finish that replay first": 1}
     # Where it was marked for stands, even if its key or number would choose another partition now.
-    assert dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other")).replayed == 1
+    assert (
+        dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other")).replayed
+        == 1
+    )
     assert link.execute("XLEN", keys.stream("other", 1)) == 1
 
     plain(at(0), 1) if link.execute("DEL", at(0).dlq) else None
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
-    done = dead.replay(link, keys, TOPIC, Choice(), target=Target(topic="other"))
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     [reason] = done.refused
     assert "interrupted 5 days ago: look whether it arrived" in reason
-    assert dead.purge(link, keys, TOPIC, Choice()).purged == 1
+    assert dead.purge(link, keys, TOPIC, DeadLetterFilter()).purged == 1
     assert link.execute("EXISTS", moving) == 0
 
 
 def test_a_purge_that_loses_redis_can_be_done_again(
-    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link
+    link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(1), 1)
-    dead.purge(link, keys, TOPIC, Choice())
+    dead.purge(link, keys, TOPIC, DeadLetterFilter())
     plain(at(0), 250)
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
 
-    first = dead.purge(shaky, keys, TOPIC, Choice())
-    second = dead.purge(link, keys, TOPIC, Choice())
+    first = dead.purge(shaky, keys, TOPIC, DeadLetterFilter())
+    second = dead.purge(link, keys, TOPIC, DeadLetterFilter())
 
     assert (first.purged, first.unknown, first.ended) == (100, 100, "failed")
     assert (second.purged, second.ended) == (50, "done")
@@ -452,7 +473,7 @@ def test_a_purge_that_loses_redis_can_be_done_again(
 # --- causes, plan ---------------------------------------------------------------------------------
 
 
-def test_what_died_alike_is_one_cause(link: Link, keys: Keys, at: At) -> None:
+def test_what_died_alike_is_one_cause(link: Connection, keys: Keys, at: At) -> None:
     trace = 'Traceback (most recent call last):\n  File "/srv/{}.py", line {}, in pay\nE: {}\n'
     for number, (file, line) in enumerate((("bank", 1), ("bank", 99), ("till", 1))):
         bury(
@@ -475,13 +496,13 @@ def test_what_died_alike_is_one_cause(link: Link, keys: Keys, at: At) -> None:
         *("shop:pay", "ValueError", 1, 1),
     )
     assert bank.first_unix_ms <= bank.last_unix_ms
-    assert letters.show(link, keys, TOPIC, bank.example).frame == "bank.py:pay"
-    mine = Choice(fingerprint=bank.fingerprint)
+    assert dead_letters.show(link, keys, TOPIC, bank.example).frame == "bank.py:pay"
+    mine = DeadLetterFilter(fingerprint=bank.fingerprint)
     assert dead.replay(link, keys, TOPIC, mine).replayed == 2
     assert [each.frame for each in dead.causes(link, keys, TOPIC).causes] == ["till.py:pay"]
 
 
-def test_only_the_newest_are_counted_when_asked_so(link: Link, keys: Keys, at: At) -> None:
+def test_only_the_newest_are_counted_when_asked_so(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 5)
     few = dead.causes(link, keys, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
@@ -489,7 +510,7 @@ def test_only_the_newest_are_counted_when_asked_so(link: Link, keys: Keys, at: A
     assert dead.causes(link, keys, TOPIC, last=5).complete
 
 
-def test_a_plan_says_what_a_replay_does(link: Link, keys: Keys, at: At) -> None:
+def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     first = at(0)
@@ -501,10 +522,10 @@ def test_a_plan_says_what_a_replay_does(link: Link, keys: Keys, at: At) -> None:
     link.execute("HDEL", at(2).fence, "since")
     plain(at(2), 1, replayCount="3")
     at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "gone")
-    link.run(control.change(keys, "default", "pause:access/1/hits", by="me"))
+    link.run(directives.change(keys, "default", "pause:access/1/hits", by="me"))
     before = first.dump()
 
-    plan = dead.plan(link, keys, TOPIC, Choice(), fleet="default")
+    plan = dead.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert first.dump() == before
     assert (plan.letters, plan.replayed_before) == (2, 0)
@@ -523,30 +544,34 @@ def test_a_plan_says_what_a_replay_does(link: Link, keys: Keys, at: At) -> None:
     assert "1 of 2 partitions are paused" in notes
     assert "no order is kept" in notes
 
-    done = dead.replay(link, keys, TOPIC, Choice(until_unix_ms=plan.until_unix_ms))
+    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms))
     assert done.replayed == plan.letters
     assert done.refused == plan.refused
 
 
-def test_a_plan_knows_that_the_workers_are_new(link: Link, keys: Keys, at: At) -> None:
+def test_a_plan_knows_that_the_workers_are_new(link: Connection, keys: Keys, at: At) -> None:
     bury(at(0), "1-0")
     soon = server_unix_ms(link) + 60_000
     link.execute("HSET", at(0).fence, "since", soon)
 
-    plan = dead.plan(link, keys, TOPIC, Choice(), fleet="default")
+    plan = dead.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
     assert "started, reloaded or moved since these died" in plan.notes[0]
-    everyone = dead.plan(link, keys, TOPIC, Choice(), fleet="default", target=Target(everyone=True))
+    everyone = dead.plan(
+        link, keys, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
+    )
     assert any("also one that has handled them before" in note for note in everyone.notes)
-    other = dead.plan(link, keys, TOPIC, Choice(), fleet="default", target=Target(topic="other"))
+    other = dead.plan(
+        link, keys, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
+    )
     assert "no group reads where they go" in other.notes[0]
 
 
 # --- export, audit --------------------------------------------------------------------------------
 
 
-def test_an_export_loses_nothing(link: Link, keys: Keys, at: At) -> None:
+def test_an_export_loses_nothing(link: Connection, keys: Keys, at: At) -> None:
     odd = {
         b"payload": b"\x00\xff\n",
         b"key": b"\xfe",
@@ -555,7 +580,7 @@ def test_an_export_loses_nothing(link: Link, keys: Keys, at: At) -> None:
     }
     at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
     names = plain(at(0), 150)
-    work = dead.Export(link, keys, TOPIC, Choice())
+    work = dead.Export(link, keys, TOPIC, DeadLetterFilter())
 
     lines = list(work.lines())
     done = work.finish()
@@ -573,28 +598,28 @@ def test_an_export_loses_nothing(link: Link, keys: Keys, at: At) -> None:
     assert len(left(link, keys)) == 151
 
 
-def stored(link: Link, keys: Keys, partition: int, entry_id: str) -> dict[bytes, bytes]:
+def stored(link: Connection, keys: Keys, partition: int, entry_id: str) -> dict[bytes, bytes]:
     [[_, flat]] = link.execute("XRANGE", keys.dlq(TOPIC, partition), entry_id, entry_id)
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def test_an_export_that_loses_redis_raises(
-    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link
+    link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
-    work = dead.Export(shaky, keys, TOPIC, Choice())
+    work = dead.Export(shaky, keys, TOPIC, DeadLetterFilter())
     with pytest.raises(RedisUnavailable):
         list(work.lines())
 
 
-def test_every_deed_is_in_the_audit_trail(link: Link, keys: Keys, at: At) -> None:
+def test_every_deed_is_in_the_audit_trail(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 3)
     plain(at(1), 1, replayCount="3")
     before = server_unix_ms(link)
-    dead.Export(link, keys, TOPIC, Choice(key=b"\xff")).finish("to f")
-    dead.replay(link, keys, TOPIC, Choice(group="hits"))
-    dead.purge(link, keys, TOPIC, Choice(("1:1-0",)))
+    dead.Export(link, keys, TOPIC, DeadLetterFilter(key=b"\xff")).finish("to f")
+    dead.replay(link, keys, TOPIC, DeadLetterFilter(group="hits"))
+    dead.purge(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)))
 
     seen = audit.trail(link, keys, TOPIC)
 
@@ -614,7 +639,7 @@ def test_every_deed_is_in_the_audit_trail(link: Link, keys: Keys, at: At) -> Non
     assert rest.cursor == ""
 
 
-def test_the_trail_is_bounded_and_reads_what_it_did_not_write(link: Link, keys: Keys) -> None:
+def test_the_trail_is_bounded_and_reads_what_it_did_not_write(link: Connection, keys: Keys) -> None:
     key = keys.audit("any")
     link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
     [odd] = audit.trail(link, keys, "any").deeds
@@ -628,25 +653,25 @@ def test_the_trail_is_bounded_and_reads_what_it_did_not_write(link: Link, keys: 
 
 
 def test_a_deed_without_redis_is_told(
-    link: Link, keys: Keys, at: At, proxy: FaultProxy, shaky: Link
+    link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
-    done = dead.replay(shaky, keys, TOPIC, Choice())
+    done = dead.replay(shaky, keys, TOPIC, DeadLetterFilter())
     assert (done.replayed, done.ended, done.audited) == (1, "done", False)
 
 
 def test_a_choice_says_what_it_chooses() -> None:
-    assert Choice().stated() == {}
-    assert not Choice().narrows
-    some = Choice(key=b"\xff", headers=(("a", "b"),))
+    assert DeadLetterFilter().stated() == {}
+    assert not DeadLetterFilter().narrows
+    some = DeadLetterFilter(key=b"\xff", headers=(("a", "b"),))
     assert some.stated() == {"key": "\\xff", "headers": {"a": "b"}}
     assert some.narrows
     assert not replace(some, key=None, headers=()).narrows
 
 
-def test_a_walk_gives_out_bounded_pages(link: Link, keys: Keys, at: At) -> None:
+def test_a_walk_gives_out_bounded_pages(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 450)
-    alive = [len(page) for page in pages(link, keys, TOPIC, Choice(group="hits"))]
+    alive = [len(page) for page in pages(link, keys, TOPIC, DeadLetterFilter(group="hits"))]
     assert max(alive) == 100
     assert sum(alive) == 450

@@ -15,7 +15,7 @@ from streamqd.admin import delayed
 from streamqd.errors import BadValue
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages, scheduled
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
 from tests.support.verbs import At, Run, document
@@ -46,7 +46,7 @@ def later(text: str, delay: float = HOUR, **more: object) -> Outgoing:
     return Outgoing(text, delay=delay, **{"partition": 0, **more})
 
 
-def promote(link: Link, keys: Keys, partition: int = 0, count: int = 200) -> int:
+def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) -> int:
     return int(link.run(messages.promote_scheduled(keys, "access", partition, count)).rest[0])
 
 
@@ -79,7 +79,7 @@ def test_what_waits_is_listed_by_due_time(verb: Run, send: Callable[..., list[st
 
 
 def test_pages_fit_together_within_one_millisecond(
-    verb: Run, link: Link, keys: Keys, at: At
+    verb: Run, link: Connection, keys: Keys, at: At
 ) -> None:
     """U13: many sends that are due at one instant are each listed once."""
     wanted = set()
@@ -137,7 +137,7 @@ def test_one_is_shown_whole(verb: Run, send: Callable[..., list[str]]) -> None:
 
 
 def test_cancel_says_what_became_of_each(
-    verb: Run, send: Callable[..., list[str]], link: Link, keys: Keys
+    verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """U13: a delayed send is cancelled, or was sent already, or is unknown; the exit code tells."""
     keep, drop, sent = send(later("keep"), later("drop"), later("sent", 0))
@@ -175,7 +175,7 @@ def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -
 
 
 def test_now_lets_them_be_sent(
-    verb: Run, send: Callable[..., list[str]], link: Link, keys: Keys
+    verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """U13: `delayed now` makes them due; the promoter sends them, and later the uid is told."""
     first, second, third = send(later("1"), later("2"), later("3"))
@@ -192,7 +192,10 @@ def test_now_lets_them_be_sent(
 
 
 def test_a_cancel_and_the_promoter_never_both_win(
-    send: Callable[..., list[str]], new_link: Callable[..., Link], link: Link, keys: Keys
+    send: Callable[..., list[str]],
+    new_link: Callable[..., Connection],
+    link: Connection,
+    keys: Keys,
 ) -> None:
     """U13: beside a promoter at work, each send is either cancelled or sent, as the answer says."""
     names = send(*(later(f"m{n}", 0) for n in range(600)))
@@ -244,7 +247,7 @@ def test_mistakes_are_told(verb: Run, at: At, words: tuple[str, ...], code: int,
 
 
 def test_an_item_that_cannot_be_read_harms_only_itself(
-    verb: Run, send: Callable[..., list[str]], link: Link, keys: Keys
+    verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """U13: what somebody else wrote is listed without a size, and can be cancelled."""
     [name] = send(later("fine"))

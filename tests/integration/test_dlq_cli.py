@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.admin import letters
+from streamqd.admin import dead_letters
 from streamqd.admin.pages import server_unix_ms
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
@@ -42,7 +42,7 @@ def write(desk: Desk, count: int, **fields: str) -> None:
 TRACE = 'Traceback (most recent call last):\n  File "/srv/bank.py", line 1, in pay\nE: x\n'
 
 
-def test_what_died_tonight_and_why(dlq: Run, at: At, link: Link) -> None:
+def test_what_died_tonight_and_why(dlq: Run, at: At, link: Connection) -> None:
     yesterday = server_unix_ms(link) - 30 * 3_600_000
     at(0).add(f"{yesterday}-0", "payload", "x", "group", "hits", stream=at(0).dlq)
     for number in range(3):
@@ -71,7 +71,7 @@ def test_what_died_tonight_and_why(dlq: Run, at: At, link: Link) -> None:
     assert "at:          bank.py:pay" in shown
 
 
-def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Link, keys: Keys) -> None:
+def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Connection, keys: Keys) -> None:
     for number in range(2):
         at(number).own("t1", owner=f"west-{number}")
         bury(at(number), "1-0", traceback=TRACE)
@@ -104,10 +104,10 @@ def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Link, keys: 
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
     result = dlq(*words[4:], "--yes")
     assert result.stdout == "2 dead letters of access replayed\n"
-    assert letters.total(link, keys, "access") == 2
+    assert dead_letters.total(link, keys, "access") == 2
 
 
-def test_replaying_by_filter_and_target(dlq: Run, at: At, link: Link, keys: Keys) -> None:
+def test_replaying_by_filter_and_target(dlq: Run, at: At, link: Connection, keys: Keys) -> None:
     topics.create(link, keys, "other", config.Topic(partitions=1))
     write(at(0), 2, key="a")
     write(at(1), 2, headers='{"tenant":"x"}')
@@ -154,7 +154,7 @@ def test_a_mistake_is_told(dlq: Run, at: At, args: tuple[str, ...], words: str) 
         *(("1970-01-01 00:00", 2), ("9999-12-31", 0)),
     ],
 )
-def test_times(dlq: Run, at: At, link: Link, since: str, found: int) -> None:
+def test_times(dlq: Run, at: At, link: Connection, since: str, found: int) -> None:
     if since == "2026-11-21":
         since = str(server_unix_ms(link) + 10_000)  # unix milliseconds
     yesterday = server_unix_ms(link) - 24 * 3_600_000
@@ -198,7 +198,7 @@ def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
     )
 
 
-def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Link, keys: Keys) -> None:
+def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Keys) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)
     file = tmp_path / "dead.jsonl"
@@ -215,7 +215,7 @@ def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Link, keys: Keys) -> 
     refused = dlq("export", "access", "-o", str(tmp_path / "no" / "x"), code=8)
     assert "cannot be written: No such file or directory" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == ["dead.jsonl"]
-    assert letters.total(link, keys, "access") == 3
+    assert dead_letters.total(link, keys, "access") == 3
 
 
 def test_an_export_that_fails_leaves_the_old_file(
@@ -232,7 +232,7 @@ def test_an_export_that_fails_leaves_the_old_file(
 
 
 def test_a_replay_without_redis_says_how_far_it_came(
-    dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Link, keys: Keys
+    dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Connection, keys: Keys
 ) -> None:
     write(at(1), 1)
     dlq("replay", "access", "--all", "--yes")
@@ -249,10 +249,10 @@ def test_a_replay_without_redis_says_how_far_it_came(
     left = int(rest.stdout.split()[0])
     assert 50 <= left <= 150
     assert link.execute("XLEN", at(0).retry) == 250
-    assert letters.total(link, keys, "access") == 0
+    assert dead_letters.total(link, keys, "access") == 0
 
 
-def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Link, keys: Keys) -> None:
+def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, keys: Keys) -> None:
     write(at(0), 60)
     command = [sys.executable, "-m", "streamqd", "--config", str(file), "dlq", "replay", "access"]
     ours, theirs = pty.openpty()
@@ -278,7 +278,7 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Link, keys: Key
     assert b"stopping after this batch" in err
     assert b"go on with: streamqd" in err
     assert b"--rate 10/s" in err
-    assert letters.total(link, keys, "access") == 60 - done["replayed"]
+    assert dead_letters.total(link, keys, "access") == 60 - done["replayed"]
 
 
 def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from streamqd.admin.diagnosis import CHECKS
 from streamqd.cli import cli
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support import users
 from tests.support.daemon import Daemon
 from tests.support.servers import ProcessServer, Server
@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     return Surgery(tmp_path, server.url, link)
 
 
@@ -111,7 +111,7 @@ def test_every_check_has_a_test() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS) >= 25
 
 
-def test_nothing_is_scanned(surgery: Surgery, link: Link) -> None:
+def test_nothing_is_scanned(surgery: Surgery, link: Connection) -> None:
     """No command whose reply grows with all keys, or with all entries of one."""
     surgery.settle_in()
     link.execute("CONFIG", "RESETSTAT")

@@ -10,25 +10,25 @@ import pytest
 
 from streamqd import config
 from streamqd.admin.diagnosis import examination, fleet_facts
-from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.diagnosis.reading import TolerantReader
 from streamqd.model import Unit
-from streamqd.store import control, leases
-from streamqd.store.client import Link
+from streamqd.store import directives, leases
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.members import Beat
+from streamqd.store.members import Heartbeat
 from tests.support.servers import Server
 from tests.support.surgery import GROUP, TOPIC, Surgery
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     made = Surgery(tmp_path, server.url, link)
     made.settle_in()
     return made
 
 
 def order(surgery: Surgery, name: str, to: str = "") -> None:
-    call = control.change(surgery.keys, "default", name, by="ann@west", why="a test", to=to)
+    call = directives.change(surgery.keys, "default", name, by="ann@west", why="a test", to=to)
     assert surgery.link.run(call).word == "OK"
 
 
@@ -79,7 +79,7 @@ def test_two_instances_that_beat_by_turns(
     look = fleet_facts.changed
 
     def after_the_other(
-        reader: Reader, keys: Keys, fleet: str, beats: Sequence[Beat]
+        reader: TolerantReader, keys: Keys, fleet: str, beats: Sequence[Heartbeat]
     ) -> frozenset[str]:
         silence(surgery)
         surgery.beat(nonce="n2")

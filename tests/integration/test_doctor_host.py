@@ -13,8 +13,8 @@ import pytest
 
 from streamqd import config
 from streamqd.admin.diagnosis import chosen, host, host_facts, without_redis
-from streamqd.admin.diagnosis.facts import Facts, Host
-from streamqd.store.client import Link
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
+from streamqd.store.client import Connection
 from tests.support.servers import Server
 from tests.support.surgery import Surgery
 
@@ -23,7 +23,7 @@ NOBODY = 65_534
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     made = Surgery(tmp_path, server.url, link)
     made.settle_in()
     return made
@@ -99,7 +99,7 @@ def test_a_group_that_the_kernel_kills_as_a_whole(
     surgery.silent("host.oom-group")
     (check,) = chosen(["host.oom-group"])
     told = Host(surgery.folder, oom_group="/sys/fs/cgroup/pod1")
-    [found] = check.judge(Facts(config.load(surgery.path), 0, host=told))
+    [found] = check.judge(DiagnosisFacts(config.load(surgery.path), 0, host=told))
     assert "OOMPolicy=continue" in found.mend
     assert "singleProcessOOMKill" in found.mend
 

@@ -19,19 +19,19 @@ from streamqd.admin.diagnosis import (
     topics_facts,
     units_facts,
 )
-from streamqd.admin.diagnosis.facts import Delays, Facts
-from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
+from streamqd.admin.diagnosis.reading import TolerantReader
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.registration import ensure_topics
 from streamqd.store import groups, messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.servers import Server
 from tests.support.surgery import GROUP, TOPIC, Surgery
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: Server, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
     made = Surgery(tmp_path, server.url, link)
     made.settle_in()
     return made
@@ -308,10 +308,10 @@ def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.M
 # --- two looks ------------------------------------------------------------------------------------
 
 
-class Busy(Reader):
+class Busy(TolerantReader):
     """Between two commands of the doctor somebody else works: once, as soon as `word` was asked."""
 
-    def __init__(self, link: Link, word: str, work: Callable[[], object]) -> None:
+    def __init__(self, link: Connection, word: str, work: Callable[[], object]) -> None:
         super().__init__(link)
         self.word, self.work = word, work
 
@@ -335,7 +335,7 @@ def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
     surgery.do("HDEL", surgery.desk.fence, "token")
     busy = Busy(surgery.link, "PTTL", lambda: surgery.do("HSET", surgery.desk.fence, "token", "t0"))
     partitions, standing = partitions_facts.gather(
-        Reader(surgery.link),
+        TolerantReader(surgery.link),
         surgery.keys,
         partitions_facts.places_of(
             topics_facts.gather(busy, surgery.keys, config.load(surgery.path), [])
@@ -345,7 +345,7 @@ def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
     found = units_facts.gather(busy, surgery.keys, partitions, standing)
     [unit_found] = [each for each in found if each.unit == unit]
     assert [look.lease_matches for look in unit_found.looks] == [False, True]
-    facts = Facts(config.load(surgery.path), surgery.ago(0), units=found)
+    facts = DiagnosisFacts(config.load(surgery.path), surgery.ago(0), units=found)
     [check] = chosen(["fleet.lease-without-fence"])
     assert list(check.judge(facts)) == []
 

@@ -13,13 +13,13 @@ import pytest
 
 from streamqd.admin.diagnosis import chosen, flaws, fleet, server, server_facts
 from streamqd.admin.diagnosis.declaration import Severity
-from streamqd.admin.diagnosis.facts import Facts, Server
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, ServerHealth
 from streamqd.config import Settings
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support import tls
 from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.servers import NoServerError, ProcessServer
-from tests.support.servers import Server as RunningServer
+from tests.support.servers import ServerHealth as RunningServer
 from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
 
@@ -27,12 +27,12 @@ Set = Callable[[str, object], None]
 
 
 @pytest.fixture
-def surgery(tmp_path: Path, server: RunningServer, link: Link) -> Surgery:
+def surgery(tmp_path: Path, server: RunningServer, link: Connection) -> Surgery:
     return Surgery(tmp_path, server.url, link)
 
 
 @pytest.fixture
-def setting(link: Link) -> Iterator[Set]:
+def setting(link: Connection) -> Iterator[Set]:
     """Change settings of the shared server, until the test ends."""
     before: dict[str, Any] = {}
 
@@ -45,14 +45,14 @@ def setting(link: Link) -> Iterator[Set]:
         link.execute("CONFIG", "SET", name, value)
 
 
-def info(link: Link, name: str) -> str:
+def info(link: Connection, name: str) -> str:
     for line in link.execute("INFO").decode().splitlines():
         if line.startswith(f"{name}:"):
             return str(line.partition(":")[2])
     raise AssertionError(name)
 
 
-def info_or(link: Link, name: str) -> str:
+def info_or(link: Connection, name: str) -> str:
     return info(link, name) if f"{name}:" in link.execute("INFO").decode() else ""
 
 
@@ -77,7 +77,7 @@ def test_an_append_only_file_that_is_not_written_through(
     tmp_path: Path, new_server: Callable[..., ProcessServer]
 ) -> None:
     durable = new_server(aof=True)
-    link = Link(durable.settings, timeout=10.0, name="test:durable")
+    link = Connection(durable.settings, timeout=10.0, name="test:durable")
     surgery = Surgery(tmp_path, durable.url, link)
     surgery.silent("server.persistence")
     link.execute("CONFIG", "SET", "appendfsync", "no")
@@ -100,7 +100,9 @@ def test_a_master_that_does_not_need_its_replicas(
     tmp_path: Path, new_server: Callable[..., ProcessServer]
 ) -> None:
     master, replica = new_server(tcp=True), new_server()
-    link, other = (Link(each.settings, timeout=10.0, name="test") for each in (master, replica))
+    link, other = (
+        Connection(each.settings, timeout=10.0, name="test") for each in (master, replica)
+    )
     surgery = Surgery(tmp_path, master.url, link)
     surgery.silent("server.min-replicas")
     other.execute("REPLICAOF", "127.0.0.1", master.port)
@@ -114,7 +116,7 @@ def test_a_master_that_does_not_need_its_replicas(
     other.close()
 
 
-def test_memory(surgery: Surgery, link: Link, setting: Set) -> None:
+def test_memory(surgery: Surgery, link: Connection, setting: Set) -> None:
     assert surgery.finding("server.memory-unlimited")["severity"] == "note"
     surgery.run("--only", "server.memory-unlimited", code=0)
     used = int(info(link, "used_memory"))
@@ -127,7 +129,7 @@ def test_memory(surgery: Surgery, link: Link, setting: Set) -> None:
     assert surgery.finding("server.memory-full")["severity"] == "problem"
 
 
-def test_connections(surgery: Surgery, link: Link, setting: Set) -> None:
+def test_connections(surgery: Surgery, link: Connection, setting: Set) -> None:
     surgery.silent("server.clients")
     setting("maxclients", int(info(link, "connected_clients")) + 1)
     assert surgery.finding("server.clients")["evidence"]["connected_clients"] >= 2
@@ -146,7 +148,7 @@ def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.fault("F10")
 def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServer) -> None:
     Clock(fresh_server).jump_to(-HOUR)
-    link = Link(fresh_server.settings, timeout=10.0, name="test")
+    link = Connection(fresh_server.settings, timeout=10.0, name="test")
     wait_until(lambda: seconds_ahead(link) < -60, what="the server takes notice")
     found = Surgery(tmp_path, fresh_server.url, link).finding("server.clock")
     assert -HOUR - 2 < found["evidence"]["skew_seconds"] < -HOUR + 2
@@ -187,7 +189,7 @@ def test_known_flaws(product: str, version: str, to: str) -> None:
 
 
 def test_a_server_with_known_flaws(
-    surgery: Surgery, link: Link, monkeypatch: pytest.MonkeyPatch
+    surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flaws, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
     surgery.silent("server.flaws")
@@ -201,7 +203,9 @@ def test_a_server_with_known_flaws(
 def test_certificates(surgery: Surgery) -> None:
     surgery.silent("server.certificate")
     (check,) = chosen(["server.certificate"])
-    seen = Facts(Settings(), 0, server=Server(certificates={"the server a:1": 30 * 86_400.0}))
+    seen = DiagnosisFacts(
+        Settings(), 0, server=ServerHealth(certificates={"the server a:1": 30 * 86_400.0})
+    )
     assert list(check.judge(seen)) == []
     for day, severity in ((10, None), (31, Severity.PROBLEM)):
         [found] = check.judge(replace(seen, now_unix_ms=day * 86_400_000))
@@ -220,7 +224,7 @@ def test_certificates_that_end_or_have_ended(tmp_path: Path) -> None:
         running = tls.start(folder, tls_auth_clients="no")
     except NoServerError as error:
         pytest.skip(str(error))
-    link = Link(running.settings, timeout=10.0, name="test")  # by its socket
+    link = Connection(running.settings, timeout=10.0, name="test")  # by its socket
     surgery = Surgery(tmp_path, f"rediss://127.0.0.1:{running.port}", link)
     own = {"ca_file": "ca.pem", "cert_file": tls.expired(folder).name, "key_file": "server.key"}
     surgery.write(redis="".join(f'{name} = "{file}"\n' for name, file in own.items()))
@@ -259,7 +263,7 @@ def test_a_limit_of_values(surgery: Surgery, setting: Set) -> None:
     )
 
 
-def test_slow_commands(surgery: Surgery, link: Link) -> None:
+def test_slow_commands(surgery: Surgery, link: Connection) -> None:
     link.execute("SLOWLOG", "RESET")
     surgery.silent("server.slow-commands")
     loop = "for _ = 1, 100000000 do end return 1"
@@ -277,7 +281,7 @@ def test_the_distance_of_the_server(surgery: Surgery, monkeypatch: pytest.Monkey
     assert "lease_ttl = " in surgery.finding("fleet.short-lease")["mend"]
 
 
-def test_rights(surgery: Surgery, link: Link) -> None:
+def test_rights(surgery: Surgery, link: Connection) -> None:
     surgery.silent("rights.missing")
     link.execute("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-xclaim")
     try:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from streamqd.handlers import Dead, Release, Retry
+from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.model import Backoff
-from streamqd.scoreboard import Slot, now_ns
+from streamqd.scoreboard import WorkerSlot, now_ns
 from streamqd.store import scripts
-from streamqd.waits import Wait, Waits
 from streamqd.worker import ExitCode
 from streamqd.worker.runs import ACK_DELAY_NS
 from tests.contract.desk import Desk
@@ -64,7 +64,7 @@ def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
 # --- block ----------------------------------------------------------------------------------------
 
 
-def test_a_blocked_message_is_run_again_in_its_place(desk: Desk, life: Life, slot: Slot):
+def test_a_blocked_message_is_run_again_in_its_place(desk: Desk, life: Life, slot: WorkerSlot):
     add(desk, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=6, max_attempts=0, **BLOCK)
@@ -106,7 +106,7 @@ def test_dead_and_retry_are_obeyed_while_blocked(desk: Desk, life: Life):
 
 
 def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     add(desk, "abcd")
     runs: Runs = []
@@ -114,7 +114,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     seen = []
 
     def stop() -> None:
-        waits = Waits(slot.words)
+        waits = IdleReason(slot.words)
         wait_until(lambda: waits.read().kind is Wait.BLOCKED, what="the message is waited for")
         told = waits.read()
         seen.append((told.until_ns > now_ns(), slot.batch().running, slot.unfinished))
@@ -129,7 +129,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
     assert pending(desk) == {"2-0", "3-0", "4-0"}
     assert noted(desk) == {"m:2-0:f": b"1"}
     # The next one goes on waiting.
-    Waits(slot.words).reset()
+    IdleReason(slot.words).reset()
     watcher = threading.Thread(target=stop)
     watcher.start()
     worker = life.worker("t1", **BLOCK)
@@ -143,7 +143,7 @@ def test_a_stop_ends_the_wait_and_the_next_owner_begins_with_the_same_message(
         *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3)),
         *(("3-0", 1), ("4-0", 1)),
     ]
-    assert Waits(slot.words).read().kind is Wait.NOTHING
+    assert IdleReason(slot.words).read().kind is Wait.NOTHING
     assert "attempts" not in desk.state()
 
 
@@ -184,7 +184,7 @@ def test_with_full_memory_a_blocked_message_is_run_again_all_the_same(desk: Desk
 
 @pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
 def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
-    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     """A host that is lost in the wait must not be charged to the message."""
     add(desk, "aabb")
@@ -248,11 +248,11 @@ def test_in_solo_mode_a_held_key_goes_on_when_its_mark_is_lost(
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_other_keys_pass_and_the_held_key_keeps_its_order(
-    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "abacab")
     runs: Runs = []
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
 
     def work(message: Message) -> None:
         runs.append((message.id, message.attempt))
@@ -281,12 +281,12 @@ def test_other_keys_pass_and_the_held_key_keeps_its_order(
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_what_is_held_stays_pending_and_is_counted(
-    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "abacab")
     runs: Runs = []
     worker = life.worker("t1", **policy | {"backoff": NEVER})
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
 
     def stop() -> None:
         wait_until(lambda: len(runs) == 4, what="all others have run")
@@ -382,7 +382,7 @@ def test_the_next_process_waits_for_what_is_left(desk: Desk, life: Life, policy:
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 @pytest.mark.parametrize("late", ["1-0", "2-0"])
 def test_what_expires_while_it_is_held_lets_its_key_go_on(
-    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any], late: str
+    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any], late: str
 ):
     end = str(desk.now_unix_ms() + 300)
     for name in ("1-0", "2-0", "3-0"):
@@ -425,7 +425,7 @@ def test_keys_that_are_always_due_again_do_not_starve_the_others(
     assert pending(desk) == {"1-0", "2-0", "3-0"}
 
 
-def test_what_has_no_key_is_set_aside(desk: Desk, life: Life, slot: Slot):
+def test_what_has_no_key_is_set_aside(desk: Desk, life: Life, slot: WorkerSlot):
     add(desk, "...a")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, **HOLD | {"backoff": NEVER})
@@ -438,12 +438,12 @@ def test_what_has_no_key_is_set_aside(desk: Desk, life: Life, slot: Slot):
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_at_the_bound_nothing_more_is_read(
-    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "a" * 40)
     runs: Runs = []
     worker = life.worker("t1", held_max=8, **policy | {"backoff": NEVER})
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
 
     def stop() -> None:
         wait_until(lambda: waits.read().kind is Wait.FULL, what="nothing more fits")
@@ -589,7 +589,7 @@ def test_random_failures_keep_the_order_of_each_key(
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_what_is_released_waits_with_its_key_and_spends_no_attempt(
-    desk: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(desk, "aba")
     runs: Runs = []

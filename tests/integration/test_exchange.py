@@ -10,17 +10,17 @@ import pytest
 from streamqd.config import Consumer, Daemon, Settings
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.supervisor import rounds
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding, Phase
+from streamqd.supervisor import renewal_scheduler
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.partition import OwnedPartition, Phase
 from tests.support.costs import Meter
 from tests.support.owning import with_groups
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
-MANY = 2 * rounds.CALLS_MAX + 10
+MANY = 2 * renewal_scheduler.CALLS_MAX + 10
 OTHER = Unit("orders", 0, "hits")  # somebody may have it
 
 
@@ -35,9 +35,11 @@ class Talk:
             consumers=(consumer,),
         )
         board = Scoreboard(len(units) + 1)
-        self.exchange = Exchange(ours, board, "lock")
+        self.exchange = LeaseManager(ours, board, "lock")
         self.offers = [*units, OTHER]
-        self.holdings = {unit: Holding(unit, consumer, board.allot(unit)) for unit in self.offers}
+        self.holdings = {
+            unit: OwnedPartition(unit, consumer, board.allot(unit)) for unit in self.offers
+        }
         self.held = [self.holdings[unit] for unit in units]
 
     def tick(self) -> bool:
@@ -67,7 +69,7 @@ class Talk:
 
 
 @pytest.fixture
-def talk(server: Server, link: Link, keys: Keys) -> Iterator[Talk]:
+def talk(server: Server, link: Connection, keys: Keys) -> Iterator[Talk]:
     made = Talk(server, with_groups(link, keys, MANY))
     yield made
     made.exchange.close()
@@ -83,16 +85,16 @@ def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter
             with meter.measuring() as cost:
                 wanted = talk.tick()
             parts.append((cost.trips, cost.scripts))
-    assert parts == [(1, rounds.CALLS_MAX), (1, rounds.CALLS_MAX), (1, 10)]
+    assert parts == [(1, renewal_scheduler.CALLS_MAX), (1, renewal_scheduler.CALLS_MAX), (1, 10)]
     assert talk.renewed() == MANY
 
 
 def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
-    talk: Talk, link: Link, keys: Keys
+    talk: Talk, link: Connection, keys: Keys
 ) -> None:
     """Neither the leases behind it, nor the look at what others have."""
     talk.own()
-    refused = talk.held[: rounds.CALLS_MAX + 5]
+    refused = talk.held[: renewal_scheduler.CALLS_MAX + 5]
     for each in refused:  # a fence of another type is an error at each call
         link.execute("DEL", keys.fence(*each.unit))
         link.execute("SET", keys.fence(*each.unit), "not a hash")
@@ -111,8 +113,8 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
     talk.own()
     talk.renew_all()
     assert talk.tick()
-    for each in talk.held[rounds.CALLS_MAX : -1]:
+    for each in talk.held[renewal_scheduler.CALLS_MAX : -1]:
         del talk.holdings[each.unit]
     talk.offers = [*talk.holdings]
     assert not talk.tick()
-    assert talk.renewed() == rounds.CALLS_MAX + 1
+    assert talk.renewed() == renewal_scheduler.CALLS_MAX + 1

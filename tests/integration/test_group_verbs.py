@@ -10,7 +10,7 @@ import pytest
 from streamqd.admin import groups, groups_lag, groups_reset, growth
 from streamqd.errors import Refused
 from streamqd.store import messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -76,7 +76,7 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
 
 @pytest.mark.parametrize("bound", [None, 3000])
 def test_lag_is_counted_where_the_server_does_not_know_it(
-    at: At, link: Link, keys: Keys, monkeypatch: pytest.MonkeyPatch, bound: int | None
+    at: At, link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     """A group that was made in the middle has no count, and Redis 6.2 never has one."""
     desk = at(0)
@@ -215,7 +215,7 @@ def test_a_reset_of_some_partitions(run: Run, at: At) -> None:
     assert [at(number).fetch() for number in range(3)] == [[], [b"1-0"], [b"1-0"]]
 
 
-def begin_growth(at: At, link: Link, keys: Keys) -> None:
+def begin_growth(at: At, link: Connection, keys: Keys) -> None:
     """Let the topic grow; one message of each partition must be settled before it has."""
     for number in range(3):
         at(number).groups()
@@ -224,7 +224,7 @@ def begin_growth(at: At, link: Link, keys: Keys) -> None:
 
 
 def test_what_a_growth_keeps_is_not_taken_by_force(
-    run: Run, at: At, link: Link, keys: Keys
+    run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     begin_growth(at, link, keys)
     before = at(4).dump()
@@ -259,7 +259,7 @@ def test_a_running_owner_loses_the_partition_and_reads_again(
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_a_group_is_deleted(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_a_group_is_deleted(run: Run, at: At, link: Connection, keys: Keys) -> None:
     for number in range(3):
         at(number).groups()
         at(number, "agents").groups()
@@ -280,7 +280,7 @@ def test_a_group_is_deleted(run: Run, at: At, link: Link, keys: Keys) -> None:
 
 
 def test_an_interrupted_deletion_of_a_group_goes_on(
-    run: Run, at: At, link: Link, keys: Keys
+    run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     for number in range(3):
         at(number).groups()
@@ -291,7 +291,7 @@ def test_an_interrupted_deletion_of_a_group_goes_on(
 
 
 def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
-    run: Run, at: At, link: Link, keys: Keys
+    run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     """It may be the one that never settles anything: then the growth goes on without it."""
     begin_growth(at, link, keys)

@@ -7,7 +7,7 @@ import pytest
 from streamqd.admin import groups, groups_reset
 from streamqd.errors import Refused
 from streamqd.store import groups as store
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.verbs import At, Run, document
@@ -40,7 +40,7 @@ def test_a_reset_takes_as_many_calls_as_it_needs(run: Run, at: At) -> None:
     assert at(0).fetch(2) == [b"3-0", b"4-0"]
 
 
-def test_latest_is_what_it_was_at_the_first_call(at: At, link: Link, keys: Keys) -> None:
+def test_latest_is_what_it_was_at_the_first_call(at: At, link: Connection, keys: Keys) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
@@ -48,7 +48,7 @@ def test_latest_is_what_it_was_at_the_first_call(at: At, link: Link, keys: Keys)
     assert (row.after, row.pending, row.unread) == (f"{MANY}-0", MANY, 0)
 
 
-def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, link: Link, keys: Keys) -> None:
+def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, link: Connection, keys: Keys) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
@@ -61,7 +61,7 @@ def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, link: Link, keys: Ke
     assert at(0).state()["stream"].groups == {}
 
 
-def test_who_comes_in_between_is_told_what_goes_on(at: At, link: Link, keys: Keys) -> None:
+def test_who_comes_in_between_is_told_what_goes_on(at: At, link: Connection, keys: Keys) -> None:
     for number in range(3):
         at(number).groups()
     at(1).own("t1", owner="group-reset")

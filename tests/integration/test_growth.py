@@ -18,14 +18,14 @@ import pytest
 from streamqd import config
 from streamqd.admin import growth, partitions, steering
 from streamqd.admin import topics as admin_topics
-from streamqd.admin.steering import Fleet
+from streamqd.admin.steering import FleetSnapshot
 from streamqd.errors import Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import growth as phases
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.daemon import TOPIC, Daemon
@@ -38,7 +38,7 @@ STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 
 
 @pytest.fixture
-def at(link: Link, keys: Keys) -> At:
+def at(link: Connection, keys: Keys) -> At:
     """A desk for a partition of the topic access, which has two, for a group."""
     topics.create(link, keys, "access", config.Topic(partitions=2))
     return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
@@ -50,7 +50,7 @@ def producer(server: Server) -> Iterator[Producer]:
         yield made
 
 
-def lengths(link: Link, keys: Keys, count: int = 4) -> list[int]:
+def lengths(link: Connection, keys: Keys, count: int = 4) -> list[int]:
     return [link.execute("XLEN", keys.stream("access", number)) for number in range(count)]
 
 
@@ -79,7 +79,9 @@ def settle(at: At, group: str) -> None:
     ("count", "why"),
     [(1, "cannot shrink"), (3, "take 4"), (5, "take 4 or 6"), (8192, "4096")],
 )
-def test_counts_that_are_refused(link: Link, keys: Keys, at: At, count: int, why: str) -> None:
+def test_counts_that_are_refused(
+    link: Connection, keys: Keys, at: At, count: int, why: str
+) -> None:
     backlog(at, "hits")
     before = at(0).dump()
     with pytest.raises(Refused, match=why):
@@ -87,7 +89,7 @@ def test_counts_that_are_refused(link: Link, keys: Keys, at: At, count: int, why
     assert at(0).dump() == before
 
 
-def test_a_topic_that_nobody_reads_grows_at_once(link: Link, keys: Keys, at: At) -> None:
+def test_a_topic_that_nobody_reads_grows_at_once(link: Connection, keys: Keys, at: At) -> None:
     assert growth.grow(link, keys, "access", 4) == growth.Progress("access", 2, 4, True, [])
     assert topics.partition_count(link, keys, "access") == 4
     before = at(0).dump()
@@ -98,7 +100,7 @@ def test_a_topic_that_nobody_reads_grows_at_once(link: Link, keys: Keys, at: At)
 
 
 def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     backlog(at, "hits")
     backlog(at, "agents", fetched=3)
@@ -138,7 +140,7 @@ def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
 
 
 def test_a_pending_message_holds_it_and_a_deleted_group_does_not(
-    link: Link, keys: Keys, at: At
+    link: Connection, keys: Keys, at: At
 ) -> None:
     backlog(at, "hits", fetched=3)
     at(0).do("XACK", at(0).stream, "hits", "1-0", "2-0")
@@ -155,7 +157,7 @@ class CutError(Exception):
     """The connection of an interrupted growth."""
 
 
-class CutLink(Link):
+class CutLink(Connection):
     """A connection that is lost before its n-th exchange, or behind it: the answer is lost then."""
 
     left = 0
@@ -173,7 +175,7 @@ class CutLink(Link):
 
 @pytest.mark.parametrize("behind", [False, True], ids=["unsent", "answer lost"])
 def test_interrupted_anywhere_it_goes_on(
-    server: Server, link: Link, keys: Keys, at: At, behind: bool
+    server: Server, link: Connection, keys: Keys, at: At, behind: bool
 ) -> None:
     cut = CutLink(server.settings, timeout=10.0, name="test:cut")
     backlog(at, "hits")
@@ -201,12 +203,12 @@ def test_interrupted_anywhere_it_goes_on(
 # --- producers ------------------------------------------------------------------------------------
 
 
-def grow_now(link: Link, keys: Keys) -> None:
+def grow_now(link: Connection, keys: Keys) -> None:
     assert growth.grow(link, keys, "access", 4).done
 
 
 def test_a_producer_that_knew_the_old_count_writes_by_the_new(
-    link: Link, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     producer.send("access", b"1", key=MOVES)
     assert lengths(link, keys) == [1, 0, 0, 0]
@@ -218,7 +220,9 @@ def test_a_producer_that_knew_the_old_count_writes_by_the_new(
 
 
 @pytest.mark.parametrize("kind", ["dedup", "delay"])
-def test_so_does_a_script(link: Link, keys: Keys, at: At, producer: Producer, kind: str) -> None:
+def test_so_does_a_script(
+    link: Connection, keys: Keys, at: At, producer: Producer, kind: str
+) -> None:
     options: dict[str, Any] = {"dedup_id": "d1"} if kind == "dedup" else {"delay": 60}
     producer.send("access", b"1", key=STAYS, **options)
     link.execute("SCRIPT", "FLUSH")
@@ -234,7 +238,7 @@ def test_so_does_a_script(link: Link, keys: Keys, at: At, producer: Producer, ki
 
 
 def test_a_chunk_that_was_routed_before_is_routed_anew(
-    link: Link, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     def items() -> Iterator[Outgoing]:
         yield Outgoing(b"1", MOVES)
@@ -255,7 +259,9 @@ def test_a_chunk_that_was_routed_before_is_routed_anew(
     assert len(ids) == 4
 
 
-def test_a_new_connection_watches_anew(link: Link, keys: Keys, at: At, producer: Producer) -> None:
+def test_a_new_connection_watches_anew(
+    link: Connection, keys: Keys, at: At, producer: Producer
+) -> None:
     """The watch of a connection is lost with it."""
     producer.send("access", b"1", key=MOVES)
     link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -267,7 +273,7 @@ def test_a_new_connection_watches_anew(link: Link, keys: Keys, at: At, producer:
 
 
 def test_topics_by_turns_are_all_watched(
-    link: Link, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     for number in range(12):
         producer.send(f"other{number % 3}", b"x")
@@ -355,7 +361,7 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
             source.start()
         wait_until(lambda: min(source.rounds for source in sources) >= 1, what="all write")
 
-        fleet = Fleet(daemon.link, daemon.keys, "default", 60.0)
+        fleet = FleetSnapshot(daemon.link, daemon.keys, "default", 60.0)
         reload = functools.partial(steering.reload, fleet, None)
         switched = growth.grow(daemon.link, daemon.keys, TOPIC, 4, tell=reload)
         assert "slow" in [row.group for row in switched.groups if not row.done]

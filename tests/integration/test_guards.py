@@ -12,12 +12,12 @@ import pytest
 
 from streamqd.config.guards import Breaker, FloodGuard
 from streamqd.handlers import Dead
+from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.model import Backoff, Unit
-from streamqd.scoreboard import RUNNING, Command, Slot, now_ns
-from streamqd.store import control, messages
-from streamqd.store.client import Link
-from streamqd.waits import Wait, Waits
+from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
+from streamqd.store import directives, messages
+from streamqd.store.client import Connection
 from streamqd.worker import ExitCode
 from streamqd.worker.outage import Outage
 from tests.contract.desk import UNIT, Desk
@@ -49,7 +49,7 @@ def desk(desk: Desk) -> Desk:
     return desk
 
 
-def promote(desk: Desk, link: Link) -> int:
+def promote(desk: Desk, link: Connection) -> int:
     """Play the housekeeper: what is to be tried again comes into the retry stream."""
     return messages.Promoted.parse(
         link.run(messages.promote_retries(desk.keys, desk.unit, 100))
@@ -58,7 +58,7 @@ def promote(desk: Desk, link: Link) -> int:
 
 @contextlib.contextmanager
 def promoting(
-    desk: Desk, link: Link, until: Callable[[], object], then: Callable[[], object]
+    desk: Desk, link: Connection, until: Callable[[], object], then: Callable[[], object]
 ) -> Iterator[None]:
     """Promote over and over, in a thread, until something holds; do what comes then."""
     over = threading.Event()
@@ -79,14 +79,14 @@ def promoting(
 
 @pytest.fixture
 def other(life: Life) -> Any:
-    link = Link(life.settings.redis, timeout=5.0, name="test:other")
+    link = Connection(life.settings.redis, timeout=5.0, name="test:other")
     yield link
     link.close()
 
 
 @KINDS
 def test_a_dependency_that_is_down_costs_no_message_an_attempt(
-    desk: Desk, life: Life, slot: Slot, other: Link, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
     """Although one attempt is all that a message has."""
     runs: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
     down = threading.Event()
     down.set()
     stopped = threading.Event()
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
     probes: list[int] = []
     at_once = set()
 
@@ -138,7 +138,7 @@ def test_a_dependency_that_is_down_costs_no_message_an_attempt(
 
 
 def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_connection(
-    link: Link, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
+    link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     desk = Desk(link, keys)
     desk.groups()
@@ -161,9 +161,11 @@ def test_a_held_message_that_waits_for_the_probe_is_not_forgotten_with_the_conne
     assert sorted(runs) == ["1-0", "1-0", "2-0", "2-0"]
 
 
-def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(desk: Desk, life: Life, slot: Slot):
+def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(
+    desk: Desk, life: Life, slot: WorkerSlot
+):
     runs = []
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
 
     def work(message: Message) -> None:
         runs.append(message.id)
@@ -191,10 +193,10 @@ def test_while_it_is_open_nothing_is_begun_and_a_stop_is_obeyed(desk: Desk, life
 
 
 def test_no_probe_begins_while_a_run_from_before_goes_on(
-    desk: Desk, life: Life, slot: Slot, other: Link
+    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """Its success would tell nothing of the dependency as it is now."""
-    waits, runs = Waits(slot.words), []
+    waits, runs = IdleReason(slot.words), []
     up, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
     seen = []
 
@@ -232,10 +234,10 @@ def test_no_probe_begins_while_a_run_from_before_goes_on(
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL], ids=["one at a time", "four at a time"])
 def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
-    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
-    waits, probes = Waits(slot.words), []
+    waits, probes = IdleReason(slot.words), []
 
     def work(message: Message) -> None:
         if waits.read().kind is not Wait.PROBING:
@@ -261,11 +263,11 @@ def test_a_probe_that_told_nothing_gives_the_turn_to_whoever_takes_it(
 
 
 def test_a_probe_of_an_outage_that_is_over_does_not_close_the_circuit_of_the_next(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     """Others have closed it for that probe's success, and one of them has opened it again."""
     sibling = Outage(slot.board.allot(Unit(UNIT.topic, 7, UNIT.group)))
-    waits, seen, told = Waits(slot.words), {}, []
+    waits, seen, told = IdleReason(slot.words), {}, []
 
     def work(message: Message) -> None:
         seen[message.id] = waits.read().kind
@@ -284,7 +286,7 @@ def test_a_probe_of_an_outage_that_is_over_does_not_close_the_circuit_of_the_nex
 
 @pytest.mark.parametrize("kind", [ONE, BATCH], ids=["one at a time", "batches"])
 def test_who_has_nothing_to_try_leaves_the_turn_to_others(
-    link: Link, keys: Any, new_life: Callable[[str], Life], slot: Slot, server: Server,
+    link: Connection, keys: Any, new_life: Callable[[str], Life], slot: WorkerSlot, server: Server,
     kind: dict[str, Any],
 ):  # fmt: skip
     desk, life = Desk(link, keys), new_life(server.url)
@@ -292,7 +294,7 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
     desk.own("t1")
     for number in range(1, 4):
         desk.add(f"{number}-0")
-    waits, outage = Waits(slot.words), Outage(slot)
+    waits, outage = IdleReason(slot.words), Outage(slot)
     runs: list[str] = []
     seen = []
 
@@ -322,7 +324,9 @@ def test_who_has_nothing_to_try_leaves_the_turn_to_others(
     assert waits.read().kind is Wait.NOTHING
 
 
-def test_another_class_neither_opens_the_circuit_nor_closes_it(desk: Desk, life: Life, slot: Slot):
+def test_another_class_neither_opens_the_circuit_nor_closes_it(
+    desk: Desk, life: Life, slot: WorkerSlot
+):
     done = []
 
     def work(message: Message) -> None:
@@ -339,11 +343,11 @@ def test_another_class_neither_opens_the_circuit_nor_closes_it(desk: Desk, life:
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("dead") == 9, "whoever is to blame is"
     assert done == list(range(13, 21))
-    assert Waits(slot.words).read().opened == 1
+    assert IdleReason(slot.words).read().opened == 1
 
 
 def test_one_message_that_always_fails_so_is_dead_in_the_end(
-    desk: Desk, life: Life, slot: Slot, other: Link
+    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """It never opens the circuit: the others are well."""
     runs: Counter[str] = Counter()
@@ -363,34 +367,36 @@ def test_one_message_that_always_fails_so_is_dead_in_the_end(
     assert runs["5-0"] == 3, "the first failure is free"
     (letter,) = desk.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["attempts"]) == (b"5-0", b"2")
-    assert Waits(slot.words).read().opened == 0
+    assert IdleReason(slot.words).read().opened == 0
 
 
 @KINDS
 def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
-    desk: Desk, life: Life, slot: Slot, other: Link, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
-    waits = Waits(slot.words)
-    orders: list[control.Control] = []
+    waits = IdleReason(slot.words)
+    orders: list[directives.Directives] = []
     cured = threading.Event()
 
     def work(_message: Message) -> None:
         if not cured.is_set():
             raise Dead("a bad release")
 
-    def read_orders() -> control.Control:
-        return control.read(other.execute("HGETALL", desk.keys.orders("default")))
+    def read_orders() -> directives.Directives:
+        return directives.read(other.execute("HGETALL", desk.keys.orders("default")))
 
     def play() -> None:
         wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
         wait_until(lambda: bool(read_orders().pauses), what="the pause is written down")
         orders.append(read_orders())
         # The supervisor has read it, and tells the worker; then an operator resumes.
-        life.tell(Command.PAUSE)
+        life.tell(WorkerCommand.PAUSE)
         letters.append(slot.counter("dead"))
         cured.set()
-        other.run(control.change(desk.keys, "default", remove=[f"pause:{control.Scope(*UNIT)}"]))
-        life.tell(Command.NONE)
+        other.run(
+            directives.change(desk.keys, "default", remove=[f"pause:{directives.Scope(*UNIT)}"])
+        )
+        life.tell(WorkerCommand.NONE)
         wait_until(lambda: slot.counter("acked") == 20 - letters[0], what="the rest is done")
         life.stop()
 
@@ -400,7 +406,7 @@ def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
     assert life.run(life.worker("t1", **GUARD | kind), work) == ExitCode.STOPPED
     player.join()
     ((scope, order),) = orders[0].pauses.items()
-    assert scope == control.Scope(*UNIT)
+    assert scope == directives.Scope(*UNIT)
     assert order.by == "the flood guard of west-1"
     assert order.why == "5 dead letters within 60 s"
     assert 5 <= letters[0] <= (8 if kind in (SEVERAL, BATCH) else 5)
@@ -408,7 +414,7 @@ def test_a_flood_of_letters_pauses_the_partition_until_it_is_resumed(
     assert waits.read().kind is Wait.NOTHING
 
 
-def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, slot: Slot):
+def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, slot: WorkerSlot):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
@@ -417,14 +423,14 @@ def test_few_deaths_among_many_successes_are_no_flood(desk: Desk, life: Life, sl
     worker = life.worker("t1", max_messages=20, flood_guard=guard)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("dead") == 6
-    assert Waits(slot.words).read().flooded == 0
+    assert IdleReason(slot.words).read().flooded == 0
 
 
 def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
-    desk: Desk, life: Life, slot: Slot, other: Link
+    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     """Of five runs for each letter only the last one ends a message."""
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
 
     def work(_message: Message) -> None:
         raise ValueError
@@ -436,11 +442,11 @@ def test_retries_are_not_settled_so_a_flood_of_spent_messages_is_one(
 
 
 def test_where_the_pause_cannot_be_written_the_worker_waits_for_the_window(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
-    for number in range(control.ORDERS_MAX + 1):
+    for number in range(directives.ORDERS_MAX + 1):
         desk.do("HSET", desk.keys.orders("default"), f"pause:other/{number}/g", "{}")
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
     died = []
 
     def work(message: Message) -> None:

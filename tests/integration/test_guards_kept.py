@@ -10,10 +10,10 @@ import pytest
 
 from streamqd.config.guards import Breaker, FloodGuard
 from streamqd.handlers import Dead
+from streamqd.idle_reason import CIRCUIT, IdleReason, Wait
 from streamqd.message import Message
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
-from streamqd.waits import CIRCUIT, Wait, Waits
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.worker import ExitCode
 from tests.contract.desk import Desk
 from tests.integration.test_guards import (
@@ -40,7 +40,7 @@ def twenty(desk: Desk) -> Desk:
 
 @pytest.fixture
 def other(life: Life) -> Any:
-    link = Link(life.settings.redis, timeout=5.0, name="test:other")
+    link = Connection(life.settings.redis, timeout=5.0, name="test:other")
     yield link
     link.close()
 
@@ -48,7 +48,9 @@ def other(life: Life) -> Any:
 # --- what outlives a worker -----------------------------------------------------------------------
 
 
-def lives_of(desk: Desk, life: Life, slot: Slot, work: Any, count: int, **changed: Any) -> None:
+def lives_of(
+    desk: Desk, life: Life, slot: WorkerSlot, work: Any, count: int, **changed: Any
+) -> None:
     """Let workers live one after the other, each for `max_messages`."""
     for _ in range(count):
         promote(desk, desk.link)
@@ -57,7 +59,7 @@ def lives_of(desk: Desk, life: Life, slot: Slot, work: Any, count: int, **change
 
 
 def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     # What the producer says of it is not believed.
     desk.add("1-0", "payload", "x", "forgivenAt", "99999999999999999")
@@ -77,11 +79,11 @@ def test_a_message_is_forgiven_once_however_often_its_worker_is_replaced(
     assert attempts == [1, 1, 2]
     (letter,) = desk.state()["dlq"].entries.values()
     assert (letter["reason"], letter["forgivenAt"]) == (b"attempts", b"0")
-    assert Waits(slot.words).read().opened == 0
+    assert IdleReason(slot.words).read().opened == 0
 
 
 def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_replaced(
-    twenty: Desk, life: Life, slot: Slot
+    twenty: Desk, life: Life, slot: WorkerSlot
 ):
     """The third life opens the circuit, the next ones find it open and try one message each."""
     began: list[tuple[str, Wait]] = []
@@ -92,7 +94,7 @@ def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_repl
         if down:
             raise ConnectionError
 
-    waits = Waits(slot.words)
+    waits = IdleReason(slot.words)
     one = OPENS | {"max_messages": 1}
     lives_of(twenty, life, slot, work, 6, **one)
     assert [kind for _, kind in began] == [Wait.NOTHING] * 3 + [Wait.PROBING] * 3
@@ -109,7 +111,7 @@ def test_an_outage_is_noticed_and_costs_nothing_however_often_the_worker_is_repl
 
 
 def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     desk.add("1-0")
 
@@ -117,7 +119,7 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
         raise ConnectionError
 
     breaker = Breaker(failures=1, window=60.0, probe_every=3600.0, on=())
-    waits, seen = Waits(slot.words), []
+    waits, seen = IdleReason(slot.words), []
 
     def stop() -> None:
         wait_until(lambda: waits.read().kind is Wait.OPEN, what="the circuit is open")
@@ -140,13 +142,13 @@ def test_an_open_circuit_is_shown_by_the_next_worker_before_anything_comes(
 
 
 def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
-    twenty: Desk, life: Life, slot: Slot
+    twenty: Desk, life: Life, slot: WorkerSlot
 ):
     def work(_message: Message) -> None:
         raise Dead
 
     def play() -> None:
-        wait_until(lambda: Waits(slot.words).read().kind is Wait.FLOODED, what="a flood")
+        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.FLOODED, what="a flood")
         life.stop()
 
     lives_of(twenty, life, slot, work, 2, max_messages=2, **GUARD)
@@ -158,7 +160,7 @@ def test_a_flood_is_noticed_however_often_the_worker_is_replaced(
     assert slot.counter("dead") == 5
 
 
-def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: Slot):
+def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: WorkerSlot):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
@@ -166,12 +168,12 @@ def test_what_has_lived_counts_over_workers_too(twenty: Desk, life: Life, slot: 
     guard = FloodGuard(letters=3, window=60.0, share=0.5)
     lives_of(twenty, life, slot, work, 6, max_messages=3, flood_guard=guard)
     assert slot.counter("dead") == 6
-    assert Waits(slot.words).read().flooded == 0
+    assert IdleReason(slot.words).read().flooded == 0
 
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL, BATCH], ids=["one", "four", "batches"])
 def test_messages_that_die_without_a_run_are_a_flood_too(
-    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """They are larger than any producer may send."""
     for number in range(1, 11):
@@ -181,14 +183,14 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
     )
 
     def play() -> None:
-        wait_until(lambda: Waits(slot.words).read().kind is Wait.FLOODED, what="a flood")
+        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.FLOODED, what="a flood")
         life.stop()
 
     player = threading.Thread(target=play)
     player.start()
     assert life.run(life.worker("t1", **GUARD | kind), lambda _message: None) == ExitCode.STOPPED
     player.join()
-    assert Waits(slot.words).read().flooded == 1
+    assert IdleReason(slot.words).read().flooded == 1
     # Several at once stop between two reads.
     assert slot.counter("dead") == (10 if kind is SEVERAL else 5)
 
@@ -200,7 +202,7 @@ def test_messages_that_die_without_a_run_are_a_flood_too(
     "policy", [{"dead_on": ("ValueError",)}, {"retry_on": ("KeyError",)}], ids=["dead_on", "retry"]
 )
 def test_what_the_policy_does_not_retry_is_dead_and_opens_nothing(
-    twenty: Desk, life: Life, slot: Slot, policy: dict[str, Any]
+    twenty: Desk, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     def work(_message: Message) -> None:
         raise ValueError
@@ -209,11 +211,11 @@ def test_what_the_policy_does_not_retry_is_dead_and_opens_nothing(
     worker = life.worker("t1", max_messages=20, breaker=breaker, **policy)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert slot.counter("dead") == 20
-    assert Waits(slot.words).read().opened == 0
+    assert IdleReason(slot.words).read().opened == 0
 
 
 def test_alone_a_message_halts_its_partition_until_it_is_too_old(
-    desk: Desk, life: Life, slot: Slot, other: Link
+    desk: Desk, life: Life, slot: WorkerSlot, other: Connection
 ):
     desk.do("XADD", desk.stream, "*", "payload", "x")
 
@@ -225,4 +227,4 @@ def test_alone_a_message_halts_its_partition_until_it_is_too_old(
         assert life.run(worker, work) == ExitCode.STOPPED
     (letter,) = desk.state()["dlq"].entries.values()
     assert letter["reason"] == b"too-old"
-    assert Waits(slot.words).read().opened == 1
+    assert IdleReason(slot.words).read().opened == 1

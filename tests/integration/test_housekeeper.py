@@ -23,11 +23,11 @@ from streamqd.housekeeper.figures import measure
 from streamqd.housekeeper.promoter import retry_promoter, send_promoter
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import InstanceFlags, Scoreboard, Slot, WorkerState, now_ns
+from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
 from streamqd.store import archives, groups, messages, publishing
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
@@ -41,7 +41,7 @@ HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 
@@ -51,7 +51,7 @@ def board() -> Scoreboard:
 
 
 @pytest.fixture
-def slot(board: Scoreboard) -> Slot:
+def slot(board: Scoreboard) -> WorkerSlot:
     slot = board.allot(UNIT)
     slot.owned = 1
     slot.state = WorkerState.READY
@@ -81,7 +81,7 @@ def set_aside(desk: Desk, place: bytes, delay: float) -> int:
     """Retry an entry as its worker does; return when it is due (or a moment before)."""
     due = desk.now_unix_ms() + round(delay * 1000)
     call = messages.retry(desk.keys, desk.unit, "t1", [(place, delay, {b"retryCount": b"1"})])
-    assert messages.Settled.parse(desk.link.run(call)).words == ["MOVED"]
+    assert messages.SettledReply.parse(desk.link.run(call)).words == ["MOVED"]
     return due
 
 
@@ -89,7 +89,7 @@ def set_aside(desk: Desk, place: bytes, delay: float) -> int:
 
 
 def test_a_hint_is_followed_before_the_poll(
-    desk: Desk, view: View, slot: Slot, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
     (place,) = desk.pending("1-0")
@@ -107,7 +107,7 @@ def test_a_hint_is_followed_before_the_poll(
 
 
 def test_what_is_due_later_is_moved_at_its_time(
-    desk: Desk, view: View, slot: Slot, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
     (place,) = desk.pending("1-0")
@@ -121,7 +121,7 @@ def test_what_is_due_later_is_moved_at_its_time(
 
 
 def test_where_nothing_was_delayed_the_figures_tell(
-    desk: Desk, view: View, slot: Slot, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
     sends, retries = (made(desk.link, view, desk.keys) for made in (send_promoter, retry_promoter))
@@ -148,7 +148,9 @@ def test_where_nothing_was_delayed_the_figures_tell(
     assert run() == (2, 1), "figures that are older than the last answer tell nothing"
 
 
-def test_many_due_retries_are_moved_in_bounded_runs(desk: Desk, view: View, slot: Slot) -> None:
+def test_many_due_retries_are_moved_in_bounded_runs(
+    desk: Desk, view: MetricsView, slot: WorkerSlot
+) -> None:
     total = promoter.PAGE * promoter.ROUNDS_MAX + 10
     for number in range(total):
         desk.do("ZADD", desk.delayed, 1, f"m:{number}-0")
@@ -160,7 +162,9 @@ def test_many_due_retries_are_moved_in_bounded_runs(desk: Desk, view: View, slot
     assert desk.do("XLEN", desk.retry) == total
 
 
-def test_a_scheduled_send_is_written_to_the_partition(desk: Desk, view: View, slot: Slot) -> None:
+def test_a_scheduled_send_is_written_to_the_partition(
+    desk: Desk, view: MetricsView, slot: WorkerSlot
+) -> None:
     send = publishing.schedule(desk.keys, "access", 0, 0.1, "s1", ["payload", "later"])
     desk.link.run(send)
     sends = send_promoter(desk.link, view, desk.keys)
@@ -171,7 +175,7 @@ def test_a_scheduled_send_is_written_to_the_partition(desk: Desk, view: View, sl
 
 
 def test_a_due_time_without_a_message_is_told(
-    desk: Desk, view: View, slot: Slot, lines: LogLines
+    desk: Desk, view: MetricsView, slot: WorkerSlot, lines: LogLines
 ) -> None:
     desk.do("ZADD", desk.delayed, 1, "m:1-0")
     retry_promoter(desk.link, view, desk.keys).run({UNIT: 0})
@@ -189,7 +193,12 @@ def reclaimer(desk: Desk, server: Server) -> Reclaimer:
 
 @pytest.mark.parametrize("stream", ["stream", "retry"])
 def test_idle_entries_of_a_foreign_consumer_raise_the_flag_once(
-    desk: Desk, view: View, slot: Slot, reclaimer: Reclaimer, lines: LogLines, stream: str
+    desk: Desk,
+    view: MetricsView,
+    slot: WorkerSlot,
+    reclaimer: Reclaimer,
+    lines: LogLines,
+    stream: str,
 ) -> None:
     desk.groups()
     key = getattr(desk, stream)
@@ -210,7 +219,7 @@ def test_idle_entries_of_a_foreign_consumer_raise_the_flag_once(
 
 
 def test_our_own_entries_and_fresh_ones_raise_no_flag(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.pending("1-0")
     desk.add("2-0")
@@ -224,7 +233,7 @@ def test_our_own_entries_and_fresh_ones_raise_no_flag(
 
 
 def test_what_no_consumer_has_raises_the_flag_at_once(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """S11: XNACK of Redis 8.8 leaves entries so; here the consumer '' stands for nobody."""
     desk.pending("1-0")
@@ -247,7 +256,7 @@ def test_what_neither_list_nor_consumer_has_is_counted() -> None:
 
 
 def test_a_missing_group_stops_no_look(
-    desk: Desk, view: View, board: Scoreboard, slot: Slot, reclaimer: Reclaimer
+    desk: Desk, view: MetricsView, board: Scoreboard, slot: WorkerSlot, reclaimer: Reclaimer
 ) -> None:
     other = board.allot(Unit("access", 1, "hits"))
     other.owned = 1
@@ -270,7 +279,7 @@ def handled(desk: Desk, first: int, last: int, group: str = "hits") -> None:
 
 
 def test_length_is_kept_down_to_what_is_acknowledged(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.groups()
     for number in range(1, 1001):
@@ -290,7 +299,7 @@ def test_length_is_kept_down_to_what_is_acknowledged(
 
 
 def test_age_trims_and_no_retention_does_not(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.groups()
     now = desk.now_unix_ms()
@@ -308,7 +317,7 @@ def test_age_trims_and_no_retention_does_not(
 
 
 def test_what_must_be_archived_stays_until_it_is(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.groups()
     for number in range(1, 501):
@@ -325,7 +334,7 @@ def test_what_must_be_archived_stays_until_it_is(
 
 
 def test_a_missing_group_holds_everything_and_is_told_once(
-    desk: Desk, view: View, slot: Slot, server: Server, lines: LogLines
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server, lines: LogLines
 ) -> None:
     desk.groups()
     for number in range(1, 301):
@@ -348,7 +357,7 @@ def test_a_missing_group_holds_everything_and_is_told_once(
 
 
 def test_retry_streams_keep_nothing_acknowledged(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     desk.groups()
     desk.pending_retry("1-0", "2-0")
@@ -424,7 +433,7 @@ def begin(board: Scoreboard) -> Iterator[Callable[[Settings], Running]]:
 def test_it_measures_publishes_and_serves(
     desk: Desk,
     board: Scoreboard,
-    slot: Slot,
+    slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
@@ -466,7 +475,7 @@ def test_it_measures_publishes_and_serves(
 def test_a_new_partition_is_shown_at_once(
     desk: Desk,
     board: Scoreboard,
-    slot: Slot,
+    slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
@@ -482,7 +491,7 @@ def test_a_new_partition_is_shown_at_once(
 
 def test_a_worker_that_begins_or_ends_is_shown_at_once(
     desk: Desk,
-    slot: Slot,
+    slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
@@ -503,7 +512,7 @@ def test_a_worker_that_begins_or_ends_is_shown_at_once(
 def test_health_says_what_is_wrong(
     desk: Desk,
     board: Scoreboard,
-    slot: Slot,
+    slot: WorkerSlot,
     server: Server,
     begin: Callable[[Settings], Running],
 ) -> None:
@@ -526,7 +535,7 @@ def test_health_says_what_is_wrong(
 
 
 def test_a_worker_that_stands_still_is_not_ready(
-    view: View, board: Scoreboard, slot: Slot, desk: Desk
+    view: MetricsView, board: Scoreboard, slot: WorkerSlot, desk: Desk
 ) -> None:
     desk.groups()
     desk.add("1-0")
@@ -544,7 +553,7 @@ def test_a_worker_that_stands_still_is_not_ready(
 
 
 def test_messages_are_promoted_when_they_are_due_and_not_before(
-    desk: Desk, slot: Slot, server: Server, begin: Callable[[Settings], Running]
+    desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
     places = desk.pending("1-0", "2-0", "3-0")
     desk.own("t1")
@@ -562,7 +571,7 @@ def test_messages_are_promoted_when_they_are_due_and_not_before(
 def test_one_bad_key_does_not_stop_the_others(
     desk: Desk,
     board: Scoreboard,
-    slot: Slot,
+    slot: WorkerSlot,
     server: Server,
     lines: LogLines,
     begin: Callable[[Settings], Running],
@@ -596,7 +605,7 @@ def test_one_bad_key_does_not_stop_the_others(
 def test_redis_may_go_and_come_back(
     fresh_server: ProcessServer,
     board: Scoreboard,
-    slot: Slot,
+    slot: WorkerSlot,
     lines: LogLines,
     begin: Callable[[Settings], Running],
     monkeypatch: pytest.MonkeyPatch,
@@ -628,7 +637,7 @@ def test_redis_may_go_and_come_back(
 
 @pytest.mark.fault("F15")
 def test_an_empty_redis_changes_nothing(
-    desk: Desk, slot: Slot, server: Server, begin: Callable[[Settings], Running]
+    desk: Desk, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
     """Without registry, groups or streams (FLUSHALL, before the first ensure) it goes on."""
     running = begin(
@@ -647,7 +656,7 @@ def test_an_empty_redis_changes_nothing(
 
 @pytest.mark.parametrize("ending", ["quit", "eof"])
 def test_the_process_ignores_signals_and_ends_with_its_supervisor(
-    desk: Desk, board: Scoreboard, slot: Slot, server: Server, ending: str
+    desk: Desk, board: Scoreboard, slot: WorkerSlot, server: Server, ending: str
 ) -> None:
     settings = settings_for(server)
     desk.link.close()
@@ -681,7 +690,7 @@ def test_the_process_ignores_signals_and_ends_with_its_supervisor(
 
 
 def test_an_instance_tells_the_dead_letters_of_each_group(
-    desk: Desk, view: View, slot: Slot, server: Server
+    desk: Desk, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     """U8: dead letters are those of the group, and those of the partition stand beside them."""
 
@@ -703,7 +712,9 @@ def test_an_instance_tells_the_dead_letters_of_each_group(
 # --- the page -------------------------------------------------------------------------------------
 
 
-def test_the_page_escapes_what_it_shows(view: View, slot: Slot, server: Server) -> None:
+def test_the_page_escapes_what_it_shows(
+    view: MetricsView, slot: WorkerSlot, server: Server
+) -> None:
     evil = "<script>alert(1)</script>"
     document = housekeeper.Summary(view, settings_for(server), os.getpid()).document()
     document["instance"] = document["units"][0]["group"] = document["host"] = evil

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 
 from streamqd import http
-from streamqd.http import Address, Request, Response, Server
+from streamqd.http import Address, HttpRequest, HttpResponse, HttpServer
 from tests.support.loglines import LogLines
 from tests.support.waiting import wait_until
 
 BIG = b"x" * 20_000_000  # more than a loopback connection buffers
-Started = Callable[..., Server]
+Started = Callable[..., HttpServer]
 
 
-def fail(_request: Request) -> Response:
+def fail(_request: HttpRequest) -> HttpResponse:
     raise ValueError("no page today")
 
 
 ROUTES = {
-    "/": lambda _: Response(200, b"front"),
-    "/echo": lambda request: Response(200, json.dumps(request.headers).encode()),
-    "/big": lambda _: Response(200, BIG),
-    "/sick": lambda _: Response(503, b"sick"),
+    "/": lambda _: HttpResponse(200, b"front"),
+    "/echo": lambda request: HttpResponse(200, json.dumps(request.headers).encode()),
+    "/big": lambda _: HttpResponse(200, BIG),
+    "/sick": lambda _: HttpResponse(503, b"sick"),
     "/fail": fail,
 }
 
@@ -44,8 +44,8 @@ def lines() -> Iterator[LogLines]:
 def start() -> Iterator[Started]:
     servers = []
 
-    def begin(address: Address = ("127.0.0.1", 0), *, wait: bool = True) -> Server:
-        server = Server(address, ROUTES)
+    def begin(address: Address = ("127.0.0.1", 0), *, wait: bool = True) -> HttpServer:
+        server = HttpServer(address, ROUTES)
         servers.append(server)
         server.start()
         if wait:
@@ -57,7 +57,7 @@ def start() -> Iterator[Started]:
         server.stop()
 
 
-def dial(server: Server) -> socket.socket:
+def dial(server: HttpServer) -> socket.socket:
     bound = server.bound
     if isinstance(bound, Path):
         peer = socket.socket(socket.AF_UNIX)
@@ -67,7 +67,7 @@ def dial(server: Server) -> socket.socket:
     return socket.create_connection(bound, timeout=10)
 
 
-def exchange(server: Server, raw: bytes) -> tuple[str, bytes]:
+def exchange(server: HttpServer, raw: bytes) -> tuple[str, bytes]:
     """Send raw bytes, read to the end; return the status line and the body."""
     with dial(server) as peer:
         peer.settimeout(10)
@@ -79,7 +79,7 @@ def exchange(server: Server, raw: bytes) -> tuple[str, bytes]:
     return head.split(b"\r\n")[0].decode(), body
 
 
-def get(server: Server, path: str) -> tuple[int, bytes]:
+def get(server: HttpServer, path: str) -> tuple[int, bytes]:
     assert isinstance(server.bound, tuple)
     connection = HTTPConnection(*server.bound, timeout=10)
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from streamqd import config
 from streamqd.housekeeper.access import Access
-from streamqd.http import Request, Response, Server
+from streamqd.http import HttpRequest, HttpResponse, HttpServer
 
 REASONS = ["the worker of access/1/hits makes no progress"]
 
@@ -23,27 +23,27 @@ def token(tmp_path: Path) -> Path:
     return path
 
 
-def serve(http: config.Http) -> Server:
+def serve(http: config.Http) -> HttpServer:
     access = Access(http)
     pages = {
-        "/metrics": access.guarded(lambda _: Response(200, b"figures")),
+        "/metrics": access.guarded(lambda _: HttpResponse(200, b"figures")),
         "/readyz": lambda asked: access.health(asked, REASONS),
         "/livez": lambda asked: access.health(asked, []),
     }
-    made = Server(("127.0.0.1", 0), pages)
+    made = HttpServer(("127.0.0.1", 0), pages)
     made.start()
     return made
 
 
 @pytest.fixture
-def guarded(token: Path) -> Iterator[Server]:
+def guarded(token: Path) -> Iterator[HttpServer]:
     """On an address that others reach, as far as `Access` knows; here it is the loopback."""
     server = serve(config.Http(bind="0.0.0.0:9464", token_file=token))
     yield server
     server.stop()
 
 
-def get(server: Server, path: str, authorization: str | None = None) -> tuple[int, str, str]:
+def get(server: HttpServer, path: str, authorization: str | None = None) -> tuple[int, str, str]:
     """Status, body, and what the client is told to bring."""
     while not isinstance(server.bound, tuple):
         assert server.alive
@@ -71,30 +71,32 @@ def get(server: Server, path: str, authorization: str | None = None) -> tuple[in
         "Bearer \xe9",
     ],
 )
-def test_without_the_token_there_are_no_figures(guarded: Server, given: str | None) -> None:
+def test_without_the_token_there_are_no_figures(guarded: HttpServer, given: str | None) -> None:
     status, body, asked = get(guarded, "/metrics", given)
     assert (status, asked) == (401, 'Bearer realm="streamqd"')
     assert "figures" not in body
 
 
 @pytest.mark.parametrize("given", ["Bearer t0ken of the pages", "bearer  t0ken of the pages "])
-def test_with_the_token_there_are(guarded: Server, given: str) -> None:
+def test_with_the_token_there_are(guarded: HttpServer, given: str) -> None:
     assert get(guarded, "/metrics", given) == (200, "figures", "")
 
 
-def test_a_new_token_needs_no_restart_and_none_lets_nobody_in(guarded: Server, token: Path) -> None:
+def test_a_new_token_needs_no_restart_and_none_lets_nobody_in(
+    guarded: HttpServer, token: Path
+) -> None:
     token.write_text("another")
     assert get(guarded, "/metrics", "Bearer t0ken of the pages")[0] == 401
     assert get(guarded, "/metrics", "Bearer another")[0] == 200
     token.write_text("\n")
     assert get(guarded, "/metrics", "Bearer ")[0] == 401
     empty = Access(config.Http(token_file=token))
-    assert not empty.allows(Request("/", {"authorization": "Bearer "}))
+    assert not empty.allows(HttpRequest("/", {"authorization": "Bearer "}))
     token.unlink()
     assert get(guarded, "/metrics", "Bearer another")[0] == 401
 
 
-def test_health_needs_no_token_and_names_nothing(guarded: Server) -> None:
+def test_health_needs_no_token_and_names_nothing(guarded: HttpServer) -> None:
     assert get(guarded, "/livez")[:2] == (200, '{"ok": true}\n')
     status, body, _ = get(guarded, "/readyz")
     assert (status, json.loads(body)) == (503, {"ok": False})
@@ -107,16 +109,16 @@ def test_health_needs_no_token_and_names_nothing(guarded: Server) -> None:
 )
 def test_on_this_host_everything_is_told(bind: str) -> None:
     access = Access(config.Http(bind=bind))
-    asked = Request("/readyz", {})
+    asked = HttpRequest("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body)["reasons"] == REASONS
-    assert access.guarded(lambda _: Response(200, b"figures"))(asked).status == 200
+    assert access.guarded(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
 
 
 def test_in_public_without_a_token_only_the_pages_tell() -> None:
     access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
-    asked = Request("/readyz", {})
+    asked = HttpRequest("/readyz", {})
     assert json.loads(access.health(asked, REASONS).body) == {"ok": False}
-    assert access.guarded(lambda _: Response(200, b"figures"))(asked).status == 200
+    assert access.guarded(lambda _: HttpResponse(200, b"figures"))(asked).status == 200
 
 
 @pytest.mark.parametrize(
@@ -138,13 +140,13 @@ def test_in_public_without_a_token_only_the_pages_tell() -> None:
 def test_a_name_that_was_made_to_lead_here_is_refused(host: str, status: int) -> None:
     """S10: a page of another site cannot read ours by DNS rebinding."""
     access = Access(config.Http(hosts=("Metrics.Example.com",)))
-    page = access.addressed(lambda _: Response(200, b"figures"))
-    answer = page(Request("/metrics", {"host": host} if host else {}))
+    page = access.addressed(lambda _: HttpResponse(200, b"figures"))
+    answer = page(HttpRequest("/metrics", {"host": host} if host else {}))
     assert answer.status == status
     assert (b"figures" in answer.body) == (status == 200)
 
 
 def test_an_address_for_others_takes_every_name() -> None:
     access = Access(config.Http(bind="0.0.0.0:9464", allow_public=True))
-    page = access.addressed(lambda _: Response(200, b"figures"))
-    assert page(Request("/metrics", {"host": "streamqd.svc.cluster.local"})).status == 200
+    page = access.addressed(lambda _: HttpResponse(200, b"figures"))
+    assert page(HttpRequest("/metrics", {"host": "streamqd.svc.cluster.local"})).status == 200

@@ -12,13 +12,13 @@ import pytest
 
 from streamqd import config
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
-from streamqd.store.client import Link, server_facts
+from streamqd.store.client import Connection, server_facts
 from streamqd.store.wire import KEEPALIVE, code_of
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 from tests.support.writer import writer
 
-NewLink = Callable[..., Link]
+NewLink = Callable[..., Connection]
 
 # How Redis 6.2 begins what went wrong in a script.
 IN_SCRIPT_62 = (
@@ -29,20 +29,20 @@ IN_SCRIPT_62 = (
 # --- answers and refusals -------------------------------------------------------------------------
 
 
-def test_replies_are_raw_bytes(link: Link) -> None:
+def test_replies_are_raw_bytes(link: Connection) -> None:
     link.execute("HSET", "h", "name", b"\xff\x00")
     assert link.execute("HGETALL", "h") == [b"name", b"\xff\x00"]
     assert link.execute("GET", "nothing") is None
 
 
-def test_connection_has_its_name_and_says_nothing_else_of_itself(link: Link) -> None:
+def test_connection_has_its_name_and_says_nothing_else_of_itself(link: Connection) -> None:
     line = link.execute("CLIENT", "LIST").decode()
     mine = next(entry for entry in line.splitlines() if " name=test " in entry)
     assert "lib-name=redis-py" not in mine
     assert "resp=3" not in mine
 
 
-def test_error_reply_is_refused_and_keeps_the_connection(link: Link) -> None:
+def test_error_reply_is_refused_and_keeps_the_connection(link: Connection) -> None:
     link.execute("SET", "a", "1")
     with pytest.raises(RedisRefused) as caught:
         link.execute("HGET", "a", "b")
@@ -51,7 +51,7 @@ def test_error_reply_is_refused_and_keeps_the_connection(link: Link) -> None:
     assert link.opened == 1
 
 
-def test_pipeline_returns_refusals_in_their_places(link: Link) -> None:
+def test_pipeline_returns_refusals_in_their_places(link: Connection) -> None:
     replies = link.pipeline([("SET", "a", 1), ("HGET", "a", "b"), ("INCR", "a")])
     assert replies[0] == b"OK"
     assert isinstance(replies[1], RedisRefused)
@@ -60,14 +60,14 @@ def test_pipeline_returns_refusals_in_their_places(link: Link) -> None:
     assert link.pipeline([]) == []
 
 
-def test_refusal_inside_a_transaction_is_refused_too(link: Link) -> None:
+def test_refusal_inside_a_transaction_is_refused_too(link: Connection) -> None:
     replies = link.pipeline([("SET", "a", 1), ("MULTI",), ("HGET", "a", "b"), ("EXEC",)])
     assert isinstance(replies[3][0], RedisRefused)
     assert replies[3][0].code == "WRONGTYPE"
 
 
 def test_out_of_memory_in_a_script_has_its_code_on_every_version(
-    link: Link,
+    link: Connection,
 ) -> None:
     link.execute("CONFIG", "SET", "maxmemory", 1)
     try:
@@ -81,14 +81,14 @@ def test_out_of_memory_in_a_script_has_its_code_on_every_version(
     assert reply.code == "OOM"
 
 
-def test_wrong_type_in_a_script_has_its_code_on_every_version(link: Link) -> None:
+def test_wrong_type_in_a_script_has_its_code_on_every_version(link: Connection) -> None:
     link.execute("SET", "a", "1")
     with pytest.raises(RedisRefused) as caught:
         link.execute("EVAL", "return redis.call('HGET', KEYS[1], 'b')", 1, "a")
     assert caught.value.code == "WRONGTYPE"
 
 
-def test_code_is_not_taken_from_what_a_user_wrote(link: Link) -> None:
+def test_code_is_not_taken_from_what_a_user_wrote(link: Connection) -> None:
     with pytest.raises(RedisRefused) as caught:
         link.execute("EVAL", "return redis.call('GET', KEYS[1], ARGV[1])", 1, "a", ": -OOM x")
     assert caught.value.code == "ERR"
@@ -117,7 +117,7 @@ def test_code_of_what_servers_have_said(text: str, code: str) -> None:
 def test_replica_refuses_and_the_next_use_connects_anew(
     new_server: Callable[..., ProcessServer],
 ) -> None:
-    link = Link(new_server().settings, timeout=5.0, name="test")
+    link = Connection(new_server().settings, timeout=5.0, name="test")
     link.execute("REPLICAOF", "127.0.0.1", "1")
     for attempt, send in enumerate((lambda: link.run(writer("a", "1")), lambda: _set(link)), 1):
         with pytest.raises(RedisRefused) as caught:
@@ -131,12 +131,12 @@ def test_replica_refuses_and_the_next_use_connects_anew(
     link.close()
 
 
-def _set(link: Link) -> None:
+def _set(link: Connection) -> None:
     link.execute("SET", "a", "1")
 
 
 def test_loading_server_refuses_every_command_of_a_pipeline(fresh_server: ProcessServer) -> None:
-    link = Link(fresh_server.settings, timeout=5.0, name="test")
+    link = Connection(fresh_server.settings, timeout=5.0, name="test")
     link.pipeline([("SET", f"key{n}", "x") for n in range(4000)])
     link.close()
     # Redis 6.2 looks at its clients every 1,000 commands, and does not know the second setting.
@@ -151,7 +151,7 @@ def test_loading_server_refuses_every_command_of_a_pipeline(fresh_server: Proces
     link.close()
 
 
-def _loading(link: Link) -> list[RedisRefused] | None:
+def _loading(link: Connection) -> list[RedisRefused] | None:
     try:
         replies = link.pipeline([("GET", "key1"), ("GET", "key2")])
     except RedisUnavailable:
@@ -164,7 +164,7 @@ def _loading(link: Link) -> list[RedisRefused] | None:
 
 
 @pytest.mark.fault("F20")
-def test_unknown_script_is_taught_once(link: Link) -> None:
+def test_unknown_script_is_taught_once(link: Connection) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.execute("CONFIG", "RESETSTAT")
     assert link.run(writer("a", "1")).word == "OK"
@@ -175,7 +175,7 @@ def test_unknown_script_is_taught_once(link: Link) -> None:
 
 
 @pytest.mark.fault("F20")
-def test_many_scripts_keep_their_places(link: Link) -> None:
+def test_many_scripts_keep_their_places(link: Connection) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))
     bad = writer("a", "v", name="broken", command="HGET")
@@ -193,14 +193,14 @@ def test_many_scripts_keep_their_places(link: Link) -> None:
 
 
 def test_login_from_a_file_that_changes(
-    link: Link, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    link: Connection, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     link.execute("ACL", "SETUSER", "ann", "reset", "on", ">first-secret", "~*", "+echo")
     secret = tmp_path / "password"
     secret.write_text("wrong-secret\n")
     settings = replace(server.settings, username="ann", password_file=secret)
-    other = Link(settings, timeout=5.0, name="test:ann")
+    other = Connection(settings, timeout=5.0, name="test:ann")
     try:
         with pytest.raises(RedisUnavailable, match="WRONGPASS") as caught:
             other.execute("ECHO", "in")
@@ -219,7 +219,7 @@ def test_login_from_a_file_that_changes(
         assert not caught.value.sent
         (tmp_path / "redis-password").write_text("first-secret")
         monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-        systemd = Link(settings, timeout=5.0, name="test:ann")
+        systemd = Connection(settings, timeout=5.0, name="test:ann")
         assert systemd.execute("ECHO", "in") == b"in"
         systemd.close()
     finally:
@@ -228,7 +228,9 @@ def test_login_from_a_file_that_changes(
 
 
 def test_address_shows_no_credentials() -> None:
-    link = Link(config.Redis(url="redis://ann:secret@127.0.0.1:1/0"), timeout=1.0, name="test")
+    link = Connection(
+        config.Redis(url="redis://ann:secret@127.0.0.1:1/0"), timeout=1.0, name="test"
+    )
     assert link.address == "127.0.0.1:1"
     with pytest.raises(RedisUnavailable) as caught:
         link.execute("PING")
@@ -246,17 +248,17 @@ def test_address_shows_no_credentials() -> None:
 )
 def test_url_that_would_change_how_we_talk(url: str) -> None:
     with pytest.raises(ConfigError, match=r"redis\.url"):
-        Link(config.Redis(url=url), timeout=1.0, name="test")
+        Connection(config.Redis(url=url), timeout=1.0, name="test")
 
 
 def test_name_must_be_one_that_servers_take() -> None:
     with pytest.raises(ValueError, match="connection name"):
-        Link(config.Redis(url="redis://localhost"), timeout=1.0, name="two words")
+        Connection(config.Redis(url="redis://localhost"), timeout=1.0, name="two words")
 
 
 def test_tcp(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server(tcp=True)
-    link = Link(config.Redis(url=f"{server.tcp_url}/3"), timeout=5.0, name="test")
+    link = Connection(config.Redis(url=f"{server.tcp_url}/3"), timeout=5.0, name="test")
     link.execute("SET", "a", "1")
     assert "db3:keys=1" in link.execute("INFO", "keyspace").decode()
     server.kill()
@@ -273,7 +275,7 @@ def test_an_address_of_a_family_that_the_kernel_does_not_know_is_passed_over(
     unknown = (255, ("::1", 1, 0, 0))
     there = (socket.AF_INET, ("127.0.0.1", server.port))
     for found in ([unknown, there], [there, unknown]):
-        link = Link(
+        link = Connection(
             config.Redis(url=server.tcp_url), timeout=5.0, name="test", lookup=lambda *_, f=found: f
         )
         assert link.execute("PING") == b"PONG"
@@ -284,7 +286,7 @@ def test_a_node_that_vanished_is_missed_also_while_nothing_is_asked(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     server = new_server(tcp=True)
-    link = Link(config.Redis(url=server.tcp_url), timeout=5.0, name="test")
+    link = Connection(config.Redis(url=server.tcp_url), timeout=5.0, name="test")
     sock = link.socket()
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     kept = {each: sock.getsockopt(socket.IPPROTO_TCP, each) for each in KEEPALIVE}
@@ -295,7 +297,7 @@ def test_a_node_that_vanished_is_missed_also_while_nothing_is_asked(
 # --- facts ----------------------------------------------------------------------------------------
 
 
-def test_server_facts(link: Link, server: Server) -> None:
+def test_server_facts(link: Connection, server: Server) -> None:
     facts = server_facts(link)
     assert facts.product in ("redis", "valkey")
     assert int(facts.version.split(".")[0]) >= 6

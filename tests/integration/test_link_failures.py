@@ -16,19 +16,19 @@ import redis
 
 from streamqd import config
 from streamqd.errors import RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
 from tests.support.waiting import wait_until
 from tests.support.writer import writer
 
-NewLink = Callable[..., Link]
+NewLink = Callable[..., Connection]
 
 
 @pytest.fixture
-def proxied(proxy: FaultProxy, link: Link) -> Iterator[Link]:
+def proxied(proxy: FaultProxy, link: Connection) -> Iterator[Connection]:
     """A connection through the proxy; the server has been emptied."""
-    made = Link(proxy.settings, timeout=5.0, name="test:proxied")
+    made = Connection(proxy.settings, timeout=5.0, name="test:proxied")
     yield made
     made.close()
 
@@ -41,12 +41,12 @@ class InterruptedInTheMiddleError(Exception):
 
 
 def test_nothing_listens(tmp_path: Path) -> None:
-    link = Link(config.Redis(url=f"unix://{tmp_path}/none.sock"), timeout=1.0, name="test")
+    link = Connection(config.Redis(url=f"unix://{tmp_path}/none.sock"), timeout=1.0, name="test")
     with pytest.raises(RedisUnavailable, match=r"none\.sock") as caught:
         link.execute("PING")
     assert not caught.value.sent
     assert link.opened == 0
-    link = Link(config.Redis(url="redis://no-such-host.invalid"), timeout=1.0, name="test")
+    link = Connection(config.Redis(url="redis://no-such-host.invalid"), timeout=1.0, name="test")
     with pytest.raises(RedisUnavailable, match="no-such-host") as caught:
         link.execute("PING")
     assert not caught.value.sent
@@ -55,7 +55,9 @@ def test_nothing_listens(tmp_path: Path) -> None:
 def test_connecting_is_tried_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        link = Link(config.Redis(url=f"redis://ann:secret@127.0.0.1:{port}"), timeout=0.2, name="t")
+        link = Connection(
+            config.Redis(url=f"redis://ann:secret@127.0.0.1:{port}"), timeout=0.2, name="t"
+        )
         with pytest.raises(RedisUnavailable) as caught:
             link.execute("PING")
         assert not caught.value.sent
@@ -66,7 +68,7 @@ def test_connecting_is_tried_once() -> None:
 
 
 def test_lost_reply_is_reported_and_nothing_is_repeated(
-    proxy: FaultProxy, proxied: Link, link: Link
+    proxy: FaultProxy, proxied: Connection, link: Connection
 ) -> None:
     for count, fault in enumerate((Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.DROP_REPLY), 1):
         trigger = proxy.arm(fault, command="INCR")
@@ -83,7 +85,7 @@ def test_lost_reply_is_reported_and_nothing_is_repeated(
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_lost_reply_anywhere_in_a_pipeline(
-    proxy: FaultProxy, proxied: Link, link: Link, nth: int
+    proxy: FaultProxy, proxied: Connection, link: Connection, nth: int
 ) -> None:
     trigger = proxy.arm(Fault.DROP_REPLY, command="INCR", nth=nth)
     with pytest.raises(RedisUnavailable) as caught:
@@ -95,7 +97,7 @@ def test_lost_reply_anywhere_in_a_pipeline(
 
 
 def test_reset_before_the_server_saw_it_is_unknown_to_us(
-    proxy: FaultProxy, proxied: Link, link: Link
+    proxy: FaultProxy, proxied: Connection, link: Connection
 ) -> None:
     proxied.open()
     proxy.arm(Fault.CUT_BEFORE, command="INCR")
@@ -105,8 +107,8 @@ def test_reset_before_the_server_saw_it_is_unknown_to_us(
     assert link.execute("GET", "n") is None
 
 
-def test_silence_ends_with_the_timeout(proxy: FaultProxy, link: Link) -> None:
-    hasty = Link(proxy.settings, timeout=0.3, name="test:hasty")
+def test_silence_ends_with_the_timeout(proxy: FaultProxy, link: Connection) -> None:
+    hasty = Connection(proxy.settings, timeout=0.3, name="test:hasty")
     proxy.arm(Fault.SWALLOW_REPLY, command="INCR", nth=2)
     started = time.monotonic()
     with pytest.raises(RedisUnavailable) as caught:
@@ -117,9 +119,9 @@ def test_silence_ends_with_the_timeout(proxy: FaultProxy, link: Link) -> None:
     hasty.close()
 
 
-def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Link) -> None:
+def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Connection) -> None:
     """Replies that come one by one, each in time, must not add up."""
-    hasty = Link(proxy.settings, timeout=0.5, name="test:hasty")
+    hasty = Connection(proxy.settings, timeout=0.5, name="test:hasty")
     started = time.monotonic()
     with pytest.raises(RedisUnavailable):
         hasty.pipeline([("BLPOP", f"none{n}", "0.4") for n in range(6)])
@@ -129,7 +131,7 @@ def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Link) -> None
 
 def test_paused_server(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
-    link = Link(server.settings, timeout=0.3, name="test")
+    link = Connection(server.settings, timeout=0.3, name="test")
     link.execute("SET", "n", 0)
     server.pause()
     with pytest.raises(RedisUnavailable) as caught:
@@ -149,7 +151,7 @@ def test_paused_server(new_server: Callable[..., ProcessServer]) -> None:
 
 def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
-    link = Link(server.settings, timeout=0.3, name="test")
+    link = Connection(server.settings, timeout=0.3, name="test")
     large = b"x" * (16 << 20)  # more than the socket's buffers hold
     for commands, sent in (
         ([("SET", "large", large)], False),
@@ -170,7 +172,7 @@ def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -
 
 
 def test_killed_server(fresh_server: ProcessServer) -> None:
-    link = Link(fresh_server.settings, timeout=2.0, name="test")
+    link = Connection(fresh_server.settings, timeout=2.0, name="test")
     link.execute("SET", "a", "1")
     fresh_server.kill()
     with pytest.raises(RedisUnavailable) as caught:
@@ -182,7 +184,7 @@ def test_killed_server(fresh_server: ProcessServer) -> None:
 
 
 def test_connection_that_died_while_idle_is_replaced_silently(
-    link: Link, new_link: NewLink
+    link: Connection, new_link: NewLink
 ) -> None:
     idle = new_link(name="test:idle")
     number = idle.execute("CLIENT", "ID")
@@ -191,7 +193,7 @@ def test_connection_that_died_while_idle_is_replaced_silently(
     assert idle.opened == 2
 
 
-def test_unread_reply_is_never_taken_for_an_answer(link: Link) -> None:
+def test_unread_reply_is_never_taken_for_an_answer(link: Connection) -> None:
     link.socket().sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
     wait_until(lambda: link.connection.can_read(0), what="the reply has come")
     with pytest.raises(RedisUnavailable, match="unread") as caught:
@@ -200,7 +202,7 @@ def test_unread_reply_is_never_taken_for_an_answer(link: Link) -> None:
     assert link.execute("ECHO", "right") == b"right"
 
 
-def test_exception_from_a_signal_handler_drops_the_connection(link: Link) -> None:
+def test_exception_from_a_signal_handler_drops_the_connection(link: Connection) -> None:
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise InterruptedInTheMiddleError
 
@@ -216,7 +218,7 @@ def test_exception_from_a_signal_handler_drops_the_connection(link: Link) -> Non
     assert link.execute("ECHO", "new") == b"new"
 
 
-def test_closed_link_opens_again(link: Link) -> None:
+def test_closed_link_opens_again(link: Connection) -> None:
     link.close()
     assert not link.connected
     assert link.fileno() is None
@@ -225,7 +227,7 @@ def test_closed_link_opens_again(link: Link) -> None:
     assert link.opened == 2
 
 
-def test_connection_below_never_connects_by_itself(link: Link) -> None:
+def test_connection_below_never_connects_by_itself(link: Connection) -> None:
     link.close()
     with pytest.raises(redis.ConnectionError, match="not open"):
         link.connection.send_command("PING")
@@ -249,7 +251,7 @@ def _in_child(run: Callable[[], None]) -> None:
 
 
 @pytest.mark.fault("F33")
-def test_detached_child_leaves_the_parents_connection_alone(link: Link) -> None:
+def test_detached_child_leaves_the_parents_connection_alone(link: Connection) -> None:
     number = link.execute("CLIENT", "ID")
 
     def child() -> None:
@@ -269,7 +271,7 @@ def test_detached_child_leaves_the_parents_connection_alone(link: Link) -> None:
     assert link.opened == 1
 
 
-def test_child_that_forgot_to_detach_is_told(link: Link) -> None:
+def test_child_that_forgot_to_detach_is_told(link: Connection) -> None:
     number = link.execute("CLIENT", "ID")
 
     def child() -> None:
@@ -282,7 +284,7 @@ def test_child_that_forgot_to_detach_is_told(link: Link) -> None:
 
 
 def test_second_half_of_many_scripts_lost_counts_as_sent(
-    proxy: FaultProxy, proxied: Link, link: Link
+    proxy: FaultProxy, proxied: Connection, link: Connection
 ) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))

@@ -22,12 +22,12 @@ from streamqd.errors import RedisUnavailable
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import members
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
-from streamqd.supervisor import names as names_module
-from streamqd.supervisor.exchange import Exchange
-from streamqd.supervisor.holding import Holding, Phase
-from streamqd.supervisor.names import Names
+from streamqd.supervisor import resolver as names_module
+from streamqd.supervisor.lease_manager import LeaseManager
+from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.resolver import Resolver
 from tests.support.cluster import Cluster, Node
 from tests.support.sentinels import NAME, Sentinels
 from tests.support.servers import ProcessServer
@@ -57,7 +57,7 @@ def hanging() -> Iterator[tuple[str, int]]:
         yield address
 
 
-def assert_in_time(link: Link) -> None:
+def assert_in_time(link: Connection) -> None:
     """Nothing is answered, and that is found out within the limit."""
     for _ in range(3):  # the first connects, asks whom to ask, or finds out that nobody is there
         started = time.monotonic()
@@ -68,7 +68,7 @@ def assert_in_time(link: Link) -> None:
 
 def test_a_server_that_hangs(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
-    link = Link(server.settings, timeout=PATIENCE, name="test")
+    link = Connection(server.settings, timeout=PATIENCE, name="test")
     link.execute("PING")
     server.pause()
     assert_in_time(link)
@@ -91,11 +91,11 @@ def test_an_address_that_hangs_leaves_time_for_the_next(
     with hanging() as first, hanging() as second:
         found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]
         settings = config.Redis(url="redis://several.test")
-        link = Link(settings, timeout=2.0, name="test", lookup=lambda *_: list(found))
+        link = Connection(settings, timeout=2.0, name="test", lookup=lambda *_: list(found))
         assert link.execute("PING") == b"PONG"
         link.close()
         found.pop()
-        link = Link(settings, timeout=PATIENCE, name="test", lookup=lambda *_: list(found))
+        link = Connection(settings, timeout=PATIENCE, name="test", lookup=lambda *_: list(found))
         assert_in_time(link)
 
 
@@ -163,22 +163,22 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
     the node of the beat again and again without a pause of its own."""
     ours = settings_of(cluster.url)
     board = Scoreboard(2)
-    exchange = Exchange(ours, board, "lock")
+    exchange = LeaseManager(ours, board, "lock")
     beat = members.beat(exchange.keys, ours.daemon.fleet, "west-1", "n", {}, 60.0).key
     home = cluster.master_of(beat)
     lost, well, *_ = (node for node in cluster.masters if node is not home)
 
-    def holding_at(node: Node) -> Holding:
+    def holding_at(node: Node) -> OwnedPartition:
         unit = next(
             Unit("access", number, "hits")
             for number in range(100)
             if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
         )
-        made = Holding(unit, ours.consumers[0], board.allot(unit))
+        made = OwnedPartition(unit, ours.consumers[0], board.allot(unit))
         made.take(0)
         return made
 
-    def tick(*holdings: Holding) -> float:
+    def tick(*holdings: OwnedPartition) -> float:
         units = {each.unit: each for each in holdings}
         exchange.tick(time.monotonic(), units, list(units))
         return exchange.next_at() - time.monotonic()
@@ -210,7 +210,7 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
 
 
 def test_names_are_resolved_beside_the_supervisor() -> None:
-    names = Names()
+    names = Resolver()
     assert names.lookup("127.0.0.1", 6379, 1.0) == [(socket.AF_INET, ("127.0.0.1", 6379))]
     assert not names.pids, "an address needs nobody"
     assert (socket.AF_INET, ("127.0.0.1", 6379)) in names.lookup("localhost", 6379, 10.0)
@@ -227,7 +227,7 @@ def test_names_are_resolved_beside_the_supervisor() -> None:
 
 def test_an_answer_that_nobody_waits_for_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(names_module, "KEPT_SECONDS", 0.0)
-    names = Names()
+    names = Resolver()
     with pytest.raises(OSError, match="not resolved yet"):
         names.lookup("localhost", 1, 0.0)
     (child,) = names.pids

@@ -14,18 +14,18 @@ import pytest
 
 from streamqd import config, inspection
 from streamqd.admin.diagnosis import server_facts
-from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.diagnosis.reading import TolerantReader
 from streamqd.errors import RedisUnavailable
 from streamqd.housekeeper.expiry import AGAIN_SECONDS, Expiry
-from streamqd.metrics import Exporter, View
+from streamqd.metrics import Exporter, MetricsView
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.certificates import WARN_SECONDS, end_of, ends_of, warnings
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support import tls
 from tests.support.servers import NoServerError, ProcessServer
 
-Open = Callable[[config.Redis], Link]
+Open = Callable[[config.Redis], Connection]
 CHAIN = ("server.pem", "ca.pem")
 
 
@@ -65,10 +65,10 @@ def settings(server: ProcessServer, certificates: Path) -> config.Redis:
 @pytest.fixture
 def open_link() -> Iterator[Open]:
     """Make connections that are closed afterwards."""
-    made: list[Link] = []
+    made: list[Connection] = []
 
-    def make(settings: config.Redis) -> Link:
-        made.append(Link(settings, timeout=5.0, name="test"))
+    def make(settings: config.Redis) -> Connection:
+        made.append(Connection(settings, timeout=5.0, name="test"))
         return made[-1]
 
     yield make
@@ -173,9 +173,9 @@ def test_the_end_of_a_certificate_is_told_before_it_comes(
 
     _, told = inspection.check_servers(inspection.ask_servers(link, 0.0), config.Settings())
     assert sum("certificate of" in text for text in told) == 3
-    assert server_facts.gather(Reader(link), Keys()).certificates == found
+    assert server_facts.gather(TolerantReader(link), Keys()).certificates == found
 
-    view = View("one", Scoreboard(1))
+    view = MetricsView("one", Scoreboard(1))
     expiry = Expiry(replace(config.Settings(), redis=settings), view)
     assert expiry.wanted
     expiry.run()
@@ -187,7 +187,7 @@ def test_the_end_of_a_certificate_is_told_before_it_comes(
 def test_a_server_that_takes_no_connection_for_a_look_at_certificates_is_not_lost(
     settings: config.Redis,
 ) -> None:
-    view = View("one", Scoreboard(1))
+    view = MetricsView("one", Scoreboard(1))
     assert Expiry(replace(config.Settings(), redis=settings), view).run() is None
     known = view.certificates
     assert len(known) == 3
@@ -236,7 +236,7 @@ def test_session_ended_while_idle_is_replaced_silently(
 def test_paused_server_leaves_the_outcome_unknown(
     settings: config.Redis, server: ProcessServer
 ) -> None:
-    link = Link(settings, timeout=0.3, name="test")
+    link = Connection(settings, timeout=0.3, name="test")
     link.open()
     server.pause()
     try:

@@ -7,8 +7,8 @@ import pytest
 from streamqd.bells import Bells
 from streamqd.housekeeper.listener import SURE_SECONDS, Listener
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import Scoreboard, WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 UNITS = [Unit("access", number, group) for number in range(3) for group in ("hits", "log")]
@@ -18,10 +18,10 @@ NEWEST = (1 << 64) - 1
 class Watched:
     """Slots of some units, and a listener that looks at them."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Connection, keys: Keys) -> None:
         self.link, self.keys = link, keys
         board = Scoreboard(len(UNITS))
-        self.slots: dict[Unit, Slot] = {unit: board.allot(unit) for unit in UNITS}
+        self.slots: dict[Unit, WorkerSlot] = {unit: board.allot(unit) for unit in UNITS}
         self.rings = 0
         self.listener = Listener(link, keys, self._ring)
 
@@ -46,7 +46,7 @@ class Watched:
 
 
 @pytest.fixture
-def watched(link: Link, keys: Keys) -> Watched:
+def watched(link: Connection, keys: Keys) -> Watched:
     return Watched(link, keys)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.store import leases
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
-from streamqd.supervisor.looks import Looks
+from streamqd.supervisor.ownership_cache import OwnershipCache
 from tests.contract.desk import OWNER, TTL, UNIT, Desk
 
 OTHER = UNIT._replace(partition=UNIT.partition + 1)
@@ -20,9 +20,9 @@ OTHER = UNIT._replace(partition=UNIT.partition + 1)
 class Watching:
     """An instance that looks at two units, and the commands that the last look took."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Connection, keys: Keys) -> None:
         self._link = link
-        self._looks = Looks(keys)
+        self._looks = OwnershipCache(keys)
         self.asked: list[str] = []
         self.live = {OWNER, "web-3"}
 
@@ -35,7 +35,7 @@ class Watching:
         return self._link.pipeline_each(commands)
 
 
-def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Link, keys: Keys) -> None:
+def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Connection, keys: Keys) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     epoch = desk.own("t1")
     first = watching.look()
@@ -48,7 +48,7 @@ def test_what_is_held_as_before_is_asked_for_its_lease_alone(link: Link, keys: K
 
 
 def test_how_long_the_lease_of_a_silent_owner_lives_is_looked_at_each_time(
-    link: Link, keys: Keys
+    link: Connection, keys: Keys
 ) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     desk.own("t1")
@@ -61,7 +61,7 @@ def test_how_long_the_lease_of_a_silent_owner_lives_is_looked_at_each_time(
     assert 0 < (seen or 0) <= 5
 
 
-def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Link, keys: Keys) -> None:
+def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys: Keys) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     desk.own("t1")
     before = watching.look()[UNIT]
@@ -81,7 +81,7 @@ def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Link, keys: Keys
     assert watching.look()[UNIT].epoch == 0
 
 
-def test_a_unit_of_which_nothing_is_known_is_not_seen(link: Link, keys: Keys) -> None:
+def test_a_unit_of_which_nothing_is_known_is_not_seen(link: Connection, keys: Keys) -> None:
     desk, watching = Desk(link, keys), Watching(link, keys)
     desk.own("t1")
     watching.look()

@@ -17,13 +17,13 @@ from streamqd import startup
 from streamqd.config import Consumer, Settings, Topic
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
-from streamqd.scoreboard import FAILED, SETTLED, Slot
+from streamqd.scoreboard import FAILED, SETTLED, WorkerSlot
 from streamqd.store import leases, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
-from streamqd.worker.settler import Item, Settler
+from streamqd.worker.settler import Settlement, Settler
 from tests.contract.desk import TTL, UNIT, Desk
 from tests.support import daemon as support
 from tests.support.life import Life
@@ -32,7 +32,7 @@ from tests.support.servers import Server
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 
@@ -40,7 +40,7 @@ def desk(link: Link, keys: Keys) -> Desk:
 
 
 def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing(
-    desk: Desk, new_link: Callable[..., Link]
+    desk: Desk, new_link: Callable[..., Connection]
 ):
     desk.pending("1-0")
     desk.add("2-0")
@@ -57,7 +57,7 @@ def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing
 
 
 def test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     desk.groups()
     desk.own("t1")
@@ -162,7 +162,7 @@ def test_crashes_before_and_after_a_retry_are_counted_together(desk: Desk, life:
 
 
 def test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     desk.groups()
     desk.own("t1")
@@ -199,14 +199,14 @@ def test_a_soft_limit_interrupts_the_run_that_it_is_meant_for_and_nothing_else(
 
 
 def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged(
-    desk: Desk, slot: Slot
+    desk: Desk, slot: WorkerSlot
 ):
     """T18: who waits for memory here would never free any."""
     failed, done = desk.pending("1-0", "2-0")
     desk.own("t1")
     settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
     slot.post_batch([failed, done])
-    settler.set_aside(Item(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.set_aside(Settlement(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
     settler.ack(b"2-0", retried=False, index=1, charged=False, now=1)
 
     with desk.full_memory():
@@ -301,7 +301,7 @@ def test_the_embedded_server_outlives_the_drain(
 
 def test_a_reload_hands_over_when_the_old_worker_is_quiet(
     server: Server,
-    link: Link,
+    link: Connection,
     tmp_path: Path,
     started: Callable[[support.Daemon], support.Daemon],
 ):

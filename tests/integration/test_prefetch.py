@@ -7,18 +7,18 @@ import threading
 import pytest
 
 from streamqd.message import Message
-from streamqd.scoreboard import SETTLED, Slot
+from streamqd.scoreboard import SETTLED, WorkerSlot
 from streamqd.store import leases
-from streamqd.worker import ExitCode, appetite, concurrent, several
+from streamqd.worker import ExitCode, concurrent, prefetch, several
 from tests.contract.desk import Desk
 from tests.support.life import Life
 
 
 def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
-    desk: Desk, life: Life, slot: Slot, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Whatever a run takes here is long: what lies in hand behind it nobody else could begin."""
-    monkeypatch.setattr(appetite, "WORK_IN_HAND_NS", 1)
+    monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
     for number in range(1, 13):
         desk.add(f"{number}-0")
     in_hand: list[int] = []
@@ -28,10 +28,10 @@ def test_a_worker_with_a_slow_handler_keeps_little_in_hand(
 
 
 def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
-    desk: Desk, life: Life, slot: Slot, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Whatever a run takes is long here, and has waited for long enough for its settlement."""
-    monkeypatch.setattr(appetite, "WORK_IN_HAND_NS", 1)
+    monkeypatch.setattr(prefetch, "WORK_IN_HAND_NS", 1)
     monkeypatch.setattr(several, "WORK_IN_HAND_NS", 1)
     monkeypatch.setattr(concurrent, "ACK_DELAY_NS", 0)
     for number in range(1, 101):
@@ -53,7 +53,9 @@ def test_acknowledgements_bring_nothing_that_would_lie_behind_slow_runs(
     assert max(in_hand[-20:]) <= 2 * 4, "what runs, and what a read brings when a lane is free"
 
 
-def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(desk: Desk, life: Life, slot: Slot):
+def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(
+    desk: Desk, life: Life, slot: WorkerSlot
+):
     """A slow message holds none of those that were read with it when the partition moves."""
     for number in range(1, 5):
         desk.add(f"{number}-0")

@@ -23,9 +23,9 @@ from streamqd.errors import (
     UnknownOutcome,
 )
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
-from streamqd.producer.guard import Outcome
+from streamqd.producer.guard import TransactionResult
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.proxy import Fault
 from tests.support.servers import Server
@@ -34,16 +34,16 @@ Make = Callable[..., Producer]
 
 
 @pytest.fixture
-def producer(server: Server, link: Link) -> Iterator[Producer]:
+def producer(server: Server, link: Connection) -> Iterator[Producer]:
     with Producer(server.url) as made:
         yield made
 
 
-def create(link: Link, keys: Keys, topic: str, partitions: int) -> None:
+def create(link: Connection, keys: Keys, topic: str, partitions: int) -> None:
     assert topics.create(link, keys, topic, config.Topic(partitions=partitions)) == partitions
 
 
-def entries(link: Link, keys: Keys, topic: str, partition: int = 0) -> list[dict[str, bytes]]:
+def entries(link: Connection, keys: Keys, topic: str, partition: int = 0) -> list[dict[str, bytes]]:
     found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
     return [
         {name.decode(): value for name, value in zip(raw[::2], raw[1::2], strict=True)}
@@ -498,7 +498,9 @@ def test_a_chunk_is_repeated_only_when_all_of_it_must_wait(
 ):
     """A server that refuses a part of a pipeline for the moment is a cluster that moves slots."""
     answers = [first, [b"3-0", b"4-0"]]
-    monkeypatch.setattr(producer._sender._guard, "run", lambda *_: Outcome(answers.pop(0)))
+    monkeypatch.setattr(
+        producer._sender._guard, "run", lambda *_: TransactionResult(answers.pop(0))
+    )
     try:
         got: list[str | None] = list(producer.send_many("access", [b"x", b"y"]))
     except ChunkRefused as error:

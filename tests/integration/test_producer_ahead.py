@@ -18,7 +18,7 @@ from streamqd import ChunkRefused, ChunkUnknown, Outgoing, Producer
 from streamqd.config import Topic
 from streamqd.errors import RedisRefused
 from streamqd.store import growth, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.integration.test_producer_buffered import payloads
 from tests.support.proxy import Fault
@@ -30,7 +30,7 @@ UNDER_WAY = CHUNK + 88  # while this item is made, the first chunk has no answer
 
 
 @pytest.fixture
-def producer(server: Server, link: Link) -> Iterator[Producer]:
+def producer(server: Server, link: Connection) -> Iterator[Producer]:
     with Producer(server.url) as made:
         made.send("access", b"warm")
         yield made
@@ -48,12 +48,12 @@ def texts(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-def ids_of(link: Link, keys: Keys, topic: str = "access", partition: int = 0) -> list[str]:
+def ids_of(link: Connection, keys: Keys, topic: str = "access", partition: int = 0) -> list[str]:
     found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
     return [raw_id.decode() for raw_id, _ in found]
 
 
-def in_step(producer: Producer, link: Link, keys: Keys, topic: str = "access") -> None:
+def in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "access") -> None:
     """What the producer takes for the answer is the answer to what it sent."""
     for text in (b"one", b"two"):
         sent = producer.send(topic, text)
@@ -169,17 +169,17 @@ def test_with_dedup_ids_a_lost_answer_is_asked_for_again_and_the_rest_follows(pr
 # --- an error in the middle -----------------------------------------------------------------------
 
 
-def _no_memory(link: Link) -> Callable[[], object]:
+def _no_memory(link: Connection) -> Callable[[], object]:
     link.execute("CONFIG", "SET", "maxmemory", "1")
     return lambda: link.execute("CONFIG", "SET", "maxmemory", "0")
 
 
-def _no_right(link: Link) -> Callable[[], object]:
+def _no_right(link: Connection) -> Callable[[], object]:
     link.execute("ACL", "SETUSER", "default", "-xadd")
     return lambda: link.execute("ACL", "SETUSER", "default", "+@all")
 
 
-def _no_master(link: Link) -> Callable[[], object]:
+def _no_master(link: Connection) -> Callable[[], object]:
     link.execute("REPLICAOF", "127.0.0.1", "1")
     return lambda: link.execute("REPLICAOF", "NO", "ONE")
 

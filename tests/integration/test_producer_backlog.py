@@ -9,13 +9,13 @@ import pytest
 
 from streamqd import AsyncProducer, BacklogFull, BufferedProducer, Producer
 from streamqd.store import growth, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.integration.test_producer_buffered import payloads
 from tests.support.waiting import wait_until
 
 
-def crowd(link: Link, keys: Keys, url: str) -> None:
+def crowd(link: Connection, keys: Keys, url: str) -> None:
     """A topic of two partitions that a group reads, the first of them full for max_backlog=1."""
     topics.create(link, keys, "access", topics.Topic(partitions=2))
     link.execute("XGROUP", "CREATE", keys.stream("access", 0), "g", "0", "MKSTREAM")
@@ -23,7 +23,7 @@ def crowd(link: Link, keys: Keys, url: str) -> None:
         producer.send("access", b"first", partition=0)
 
 
-def make_room(link: Link, keys: Keys) -> None:
+def make_room(link: Connection, keys: Keys) -> None:
     """The group is done with all that is in the full partition."""
     stream = keys.stream("access", 0)
     read = link.execute("XREADGROUP", "GROUP", "g", "w", "STREAMS", stream, ">")

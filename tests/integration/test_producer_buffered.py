@@ -24,7 +24,7 @@ from streamqd import (
 )
 from streamqd.errors import Refused
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.proxy import Fault
 from tests.support.waiting import wait_until
@@ -32,12 +32,14 @@ from tests.support.waiting import wait_until
 NEVER = 3600.0  # seconds to linger: nothing is written but for another reason
 
 
-def payloads(link: Link, keys: Keys, topic: str = "access", partition: int = 0) -> list[bytes]:
+def payloads(
+    link: Connection, keys: Keys, topic: str = "access", partition: int = 0
+) -> list[bytes]:
     found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
     return [fields[1] for _, fields in found]
 
 
-def transactions(link: Link) -> int:
+def transactions(link: Connection) -> int:
     stats = link.execute("INFO", "commandstats").decode()
     line = next((each for each in stats.splitlines() if each.startswith("cmdstat_exec:")), "")
     return int(line.partition("calls=")[2].partition(",")[0] or 0)

@@ -11,7 +11,7 @@ from types import FunctionType
 import pytest
 
 from streamqd.examples import produce_async, produce_buffered
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.integration.test_producer_buffered import payloads
 
@@ -30,7 +30,7 @@ def run(module: str, *arguments: str, given: str = "") -> subprocess.CompletedPr
     )
 
 
-def test_readings_are_buffered(server, link: Link, keys: Keys) -> None:
+def test_readings_are_buffered(server, link: Connection, keys: Keys) -> None:
     lines = "".join(f"sensor-{n % 3} {n}\n" for n in range(500))
     ended = run("produce_buffered", server.url, given=lines)
 
@@ -44,7 +44,7 @@ def test_an_example_that_finds_no_redis_says_so(tmp_path: Path) -> None:
     assert ended.stdout == "0 written, 1 not\n"
 
 
-def test_orders_are_sent_by_many_tasks(server, link: Link, keys: Keys) -> None:
+def test_orders_are_sent_by_many_tasks(server, link: Connection, keys: Keys) -> None:
     first = run("produce_async", server.url, "200")
     again = run("produce_async", server.url, "200")
 

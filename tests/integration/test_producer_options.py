@@ -14,7 +14,7 @@ from streamqd.config import Topic
 from streamqd.errors import ContractError, RedisRefused
 from streamqd.policy.partitioning import jump_partition
 from streamqd.store import growth, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.integration.test_producer_buffered import payloads
 from tests.support.proxy import Fault
@@ -22,13 +22,13 @@ from tests.support.proxy import Fault
 GROUP = "hits"
 
 
-def places(link: Link, keys: Keys, count: int) -> Counter[int]:
+def places(link: Connection, keys: Keys, count: int) -> Counter[int]:
     return Counter(
         {n: length for n in range(count) if (length := len(payloads(link, keys, partition=n)))}
     )
 
 
-def create(link: Link, keys: Keys, partitions: int) -> None:
+def create(link: Connection, keys: Keys, partitions: int) -> None:
     topics.create(link, keys, "access", Topic(partitions=partitions))
 
 
@@ -103,14 +103,14 @@ def test_an_instant_is_kept_to_the_millisecond(server, link, keys):
 # --- the limit of the backlog ---------------------------------------------------------------------
 
 
-def acknowledge(link: Link, keys: Keys, count: int, topic: str = "access") -> None:
+def acknowledge(link: Connection, keys: Keys, count: int, topic: str = "access") -> None:
     stream = keys.stream(topic, 0)
     read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", count, "STREAMS", stream, ">")
     ids = [entry_id for entry_id, _ in link.execute(*read)[0][1]]
     link.execute("XACK", stream, GROUP, *ids)
 
 
-def group(link: Link, keys: Keys) -> None:
+def group(link: Connection, keys: Keys) -> None:
     create(link, keys, 1)
     link.execute("XGROUP", "CREATE", keys.stream("access", 0), GROUP, "0", "MKSTREAM")
 

@@ -10,7 +10,7 @@ from streamqd import config
 from streamqd.errors import ConfigError
 from streamqd.registration import ensure_topics
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 KEYS = Keys()
@@ -24,19 +24,19 @@ def settings(folder: Path, text: str) -> config.Settings:
     return config.load(file, {}, {})
 
 
-def groups(link: Link, stream: str) -> list[bytes]:
+def groups(link: Connection, stream: str) -> list[bytes]:
     return [flat[1] for flat in link.execute("XINFO", "GROUPS", stream)]
 
 
 @pytest.mark.parametrize("text", [READS, LETTERS, f"[topics.access]\n{LETTERS}"])
 def test_a_topic_whose_partitions_nobody_states_is_taken_as_it_is(
-    link: Link, tmp_path: Path, text: str
+    link: Connection, tmp_path: Path, text: str
 ):
     topics.create(link, KEYS, "access", config.Topic(partitions=3))
     assert ensure_topics(link, settings(tmp_path, text)) == {"access": 3}
 
 
-def test_one_partition_that_is_stated_is_no_default(link: Link, tmp_path: Path):
+def test_one_partition_that_is_stated_is_no_default(link: Connection, tmp_path: Path):
     topics.create(link, KEYS, "access", config.Topic(partitions=3))
     with pytest.raises(ConfigError, match="1 is less than the 3 registered"):
         ensure_topics(link, settings(tmp_path, f"[topics.access]\npartitions = 1\n{READS}"))
@@ -46,7 +46,7 @@ def test_one_partition_that_is_stated_is_no_default(link: Link, tmp_path: Path):
     "text", [READS + LETTERS, f"[topics.access]\npartitions = 2\n{LETTERS}"], ids=["read", "stated"]
 )
 def test_a_reader_of_letters_brings_its_group_to_their_streams(
-    link: Link, tmp_path: Path, text: str
+    link: Connection, tmp_path: Path, text: str
 ):
     counts = ensure_topics(link, settings(tmp_path, text))
     assert ensure_topics(link, settings(tmp_path, text)) == counts, "it may be repeated"
@@ -58,7 +58,7 @@ def test_a_reader_of_letters_brings_its_group_to_their_streams(
     )
 
 
-def test_a_reader_of_letters_makes_no_topic(link: Link, tmp_path: Path):
+def test_a_reader_of_letters_makes_no_topic(link: Connection, tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         ensure_topics(link, settings(tmp_path, LETTERS))
     (problem,) = raised.value.problems
@@ -68,7 +68,7 @@ def test_a_reader_of_letters_makes_no_topic(link: Link, tmp_path: Path):
     assert topics.registered(link, KEYS) == []
 
 
-def test_letters_to_come_or_all_that_are_there(link: Link, tmp_path: Path):
+def test_letters_to_come_or_all_that_are_there(link: Connection, tmp_path: Path):
     topics.create(link, KEYS, "access", config.Topic(partitions=1))
     last = link.execute("XADD", KEYS.dlq("access", 0), "*", "payload", "x")
     late = LETTERS.replace("look", "late") + 'start = "latest"\n'

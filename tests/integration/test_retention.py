@@ -9,14 +9,14 @@ import pytest
 
 from streamqd.config import Consumer, Daemon, Retention, Settings, Topic
 from streamqd.errors import StreamqdError
-from streamqd.housekeeper import dropper, topics
+from streamqd.housekeeper import retention_enforcer, topics
 from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.trimmer import SOON, Trimmer
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store import topics as registry
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 from tests.support.loglines import LogLines
@@ -26,22 +26,24 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 
 @pytest.fixture
-def view(link: Link) -> View:
+def view(link: Connection) -> MetricsView:
     board = Scoreboard(8)
     slot = board.allot(UNIT)
     slot.owned = 1
     slot.state = WorkerState.READY
-    view = View("web-1", board)
+    view = MetricsView("web-1", board)
     ask_time(link, view, "any")
     return view
 
 
-def trimmer_of(desk: Desk, view: View, topic: Topic | None = None, *, groups: Any = ()) -> Trimmer:
+def trimmer_of(
+    desk: Desk, view: MetricsView, topic: Topic | None = None, *, groups: Any = ()
+) -> Trimmer:
     settings = Settings(
         daemon=Daemon(instance="web-1"),
         topics={"access": topic or Topic()},
@@ -68,7 +70,7 @@ def length(desk: Desk) -> int:
 # --- policies -------------------------------------------------------------------------------------
 
 
-def test_bytes_bound_the_memory_of_a_partition(desk: Desk, view: View) -> None:
+def test_bytes_bound_the_memory_of_a_partition(desk: Desk, view: MetricsView) -> None:
     write(desk, 3_000, size=1_000, read=3_000)
     trimmer_of(desk, view, Topic(retention=Retention(max_bytes=1_000_000))).run()
     left = desk.do("MEMORY", "USAGE", desk.stream, "SAMPLES", 0)
@@ -76,7 +78,7 @@ def test_bytes_bound_the_memory_of_a_partition(desk: Desk, view: View) -> None:
     assert view.tally["trimmed"]["access", "0"] == 3_000 - length(desk)
 
 
-def test_a_shrink_keeps_what_came_since_the_last(desk: Desk, view: View) -> None:
+def test_a_shrink_keeps_what_came_since_the_last(desk: Desk, view: MetricsView) -> None:
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(shrink_every=60.0)))
     write(desk, 200, read=200)
     trimmer.run()
@@ -92,7 +94,7 @@ def test_a_shrink_keeps_what_came_since_the_last(desk: Desk, view: View) -> None
     assert length(desk) == 0
 
 
-def test_deleting_on_all_acknowledgements_leaves_nothing(desk: Desk, view: View) -> None:
+def test_deleting_on_all_acknowledgements_leaves_nothing(desk: Desk, view: MetricsView) -> None:
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0", "MKSTREAM")
     write(desk, 150, read=150)
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(ack_policy="delete")))
@@ -107,7 +109,7 @@ def test_deleting_on_all_acknowledgements_leaves_nothing(desk: Desk, view: View)
 
 
 @pytest.mark.fault("F29")
-def test_what_keeps_retention_from_trimming_is_shown(desk: Desk, view: View) -> None:
+def test_what_keeps_retention_from_trimming_is_shown(desk: Desk, view: MetricsView) -> None:
     write(desk, 500, read=120)
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(max_length=10)))
     trimmer.run()
@@ -124,7 +126,7 @@ def test_what_keeps_retention_from_trimming_is_shown(desk: Desk, view: View) -> 
     assert view.held == {}, "what is not owned any more is somebody else's to show"
 
 
-def test_a_topic_that_no_group_reads(desk: Desk, view: View) -> None:
+def test_a_topic_that_no_group_reads(desk: Desk, view: MetricsView) -> None:
     """Nobody owns its partitions; whoever has it in the file trims it."""
     for slot, _ in view.owned():
         slot.owned = 0
@@ -143,7 +145,7 @@ def test_a_topic_that_no_group_reads(desk: Desk, view: View) -> None:
 # --- which settings hold --------------------------------------------------------------------------
 
 
-def test_registered_settings_hold_where_the_file_is_silent(desk: Desk, view: View) -> None:
+def test_registered_settings_hold_where_the_file_is_silent(desk: Desk, view: MetricsView) -> None:
     stored = Topic(archive="required", retention=Retention(max_length=0))
     registry.create(desk.link, desk.keys, "access", stored)
     write(desk, 300, read=300)
@@ -156,7 +158,7 @@ def test_registered_settings_hold_where_the_file_is_silent(desk: Desk, view: Vie
 
 
 def test_changed_settings_are_read_again(
-    desk: Desk, view: View, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.create(desk.link, desk.keys, "access", Topic())
     write(desk, 300, read=300)
@@ -171,7 +173,9 @@ def test_changed_settings_are_read_again(
     assert length(desk) == 0
 
 
-def test_nothing_goes_while_the_registered_settings_cannot_be_read(desk: Desk, view: View) -> None:
+def test_nothing_goes_while_the_registered_settings_cannot_be_read(
+    desk: Desk, view: MetricsView
+) -> None:
     """An archive might be required."""
     registry.create(desk.link, desk.keys, "access", Topic())
     desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
@@ -186,7 +190,7 @@ def test_nothing_goes_while_the_registered_settings_cannot_be_read(desk: Desk, v
     assert length(desk) == 0
 
 
-def test_one_bad_topic_does_not_stop_the_others(desk: Desk, view: View) -> None:
+def test_one_bad_topic_does_not_stop_the_others(desk: Desk, view: MetricsView) -> None:
     slot = view.board.allot(Unit("other", 0, "hits"))
     slot.owned = 1
     desk.do("SET", desk.keys.meta("other"), "no hash")
@@ -200,9 +204,9 @@ def test_one_bad_topic_does_not_stop_the_others(desk: Desk, view: View) -> None:
 
 
 def test_what_is_dropped_is_counted_told_and_recorded(
-    desk: Desk, view: View, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dropper, "PAGE", 200)
+    monkeypatch.setattr(retention_enforcer, "PAGE", 200)
     desk.do("XGROUP", "CREATE", desk.stream, "audit", "0", "MKSTREAM")
     write(desk, 1_000)
     desk.fetch(250)
@@ -227,7 +231,7 @@ def test_what_is_dropped_is_counted_told_and_recorded(
     assert desk.fetch(1) == [b"701-0"]
 
 
-def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: View) -> None:
+def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: MetricsView) -> None:
     """A part of 512 KiB is six entries here: what is read is counted, and lies in one node."""
     desk.do("CONFIG", "SET", "stream-node-max-bytes", 0)
     try:
@@ -242,7 +246,7 @@ def test_what_goes_in_small_parts_goes_in_one_turn(desk: Desk, view: View) -> No
     assert view.tally["dropped"] == lost
 
 
-def test_age_drops_too_and_fresh_entries_stay(desk: Desk, view: View) -> None:
+def test_age_drops_too_and_fresh_entries_stay(desk: Desk, view: MetricsView) -> None:
     now = desk.now_unix_ms()
     write(desk, 300, first=now - 10_000_000)
     write(desk, 100, first=now)
@@ -250,14 +254,14 @@ def test_age_drops_too_and_fresh_entries_stay(desk: Desk, view: View) -> None:
     assert length(desk) == 100
 
 
-def test_without_the_setting_nothing_is_lost(desk: Desk, view: View) -> None:
+def test_without_the_setting_nothing_is_lost(desk: Desk, view: MetricsView) -> None:
     write(desk, 300)
     trimmer_of(desk, view, Topic(retention=Retention(max_length=0, max_age=1.0))).run()
     assert length(desk) == 300
     assert "dropped" not in view.tally
 
 
-def test_what_a_dead_housekeeper_left_is_settled(desk: Desk, view: View) -> None:
+def test_what_a_dead_housekeeper_left_is_settled(desk: Desk, view: MetricsView) -> None:
     """It dropped and died before it settled; the next one counts what was in hand."""
     write(desk, 300)
     desk.fetch(150)
@@ -270,7 +274,7 @@ def test_what_a_dead_housekeeper_left_is_settled(desk: Desk, view: View) -> None
     assert len(desk.state()["stream"].groups["hits"][1]) == 50
 
 
-def test_a_missing_group_holds_a_drop_too(desk: Desk, view: View, server: Server) -> None:
+def test_a_missing_group_holds_a_drop_too(desk: Desk, view: MetricsView, server: Server) -> None:
     write(desk, 300)
     topic = Topic(retention=Retention(drop_unacked_above=10))
     trimmer_of(desk, view, topic, groups=("hits", "audit")).run()

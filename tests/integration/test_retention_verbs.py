@@ -9,7 +9,7 @@ import pytest
 from streamqd import config
 from streamqd.model import Unit
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.servers import Server
@@ -17,7 +17,7 @@ from tests.support.verbs import Run, document
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     topics.create(link, keys, "access", config.Topic(partitions=2))
     return Desk(link, keys)
 
@@ -211,7 +211,9 @@ def test_the_archive_is_named(desk: Desk, run: Run, file: Path) -> None:
     assert "pipeline archive" in problem["advice"]
 
 
-def test_missing_groups_and_none(desk: Desk, run: Run, file: Path, link: Link, keys: Keys) -> None:
+def test_missing_groups_and_none(
+    desk: Desk, run: Run, file: Path, link: Connection, keys: Keys
+) -> None:
     retain(
         file,
         "retention = { max_length = 10 }\n"

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd import config, inspection
 from streamqd.errors import RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from tests.support import tls
 from tests.support.sentinels import NAME, Sentinels
@@ -33,13 +33,13 @@ def settings(sentinels: Sentinels, tmp_path: Path) -> config.Redis:
 
 
 @pytest.fixture
-def link(settings: config.Redis) -> Iterator[Link]:
+def link(settings: config.Redis) -> Iterator[Connection]:
     made = connect(settings, timeout=5.0, name="test")
     yield made
     made.close()
 
 
-def test_the_master_is_found(link: Link, sentinels: Sentinels) -> None:
+def test_the_master_is_found(link: Connection, sentinels: Sentinels) -> None:
     assert link.execute("SET", "a", "1") == b"OK"
     assert sentinels.master.call("GET", "a") == b"1"
     assert link.address.endswith(f"({NAME}), 127.0.0.1:{sentinels.master.port}")
@@ -75,7 +75,7 @@ def test_a_master_that_no_sentinel_knows(settings: config.Redis) -> None:
 
 @pytest.mark.fault("F17")
 def test_who_says_that_it_is_a_replica_is_not_written_to(
-    link: Link, settings: config.Redis, sentinels: Sentinels
+    link: Connection, settings: config.Redis, sentinels: Sentinels
 ) -> None:
     """The sentinels still name it; its connection lives, and answers READONLY."""
     master, replica = sentinels.servers
@@ -95,7 +95,7 @@ def test_who_says_that_it_is_a_replica_is_not_written_to(
 
 @pytest.mark.fault("F19")
 def test_the_start_warns_of_a_master_that_needs_no_replicas(
-    link: Link, sentinels: Sentinels
+    link: Connection, sentinels: Sentinels
 ) -> None:
     """F19: it would go on writing where nobody looks."""
     settings = config.Settings()

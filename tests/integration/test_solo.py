@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from streamqd.config.guards import Breaker
+from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.model import Backoff
-from streamqd.scoreboard import Command, Slot, WorkerState
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.waits import Wait, Waits
 from streamqd.worker import ExitCode
-from streamqd.worker.inherited import Held
+from streamqd.worker.pending_entry import PendingEntry
 from tests.contract.desk import Desk
 from tests.support import life as lives
 from tests.support.life import Life
@@ -57,7 +57,7 @@ def desk(desk: Desk) -> Desk:
 @pytest.fixture
 def look(desk: Desk, life: Life) -> Iterator[Callable[[], bytes]]:
     """Read the mark, from any one thread beside the test's."""
-    other = Link(life.settings.redis, timeout=5.0, name="test:other")
+    other = Connection(life.settings.redis, timeout=5.0, name="test:other")
     yield lambda: bytes(other.execute("HGET", desk.fence, "mark") or b"")
     other.close()
 
@@ -140,7 +140,7 @@ def test_a_forked_child_has_no_part_in_the_turn(desk: Desk, life: Life, turns: T
 @KINDS
 @pytest.mark.parametrize("end", ["max_messages", "fenced", "stop"])
 def test_a_worker_that_ends_has_no_turn_when_it_says_so(
-    desk: Desk, life: Life, slot: Slot, turns: Turns, kind: dict[str, Any], end: str
+    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
     """Also not in `on_stop`, which may take long."""
     worker = life.worker("t1", max_messages=2, **SUSPECT | kind)
@@ -183,19 +183,19 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
 # --- while nothing runs ---------------------------------------------------------------------------
 
 
-def held_by_rate(slot: Slot, _life: Life) -> None:
-    wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED, what="the rate holds")
+def held_by_rate(slot: WorkerSlot, _life: Life) -> None:
+    wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED, what="the rate holds")
 
 
-def held_by_circuit(slot: Slot, _life: Life) -> None:
-    wait_until(lambda: Waits(slot.words).read().kind is Wait.OPEN, what="the circuit is open")
+def held_by_circuit(slot: WorkerSlot, _life: Life) -> None:
+    wait_until(lambda: IdleReason(slot.words).read().kind is Wait.OPEN, what="the circuit is open")
 
 
-def held_by_pause(slot: Slot, _life: Life) -> None:
+def held_by_pause(slot: WorkerSlot, _life: Life) -> None:
     wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
 
 
-HOLDS: dict[str, tuple[Callable[[Slot, Life], None], dict[str, Any]]] = {
+HOLDS: dict[str, tuple[Callable[[WorkerSlot, Life], None], dict[str, Any]]] = {
     "rate": (held_by_rate, {"rate": "1/h", "rate_burst": 1}),
     "circuit": (
         held_by_circuit,
@@ -209,7 +209,7 @@ HOLDS: dict[str, tuple[Callable[[Slot, Life], None], dict[str, Any]]] = {
 @KINDS
 @pytest.mark.parametrize("held_by", HOLDS)
 def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
-    desk: Desk, life: Life, slot: Slot, turns: Turns, look: Callable[[], bytes],
+    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
     """A host that is lost in such a wait must not be charged to a message that never began."""
@@ -220,7 +220,7 @@ def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
     def work(message: Message) -> None:
         runs.append(message.id)
         if held_by == "pause":
-            life.tell(Command.PAUSE)
+            life.tell(WorkerCommand.PAUSE)
         if held_by == "circuit":
             raise ValueError
 
@@ -247,7 +247,7 @@ def test_while_nothing_may_begin_nobody_is_suspected_and_the_turn_is_the_others(
 
 @KINDS
 def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
-    desk: Desk, life: Life, slot: Slot, turns: Turns, look: Callable[[], bytes],
+    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any],
 ):  # fmt: skip
     runs: list[str] = []
@@ -276,21 +276,21 @@ def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
 
 @KINDS
 def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
-    desk: Desk, life: Life, slot: Slot, turns: Turns, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any]
 ):
     """Else the message would be suspected as long as the pause lasts, and then run in no turn."""
     shared: list[tuple[str, bool]] = []
     worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
     true_begin = worker.solo.begin
 
-    def begin(session: str, entry: Held, message: Message) -> None:
+    def begin(session: str, entry: PendingEntry, message: Message) -> None:
         true_begin(session, entry, message)
         if entry.id == b"1-0":
-            life.tell(Command.PAUSE)
+            life.tell(WorkerCommand.PAUSE)
 
     def resume() -> None:
         wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
-        life.tell(Command.NONE)
+        life.tell(WorkerCommand.NONE)
 
     worker.solo.begin = begin  # type: ignore[method-assign]
     resumer = threading.Thread(target=resume)
@@ -336,7 +336,7 @@ def test_a_suspect_that_was_kept_is_alone_when_it_runs_again(
 def test_who_has_had_turns_for_long_lets_others_go_first(
     desk: Desk, life: Life, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("streamqd.worker.solo.SHARE_SECONDS", 0.0)
+    monkeypatch.setattr("streamqd.worker.quarantine.SHARE_SECONDS", 0.0)
     worker = life.worker("t1", max_messages=3, **SUSPECT)
     true_sleep = worker.gate.sleep
     order: list[str] = []
@@ -360,7 +360,7 @@ def test_where_nothing_can_be_locked_it_goes_on_and_says_so_once(
     def flock(_file: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("streamqd.worker.solo.fcntl.flock", flock)
+    monkeypatch.setattr("streamqd.worker.quarantine.fcntl.flock", flock)
     runs: list[str] = []
     worker = life.worker("t1", max_messages=3, **SUSPECT)
     with caplog.at_level("WARNING"):

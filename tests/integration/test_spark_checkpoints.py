@@ -12,11 +12,13 @@ from streamqd import config
 from streamqd.cli import cli
 from streamqd.errors import Refused
 from streamqd.spark.pipelines.checkpoints import bind, hold
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.servers import Server
 
 
-def test_one_run_at_a_time_under_whatever_path(server: Server, link: Link, tmp_path: Path) -> None:
+def test_one_run_at_a_time_under_whatever_path(
+    server: Server, link: Connection, tmp_path: Path
+) -> None:
     link.execute("PING")
     settings = replace(config.Settings(), redis=server.settings)
     (tmp_path / "same").symlink_to(tmp_path / "one")

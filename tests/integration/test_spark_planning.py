@@ -10,7 +10,7 @@ import pytest
 
 from streamqd import config
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
 
@@ -26,7 +26,7 @@ SCHEMA = types.StructType([types.StructField("id", types.StringType())])
 class Shop:
     """A topic of two partitions, and a streaming reader of it."""
 
-    def __init__(self, server: Server, link: Link, keys: Keys) -> None:
+    def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys
         topics.create(link, keys, "access", config.Topic(partitions=2))
 
@@ -48,7 +48,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(server: Server, link: Link, keys: Keys) -> Shop:
+def shop(server: Server, link: Connection, keys: Keys) -> Shop:
     return Shop(server, link, keys)
 
 
@@ -164,7 +164,7 @@ def test_too_few_entries_wait_for_more(shop: Shop) -> None:
     assert impatient.latestOffset(at("11-0", "1-0"), ALL) == at("12-0", "1-0")
 
 
-def test_a_loss_is_counted_and_then_left_behind(shop: Shop, link: Link, keys: Keys) -> None:
+def test_a_loss_is_counted_and_then_left_behind(shop: Shop, link: Connection, keys: Keys) -> None:
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)

@@ -13,7 +13,7 @@ from streamqd.errors import MessageTooLarge, Refused, TopicMissing
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.spark.options import WriteOptions, write_options
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.spark import ROWS_MAX
 from tests.support.servers import Server
@@ -25,7 +25,7 @@ sink = pytest.importorskip("streamqd.spark.sink")
 class Shop:
     """A topic of two partitions, and tasks that write to it."""
 
-    def __init__(self, server: Server, link: Link, keys: Keys) -> None:
+    def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys
         topics.create(link, keys, "out", config.Topic(partitions=2))
 
@@ -50,7 +50,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(server: Server, link: Link, keys: Keys) -> Shop:
+def shop(server: Server, link: Connection, keys: Keys) -> Shop:
     return Shop(server, link, keys)
 
 
@@ -163,7 +163,7 @@ def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
 
 
 def test_rows_that_redis_lost_fail_the_task_and_come_with_its_next_try(
-    shop: Shop, link: Link, keys: Keys
+    shop: Shop, link: Connection, keys: Keys
 ) -> None:
     made = rows(*LETTERS, key=False)
 
@@ -178,7 +178,7 @@ def test_rows_that_redis_lost_fail_the_task_and_come_with_its_next_try(
     assert shop.all_written() == [letter.encode() for letter in LETTERS]
 
 
-def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop, link: Link) -> None:
+def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop, link: Connection) -> None:
     made = rows(*LETTERS)
 
     def cut_off() -> Iterator[Any]:
@@ -248,7 +248,9 @@ def test_where_rows_go(shop: Shop) -> None:
         found.place(row._replace(topic="nowhere"), 0)
 
 
-def test_a_topic_is_created_when_that_is_asked_for(shop: Shop, link: Link, keys: Keys) -> None:
+def test_a_topic_is_created_when_that_is_asked_for(
+    shop: Shop, link: Connection, keys: Keys
+) -> None:
     sink.prepare(shop.options(topic="fresh", partitions=3))
     assert topics.partition_count(link, keys, "fresh") == 3
     sink.prepare(shop.options(topic="fresh", partitions=9))

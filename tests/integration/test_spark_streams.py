@@ -17,10 +17,10 @@ from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Place, Position, Span
 from streamqd.spark.options import ReadOptions, read_options
 from streamqd.spark.pages import OverweightError, read_page
-from streamqd.spark.reader import Reader
+from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import messages, retention, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
@@ -31,7 +31,7 @@ PLACE: Place = ("access", 0)
 class Shop:
     """A topic of two partitions, and readers of it."""
 
-    def __init__(self, server: Server, link: Link, keys: Keys) -> None:
+    def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys
         topics.create(link, keys, "access", config.Topic(partitions=2))
 
@@ -57,18 +57,18 @@ class Shop:
 
 
 @pytest.fixture
-def shop(server: Server, link: Link, keys: Keys) -> Shop:
+def shop(server: Server, link: Connection, keys: Keys) -> Shop:
     return Shop(server, link, keys)
 
 
 def ids_of(options: ReadOptions, span: Span) -> list[str]:
-    return [entry[0].decode() for batch in Reader(options, span).batches() for entry in batch]
+    return [entry[0].decode() for batch in EntryReader(options, span).batches() for entry in batch]
 
 
 # --- what there is --------------------------------------------------------------------------------
 
 
-def test_places(shop: Shop, link: Link, keys: Keys) -> None:
+def test_places(shop: Shop, link: Connection, keys: Keys) -> None:
     topics.create(link, keys, "web-1", config.Topic(partitions=1))
     assert shop.catalog().places() == [("access", 0), ("access", 1)]
     assert shop.catalog(subscribe="access:dlq").places() == [("access:dlq", 0), ("access:dlq", 1)]
@@ -82,20 +82,22 @@ def test_places(shop: Shop, link: Link, keys: Keys) -> None:
         shop.catalog(subscribe="orders").places()
 
 
-def test_facts(shop: Shop, link: Link, keys: Keys) -> None:
-    assert shop.catalog().facts([PLACE])[PLACE] == offsets.Facts()
+def test_facts(shop: Shop, link: Connection, keys: Keys) -> None:
+    assert shop.catalog().facts([PLACE])[PLACE] == offsets.StreamFacts()
     shop.add("1-0", "2-0", "3-0")
     shop.trim("2-0")
     facts = shop.catalog().facts([PLACE, ("access:dlq", 0)])
     if shop.server.version >= (7,):
-        assert facts[PLACE] == offsets.Facts(length=2, added=3, first=(2, 0), last=(3, 0))
-    assert facts["access:dlq", 0] == offsets.Facts(exact=False)
+        assert facts[PLACE] == offsets.StreamFacts(length=2, added=3, first=(2, 0), last=(3, 0))
+    assert facts["access:dlq", 0] == offsets.StreamFacts(exact=False)
     link.execute("XADD", keys.dlq("access", 0), "7-0", "payload", "x")
     letters = shop.catalog(subscribe="access:dlq").facts([("access:dlq", 0)])
-    assert letters["access:dlq", 0] == offsets.Facts(1, 1, (7, 0), (7, 0), exact=False)
+    assert letters["access:dlq", 0] == offsets.StreamFacts(1, 1, (7, 0), (7, 0), exact=False)
 
 
-def test_a_group_is_done_before_what_it_has_pending(shop: Shop, link: Link, keys: Keys) -> None:
+def test_a_group_is_done_before_what_it_has_pending(
+    shop: Shop, link: Connection, keys: Keys
+) -> None:
     shop.add("1-0", "2-0", "3-0")
     catalog = shop.catalog(startingOffsets="group:hits")
     with pytest.raises(Refused, match="no group hits on access 0"):
@@ -149,15 +151,15 @@ def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatc
     """After the first, small fetch none asks for more than fits."""
     shop.add(*(f"{n}-0" for n in range(1, 301)), size=1000)
     asked: list[int] = []
-    fetch = Reader._fetch
+    fetch = EntryReader._fetch
 
-    def spied(self: Reader, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
+    def spied(self: EntryReader, cursor: str, end: str, count: int) -> tuple[list[Entry], int]:
         asked.append(count)
         return fetch(self, cursor, end, count)
 
-    monkeypatch.setattr(Reader, "_fetch", spied)
+    monkeypatch.setattr(EntryReader, "_fetch", spied)
     options = shop.options(fetchBytes=10_000)
-    sizes = [len(batch) for batch in Reader(options, shop.span(Catalog(options))).batches()]
+    sizes = [len(batch) for batch in EntryReader(options, shop.span(Catalog(options))).batches()]
     assert sum(sizes) == 300
     assert max(asked[1:]) <= 11
     assert max(sizes[1:]) <= 20
@@ -171,7 +173,7 @@ def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyP
     came: list[int] = []
     refused = 0
 
-    def spied(link: Link, command: Any, most: int) -> tuple[list[Entry], int]:
+    def spied(link: Connection, command: Any, most: int) -> tuple[list[Entry], int]:
         nonlocal refused
         try:
             page, received = read_page(link, command, most)
@@ -183,7 +185,7 @@ def test_large_entries_behind_small_ones(shop: Shop, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(reading, "read_page", spied)
     options = shop.options(fetchBytes=50_000)
-    batches = list(Reader(options, shop.span(Catalog(options))).batches())
+    batches = list(EntryReader(options, shop.span(Catalog(options))).batches())
     ids = [entry[0].decode() for batch in batches for entry in batch]
     assert ids == [f"{n}-0" for n in range(1, 1201)]
     assert refused > 0
@@ -203,7 +205,7 @@ def test_a_limited_read_says_where_it_ended(shop: Shop, limit: int) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 101)))
     options = shop.options(fetchSize=10)
     span = shop.span(Catalog(options))._replace(rows=None)
-    reader = Reader(options, span, limit)
+    reader = EntryReader(options, span, limit)
     read = [entry for batch in reader.batches() for entry in batch]
     assert len(read) == reader.rows == min(limit, 100)
     assert reader.end == (min(limit, 100), 0)
@@ -215,7 +217,7 @@ def test_a_limited_read_that_trimming_overtook_goes_to_the_end(shop: Shop) -> No
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.add(*(f"{n}-0" for n in range(1, 101)))
     options = shop.options(fetchSize=10, failOnDataLoss="false")
-    reader = Reader(options, shop.span(Catalog(options))._replace(rows=None), 50)
+    reader = EntryReader(options, shop.span(Catalog(options))._replace(rows=None), 50)
     pages = reader._pages()
     next(pages)
     shop.trim("31-0")
@@ -224,7 +226,7 @@ def test_a_limited_read_that_trimming_overtook_goes_to_the_end(shop: Shop) -> No
     assert (reader.rows, reader.end) == (80, (100, 0))
 
 
-def test_progress_is_added_up(shop: Shop, link: Link) -> None:
+def test_progress_is_added_up(shop: Shop, link: Connection) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 51)))
     ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
     ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
@@ -235,7 +237,7 @@ def test_progress_is_added_up(shop: Shop, link: Link) -> None:
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
 @pytest.mark.parametrize("rows", [50, reading.BATCH_ROWS + 50], ids=["at the end", "meanwhile"])
 def test_a_report_of_progress_that_is_not_answered_fails_no_task(
-    shop: Shop, link: Link, server: Server, fault: Fault, rows: int
+    shop: Shop, link: Connection, server: Server, fault: Fault, rows: int
 ) -> None:
     if not isinstance(server, ProcessServer):
         pytest.skip("needs the server's socket")
@@ -248,10 +250,10 @@ def test_a_report_of_progress_that_is_not_answered_fails_no_task(
     assert int(link.execute("HGET", "p", "access/0") or 0) <= rows, "nothing counts twice"
 
 
-def test_a_lost_connection_is_opened_again(shop: Shop, link: Link) -> None:
+def test_a_lost_connection_is_opened_again(shop: Shop, link: Connection) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 101)))
     options = shop.options(fetchSize=10, retryIntervalMs=1)
-    found = Reader(options, shop.span(Catalog(options)))._pages()
+    found = EntryReader(options, shop.span(Catalog(options)))._pages()
     first = next(found)
     link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert len(first) + sum(map(len, found)) == 100
@@ -291,7 +293,7 @@ def test_what_goes_while_it_is_read(
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
 
     def read(options: ReadOptions, cut: Callable[[], None]) -> int:
-        reader = Reader(options, span)
+        reader = EntryReader(options, span)
         rows = 0
         for number, page in enumerate(reader._pages()):
             rows += len(page)
@@ -327,7 +329,7 @@ def test_what_goes_before_the_first_fetch(shop: Shop) -> None:
 
 
 def test_the_record_of_the_one_trimmer_counts_on_every_server(
-    shop: Shop, link: Link, keys: Keys
+    shop: Shop, link: Connection, keys: Keys
 ) -> None:
     link.run(messages.ensure_group(keys, Unit("access", 0, "hits"), "0"))
     shop.add(*(f"{n}-0" for n in range(1, 251)))
@@ -353,7 +355,7 @@ def test_the_record_of_the_one_trimmer_counts_on_every_server(
     assert offsets.lost(Position((gone - 1, 0), gone - 1), facts) == Loss("trimmed", 1)
 
 
-def test_dead_letters_may_go_at_any_time(shop: Shop, link: Link, keys: Keys) -> None:
+def test_dead_letters_may_go_at_any_time(shop: Shop, link: Connection, keys: Keys) -> None:
     place = ("access:dlq", 0)
     dlq = keys.dlq("access", 0)
     link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x") for n in range(1, 101)])
@@ -362,7 +364,7 @@ def test_dead_letters_may_go_at_any_time(shop: Shop, link: Link, keys: Keys) -> 
     facts = catalog.facts([place])
     starts = catalog.starts(facts, EARLIEST)
     span = catalog.spans(starts, {place: facts[place].latest}, facts)[place]
-    pages = Reader(options, span)._pages()
+    pages = EntryReader(options, span)._pages()
     read = len(next(pages))
     link.execute("XDEL", dlq, *(f"{n}-0" for n in range(1, 51)))
     assert read + sum(map(len, pages)) == read + 50

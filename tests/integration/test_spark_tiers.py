@@ -21,7 +21,7 @@ from streamqd.spark.pipelines.manifest import File, Manifest, ManifestError, Ran
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import DataLossError
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
 
@@ -37,7 +37,7 @@ Row = tuple[int, str]  # partition, id
 class Shop:
     """A topic of two partitions, its ledger, and an archive of it."""
 
-    def __init__(self, server: Server, link: Link, keys: Keys, folder: Path) -> None:
+    def __init__(self, server: Server, link: Connection, keys: Keys, folder: Path) -> None:
         self.server, self.link, self.keys = server, link, keys
         self.archive = Archive(folder, create=True)
         self.ledger: list[Row] = []
@@ -121,7 +121,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(server: Server, link: Link, keys: Keys, tmp_path: Path) -> Iterator[Shop]:
+def shop(server: Server, link: Connection, keys: Keys, tmp_path: Path) -> Iterator[Shop]:
     return Shop(server, link, keys, tmp_path / "archive")
 
 

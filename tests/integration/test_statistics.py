@@ -6,7 +6,7 @@ import pytest
 
 from streamqd.errors import RedisRefused
 from streamqd.store import retention
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.statistics import (
     Backlog,
@@ -22,7 +22,7 @@ from tests.support.servers import Server
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     return Desk(link, keys)
 
 

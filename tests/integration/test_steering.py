@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from streamqd import config
 from streamqd.cli import cli
 from streamqd.model import Unit
-from streamqd.store import control, leases, members, topics
-from streamqd.store.client import Link
-from streamqd.store.control import Scope
+from streamqd.store import directives, leases, members, topics
+from streamqd.store.client import Connection
+from streamqd.store.directives import Scope
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.servers import free_port
@@ -28,7 +28,7 @@ PAIRS = [["orders", "bill"]]
 
 
 @pytest.fixture(autouse=True)
-def orders(link: Link, keys: Keys) -> None:
+def orders(link: Connection, keys: Keys) -> None:
     """A topic orders of three partitions, that the group bill reads."""
     topics.create(link, keys, "orders", config.Topic(partitions=3))
     for number in range(3):
@@ -36,7 +36,7 @@ def orders(link: Link, keys: Keys) -> None:
 
 
 @pytest.fixture
-def beat(link: Link, keys: Keys) -> Beat:
+def beat(link: Connection, keys: Keys) -> Beat:
     """Let an instance be seen as living."""
 
     def say(name: str, **info: object) -> None:
@@ -48,7 +48,7 @@ def beat(link: Link, keys: Keys) -> Beat:
 
 
 @pytest.fixture
-def own(link: Link, keys: Keys) -> Callable[[int, str], None]:
+def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
     """Let an instance own a partition."""
 
     def take(partition: int, owner: str) -> None:
@@ -59,8 +59,8 @@ def own(link: Link, keys: Keys) -> Callable[[int, str], None]:
     return take
 
 
-def ordered(link: Link, keys: Keys) -> control.Control:
-    return control.read(link.execute("HGETALL", keys.orders("default")))
+def ordered(link: Connection, keys: Keys) -> directives.Directives:
+    return directives.read(link.execute("HGETALL", keys.orders("default")))
 
 
 # --- pauses ---------------------------------------------------------------------------------------
@@ -78,7 +78,9 @@ def ordered(link: Link, keys: Keys) -> control.Control:
         (["--all"], Scope()),
     ],
 )
-def test_what_is_paused(run: Run, link: Link, keys: Keys, words: list[str], scope: Scope) -> None:
+def test_what_is_paused(
+    run: Run, link: Connection, keys: Keys, words: list[str], scope: Scope
+) -> None:
     said = document(run("pause", *words, "--reason", "why\x1b[31m", "--json"))
     assert said["order"] == f"pause:{scope}"
     [(found, order)] = ordered(link, keys).pauses.items()
@@ -108,14 +110,14 @@ def test_what_is_paused(run: Run, link: Link, keys: Keys, words: list[str], scop
     ],
 )
 def test_a_pause_of_nothing_is_refused(
-    run: Run, link: Link, keys: Keys, words: list[str], code: int, text: str
+    run: Run, link: Connection, keys: Keys, words: list[str], code: int, text: str
 ) -> None:
     assert text in run("pause", *words, code=code).stderr
     assert link.execute("EXISTS", keys.orders("default")) == 0
 
 
 def test_a_part_of_a_paused_whole_is_not_resumed_and_the_whole_takes_its_parts(
-    run: Run, link: Link, keys: Keys
+    run: Run, link: Connection, keys: Keys
 ) -> None:
     run("pause", "orders")
     assert "paused by orders/*/* too" in run("pause", "orders/1/bill").stdout
@@ -131,7 +133,7 @@ def test_a_part_of_a_paused_whole_is_not_resumed_and_the_whole_takes_its_parts(
     assert "orders/1/* is still paused" in run("resume", "orders/bill").stdout
 
 
-def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
     beat("a")
     desk = Desk(link, keys)
     before = desk.dump()
@@ -154,7 +156,7 @@ def test_a_dry_run_writes_nothing(run: Run, beat: Beat, link: Link, keys: Keys) 
 
 
 def test_waiting_names_who_has_not_obeyed(
-    run: Run, beat: Beat, own: Any, link: Link, keys: Keys
+    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
     beat("a")
     own(0, "a")
@@ -172,7 +174,7 @@ def test_waiting_names_who_has_not_obeyed(
 # --- moves, drains, reloads -----------------------------------------------------------------------
 
 
-def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Link, keys: Keys) -> None:
+def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Connection, keys: Keys) -> None:
     unit = Unit("orders", 0, "bill")
     beat("a")
     beat("full", cap=1)
@@ -209,7 +211,7 @@ def test_moves_that_cannot_be(run: Run, beat: Beat, own: Any, link: Link, keys: 
 
 
 def test_a_rebalance_shows_its_plan_and_forgets_moves(
-    run: Run, beat: Beat, own: Any, link: Link, keys: Keys
+    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
     beat("a")
     beat("b")
@@ -225,7 +227,7 @@ def test_a_rebalance_shows_its_plan_and_forgets_moves(
     assert found.rebalance is not None
 
 
-def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
     beat("a")
     [note] = document(run("drain", "a", "--dry-run", "--json"))["notes"]
     assert "orders/bill: its partitions will wait" in note
@@ -242,7 +244,7 @@ def test_a_drain_tells_what_will_wait(run: Run, beat: Beat, link: Link, keys: Ke
     run("drain", "a", "--undo", code=8)
 
 
-def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
     assert "is alive" in run("reload", code=8).stderr
     beat("b")
     beat("a")
@@ -261,7 +263,7 @@ def test_a_reload_of_some_and_of_all(run: Run, beat: Beat, link: Link, keys: Key
     assert set(ordered(link, keys).reloads) == {"*", "a"}
 
 
-def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Link, keys: Keys) -> None:
+def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Connection, keys: Keys) -> None:
     beat("a")
     run("drain", "a", "-r", "disk")
     run("pause", "orders")
@@ -285,7 +287,7 @@ def test_orders_are_listed_and_cleared(run: Run, beat: Beat, link: Link, keys: K
 
 
 def test_a_group_is_stopped_and_started(
-    run: Run, beat: Beat, own: Any, link: Link, keys: Keys
+    run: Run, beat: Beat, own: Any, link: Connection, keys: Keys
 ) -> None:
     """U11: one command stops a group; what is owned is waited for, and a move is refused."""
     beat("a")
@@ -318,7 +320,7 @@ def test_a_group_is_stopped_and_started(
 
 
 def test_an_order_that_all_have_obeyed_is_listed_no_more(
-    run: Run, beat: Beat, link: Link, keys: Keys
+    run: Run, beat: Beat, link: Connection, keys: Keys
 ) -> None:
     """U11: a reload long obeyed is not shown as an order that holds."""
     beat("a")
@@ -348,7 +350,7 @@ def test_an_order_that_all_have_obeyed_is_listed_no_more(
 
 
 @pytest.mark.parametrize("name", ["stop:orders/1/bill", "stop:orders/*/*", "stop:orders", "stop:"])
-def test_a_stop_that_names_no_group_is_strange(link: Link, keys: Keys, name: str) -> None:
+def test_a_stop_that_names_no_group_is_strange(link: Connection, keys: Keys, name: str) -> None:
     """U11: an order to stop is for all partitions of one group, or it is not obeyed."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.orders("default"), name, told)
@@ -368,7 +370,7 @@ def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:
 
 
 def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
-    run: Run, own: Any, link: Link, keys: Keys
+    run: Run, own: Any, link: Connection, keys: Keys
 ) -> None:
     desks = [Desk(link, keys, Unit("orders", number, "bill")) for number in range(3)]
     for number, desk in enumerate(desks):

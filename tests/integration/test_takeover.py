@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamqd.message import Message
-from streamqd.scoreboard import Slot
+from streamqd.scoreboard import WorkerSlot
 from streamqd.worker import ExitCode
 from tests.contract.desk import Desk
 from tests.support.life import Life
@@ -18,7 +18,7 @@ UNREAD = 40
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_reading_goes_on_while_a_long_list_is_looked_through(
-    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """Two idle entries, one at each end, among many that their consumer works on."""
     desk.link.pipeline([("XADD", desk.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from streamqd import Message
-from streamqd.scoreboard import Command, Slot, now_ns
-from streamqd.waits import Wait, Waits
+from streamqd.idle_reason import IdleReason, Wait
+from streamqd.scoreboard import WorkerCommand, WorkerSlot, now_ns
 from streamqd.worker import ExitCode
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
@@ -41,7 +41,7 @@ def within(starts: Sequence[int], per_second: float, burst: int) -> bool:
 class Journal:
     """The instants at which runs began, as the slot has them."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: WorkerSlot) -> None:
         self.slot = slot
         self.starts: list[int] = []
 
@@ -50,7 +50,7 @@ class Journal:
 
 
 @pytest.fixture
-def journal(slot: Slot) -> Journal:
+def journal(slot: WorkerSlot) -> Journal:
     return Journal(slot)
 
 
@@ -69,7 +69,7 @@ def test_runs_begin_no_faster_than_the_rate_and_retries_are_runs(
     assert len(journal.starts) == 30
     assert within(journal.starts, 200, 3)
     assert life.slot.counter("throttled_ns") > 0
-    assert Waits(life.slot.words).read().kind is Wait.NOTHING
+    assert IdleReason(life.slot.words).read().kind is Wait.NOTHING
 
 
 def test_the_next_worker_goes_on_where_the_last_one_was(desk: Desk, life: Life, journal: Journal):
@@ -113,7 +113,7 @@ def test_a_batch_is_as_many_runs_as_it_has_messages(
 
 
 @pytest.mark.parametrize("lanes", [2, 8])
-def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: Slot, lanes: int):
+def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: WorkerSlot, lanes: int):
     fill(desk, 30)
     lock = threading.Lock()
     begun: dict[bytes, int] = {}
@@ -138,7 +138,7 @@ def test_several_at_once_share_one_rate(desk: Desk, life: Life, slot: Slot, lane
     ("kind", "prefetched"), [({}, 1), ({"concurrency": 4, "order": "none"}, 3)]
 )
 def test_no_more_is_fetched_than_the_rate_lets_run_soon(
-    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any], prefetched: int
+    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any], prefetched: int
 ):
     fill(desk, 100)
 
@@ -152,15 +152,15 @@ def test_no_more_is_fetched_than_the_rate_lets_run_soon(
 
 @pytest.mark.parametrize("order", ["none", "key"])
 def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
-    desk: Desk, life: Life, slot: Slot, order: str
+    desk: Desk, life: Life, slot: WorkerSlot, order: str
 ):
     """A message for each of eight lanes would be eight hours of work that nobody else can begin."""
     fill(desk, 100)
 
     def stop_when_held() -> None:
-        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED)
+        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED)
         seen = slot.progress_ns
-        life.tell(Command.NONE)
+        life.tell(WorkerCommand.NONE)
         wait_until(lambda: slot.progress_ns != seen, what="it has read all it wants, and waits")
         life.stop()
 
@@ -174,13 +174,13 @@ def test_lanes_that_the_rate_keeps_free_take_nothing_into_hand(
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_a_stop_does_not_wait_for_the_rate(
-    desk: Desk, life: Life, slot: Slot, kind: dict[str, Any]
+    desk: Desk, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     fill(desk, 5)
     runs: list[str] = []
 
     def stop_when_held() -> None:
-        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED)
+        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED)
         life.stop()
 
     worker = life.worker("t1", rate="1/h", **kind)
@@ -194,15 +194,15 @@ def test_a_stop_does_not_wait_for_the_rate(
 
 
 def test_a_pause_and_its_end_come_through_while_the_rate_holds(
-    desk: Desk, life: Life, slot: Slot, journal: Journal
+    desk: Desk, life: Life, slot: WorkerSlot, journal: Journal
 ):
     fill(desk, 4)
 
     def steer() -> None:
-        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED)
-        life.tell(Command.PAUSE)
+        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED)
+        life.tell(WorkerCommand.PAUSE)
         wait_until(lambda: slot.state == 3)
-        life.tell(Command.NONE)
+        life.tell(WorkerCommand.NONE)
 
     thread = threading.Thread(target=steer)
     thread.start()
@@ -213,13 +213,13 @@ def test_a_pause_and_its_end_come_through_while_the_rate_holds(
 
 
 def test_nothing_begins_without_trust_even_when_the_rate_would_let_it(
-    desk: Desk, life: Life, slot: Slot, journal: Journal
+    desk: Desk, life: Life, slot: WorkerSlot, journal: Journal
 ):
     fill(desk, 2)
     given: list[int] = []
 
     def distrust() -> None:
-        wait_until(lambda: Waits(slot.words).read().kind is Wait.RATED, every=0.001)
+        wait_until(lambda: IdleReason(slot.words).read().kind is Wait.RATED, every=0.001)
         slot.trusted_until_ns = now_ns()
         wait_until(lambda: now_ns() > slot.rate_due_ns)
         given.append(now_ns())

@@ -14,7 +14,7 @@ from streamqd.errors import RedisRefused, TopicMissing
 from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import members, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
@@ -118,7 +118,7 @@ def test_what_a_later_version_has_stored_stays(run: Run, at: At) -> None:
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Connection, keys: Keys) -> None:
     topics.create(link, keys, "access.p", config.Topic())
     neighbour = Desk(link, keys, Unit("access.p", 0, "hits"))
     neighbour.groups()
@@ -148,7 +148,7 @@ def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Link, keys: 
 
 
 def test_what_a_live_instance_offers_would_come_back(
-    run: Run, at: At, link: Link, keys: Keys
+    run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     fill(at)
     info = {"offers": [["access", "hits"]], "weight": 1, "cap": 0}
@@ -196,7 +196,7 @@ class HaltError(Exception):
 
 
 def test_an_interrupted_deletion_is_finished_by_the_same_command(
-    run: Run, at: At, link: Link, keys: Keys
+    run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     fill(at)
 
@@ -216,7 +216,7 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(
 
 
 def test_producers_that_go_on_leave_no_half_a_topic(
-    run: Run, at: At, link: Link, keys: Keys, server: Server
+    run: Run, at: At, link: Connection, keys: Keys, server: Server
 ) -> None:
     """One of them creates the topic anew, as a whole; the other says that it is gone."""
     with Producer(server.url) as first, Producer(server.url, create=False) as second:
@@ -270,7 +270,7 @@ LOOKS = (
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_looking_writes_nothing(
-    run: Run, at: At, link: Link, args: tuple[str, ...], form: tuple[str, ...]
+    run: Run, at: At, link: Connection, args: tuple[str, ...], form: tuple[str, ...]
 ) -> None:
     fill(at)
     letter = "0:" + link.execute("XRANGE", at(0).dlq, "-", "+")[0][0].decode()

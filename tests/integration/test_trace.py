@@ -11,7 +11,7 @@ import pytest
 from streamqd.admin import trace as admin
 from streamqd.message import LAST_ERROR
 from streamqd.store import members, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support.verbs import At, Run, document
@@ -76,7 +76,7 @@ def test_unread_pending_acknowledged(run: Run, at: At) -> None:
     ]
 
 
-def test_running(run: Run, handed_out: Desk, link: Link, keys: Keys) -> None:
+def test_running(run: Run, handed_out: Desk, link: Connection, keys: Keys) -> None:
     """U13: what its owner says that it runs is running."""
     link.run(members.beat(keys, "default", "west-1", "n1", {"offers": [["access", "hits"]]}, 15.0))
     unit = {"topic": "access", "partition": 0, "group": "hits", "owned": True, "state": "ready"}
@@ -198,7 +198,7 @@ def test_a_message_that_killed_its_process_tells_how_often(run: Run, handed_out:
     assert "hits: dead after 3 attempts " in run("trace", UID).stdout
 
 
-def test_a_delayed_send(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_a_delayed_send(run: Run, at: At, link: Connection, keys: Keys) -> None:
     """U13: a message that is still to be written is found by its send id."""
     at(0).groups()
     link.execute("HSET", keys.scheduled_items("access", 0), "abc123", "x")

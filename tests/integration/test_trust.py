@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from streamqd.message import Message
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
 from tests.contract.desk import Desk
 from tests.support import life as lives
 from tests.support.life import NEVER, Life
@@ -34,9 +34,13 @@ def many(messages: list[Message]) -> None:
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
 def test_a_lease_that_ends_while_redis_is_slow_to_settle(
-    link: Link, keys: Any, proxy: FaultProxy, slot: Slot, new_life: Callable[[str], Life],
+    link: Connection,
+    keys: Any,
+    proxy: FaultProxy,
+    slot: WorkerSlot,
+    new_life: Callable[[str], Life],
     settings: dict[str, Any],
-):  # fmt: skip
+):
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")

@@ -14,16 +14,23 @@ import pytest
 
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper import Housekeeper, batch, dropper, promoter, reclaimer, trimmer
-from streamqd.housekeeper import undertaker as letters
+from streamqd.housekeeper import (
+    Housekeeper,
+    batch,
+    promoter,
+    reclaimer,
+    retention_enforcer,
+    trimmer,
+)
+from streamqd.housekeeper import dead_letter_expirer as letters
+from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.promoter import retry_promoter
 from streamqd.housekeeper.reclaimer import GO_ON_SECONDS, Reclaimer
 from streamqd.housekeeper.trimmer import Trimmer
-from streamqd.housekeeper.undertaker import Undertaker
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 from tests.support import users
@@ -38,7 +45,7 @@ KEPT = Topic(partitions=PLACES, dlq_retention=60.0)
 
 
 @pytest.fixture
-def units(link: Link, keys: Keys) -> list[Unit]:
+def units(link: Connection, keys: Keys) -> list[Unit]:
     return with_groups(link, keys, PLACES)
 
 
@@ -48,9 +55,9 @@ def board(units: list[Unit]) -> Scoreboard:
 
 
 @pytest.fixture
-def counted(meter: Meter, server: Server) -> Iterator[Link]:
+def counted(meter: Meter, server: Server) -> Iterator[Connection]:
     """A link whose round trips the meter counts."""
-    link = Link(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
+    link = Connection(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
     with closing(link):
         yield link
 
@@ -71,13 +78,13 @@ def settings(server: Server, topic: Topic, **changes: object) -> Settings:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def fill(link: Link, streams: list[str], count: int) -> None:
+def fill(link: Connection, streams: list[str], count: int) -> None:
     """Write so many old entries into each."""
     for stream in streams:
         link.pipeline([("XADD", stream, f"1-{n + 1}", "payload", "x") for n in range(count)])
 
 
-def lengths(link: Link, streams: list[str]) -> list[int]:
+def lengths(link: Connection, streams: list[str]) -> list[int]:
     return link.pipeline([("XLEN", stream) for stream in streams])
 
 
@@ -107,17 +114,17 @@ def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
 
 @pytest.mark.usefixtures("one_write_each")
 def test_letters_expire_in_small_writes_and_all_places_in_turn(
-    link: Link,
+    link: Connection,
     keys: Keys,
     units: list[Unit],
-    view: View,
+    view: MetricsView,
     server: Server,
     meter: Meter,
-    counted: Link,
+    counted: Connection,
 ) -> None:
     streams = [keys.dlq("access", unit.partition) for unit in units]
     fill(link, streams, letters.PAGE + 1)
-    undertaker = Undertaker(counted, view, keys, settings(server, KEPT))
+    undertaker = DeadLetterExpirer(counted, view, keys, settings(server, KEPT))
     first = cost_of(undertaker.run, meter, PLACES // batch.WORKS_MAX)
     assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
     rest = turns(undertaker.run, meter)
@@ -129,16 +136,16 @@ def test_letters_expire_in_small_writes_and_all_places_in_turn(
 
 @pytest.mark.usefixtures("one_write_each")
 def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
-    link: Link,
+    link: Connection,
     keys: Keys,
     units: list[Unit],
-    view: View,
+    view: MetricsView,
     server: Server,
     meter: Meter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dropper, "PAGE", 200)
-    monkeypatch.setattr(dropper, "ROUNDS_MAX", 2)
+    monkeypatch.setattr(retention_enforcer, "PAGE", 200)
+    monkeypatch.setattr(retention_enforcer, "ROUNDS_MAX", 2)
     monkeypatch.setattr(trimmer, "ROUNDS_MAX", 2)
     several = units[:6]
     streams = [keys.stream("access", unit.partition) for unit in several]
@@ -159,12 +166,12 @@ def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
 
 @pytest.mark.usefixtures("one_write_each")
 def test_a_bad_key_is_told_once_all_others_have_had_their_turn(
-    link: Link, keys: Keys, units: list[Unit], view: View, server: Server
+    link: Connection, keys: Keys, units: list[Unit], view: MetricsView, server: Server
 ) -> None:
     streams = [keys.dlq("access", unit.partition) for unit in units]
     link.execute("SET", streams.pop(0), "x")
     fill(link, streams, letters.PAGE + 1)
-    undertaker = Undertaker(link, view, keys, settings(server, KEPT))
+    undertaker = DeadLetterExpirer(link, view, keys, settings(server, KEPT))
     for _ in range(2 * len(units) // batch.WORKS_MAX):
         assert undertaker.run() == 0.0
     with pytest.raises(RedisRefused, match="WRONGTYPE"):
@@ -175,7 +182,7 @@ def test_a_bad_key_is_told_once_all_others_have_had_their_turn(
 # --- promoting ------------------------------------------------------------------------------------
 
 
-def delayed(link: Link, keys: Keys, unit: Unit, due_unix_ms: int, count: int) -> None:
+def delayed(link: Connection, keys: Keys, unit: Unit, due_unix_ms: int, count: int) -> None:
     """Set so many entries aside, as a worker does."""
     due = [part for n in range(count) for part in (due_unix_ms, f"m:{n + 1}-0")]
     items = [part for n in range(count) for part in (f"m:{n + 1}-0", b"\x92\xa7payload\xa1x")]
@@ -185,7 +192,7 @@ def delayed(link: Link, keys: Keys, unit: Unit, due_unix_ms: int, count: int) ->
 
 @pytest.mark.usefixtures("one_write_each")
 def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
-    link: Link, keys: Keys, units: list[Unit], view: View, meter: Meter
+    link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(link, view, keys)
     hints = dict.fromkeys(units, 0)
@@ -210,7 +217,7 @@ def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
 
 
 def test_what_is_due_at_one_unit_costs_nothing_at_the_others(
-    link: Link, keys: Keys, units: list[Unit], view: View, meter: Meter
+    link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(link, view, keys)
     retries._look = 1_000.0
@@ -253,7 +260,7 @@ def keeper(board: Scoreboard, server: Server) -> Iterator[Housekeeper]:
 
 @pytest.mark.usefixtures("one_write_each")
 def test_retries_are_promoted_and_progress_is_told_while_many_letters_expire(
-    link: Link, keys: Keys, units: list[Unit], board: Scoreboard, keeper: Housekeeper
+    link: Connection, keys: Keys, units: list[Unit], board: Scoreboard, keeper: Housekeeper
 ) -> None:
     for slot in board.slots()[16:-1]:
         slot.owned = 0
@@ -297,7 +304,7 @@ def test_every_task_tells_that_it_begins(board: Scoreboard, keeper: Housekeeper)
 
 
 @pytest.fixture
-def foreign(link: Link, keys: Keys, units: list[Unit]) -> Desk:
+def foreign(link: Connection, keys: Keys, units: list[Unit]) -> Desk:
     """A consumer holds three pages of fresh entries, and one more."""
     desk = Desk(link, keys, units[0])
     fill(link, [desk.stream], 3 * reclaimer.PAGE + 1)
@@ -306,7 +313,7 @@ def foreign(link: Link, keys: Keys, units: list[Unit]) -> Desk:
 
 
 def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
-    foreign: Desk, view: View, meter: Meter, counted: Link
+    foreign: Desk, view: MetricsView, meter: Meter, counted: Connection
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(counted, foreign.keys, [consumer])
@@ -331,7 +338,7 @@ def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
 
 
 def test_the_beginning_of_a_long_list_is_looked_at_between_its_pages(
-    foreign: Desk, view: View
+    foreign: Desk, view: MetricsView
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
     looks = Reclaimer(foreign.link, foreign.keys, [consumer])
@@ -343,7 +350,7 @@ def test_the_beginning_of_a_long_list_is_looked_at_between_its_pages(
 
 
 def test_long_lists_are_read_in_turn(
-    foreign: Desk, view: View, monkeypatch: pytest.MonkeyPatch
+    foreign: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reclaimer, "PAGES_MAX", 1)
     other = Desk(foreign.link, foreign.keys, foreign.unit._replace(partition=1))

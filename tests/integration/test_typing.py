@@ -16,10 +16,10 @@ from click.shell_completion import BashComplete
 
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli import cli
-from streamqd.letter import REASONS
+from streamqd.dead_letter import REASONS
 from streamqd.message import LAST_ERROR
 from streamqd.store import messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.integration.test_admin import bury
 from tests.support.daemon import toml
@@ -168,7 +168,7 @@ def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
     assert run("retry", "list", "access", "hits", "-k", "x").stdout == "nothing matches\n"
 
 
-def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Link) -> None:
+def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Connection) -> None:
     """U9: what would ask says which option answers."""
     bury(at(0), "1-0")
     assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
@@ -178,13 +178,15 @@ def test_without_a_terminal_the_word_is_named(run: Run, at: At, link: Link) -> N
 # --- produce --------------------------------------------------------------------------------------
 
 
-def payloads(link: Link, keys: Keys, topic: str = "access", partitions: int = 3) -> list[bytes]:
+def payloads(
+    link: Connection, keys: Keys, topic: str = "access", partitions: int = 3
+) -> list[bytes]:
     streams = [keys.stream(topic, number) for number in range(partitions)]
     found = [link.execute("XRANGE", stream, "-", "+") for stream in streams]
     return sorted(flat[flat.index(b"payload") + 1] for page in found for _, flat in page)
 
 
-def test_a_payload_is_an_argument(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_a_payload_is_an_argument(run: Run, at: At, link: Connection, keys: Keys) -> None:
     """U12: `produce TOPIC PAYLOAD` sends one message, whatever is in it."""
     at(0)
     run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
@@ -194,7 +196,7 @@ def test_a_payload_is_an_argument(run: Run, at: At, link: Link, keys: Keys) -> N
     assert "the payload is not JSON" in told.stderr
 
 
-def test_standard_input_is_the_default(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys: Keys) -> None:
     """U12: without a payload and --from, lines come from standard input."""
     at(0)
     run("produce", "access", typed="one\ntwo\n")
@@ -202,7 +204,7 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Link, keys: Keys)
     assert payloads(link, keys) == [b"one", b"three", b"two"]
 
 
-def test_a_slip_creates_no_topic(run: Run, at: At, link: Link, keys: Keys) -> None:
+def test_a_slip_creates_no_topic(run: Run, at: At, link: Connection, keys: Keys) -> None:
     """U11: without a terminal a topic that is new needs --create, and the near one is told."""
     at(0)
     told = run("produce", "acess", "x", code=8).stderr
@@ -222,7 +224,7 @@ def test_a_slip_creates_no_topic(run: Run, at: At, link: Link, keys: Keys) -> No
     ],
 )
 def test_what_the_configuration_names_is_no_slip(
-    run: Run, file: Path, server: Server, link: Link, keys: Keys, section: dict[str, object]
+    run: Run, file: Path, server: Server, link: Connection, keys: Keys, section: dict[str, object]
 ) -> None:
     """U11: a topic that the configuration names is created by the first message, as ever."""
     file.write_text(file.read_text() + "\n" + toml(section))
@@ -232,7 +234,7 @@ def test_what_the_configuration_names_is_no_slip(
 
 @pytest.mark.parametrize(("answer", "code", "there"), [("n", 8, []), ("y", 0, ["orders"])])
 def test_a_terminal_is_asked(
-    typed: Typed, link: Link, keys: Keys, answer: str, code: int, there: list[str]
+    typed: Typed, link: Connection, keys: Keys, answer: str, code: int, there: list[str]
 ) -> None:
     """U11: on a terminal the command asks before it creates a topic."""
     asked = "Create the topic orders?"
@@ -241,7 +243,9 @@ def test_a_terminal_is_asked(
     assert topics.registered(link, keys) == there
 
 
-def test_lines_are_typed_into_a_terminal(typed: Typed, at: At, link: Link, keys: Keys) -> None:
+def test_lines_are_typed_into_a_terminal(
+    typed: Typed, at: At, link: Connection, keys: Keys
+) -> None:
     """U12: on a terminal the lines are typed, and Ctrl-D ends them."""
     at(0)
     typed("produce", "access", until="Ctrl-D ends", keys="one\ntwo\n\x04")
@@ -251,7 +255,7 @@ def test_lines_are_typed_into_a_terminal(typed: Typed, at: At, link: Link, keys:
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_tail_since(run: Run, at: At, link: Link) -> None:
+def test_tail_since(run: Run, at: At, link: Connection) -> None:
     """U13: `tail --since` shows all that was written since then, the oldest first."""
     now = server_unix_ms(link)
     for number in range(250):
@@ -267,7 +271,7 @@ def test_tail_since(run: Run, at: At, link: Link) -> None:
     assert "is not a time" in run("tail", "access", "--since", "nope", code=2).stderr
 
 
-def test_tail_since_and_follow(typed: Typed, at: At, link: Link) -> None:
+def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
     """U13: --since and --follow together miss nothing and show nothing twice."""
     now = server_unix_ms(link)
     at(0).add(f"{now - 5000}-0", "payload", "before")
@@ -361,7 +365,7 @@ def test_shells_are_answered(complete: Callable[..., list[str]], at: At, shell: 
     assert complete("tail", "ac", shell=shell) == ["access"]
 
 
-def test_names_are_completed(file: Path, at: At, link: Link, keys: Keys) -> None:
+def test_names_are_completed(file: Path, at: At, link: Connection, keys: Keys) -> None:
     """U12: topics, groups and instances complete; what is no name never reaches the shell."""
     at(0).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)

@@ -9,14 +9,14 @@ import pytest
 from streamqd import config
 from streamqd.config import Settings, Topic
 from streamqd.errors import RedisRefused
-from streamqd.housekeeper import undertaker
+from streamqd.housekeeper import dead_letter_expirer
+from streamqd.housekeeper.dead_letter_expirer import DeadLetterExpirer
 from streamqd.housekeeper.figures import ask_time
-from streamqd.housekeeper.undertaker import Undertaker
-from streamqd.metrics import View
+from streamqd.metrics import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
 
@@ -24,23 +24,23 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys) -> Desk:
+def desk(link: Connection, keys: Keys) -> Desk:
     topics.create(link, keys, "access", Topic(partitions=2))
     return Desk(link, keys)
 
 
 @pytest.fixture
-def view(link: Link) -> View:
+def view(link: Connection) -> MetricsView:
     board = Scoreboard(8)
     board.allot(UNIT).owned = 1
-    view = View("web-1", board)
+    view = MetricsView("web-1", board)
     ask_time(link, view, "any")
     return view
 
 
-def work(desk: Desk, view: View, kept: float | None) -> float | None:
+def work(desk: Desk, view: MetricsView, kept: float | None) -> float | None:
     settings = Settings(topics={"access": Topic(partitions=2, dlq_retention=kept)})
-    return Undertaker(desk.link, view, desk.keys, settings).run()
+    return DeadLetterExpirer(desk.link, view, desk.keys, settings).run()
 
 
 def write(desk: Desk, *ages_ms: int) -> None:
@@ -49,7 +49,7 @@ def write(desk: Desk, *ages_ms: int) -> None:
         desk.add(f"{now - age}-0", stream=desk.dlq)
 
 
-def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: View) -> None:
+def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: MetricsView) -> None:
     write(desk, 90_000, 80_000, 1_000)
     desk.do("HSET", desk.keys.moving("access", 0), desk.do("XRANGE", desk.dlq, "-", "+")[0][0], "x")
 
@@ -62,7 +62,9 @@ def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: View) -> N
     assert view.tally["expired"] == {("access", "0"): 2}
 
 
-def test_the_registered_setting_holds_where_the_file_says_nothing(desk: Desk, view: View) -> None:
+def test_the_registered_setting_holds_where_the_file_says_nothing(
+    desk: Desk, view: MetricsView
+) -> None:
     topics.create(desk.link, desk.keys, "kept", Topic(partitions=1, dlq_retention=60.0))
     other = Desk(desk.link, desk.keys, Unit("kept", 0, "hits"))
     view.board.allot(other.unit).owned = 1
@@ -72,26 +74,28 @@ def test_the_registered_setting_holds_where_the_file_says_nothing(desk: Desk, vi
     assert meta is not None
     assert "dlq_retention" not in meta.settings
 
-    Undertaker(desk.link, view, desk.keys, Settings()).run()
+    DeadLetterExpirer(desk.link, view, desk.keys, Settings()).run()
 
     assert [each.do("XLEN", each.dlq) for each in (desk, other)] == [1, 0]
 
 
-def test_many_go_in_bounded_steps(desk: Desk, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undertaker, "ROUNDS_MAX", 2)
+def test_many_go_in_bounded_steps(
+    desk: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_expirer, "ROUNDS_MAX", 2)
     start = desk.now_unix_ms() - 90_000
     desk.link.pipeline(
         [("XADD", desk.dlq, f"{start + number}-0", "payload", "x") for number in range(600)]
     )
 
     assert work(desk, view, 60.0) == 0.0
-    assert desk.do("XLEN", desk.dlq) == 600 - 2 * undertaker.PAGE
-    monkeypatch.setattr(undertaker, "ROUNDS_MAX", 80)
+    assert desk.do("XLEN", desk.dlq) == 600 - 2 * dead_letter_expirer.PAGE
+    monkeypatch.setattr(dead_letter_expirer, "ROUNDS_MAX", 80)
     assert work(desk, view, 60.0) is None
     assert desk.do("XLEN", desk.dlq) == 0
 
 
-def test_one_bad_key_does_not_stop_the_others(desk: Desk, view: View) -> None:
+def test_one_bad_key_does_not_stop_the_others(desk: Desk, view: MetricsView) -> None:
     second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
     view.board.allot(second.unit).owned = 1
     write(second, 90_000)
@@ -102,7 +106,7 @@ def test_one_bad_key_does_not_stop_the_others(desk: Desk, view: View) -> None:
     assert second.do("XLEN", second.dlq) == 0
 
 
-def test_a_partition_of_somebody_else_is_left_alone(desk: Desk, view: View) -> None:
+def test_a_partition_of_somebody_else_is_left_alone(desk: Desk, view: MetricsView) -> None:
     second = Desk(desk.link, desk.keys, Unit("access", 1, "hits"))
     write(second, 90_000)
     work(desk, view, 60.0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode, concurrent, worker
 from tests.contract.desk import Desk
@@ -18,10 +18,10 @@ from tests.support.waiting import wait_until
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
-    link: Link,
+    link: Connection,
     keys: Keys,
     life: Life,
-    slot: Slot,
+    slot: WorkerSlot,
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -53,7 +53,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
 def test_what_foreign_consumers_have_read_rings_once(
-    link: Link, keys: Keys, life: Life, slot: Slot, kind: dict[str, Any], retried: bool
+    link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
     """The bell knows what was read here: it must not ring for ever for what was read elsewhere."""
     desk = Desk(link, keys)

@@ -13,11 +13,11 @@ import pytest
 
 from streamqd import config, process
 from streamqd.process import Child, Exit
-from streamqd.scoreboard import Command, Scoreboard, WorkerState, now_ns
+from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store import leases, messages
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.worker import ExitCode, Orders, Worker
+from streamqd.worker import Assignment, ExitCode, WorkerProcess
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
 from tests.support.daemon import toml
@@ -77,7 +77,7 @@ class Bench:
         self.folder = folder
         self.board = Scoreboard(slots=2)
         self.slot = self.board.allot(UNIT)
-        self.link = Link(server.settings, timeout=10.0, name="test:bench")
+        self.link = Connection(server.settings, timeout=10.0, name="test:bench")
         self.child: Child | None = None
         self.token = "t1"
         self.epoch = 0
@@ -102,11 +102,11 @@ class Bench:
         }
         path.write_text(toml(tables))
         settings = config.load(path)
-        orders = Orders(UNIT, self.token, self.epoch, cautious)
+        orders = Assignment(UNIT, self.token, self.epoch, cautious)
         self.trust(TTL if trusted else -1.0)
 
         def run(control: Any) -> int:
-            return Worker(orders, settings, settings.consumers[0], self.slot, control).run()
+            return WorkerProcess(orders, settings, settings.consumers[0], self.slot, control).run()
 
         forget = [self.link.detach, self.desk.link.detach]
         self.child = process.spawn(run, title="test: worker", forget=forget)
@@ -115,7 +115,7 @@ class Bench:
     def trust(self, seconds: float) -> None:
         self.slot.trusted_until_ns = now_ns() + int(seconds * 1e9)
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: WorkerCommand) -> None:
         assert self.child is not None
         self.slot.command = command
         self.child.tell(b"look")
@@ -129,7 +129,7 @@ class Bench:
         return exit_
 
     def stop(self) -> Exit:
-        self.tell(Command.STOP)
+        self.tell(WorkerCommand.STOP)
         return self.ended()
 
     def told(self) -> list[str]:
@@ -173,7 +173,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(link: Link, keys: Keys, server: Server, tmp_path: Path) -> Iterator[Bench]:
+def bench(link: Connection, keys: Keys, server: Server, tmp_path: Path) -> Iterator[Bench]:
     desk = Desk(link, keys)
     desk.groups()
     made = Bench(desk, server, tmp_path)
@@ -218,7 +218,7 @@ def test_a_stop_ends_the_current_message_and_releases_the_rest(bench: Bench):
     bench.start()
     bench.wait_told("gate")
     in_hand = bench.slot.in_hand
-    bench.tell(Command.STOP)
+    bench.tell(WorkerCommand.STOP)
     (bench.folder / "open").touch()
     assert bench.ended() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ids[:1]
@@ -231,12 +231,12 @@ def test_a_pause_settles_what_is_done_and_begins_nothing(bench: Bench):
     bench.desk.fetch(10)
     bench.start()
     bench.wait_told("gate")
-    bench.tell(Command.PAUSE)
+    bench.tell(WorkerCommand.PAUSE)
     (bench.folder / "open").touch()
     wait_until(lambda: bench.slot.state == WorkerState.PAUSED, what="it is paused")
     assert bench.pending() == ids[2:]
     add(bench, "ok", first=9)
-    bench.tell(Command.NONE)
+    bench.tell(WorkerCommand.NONE)
     bench.wait_idle()
     assert bench.runs() == [*ids, "9-1"]
 

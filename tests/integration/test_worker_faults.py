@@ -19,11 +19,11 @@ from streamqd import handlers, logs
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.handlers import Retry, SoftTimeout
 from streamqd.message import Message
-from streamqd.scoreboard import Command, Slot, WorkerState
+from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
 from streamqd.worker.runs import Runner
-from streamqd.worker.settler import Item, Settler
+from streamqd.worker.settler import Settlement, Settler
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
@@ -144,7 +144,7 @@ Unwritable.__qualname__ = "Caf\udce9"
 @pytest.mark.parametrize("kind", [Unspeakable, Quits, Hurried, Vague, Hidden, Unwritable])
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_an_exception_that_cannot_be_described_is_a_failure_like_any_other(
-    desk: Desk, life: Life, slot: Slot, kind: type[Exception], attempts: int
+    desk: Desk, life: Life, slot: WorkerSlot, kind: type[Exception], attempts: int
 ):
     desk.add("1-0")
     desk.add("2-0")
@@ -192,7 +192,7 @@ def test_a_crash_record_that_cannot_be_read_does_not_save_the_message(
 
 @pytest.mark.fault("F21")
 def test_dead_letters_that_are_refused_hold_nobody(
-    desk: Desk, life: Life, slot: Slot, said: list[str]
+    desk: Desk, life: Life, slot: WorkerSlot, said: list[str]
 ):
     desk.do("SET", desk.dlq, "not a stream")
     desk.add("1-0", "payload", "bad")
@@ -206,21 +206,21 @@ def test_dead_letters_that_are_refused_hold_nobody(
     assert "worker.stalled" not in said
 
 
-def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, slot: Slot):
+def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, slot: WorkerSlot):
     desk.add("1-0")
     desk.add("2-0")
     desk.fetch()
     settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
     slot.post_batch([b"m:1-0", b"m:2-0", b"x:3-0"])
     for at, place in enumerate((b"m:1-0", b"x:3-0", b"m:2-0")):
-        settler.set_aside(Item(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
+        settler.set_aside(Settlement(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
     settler.flush()
     assert settler.parked_places == [b"x:3-0"]
     assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
 
 
 def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
-    desk: Desk, life: Life, slot: Slot, said: list[str]
+    desk: Desk, life: Life, slot: WorkerSlot, said: list[str]
 ):
     worker = life.worker("t1")
     waits: list[float] = []
@@ -251,7 +251,7 @@ def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
 
 
 def test_a_pause_while_redis_is_away_is_a_pause(
-    desk: Desk, new_life: Callable[[str], Life], slot: Slot, proxy: FaultProxy
+    desk: Desk, new_life: Callable[[str], Life], slot: WorkerSlot, proxy: FaultProxy
 ):
     desk.add("1-0")
     desk.add("2-0")
@@ -260,7 +260,7 @@ def test_a_pause_while_redis_is_away_is_a_pause(
     def come_back() -> None:
         wait_until(lambda: slot.state == WorkerState.PAUSED, what="it pauses")
         proxy.refusing = False
-        life.tell(Command.NONE)
+        life.tell(WorkerCommand.NONE)
 
     helper = threading.Thread(target=come_back)
 
@@ -268,7 +268,7 @@ def test_a_pause_while_redis_is_away_is_a_pause(
         if message.id == "1-0":
             proxy.refusing = True
             proxy.cut()
-            life.tell(Command.PAUSE)
+            life.tell(WorkerCommand.PAUSE)
             helper.start()
 
     code = life.run(life.worker("t1", max_messages=2), work)
@@ -281,7 +281,7 @@ def test_a_pause_while_redis_is_away_is_a_pause(
 
 
 def test_foreign_entries_come_into_hand_only_as_far_as_there_is_room(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     desk.link.pipeline([("XADD", desk.stream, "*", "payload", "x")] * 1500)
     assert len(desk.fetch(1500, consumer="legacy")) == 1500
@@ -307,7 +307,7 @@ def test_foreign_entries_come_into_hand_only_as_far_as_there_is_room(
     assert slot.counter("parked") == slot.counter("reclaimed")
 
 
-def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life, slot: Slot):
+def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life, slot: WorkerSlot):
     for number in range(1, 9):
         desk.add(f"{number}-0", "payload", "bad")
     desk.fetch()
@@ -375,7 +375,7 @@ def test_a_giant_that_comes_while_there_is_no_room_is_not_handled(desk: Desk, li
 
 
 def test_a_session_that_is_not_the_last_means_a_new_connection_not_a_lost_unit(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 4):
         desk.add(f"{number}-0")
@@ -437,12 +437,12 @@ def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_en
     assert kept["payload"] == b"precious"
 
 
-def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, slot: Slot):
+def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, slot: WorkerSlot):
     desk.add("1-0")
     desk.fetch()
     settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
     slot.post_batch([b"m:1-0"])
-    settler.set_aside(Item(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.set_aside(Settlement(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
     with desk.full_memory():
         settler.flush()
     settler.flush()
@@ -516,7 +516,7 @@ def test_inherited_entries_run_in_order_over_all_pages(desk: Desk, life: Life):
 
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("how", ["inherited", "reclaimed", "unread"])
-def test_bytes_in_hand_are_bounded(desk: Desk, life: Life, slot: Slot, how: str):
+def test_bytes_in_hand_are_bounded(desk: Desk, life: Life, slot: WorkerSlot, how: str):
     for number in range(1, 41):
         desk.add(f"{number}-0", "payload", b"x" * 10_000)
     if how != "unread":
@@ -536,7 +536,7 @@ def test_bytes_in_hand_are_bounded(desk: Desk, life: Life, slot: Slot, how: str)
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: Slot):
+def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: WorkerSlot):
     desk.add("1-0")
 
     def work(_message: Message) -> None:
@@ -550,7 +550,7 @@ def test_a_soft_limit_is_raised_once_in_a_run(desk: Desk, life: Life, slot: Slot
 
 
 def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
-    desk: Desk, life: Life, slot: Slot
+    desk: Desk, life: Life, slot: WorkerSlot
 ):
     """The first instruction of `finally` may be where it is raised."""
     desk.add("1-0", "payload", "bad")

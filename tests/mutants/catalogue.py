@@ -136,7 +136,7 @@ LOST_AND_LATE = (
     mutant(
         "a token that is used again after its release",
         "a late release does not free the unit under its next owner (T13)",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         (
             "self.token = secrets.token_hex(16)\n        self._seen_epoch",
             "self.token = self.token or secrets.token_hex(16)\n        self._seen_epoch",
@@ -167,7 +167,7 @@ DEATH = (
     mutant(
         "a death after which only the running entry counts",
         "what had finished is acknowledged, not run again (T3)",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         ("self._done = batch.done", "self._done = []"),
         tests={
             "unit/test_holding.py": [
@@ -218,7 +218,7 @@ DEATH = (
     mutant(
         "a refence that is repeated with another token",
         "a wish is repeated with equal arguments until it is answered (T4)",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         ("                self._new_token,\n", "                secrets.token_hex(16),\n"),
         tests={
             "unit/test_holding.py": (
@@ -229,7 +229,7 @@ DEATH = (
     mutant(
         "a successor with the token of its predecessor",
         "packets of a dead child bounce, and its death is charged once",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         (
             (
                 "        self.phase = Phase.REFENCING\n"
@@ -275,7 +275,7 @@ DEATH = (
     mutant(
         "a crash that charges the first of several running",
         "nobody is charged on suspicion",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         ("suspects[0] if len(suspects) == 1 else None", "suspects[0] if suspects else None"),
         tests={"unit/test_holding.py": "test_several_running_entries_charge_nobody"},
     ),
@@ -313,7 +313,7 @@ LIMITS = (
     mutant(
         "a hard limit that charges whatever runs when the signal arrives",
         "only the run for which the kill was decided is charged (T11)",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         ("suspects = self.slot.running_in(kill.run_seq)", "suspects = batch.running"),
         tests={"unit/test_holding.py": "test_a_hard_limit_that_comes_too_late_charges_nobody"},
     ),
@@ -360,7 +360,7 @@ LIMITS = (
     mutant(
         "a drain that counts as a crash",
         "who is killed because the daemon stops is not charged",
-        "streamqd/supervisor/holding.py",
+        "streamqd/supervisor/partition.py",
         ("unordered = kill is None and not (", "unordered = not ("),
         tests={
             "unit/test_holding.py": "test_a_kill_that_was_ordered_charges_nobody",
@@ -389,7 +389,7 @@ LIMITS = (
     mutant(
         "a reload that fences the old worker out while it works",
         "a reload repeats no message",
-        "streamqd/supervisor/succession.py",
+        "streamqd/supervisor/rolling_replacement.py",
         ("        if holding.is_quiet:\n", "        if holding.child is not None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (

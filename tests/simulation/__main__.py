@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from streamqd.policy.rebalance import Seen, place
+from streamqd.policy.rebalance import MemberView, place
 from tests.simulation.fleet import Fleet
 from tests.simulation.scenarios import ALONE, BEFALLS, IN_TURN, LARGE, Figures, Scope, new
 from tests.support.machine import processor
@@ -127,7 +127,7 @@ def number(value: Any) -> str:
 
 def seconds_of_one(scope: Scope) -> float:
     """What one look at a fleet at rest costs an instance, of processor time: the best of five."""
-    members = [Seen(scope.member(n), 0, leaving=False) for n in range(scope.members)]
+    members = [MemberView(scope.member(n), 0, leaving=False) for n in range(scope.members)]
     offers = members[0].member.offers
     units = [unit for unit in scope.units if (unit.topic, unit.group) in offers]
     owners = place(members, units, {})

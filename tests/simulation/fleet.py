@@ -9,7 +9,7 @@ from typing import Any
 
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
-from streamqd.policy.rebalance import Seen
+from streamqd.policy.rebalance import MemberView
 from tests.simulation.instance import EXCHANGE_SECONDS, Held, Instance
 from tests.simulation.server import Server
 
@@ -106,7 +106,7 @@ class Fleet:
             if instance.alive:
                 instance.beat_soon()
 
-    def visible(self, name: str, seen: list[Seen]) -> list[Seen]:
+    def visible(self, name: str, seen: list[MemberView]) -> list[MemberView]:
         """The members that an instance gets to see."""
         if not self.blind:
             return seen

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streamqd.model import Backoff, Unit
-from streamqd.policy import beats, restart
+from streamqd.policy import heartbeats, restart
 from streamqd.policy.assignment import Member
-from streamqd.policy.rebalance import MORE_SECONDS, Liveness, Rebalancer, Seen, View
+from streamqd.policy.rebalance import MORE_SECONDS, Liveness, MemberView, PartitionView, Rebalancer
 
 if TYPE_CHECKING:
     from tests.simulation.fleet import Fleet
@@ -46,7 +46,7 @@ class Instance:
     held: dict[Unit, Held] = field(default_factory=dict)
     poison: frozenset[Unit] = frozenset()
     broken_until: dict[Unit, float] = field(default_factory=dict)
-    exits: dict[Unit, list[restart.Exit]] = field(default_factory=dict)
+    exits: dict[Unit, list[restart.WorkerExit]] = field(default_factory=dict)
     crashes: int = 0
     run: int = 0  # counts starts: what was under way at a kill means nothing to the next run
 
@@ -65,7 +65,7 @@ class Instance:
         self.busy = self.look_due = False
         self.notices = 0
         self.fleet.server.leave(name)  # the lock of the host proves that a predecessor is dead
-        self.seen: list[Seen] = []
+        self.seen: list[MemberView] = []
         self.server_unix_ms = 0
         self.soon()
 
@@ -90,7 +90,7 @@ class Instance:
 
     def beat_soon(self) -> None:
         """As Exchange.beat_soon."""
-        at = beats.woken_beat(
+        at = heartbeats.woken_beat(
             self.last_beat, self.interval, len(self.seen), self.fleet.chance.random()
         )
         if at < self.beat_at:
@@ -141,7 +141,7 @@ class Instance:
         server, name = self.fleet.server, self.member.id
         if kind == "beat":
             broken = frozenset(u for u, until in self.broken_until.items() if until > now)
-            seen = Seen(self.member, 0, self.leaving, broken, owned=len(self.held))
+            seen = MemberView(self.member, 0, self.leaving, broken, owned=len(self.held))
             return server.beat(now, seen)
         if kind == "look":
             known = server.look(now, len(self.units) - len(self.held))
@@ -180,7 +180,7 @@ class Instance:
         for (kind, unit, held), reply in zip(calls, replies, strict=True):
             if kind == "beat":
                 self.last_beat = now
-                self.beat_at = beats.next_beat(now, self.interval, self.fleet.chance.random())
+                self.beat_at = heartbeats.next_beat(now, self.interval, self.fleet.chance.random())
                 self.seen, self.look_due = self.fleet.visible(self.member.id, reply), True
                 self.server_unix_ms = self.fleet.server.unix_ms(now)
             elif kind == "look":
@@ -203,11 +203,11 @@ class Instance:
             self.beat_soon()
             return
         held.trusted_until = sent + self.fleet.ttl * 0.9
-        held.renew_at = beats.next_beat(now, self.interval, self.fleet.chance.random())
+        held.renew_at = heartbeats.next_beat(now, self.interval, self.fleet.chance.random())
 
     # --- decisions ---
 
-    def _decide(self, now: float, views: dict[Unit, View]) -> None:
+    def _decide(self, now: float, views: dict[Unit, PartitionView]) -> None:
         """As Moves.tick."""
         if self.leaving:
             return
@@ -218,7 +218,7 @@ class Instance:
         for unit in [unit for unit, view in views.items() if view.owner == me]:
             # A predecessor's, whose lock we hold.
             tokens[unit] = self.fleet.server.fences[unit].token
-            views[unit] = View(views[unit].epoch, "", leased=False)
+            views[unit] = PartitionView(views[unit].epoch, "", leased=False)
         for unit, until in self.broken_until.items():
             if now < until:
                 views.pop(unit, None)
@@ -261,7 +261,7 @@ class Instance:
             return
         self.crashes += 1
         exits = self.exits.setdefault(unit, [])
-        exits.append(restart.Exit(now, restart.Cause.BOOT))
+        exits.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
         decision = restart.decide(
             exits,
             now,

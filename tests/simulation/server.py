@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from streamqd.model import Unit
-from streamqd.policy.rebalance import Seen, View
+from streamqd.policy.rebalance import MemberView, PartitionView
 
-NOBODY = View(0, "", leased=False)
+NOBODY = PartitionView(0, "", leased=False)
 START_UNIX_MS = 1_800_000_000_000
 
 
@@ -35,7 +35,7 @@ class Server:
         self.unreachable = False  # then what is sent in a pause is not executed after it
         self.fences = {unit: Fence() for unit in units}
         self.views = dict.fromkeys(units, NOBODY)
-        self.beats: dict[str, tuple[float, Seen]] = {}
+        self.beats: dict[str, tuple[float, MemberView]] = {}
         self.owned: Counter[str] = Counter()
         self.acquired: list[tuple[float, Unit, str, str]] = []  # when, what, from whom, by whom
         self.released = 0
@@ -52,7 +52,7 @@ class Server:
         if kind in self.per_second:
             self.per_second[kind][int(now)] += amount
 
-    def beat(self, now: float, seen: Seen) -> list[Seen]:
+    def beat(self, now: float, seen: MemberView) -> list[MemberView]:
         """Say that a member lives; return all members."""
         self.count("beat", now)
         name = seen.member.id
@@ -65,14 +65,14 @@ class Server:
         """The server's clock."""
         return START_UNIX_MS + int(now * 1000)
 
-    def look(self, now: float, count: int) -> dict[Unit, View]:
+    def look(self, now: float, count: int) -> dict[Unit, PartitionView]:
         """What is known of every unit; `count` of them are asked for."""
         self.count("look", now, count)
         while self._expiries and self._expiries[0][0] <= now:
             _, unit = heapq.heappop(self._expiries)
             fence = self.fences[unit]
             if fence.until <= now:
-                self.views[unit] = View(fence.epoch, fence.owner, leased=False)
+                self.views[unit] = PartitionView(fence.epoch, fence.owner, leased=False)
             elif fence.token:
                 heapq.heappush(self._expiries, (fence.until, unit))
         return self.views
@@ -119,7 +119,7 @@ class Server:
         self.released += 1
         fence.token = fence.owner = ""
         fence.until = 0.0
-        self.views[unit] = View(fence.epoch, "", leased=False)
+        self.views[unit] = PartitionView(fence.epoch, "", leased=False)
         return "OK"
 
     def leave(self, name: str) -> None:
@@ -131,4 +131,4 @@ class Server:
             heapq.heappush(self._expiries, (now + self.ttl, unit))
         fence.until = now + self.ttl
         if not self.views[unit].leased or self.views[unit].epoch != fence.epoch:
-            self.views[unit] = View(fence.epoch, fence.owner, leased=True)
+            self.views[unit] = PartitionView(fence.epoch, fence.owner, leased=True)

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from streamqd.policy import beats
+from streamqd.policy import heartbeats
 from tests.simulation.scenarios import (
     ALONE,
     IN_TURN,
@@ -54,7 +54,7 @@ def test_a_cold_start_is_no_herd(seed: int) -> None:
     # A third is where it belongs from the beginning; 190 of 200 move if the first takes all.
     assert figures["handed_over"] <= 140
     # Wake-ups of everybody, because of everybody's hand-overs, are bounded for the whole fleet.
-    most = 1.5 * beats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.beat
+    most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.beat
     assert figures["beats_per_second"] <= 2 * most
 
 

@@ -29,7 +29,7 @@ from streamqd.config import Topic
 from streamqd.spark.offsets import read_id, successor, write_id
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support import spark_process
 from tests.support.killed_archive import POINTS
@@ -59,7 +59,7 @@ Entry = tuple[int, str]  # partition, id
 class Soak:
     """A topic, its ledger, an archive that is killed, and retention that follows it."""
 
-    def __init__(self, link: Link, keys: Keys, server: Server, folder: Path) -> None:
+    def __init__(self, link: Connection, keys: Keys, server: Server, folder: Path) -> None:
         self.link, self.keys, self.folder = link, keys, folder
         self.chance = random.Random(SEED)
         self.archive = folder / "archive"
@@ -170,7 +170,9 @@ class Soak:
         )  # fmt: skip
 
 
-def test_killed_again_and_again(link: Link, keys: Keys, server: Server, tmp_path: Path) -> None:
+def test_killed_again_and_again(
+    link: Connection, keys: Keys, server: Server, tmp_path: Path
+) -> None:
     need_spark()
     print(f"\nKILLS={KILLS} SEED={SEED}", flush=True)
     began = time.monotonic()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support import kill_desks, kill_houses, kill_trials
 from tests.support.kill_desks import COMMANDS, Desk
 from tests.support.kill_houses import House
@@ -51,7 +51,7 @@ KINDS = (
 )
 
 
-def test_every_point_killed_and_paused(link: Link, server: Server, tmp_path: Path) -> None:
+def test_every_point_killed_and_paused(link: Connection, server: Server, tmp_path: Path) -> None:
     struck, began = Counter[str](), time.monotonic()
 
     def strike(kind: Kind, where: Sequence[Any], act: str) -> None:

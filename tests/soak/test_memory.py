@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.machine import machine
 from tests.support.servers import Server
@@ -43,7 +43,7 @@ PROCESS_GROWTH = 1 << 20  # bytes that a process may gain: 10 million messages l
 CODE = "def obey(message):\n    pass\n"
 
 
-def memory(link: Link) -> int:
+def memory(link: Connection) -> int:
     """Bytes that the data of the server takes, by its own account."""
     for line in link.execute("INFO", "memory").decode().splitlines():
         if line.startswith("used_memory:"):

@@ -12,7 +12,7 @@ import pytest
 
 from streamqd import config, extras
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
 
@@ -76,7 +76,7 @@ def _without(reason: str) -> None:
 class Shop:
     """Topics on the server, and what Spark does with them."""
 
-    def __init__(self, spark: SparkSession, server: Server, link: Link, keys: Keys) -> None:
+    def __init__(self, spark: SparkSession, server: Server, link: Connection, keys: Keys) -> None:
         self.spark, self.server, self.link, self.keys = spark, server, link, keys
 
     def topic(self, name: str, partitions: int) -> None:
@@ -147,5 +147,5 @@ def run(query: StreamingQuery) -> None:
 
 
 @pytest.fixture
-def shop(spark: SparkSession, server: Server, link: Link, keys: Keys) -> Shop:
+def shop(spark: SparkSession, server: Server, link: Connection, keys: Keys) -> Shop:
     return Shop(spark, server, link, keys)

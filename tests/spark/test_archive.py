@@ -18,10 +18,10 @@ from streamqd.config import Topic
 from streamqd.errors import Refused
 from streamqd.spark.pipelines import batches
 from streamqd.spark.pipelines.archive import Archiver, Done, PipelineError, lease_name
-from streamqd.spark.pipelines.lease import Lease
+from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.killed_archive import POINTS, strike
 from tests.support.servers import Server
@@ -42,7 +42,9 @@ class KilledError(Exception):
 class Desk:
     """Topics, their ledger, and an archive of them."""
 
-    def __init__(self, link: Link, keys: Keys, server: Server, spark: Any, folder: Path) -> None:
+    def __init__(
+        self, link: Connection, keys: Keys, server: Server, spark: Any, folder: Path
+    ) -> None:
         self.link, self.keys, self.folder, self.spark = link, keys, folder, spark
         self.settings = replace(config.Settings(), redis=server.settings)
         self.ledger: Counter[Entry] = Counter()
@@ -100,7 +102,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(link: Link, keys: Keys, server: Server, spark: Any, tmp_path: Path) -> Desk:
+def desk(link: Connection, keys: Keys, server: Server, spark: Any, tmp_path: Path) -> Desk:
     made = Desk(link, keys, server, spark, tmp_path / "archive")
     made.topic("access")
     return made
@@ -258,8 +260,8 @@ def test_a_hostile_name_in_the_registry_harms_nothing(
 def test_two_runs_do_not_meet(desk: Desk) -> None:
     desk.add("access", 0, 1)
     archiver = desk.archiver()
-    other = Lease(
-        lambda: Link(desk.settings.redis, timeout=10.0, name="test:other"),
+    other = PipelineLease(
+        lambda: Connection(desk.settings.redis, timeout=10.0, name="test:other"),
         desk.keys,
         "access",
         lease_name(archiver.archive),

@@ -18,7 +18,7 @@ from streamqd.spark.pipelines import standing, tables
 from streamqd.spark.pipelines.archive import Archiver, PipelineError
 from streamqd.spark.pipelines.checkpoints import hold
 from streamqd.spark.pipelines.compact import compact
-from streamqd.spark.pipelines.replay import HEADER, Choice, replay
+from streamqd.spark.pipelines.replay import HEADER, ReplayFilter, replay
 from streamqd.spark.pipelines.run import Job, load, run
 from streamqd.spark.pipelines.standing import Standing
 from streamqd.spark.pipelines.storage import Archive
@@ -93,10 +93,16 @@ def test_replay_from_the_archive_once_under_a_name(
 ) -> None:
     shop.topic("again", 1)
     dry = replay(
-        settings, shop.spark, "access", Choice(), archive=archive, target="again", dry_run=True
+        settings,
+        shop.spark,
+        "access",
+        ReplayFilter(),
+        archive=archive,
+        target="again",
+        dry_run=True,
     )
     assert (dry.rows, entries(shop, "again")) == (7, [])
-    since = Choice(since=dt.datetime.fromtimestamp(0.003, dt.UTC), where="partition = 0")
+    since = ReplayFilter(since=dt.datetime.fromtimestamp(0.003, dt.UTC), where="partition = 0")
     for _ in range(2):
         done = replay(
             settings, shop.spark, "access", since, archive=archive, target="again", name="one"
@@ -113,18 +119,18 @@ def test_replay_by_key_and_header_keeps_the_message(
     shop: Shop, settings: config.Settings, archive: Archive
 ) -> None:
     shop.topic("again", 1)
-    for choice in (Choice(keys=("k2",)), Choice(headers={"n": "2"})):
+    for choice in (ReplayFilter(keys=("k2",)), ReplayFilter(headers={"n": "2"})):
         found = replay(settings, shop.spark, "access", choice, archive=archive, dry_run=True)
         assert found.rows == 0
-    choice = Choice(keys=("k1",), headers={"n": "1"})
+    choice = ReplayFilter(keys=("k1",), headers={"n": "1"})
     replay(settings, shop.spark, "access", choice, archive=archive, target="again", rate=1000)
     (sent,) = entries(shop, "again")
     assert json.loads(sent.pop("headers")) == {"n": "1", HEADER: "access/1/1-0"}
     assert sent == {"payload": b"1:1-0", "key": b"k1", "sentAt": b"5"}
     with pytest.raises(Refused, match="the condition cannot be used"):
-        replay(settings, shop.spark, "access", Choice(where="nothing = 1"), archive=archive)
+        replay(settings, shop.spark, "access", ReplayFilter(where="nothing = 1"), archive=archive)
     with pytest.raises(Refused, match="without an archive"):
-        replay(settings, shop.spark, "access", Choice(tier="cold"))
+        replay(settings, shop.spark, "access", ReplayFilter(tier="cold"))
 
 
 def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
@@ -132,7 +138,7 @@ def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
     letter = {"payload": "p", "key": "k", "reason": "attempts", "originalId": "3-0"}
     flat = [part for pair in letter.items() for part in pair]
     shop.link.execute("XADD", shop.keys.dlq("access", 0), "9-0", *flat)
-    choice = Choice(tier="dlq", where="reason = 'attempts'")
+    choice = ReplayFilter(tier="dlq", where="reason = 'attempts'")
     assert replay(settings, shop.spark, "access", choice).rows == 1
     assert entries(shop, "access") == [
         {"payload": b"p", "key": b"k", "headers": b'{"x-replay-of":"access:dlq/0/9-0"}'}

@@ -28,7 +28,7 @@ from streamqd.spark.pipelines.report import Reporter
 from streamqd.spark.pipelines.report_queries import Window
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.servers import Server
 
@@ -277,7 +277,7 @@ def reporter(settings: config.Settings) -> Callable[..., Reporter]:
 
 
 def test_what_cannot_be_reported_is_refused_before_spark_starts(
-    reporter: Callable[..., Reporter], link: Link, keys: Keys, tmp_path: Path
+    reporter: Callable[..., Reporter], link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
     topics.create(link, keys, "access", config.Topic(partitions=1))
     with pytest.raises(Refused, match="there is no topic nothing"):
@@ -292,14 +292,14 @@ def test_what_cannot_be_reported_is_refused_before_spark_starts(
 
 
 def test_without_topics_there_is_a_report_and_no_spark(
-    reporter: Callable[..., Reporter], link: Link, tmp_path: Path
+    reporter: Callable[..., Reporter], link: Connection, tmp_path: Path
 ) -> None:
     assert reporter().run(tmp_path / "out")["topics"] == []
     assert "There are no topics" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
 def test_the_command_refuses_with_its_exit_code(
-    server: Server, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMQ_REDIS__URL", server.url)
     monkeypatch.chdir(tmp_path)

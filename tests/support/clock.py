@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.servers import ProcessServer
 
 HOUR = 3600
@@ -53,5 +53,5 @@ def _starts(binary: Path) -> bool:
     return True
 
 
-def seconds_ahead(link: Link) -> float:
+def seconds_ahead(link: Connection) -> float:
     return float(int(link.execute("TIME")[0]) - time.time())

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import RedisRefused
 from streamqd.model import Unit
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.ledger import Ledger, Record
 
@@ -65,7 +65,7 @@ class Whereabouts(NamedTuple):
         return cls(int(epoch), places, charges, *(int(each or 0) for each in lost))
 
 
-def look(link: Link, keys: Keys, units: Iterable[Unit]) -> dict[Unit, Whereabouts]:
+def look(link: Connection, keys: Keys, units: Iterable[Unit]) -> dict[Unit, Whereabouts]:
     """Take a picture of each unit. Raises RedisRefused, RedisUnavailable."""
     units = list(units)
     found = {}
@@ -101,7 +101,7 @@ class Conservation:
 
     def __init__(
         self,
-        link: Link,
+        link: Connection,
         keys: Keys,
         units: Iterable[Unit],
         ledger: Ledger,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.contract.desk import Desk
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "costs.md"
@@ -97,7 +97,7 @@ class CountingSocket(socket.socket):
 class Meter:
     """Counts what happens on one server; `link` was opened before and is not counted."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         link.open()
 

@@ -29,15 +29,15 @@ from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.message import Message
 from streamqd.model import Unit
 from streamqd.producer.carrier import Carrier
-from streamqd.scoreboard import Slot
-from streamqd.store.client import Link
-from streamqd.store.fetch import Fetcher, Round
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
+from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.scripts import Call, Reply, Script
-from streamqd.supervisor.crew import Crew
-from streamqd.supervisor.holding import Holding
+from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import Verdicts
-from streamqd.worker.worker import Worker
+from streamqd.worker.worker import WorkerProcess
 
 VARIABLE = "STRIKES"  # names the folder, in the environment
 LOOK_SECONDS = 2.0  # longest time between two looks of a housekeeper at anything
@@ -199,18 +199,18 @@ def _bytes(word: str | bytes) -> bytes:
 
 def place() -> None:
     """Put every point where it belongs. Called once, before anything is forked."""
-    _around(Link, "run", before=_calls_one, after=_called_one)
-    _around(Link, "run_each", before=_calls_each, after=_called_each)
+    _around(Connection, "run", before=_calls_one, after=_called_one)
+    _around(Connection, "run_each", before=_calls_each, after=_called_each)
     _around(Fetcher, "send_round", before=_unsent, after=_sent)
     _around(Fetcher, "receive_round", after=_answered)
-    _around(Worker, "__init__", after=_know_own)
-    _around(Worker, "_boot", after=_around_handler)
-    _around(Worker, "_post", after=lambda *_: reached("batch-posted"))
+    _around(WorkerProcess, "__init__", after=_know_own)
+    _around(WorkerProcess, "_boot", after=_around_handler)
+    _around(WorkerProcess, "_post", after=lambda *_: reached("batch-posted"))
     _around(Verdicts, "_failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
     _around(Settler, "set_aside", before=lambda *_: reached("verdict-noted"))
-    _around(Holding, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
-    _around(Crew, "start_worker", after=_at("worker-forked", 2))
+    _around(OwnedPartition, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
+    _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     _around(Task, "__init__", after=_look_often)
     _around(Carrier, "write", before=_at_send("publish-unsent"), after=_at_send("publish-answered"))
@@ -238,11 +238,11 @@ def _around(
     setattr(owner, name, wrapped)
 
 
-def _calls_one(_link: Link, call: Call) -> None:
+def _calls_one(_link: Connection, call: Call) -> None:
     reached(f"{name_of(call.script, call.argv)}-calls", partition_of(call.argv))
 
 
-def _called_one(reply: object, _link: Link, call: Call) -> None:
+def _called_one(reply: object, _link: Connection, call: Call) -> None:
     did = isinstance(reply, Reply)
     if isinstance(reply, Reply) and call.script.name in _MOVERS:
         did = reply.word == "OK" and int(reply.rest[0]) > 0
@@ -250,12 +250,12 @@ def _called_one(reply: object, _link: Link, call: Call) -> None:
         reached(f"{name_of(call.script, call.argv)}-called", partition_of(call.argv))
 
 
-def _calls_each(link: Link, calls: Sequence[Call]) -> None:
+def _calls_each(link: Connection, calls: Sequence[Call]) -> None:
     for call in calls:
         _calls_one(link, call)
 
 
-def _called_each(replies: Sequence[object], link: Link, calls: Sequence[Call]) -> None:
+def _called_each(replies: Sequence[object], link: Connection, calls: Sequence[Call]) -> None:
     for reply, call in zip(replies, calls, strict=True):
         _called_one(reply, link, call)
 
@@ -268,19 +268,19 @@ def _sent(_none: None, _fetcher: Fetcher, main_acks: list[bytes], *_: object) ->
     reached("ride-sent" if main_acks else "fetch-sent")
 
 
-def _answered(found: Round, _fetcher: Fetcher, *_: object) -> None:
+def _answered(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
     if found.acked:
         reached("ride-answered")
     elif found.main or found.retried:
         reached("fetch-answered")
 
 
-def _know_own(_none: None, worker: Worker, *_: object) -> None:
+def _know_own(_none: None, worker: WorkerProcess, *_: object) -> None:
     global _own
     _own = str(worker.unit.partition)
 
 
-def _around_handler(_none: None, worker: Worker) -> None:
+def _around_handler(_none: None, worker: WorkerProcess) -> None:
     function = worker.runner.function
 
     def handle(message: Message) -> object:
@@ -314,7 +314,7 @@ def _look_often(_none: None, task: Task, *_: object) -> None:
 def _around_reclaimer() -> None:
     look = Reclaimer.run
 
-    def run(reclaimer: Reclaimer, owned: Iterable[tuple[Slot, Unit]]) -> float | None:
+    def run(reclaimer: Reclaimer, owned: Iterable[tuple[WorkerSlot, Unit]]) -> float | None:
         slots = list(owned)
         sooner = look(reclaimer, slots)
         for slot, unit in slots:

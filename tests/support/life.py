@@ -20,8 +20,8 @@ from streamqd.config import Consumer, Daemon, Settings
 from streamqd.handlers import Failures
 from streamqd.message import Message
 from streamqd.model import Backoff
-from streamqd.scoreboard import Command, Slot
-from streamqd.worker import Orders, Worker, new_worker
+from streamqd.scoreboard import WorkerCommand, WorkerSlot
+from streamqd.worker import Assignment, WorkerProcess, new_worker
 from tests.contract.desk import UNIT
 from tests.support import users
 
@@ -51,21 +51,23 @@ def handle_batch(batch: list[Message]) -> object:
 class Life:
     """Lets workers live in this process."""
 
-    def __init__(self, settings: Settings, slot: Slot, peer: socket.socket, own: socket.socket):
+    def __init__(
+        self, settings: Settings, slot: WorkerSlot, peer: socket.socket, own: socket.socket
+    ):
         self.settings = settings
         self.slot = slot
         self._peer = peer
         self._own = own
 
-    def worker(self, token: str, *, cautious: bool = False, **changed: Any) -> Worker:
+    def worker(self, token: str, *, cautious: bool = False, **changed: Any) -> WorkerProcess:
         """A worker that has not begun; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
-        orders = Orders(UNIT, token, 7, cautious)
+        orders = Assignment(UNIT, token, 7, cautious)
         return new_worker(orders, self.settings, consumer, self.slot, self._own)
 
-    def run(self, worker: Worker, work: Work) -> int:
+    def run(self, worker: WorkerProcess, work: Work) -> int:
         """Let it live until it ends or its time is over; return its exit code."""
-        self.slot.command = Command.NONE
+        self.slot.command = WorkerCommand.NONE
         timer = threading.Timer(PATIENCE, self.stop)
         timer.start()
         _work.append(work)
@@ -79,16 +81,16 @@ class Life:
 
     def stop(self) -> None:
         """Tell it to finish its message and end, as the supervisor does."""
-        self.tell(Command.STOP)
+        self.tell(WorkerCommand.STOP)
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: WorkerCommand) -> None:
         """Say what the supervisor wants, and wake it."""
         self.slot.command = command
         self._peer.send(b"look")
 
 
 @contextmanager
-def lives(slot: Slot) -> Iterator[Callable[[str], Life]]:
+def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
     """Make a life on the server at a URL. What a worker does to its process is undone."""
     peer, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     factory, limit = logging.getLogRecordFactory(), signal.getsignal(signal.SIGUSR1)

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import psutil
 
 from streamqd.admin import steering_moves
-from streamqd.admin.steering import Fleet
+from streamqd.admin.steering import FleetSnapshot
 from streamqd.errors import Refused, StreamqdError
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support.causes import Strike
 from tests.support.daemon import Daemon
@@ -97,7 +97,7 @@ class Nemesis:
         server: ProcessServer,
         victims: list[Victim],
         others: list[FaultProxy],
-        steer: Link,
+        steer: Connection,
     ) -> None:
         self.strikes: list[Strike] = []
         self.passed = 0  # strokes of the plan that found nobody to hit
@@ -106,7 +106,7 @@ class Nemesis:
         self._server = server
         self._victims = victims
         self._proxies = [*(victim.proxy for victim in victims), *others]
-        self._fleet = Fleet(steer, Keys(), "default", 10.0)
+        self._fleet = FleetSnapshot(steer, Keys(), "default", 10.0)
         self._units = victims[0].daemon.units()
         self._began = time.monotonic()
         self._courses: list[tuple[Course, Wait, float]] = []

@@ -8,12 +8,12 @@ from streamqd import config
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store import messages, topics
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT
 
 
-def with_groups(link: Link, keys: Keys, count: int) -> list[Unit]:
+def with_groups(link: Connection, keys: Keys, count: int) -> list[Unit]:
     """Register the topic of UNIT with so many partitions, each with the group."""
     topics.create(link, keys, UNIT.topic, config.Topic(partitions=count))
     units = [UNIT._replace(partition=number) for number in range(count)]

@@ -28,7 +28,7 @@ from urllib.parse import quote, urlsplit
 
 from streamqd import config, embedded
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Link, ServerFacts, server_facts
+from streamqd.store.client import Connection, ServerFacts, server_facts
 from tests.support import fetch_server, users
 from tests.support.waiting import wait_until
 
@@ -60,7 +60,7 @@ class Server:
     @property
     def facts(self) -> ServerFacts:
         if self._facts is None:
-            with_link = Link(self.settings, timeout=10, name="test:facts")
+            with_link = Connection(self.settings, timeout=10, name="test:facts")
             try:
                 self._facts = server_facts(with_link)
             finally:
@@ -167,7 +167,7 @@ class ProcessServer(Server):
         )
         if not wait:
             return
-        probe = Link(self.settings, timeout=10, name="test:probe")
+        probe = Connection(self.settings, timeout=10, name="test:probe")
         try:
             wait_until(lambda: self._serves(probe), timeout=20, what=f"{self.binary} serves")
         finally:
@@ -209,7 +209,7 @@ class ProcessServer(Server):
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _serves(self, probe: Link) -> bool:
+    def _serves(self, probe: Connection) -> bool:
         if not self.running:
             raise AssertionError(f"{self.binary} ended at start:\n{self.log()}")
         try:
@@ -234,7 +234,7 @@ class ForeignServer(Server):
         self.url = url
         if os.environ.get("PYTEST_XDIST_WORKER"):
             raise NoServerError("one given server cannot be shared by parallel tests: run with -n0")
-        link = Link(self.settings, timeout=5, name="test:foreign")
+        link = Connection(self.settings, timeout=5, name="test:foreign")
         try:
             keys = link.execute("DBSIZE")
         except (RedisUnavailable, RedisRefused) as error:
@@ -265,7 +265,7 @@ class ContainerServer(Server):
         self._container.start()
         host = self._container.get_container_host_ip()
         self.url = f"redis://{host}:{self._container.get_exposed_port(6379)}"
-        probe = Link(self.settings, timeout=5, name="test:probe")
+        probe = Connection(self.settings, timeout=5, name="test:probe")
         try:
             wait_until(lambda: _answers(probe), timeout=30, what=f"{image} serves")
         finally:
@@ -334,7 +334,7 @@ def _ask_docker() -> None:
         raise NoServerError(f"no Docker engine answers at {host}: {error}") from error
 
 
-def _answers(probe: Link) -> bool:
+def _answers(probe: Connection) -> bool:
     try:
         return bool(probe.execute("PING") == b"PONG")
     except (RedisUnavailable, RedisRefused):

@@ -18,7 +18,7 @@ from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.registration import ensure_topics
 from streamqd.store import leases, members
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import Desk
 
@@ -48,7 +48,7 @@ handler = "work:handle"
 class Surgery:
     """A folder with a configuration, and the server that it names."""
 
-    def __init__(self, folder: Path, url: str, link: Link) -> None:
+    def __init__(self, folder: Path, url: str, link: Connection) -> None:
         self.folder, self.url, self.link = folder, url, link
         self.keys = Keys()
         self.desk = Desk(link, self.keys, Unit(TOPIC, 0, GROUP))

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from tests.support.causes import DEADLY, Strike
 from tests.support.conservation import Conservation
 from tests.support.daemon import ROOT, Daemon, Event
@@ -100,8 +100,8 @@ class Trial:
             "backoff": {"kind": "exponential", "base": "50ms", "max": "500ms"},
             **(consumer or {}),
         }
-        self.link = self._kept(Link(server.settings, timeout=10.0, name="test:trial"))
-        self._steer = self._kept(Link(server.settings, timeout=10.0, name="test:steer"))
+        self.link = self._kept(Connection(server.settings, timeout=10.0, name="test:trial"))
+        self._steer = self._kept(Connection(server.settings, timeout=10.0, name="test:steer"))
         self.victims: list[Victim] = []
         for name in names:
             proxy = self._open.enter_context(FaultProxy(server.socket_path, remember=0))
@@ -130,7 +130,7 @@ class Trial:
         )
         self.nemesis: Nemesis | None = None
 
-    def _kept(self, link: Link) -> Link:
+    def _kept(self, link: Connection) -> Connection:
         self._open.callback(link.close)
         return link
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from streamqd import config
 from streamqd.errors import RedisRefused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 FOLDER = Path(__file__).parents[2] / "etc" / "acl"
 OLDER = FOLDER / "redis-6.2"  # the same users for a server without selectors
@@ -77,7 +77,7 @@ def rules(text: str) -> list[str]:
     return re.findall(r"\([^)]*\)|\S+", text)[1:]
 
 
-def grant(link: Link, *, without: str = "") -> None:
+def grant(link: Connection, *, without: str = "") -> None:
     """Make the users, each without a password, and without one right when it is named."""
     older = not has_selectors(link)
     for name in NAMES:
@@ -85,7 +85,7 @@ def grant(link: Link, *, without: str = "") -> None:
         link.execute("ACL", "SETUSER", *granted, "nopass")
 
 
-def has_selectors(link: Link) -> bool:
+def has_selectors(link: Connection) -> bool:
     """Whether the server knows selectors, as Redis 7 and Valkey do."""
     try:
         link.execute("ACL", "SETUSER", "streamqd-probe", "(+get)")
@@ -95,7 +95,7 @@ def has_selectors(link: Link) -> bool:
     return True
 
 
-def revoke(link: Link) -> None:
+def revoke(link: Connection) -> None:
     """Take them away; their connections end. With --acl they are as they were."""
     if _chosen:
         grant(link)

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from streamqd.config import Consumer
-from streamqd.worker.appetite import Appetite
+from streamqd.worker.prefetch import PrefetchController
 
 MIB = 1 << 20
 CONSUMER = Consumer(topic="t", group="g", handler="h:go", prefetch_bytes=4 * MIB)
 
 
-def settled(size: int, spent_ns: int = 1000) -> Appetite:
+def settled(size: int, spent_ns: int = 1000) -> PrefetchController:
     """After many reads of entries of that size and work."""
-    appetite = Appetite(CONSUMER, MIB, 256)
+    appetite = PrefetchController(CONSUMER, MIB, 256)
     for _ in range(50):
         appetite.fed(appetite.count, size * appetite.count, spent_ns * appetite.count)
     return appetite
 
 
 def test_the_first_read_trusts_nobody():
-    assert Appetite(CONSUMER, MIB, 256).count == 4
-    assert Appetite(CONSUMER, 64 * MIB, 256).count == 1
-    assert Appetite(CONSUMER, 1024, 256).count == 16
-    assert Appetite(CONSUMER, 1024, 1).count == 1
+    assert PrefetchController(CONSUMER, MIB, 256).count == 4
+    assert PrefetchController(CONSUMER, 64 * MIB, 256).count == 1
+    assert PrefetchController(CONSUMER, 1024, 256).count == 16
+    assert PrefetchController(CONSUMER, 1024, 1).count == 1
 
 
 def test_it_doubles_up_to_its_bound():
-    appetite = Appetite(CONSUMER, MIB, 100)
+    appetite = PrefetchController(CONSUMER, MIB, 100)
     counts = []
     for _ in range(6):
         appetite.fed(appetite.count, appetite.count, 0)

@@ -19,5 +19,5 @@ def test_a_header_whose_check_sum_is_right_and_whose_text_is_not_is_refused(told
     """C5: it ended the start with the decoder's own error."""
     magic = boards.packed({})[:20]
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
-    with pytest.raises(boards.Refused, match="not a scoreboard"):
+    with pytest.raises(boards.BoardRefused, match="not a scoreboard"):
         boards.unpacked(raw)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamqd.policy.capacity import TOGETHER_MAX, TRY_SECONDS, Capacity
 from streamqd.store import members
-from streamqd.store.members import Beat
+from streamqd.store.members import Heartbeat
 
 PROBLEM = "Too many open files"
 
@@ -58,6 +58,6 @@ def test_once_more_can_be_started_the_limit_is_soon_gone(wanted: int, running: i
 def test_a_member_of_any_version_reads_the_limit():
     """C2: a limit is a cap to the others, and a limit of nothing is a member that leaves."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
-    assert members.seen_of(Beat("a", 1, told)).member.cap == 3
+    assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))
-    assert members.seen_of(Beat("a", 1, nothing)).leaving
+    assert members.seen_of(Heartbeat("a", 1, nothing)).leaving

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.cause import Facts, MemberFacts, causes
+from streamqd.admin.cause import MemberFacts, WaitFacts, causes
 from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit, unit_of
 from streamqd.model import Unit
 
@@ -27,8 +27,8 @@ def failed(error: str = "builtins.OSError", ago: float = 3.0) -> LiveFailure:
     return LiveFailure(error, 9, ago, "access", 3, "hits", "west")
 
 
-def facts(**more: Any) -> Facts:
-    found = Facts(
+def facts(**more: Any) -> WaitFacts:
+    found = WaitFacts(
         unit=UNIT,
         lease="owned",
         owner="west",
@@ -219,7 +219,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("word", "moves", "known", "part"), CASES, ids=[f"{at}-{c[0]}" for at, c in enumerate(CASES)]
 )
-def test_the_first_cause(word: str, moves: bool, known: Facts, part: str) -> None:
+def test_the_first_cause(word: str, moves: bool, known: WaitFacts, part: str) -> None:
     first = causes(known)[0]
 
     assert (first.word, first.moves) == (word, moves)

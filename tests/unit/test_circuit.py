@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.policy.circuit import NOTHING, REMEMBERED, Circuit, Memory, State
+from streamqd.policy.circuit import NOTHING, REMEMBERED, Circuit, CircuitMemory, CircuitState
 
 
 def circuit(failures: int = 3, window: float = 10.0, probe_every: float = 5.0) -> Circuit:
@@ -16,7 +16,7 @@ def opened(*, at: float = 0.0) -> Circuit:
     one = circuit()
     for uid in "abc":
         one.failed(uid, at, 0)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
     return one
 
 
@@ -24,10 +24,10 @@ def test_so_many_failures_within_the_window_open_it():
     one = circuit()
     for at, uid in ((0.0, "a"), (1.0, "b")):
         one.failed(uid, at, 0)
-        assert one.state is State.CLOSED
+        assert one.state is CircuitState.CLOSED
         assert one.wait(at) == 0
     one.failed("c", 10.0, 0)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
     assert one.wait(10.0) == 5.0
     assert one.wait(14.0) == 1.0
     assert one.wait(14.0, later=2.0) == 3.0, "others are first"
@@ -38,27 +38,27 @@ def test_failures_outside_the_window_do_not():
     one = circuit()
     for number in range(20):
         one.failed(str(number), number * 5.1, number)
-        assert one.state is State.CLOSED
+        assert one.state is CircuitState.CLOSED
 
 
 def test_what_failed_in_other_partitions_counts_too():
     one = circuit()
     one.failed("a", 0.0, 0, others=1)
-    assert one.state is State.CLOSED
+    assert one.state is CircuitState.CLOSED
     one.failed("b", 0.0, 0, others=1)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
 
 
 def test_after_a_while_one_message_is_tried_and_its_success_closes_it():
     one = opened()
     one.probe()
-    assert one.state is State.HALF_OPEN
+    assert one.state is CircuitState.HALF_OPEN
     assert one.wait(5.0) == 0
     one.heard(is_open=False, opened=5.0)
-    assert one.state is State.CLOSED
+    assert one.state is CircuitState.CLOSED
     for uid in "de":
         one.failed(uid, 5.1, 1)
-        assert one.state is State.CLOSED, "counting begins anew"
+        assert one.state is CircuitState.CLOSED, "counting begins anew"
 
 
 def test_a_probe_that_fails_opens_it_again_at_once():
@@ -68,9 +68,9 @@ def test_a_probe_that_fails_opens_it_again_at_once():
         assert one.wait(at) == 0
         one.probe()
         one.heard(is_open=True, opened=at)
-        assert one.state is State.HALF_OPEN, "it was this one that opened it so late"
+        assert one.state is CircuitState.HALF_OPEN, "it was this one that opened it so late"
         assert not one.failed("a", at, 0), "it costs nothing"
-        assert one.state is State.OPEN
+        assert one.state is CircuitState.OPEN
         assert one.wait(at) == 5.0
 
 
@@ -78,14 +78,14 @@ def test_a_circuit_that_another_partition_has_opened_waits_as_long_as_that_one()
     one = circuit()
     one.failed("a", 1.0, 0)
     one.heard(is_open=True, opened=2.0)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
     assert one.wait(3.0) == 4.0
     one.heard(is_open=True, opened=6.0)
     assert one.wait(7.0) == 4.0, "its probe has failed"
     assert not one.failed("b", 7.5, 0), "it had begun before"
     assert one.wait(8.0) == 4.5
     one.heard(is_open=False, opened=7.5)
-    assert one.state is State.CLOSED
+    assert one.state is CircuitState.CLOSED
     assert not one.failed("a", 9.0, 1), "it was open since the first failure"
     assert one.failed("a", 9.1, 1)
 
@@ -97,7 +97,7 @@ def test_an_outage_that_was_over_before_anybody_looked_is_known_by_its_end():
     one.heard(is_open=False, opened=2.0)
     assert one.memory == NOTHING, "they were part of it"
     assert not one.failed("a", 3.0, 0)
-    assert one.state is State.CLOSED
+    assert one.state is CircuitState.CLOSED
 
 
 def test_who_gives_its_turn_to_another_waits_again():
@@ -119,7 +119,7 @@ def test_a_failure_before_the_circuit_opened_is_forgiven():
     one.failed("a", 0.0, 0)
     assert one.failed("a", 0.1, 0), "nobody knows yet"
     one.failed("b", 0.2, 0)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
     one.heard(is_open=False, opened=5.2)
     assert not one.failed("a", 6.0, 1), "the circuit was open in between"
     assert one.failed("a", 6.1, 1)
@@ -129,17 +129,17 @@ def test_a_message_that_fails_again_while_others_succeed_counts_once():
     one = circuit(failures=3)
     for number in range(1, 50):
         one.failed("a", number * 0.01, number)
-        assert one.state is State.CLOSED
+        assert one.state is CircuitState.CLOSED
     one.failed("b", 0.5, 50)
     one.failed("c", 0.5, 50)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
 
 
 def test_alone_it_opens_the_circuit_for_nothing_tells_it_from_an_outage():
     one = circuit(failures=3)
     for at in (0.0, 1.0, 2.0):
         one.failed("a", at, 7)
-    assert one.state is State.OPEN
+    assert one.state is CircuitState.OPEN
 
 
 def test_the_next_circuit_goes_on_where_this_one_was():
@@ -147,20 +147,20 @@ def test_the_next_circuit_goes_on_where_this_one_was():
     assert one.memory == NOTHING
     one.failed("a", 1.0, 0)
     one.failed("b", 3.0, 0)
-    assert one.memory == Memory(2, 1.0)
+    assert one.memory == CircuitMemory(2, 1.0)
     after = Circuit(3, 10.0, 5.0, one.memory)
     assert not after.failed("c", 11.0, 0)
-    assert after.state is State.OPEN
+    assert after.state is CircuitState.OPEN
     last = Circuit(3, 10.0, 5.0, after.memory)
     last.heard(is_open=True, opened=11.0)
     assert last.wait(12.0) == 4.0
 
 
 def test_of_a_circuit_before_all_failures_are_as_old_as_the_oldest():
-    after = Circuit(3, 10.0, 5.0, Memory(2, 1.0))
+    after = Circuit(3, 10.0, 5.0, CircuitMemory(2, 1.0))
     after.failed("c", 11.1, 0)
-    assert after.state is State.CLOSED
-    assert after.memory == Memory(1, 11.1)
+    assert after.state is CircuitState.CLOSED
+    assert after.memory == CircuitMemory(1, 11.1)
 
 
 def test_a_message_that_was_forgiven_by_another_circuit_pays():
@@ -198,16 +198,16 @@ def test_however_often_a_dependency_goes_down_no_message_pays_twice_for_one_outa
     for uid, step, succeeds in runs:
         now += step
         now += one.wait(now)
-        if one.state is State.OPEN:
+        if one.state is CircuitState.OPEN:
             one.probe()
             last_open = now
         if succeeds:
             successes += 1
             one.heard(is_open=False, opened=last_open)
-            assert one.state is State.CLOSED
+            assert one.state is CircuitState.CLOSED
             continue
         counts = one.failed(uid, now, successes)
-        if one.state is State.OPEN:
+        if one.state is CircuitState.OPEN:
             last_open = now
             since_open.clear()
             assert not counts

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
+from streamqd.dead_letter import DeadLetter
 from streamqd.errors import ConfigError, ContractError
-from streamqd.letter import Letter
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.store import messages
@@ -118,7 +118,7 @@ def message(fields: dict[bytes, bytes], unit: Unit = UNIT, *, retried: bool = Fa
 
 def test_a_letter_tells_how_its_message_ended():
     found = message(FIELDS)
-    assert found.letter == Letter(
+    assert found.letter == DeadLetter(
         group="hits",
         reason="attempts",
         error_class="ValueError",

@@ -13,20 +13,20 @@ from streamqd.cli import cli as command
 from streamqd.examples import weblog
 from streamqd.examples.demo import summary
 from streamqd.examples.demo.board import Board, shorten, table
-from streamqd.examples.demo.stage import MARKER, Failed, Folder
-from streamqd.examples.demo.tally import GROUPS, PARTITIONS, Tally
+from streamqd.examples.demo.stage import MARKER, DemoFailed, Folder
+from streamqd.examples.demo.tally import GROUPS, PARTITIONS, DemoTally
 
 EACH = 5  # messages in each partition
 
 
 @pytest.fixture
-def tally(tmp_path: Path) -> Tally:
+def tally(tmp_path: Path) -> DemoTally:
     """A run that went well: in every partition each group has handled 4 and buried 1."""
     folder = Folder(tmp_path)
     for group in GROUPS:
         for partition in PARTITIONS:
             store(folder, group, partition, handled=EACH - 1)
-    made = Tally(folder, lines=EACH * len(PARTITIONS))
+    made = DemoTally(folder, lines=EACH * len(PARTITIONS))
     made.look()
     made.unsettled = 0
     for partition in PARTITIONS:
@@ -49,23 +49,23 @@ def store(folder: Folder, group: str, partition: int, *, handled: int) -> None:
     database.close()
 
 
-def wrong(tally: Tally) -> list[str]:
+def wrong(tally: DemoTally) -> list[str]:
     return [sentence for ok, sentence in tally.checks() if not ok]
 
 
-def test_right_figures_agree(tally: Tally):
+def test_right_figures_agree(tally: DemoTally):
     assert wrong(tally) == []
     assert tally.top("hits") == [("/a", 200, 4 * (EACH - 1))]
 
 
-def test_a_lost_message_is_seen(tally: Tally):
+def test_a_lost_message_is_seen(tally: DemoTally):
     store(tally.folder, "agents", 2, handled=EACH - 2)
     tally.look()
 
     assert wrong(tally) == ["agents: handled + dead = produced, in every partition"]
 
 
-def test_a_message_in_the_wrong_partition_is_seen(tally: Tally):
+def test_a_message_in_the_wrong_partition_is_seen(tally: DemoTally):
     tally.added[0] += 1
     tally.added[1] -= 1
 
@@ -75,7 +75,7 @@ def test_a_message_in_the_wrong_partition_is_seen(tally: Tally):
     ]
 
 
-def test_a_message_counted_twice_is_seen(tally: Tally):
+def test_a_message_counted_twice_is_seen(tally: DemoTally):
     database = sqlite3.connect(tally.folder.database("hits", 3))
     with database:
         database.execute("UPDATE hits SET count = count + 1")
@@ -84,14 +84,14 @@ def test_a_message_counted_twice_is_seen(tally: Tally):
     assert wrong(tally) == ["hits: each handled message is counted exactly once"]
 
 
-def test_a_line_that_was_not_sent_is_seen(tally: Tally):
+def test_a_line_that_was_not_sent_is_seen(tally: DemoTally):
     tally.lines += 1
 
     assert wrong(tally) == ["every line of the file is in Redis"]
 
 
 @pytest.mark.parametrize("unsettled", [1, None])
-def test_unfinished_work_is_seen(tally: Tally, unsettled: int | None):
+def test_unfinished_work_is_seen(tally: DemoTally, unsettled: int | None):
     tally.unsettled = unsettled
 
     assert wrong(tally) == ["nothing is unread, pending or waiting any more"]
@@ -113,7 +113,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.touch()
 
-    with pytest.raises(Failed, match="holds something else"):
+    with pytest.raises(DemoFailed, match="holds something else"):
         Folder(tmp_path).prepare()
     assert mine.exists()
 
@@ -125,12 +125,12 @@ def test_a_folder_in_which_a_daemon_runs_is_left_alone(tmp_path: Path):
     with lock_path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
-        with pytest.raises(Failed, match="process 4711"):
+        with pytest.raises(DemoFailed, match="process 4711"):
             Folder(tmp_path).prepare()
     assert lock_path.exists()
 
 
-def test_the_commands_that_it_prints_exist(tally: Tally, capsys: pytest.CaptureFixture[str]):
+def test_the_commands_that_it_prints_exist(tally: DemoTally, capsys: pytest.CaptureFixture[str]):
     summary.where_to_look(tally.folder, tally, serving=True)
 
     verbs = set(re.findall(r"streamqd -c \S+ (\w+)", capsys.readouterr().out))

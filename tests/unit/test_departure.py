@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.admin.departure import DepartingUnit, Departure, plan
+from streamqd.admin.drain_preview import DepartingUnit, Departure, plan
 from streamqd.cli import departure
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
-from streamqd.policy.rebalance import Seen
+from streamqd.policy.rebalance import MemberView
 
 HITS = [Unit("access", number, "hits") for number in range(4)]
 MAIL = Unit("orders", 0, "mail")
 
 
-def seen(name: str, *, cap: int = 0, broken: tuple[Unit, ...] = (), mail: bool = False) -> Seen:
+def seen(
+    name: str, *, cap: int = 0, broken: tuple[Unit, ...] = (), mail: bool = False
+) -> MemberView:
     offers = {("access", "hits")} | ({("orders", "mail")} if mail else set())
-    return Seen(Member(name, 1, cap, frozenset(offers)), 0, False, frozenset(broken))
+    return MemberView(Member(name, 1, cap, frozenset(offers)), 0, False, frozenset(broken))
 
 
 def test_the_others_share_what_it_owned() -> None:

@@ -9,30 +9,30 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from streamqd.errand import Errand, Outcome
+from streamqd.subprocess_task import SubprocessTask, TaskResult
 
 
-def ended(errand: Errand) -> Outcome:
+def ended(errand: SubprocessTask) -> TaskResult:
     while (found := errand.poll(5.0)) is None:
         pass
     return found
 
 
 def test_the_result_comes_back_whatever_its_size():
-    errand = Errand(lambda: {"list": list(range(100_000))}, title="errand", timeout=30.0)
-    assert ended(errand) == Outcome({"list": list(range(100_000))}, "")
+    errand = SubprocessTask(lambda: {"list": list(range(100_000))}, title="errand", timeout=30.0)
+    assert ended(errand) == TaskResult({"list": list(range(100_000))}, "")
 
 
 def test_polling_does_not_block_and_a_killed_child_is_told():
-    errand = Errand(lambda: threading.Event().wait(), title="errand", timeout=30.0)
+    errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=30.0)
     assert errand.poll() is None
     os.killpg(errand.pid, 9)
-    assert ended(errand) == Outcome(None, "its process ended by signal SIGKILL")
+    assert ended(errand) == TaskResult(None, "its process ended by signal SIGKILL")
 
 
 def test_work_that_hangs_is_killed_after_its_time():
-    errand = Errand(lambda: threading.Event().wait(), title="errand", timeout=0.2)
-    assert ended(errand) == Outcome(None, "it took longer than 0.2 s")
+    errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=0.2)
+    assert ended(errand) == TaskResult(None, "it took longer than 0.2 s")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_half_a_result_is_no_result(end: Callable[[], None], trouble: str):
         os.fdopen = write_half  # type: ignore[assignment]  # in the child, which ends by it
         return True
 
-    found = ended(Errand(work, title="errand", timeout=30.0))
+    found = ended(SubprocessTask(work, title="errand", timeout=30.0))
     assert found.result is None
     assert found.trouble.startswith(trouble)
 
@@ -62,11 +62,11 @@ def test_the_work_soils_only_the_child():
         os.environ["LEFT_BEHIND"] = "1"
         return True
 
-    assert ended(Errand(work, title="errand", timeout=30.0)) == Outcome(True, "")
+    assert ended(SubprocessTask(work, title="errand", timeout=30.0)) == TaskResult(True, "")
     assert "LEFT_BEHIND" not in os.environ
 
 
 def test_no_descriptor_is_left():
     before = psutil.Process().num_fds()
-    ended(Errand(lambda: 1, title="errand", timeout=30.0))
+    ended(SubprocessTask(lambda: 1, title="errand", timeout=30.0))
     assert psutil.Process().num_fds() == before

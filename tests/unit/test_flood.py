@@ -5,53 +5,53 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.policy.flood import NOTHING, Flood, Memory
+from streamqd.policy.dead_letter_rate import NOTHING, DeadLetterRate, DeadLetterRateMemory
 
 
 def test_so_many_deaths_within_the_window_are_a_flood():
-    flood = Flood(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert [flood.died(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [False, False, True]
 
 
 def test_deaths_that_come_slowly_are_none():
-    flood = Flood(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert not any(flood.died(number * 5.1, number) for number in range(1, 50))
 
 
 def test_deaths_among_many_that_live_are_none():
-    flood = Flood(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert not any(flood.died(number * 0.01, 3 * number) for number in range(1, 50))
 
 
 def test_just_the_share_is_a_flood():
-    flood = Flood(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     # Of six messages from the first death on, three died.
     assert [flood.died(0.0, settled) for settled in (10, 13, 15)] == [False, False, True]
-    flood = Flood(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert [flood.died(0.0, settled) for settled in (10, 13, 16)] == [False, False, False]
 
 
 def test_with_a_share_of_nothing_only_the_number_counts():
-    flood = Flood(letters=2, window=10.0, share=0.0)
+    flood = DeadLetterRate(letters=2, window=10.0, share=0.0)
     assert [flood.died(0.0, 1), flood.died(1.0, 10**9)] == [False, True]
 
 
 def test_after_a_flood_counting_begins_anew():
-    flood = Flood(letters=2, window=10.0, share=0.5)
+    flood = DeadLetterRate(letters=2, window=10.0, share=0.5)
     assert [flood.died(0.0, n) for n in range(1, 7)] == [False, True] * 3
 
 
 def test_the_next_watch_goes_on_where_this_one_was():
-    one = Flood(letters=3, window=10.0, share=0.5)
+    one = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert one.memory == NOTHING
     one.died(1.0, 7)
     one.died(4.0, 8)
-    assert one.memory == Memory(2, 1.0, 7)
-    assert Flood(3, 10.0, 0.5, one.memory).died(11.0, 12)
-    assert not Flood(3, 10.0, 0.5, one.memory).died(11.0, 13), "too many live"
-    late = Flood(3, 10.0, 0.5, one.memory)
+    assert one.memory == DeadLetterRateMemory(2, 1.0, 7)
+    assert DeadLetterRate(3, 10.0, 0.5, one.memory).died(11.0, 12)
+    assert not DeadLetterRate(3, 10.0, 0.5, one.memory).died(11.0, 13), "too many live"
+    late = DeadLetterRate(3, 10.0, 0.5, one.memory)
     assert not late.died(11.1, 9)
-    assert late.memory == Memory(1, 11.1, 9)
+    assert late.memory == DeadLetterRateMemory(1, 11.1, 9)
 
 
 @given(
@@ -62,7 +62,7 @@ def test_the_next_watch_goes_on_where_this_one_was():
 def test_it_agrees_with_a_count_of_the_last_deaths(
     steps: list[tuple[float, int]], letters: int, share: float
 ):
-    flood = Flood(letters, 10.0, share)
+    flood = DeadLetterRate(letters, 10.0, share)
     now, settled = 0.0, 0
     deaths: list[tuple[float, int]] = []
     for seconds, others in steps:

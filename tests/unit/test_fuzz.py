@@ -24,16 +24,16 @@ from streamqd.admin.document import as_json
 from streamqd.cli.output import json_text, printable
 from streamqd.config import topology
 from streamqd.config.endpoint import url_fault
+from streamqd.dead_letter import DeadLetter
 from streamqd.errors import BadValue, ConfigError
 from streamqd.handlers.payloads import decoder
 from streamqd.handlers.verdicts import Undecodable
-from streamqd.http import REQUEST_BYTES_MAX, Response, Server
-from streamqd.letter import Letter
+from streamqd.http import REQUEST_BYTES_MAX, HttpResponse, HttpServer
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.producer.encoding import HEADERS_MAX, Outgoing, fields_of
-from streamqd.store import control, members, topics
-from streamqd.worker import letters
+from streamqd.store import directives, members, topics
+from streamqd.worker import dead_letters
 
 pytestmark = pytest.mark.fault("F35")
 
@@ -98,22 +98,22 @@ def test_a_message_can_be_buried(fields: dict[bytes, bytes], retried: bool) -> N
     found = message(fields, retried=retried)
     delivery = Delivery(Unit("orders", 0, "bill"), "one", 1)
     why = ("too-large", "too-large", "text")
-    buried = letters.unhandled(found, delivery, "work:obey", why, crashes=1)
+    buried = dead_letters.unhandled(found, delivery, "work:obey", why, crashes=1)
     assert all(isinstance(each, bytes) for pair in buried.items() for each in pair)
-    assert letters.too_large(found, 1 << 20) == ""
-    assert letters.too_large(found, 1) or sum(map(len, found.fields.values())) <= 1_026
+    assert dead_letters.too_large(found, 1 << 20) == ""
+    assert dead_letters.too_large(found, 1) or sum(map(len, found.fields.values())) <= 1_026
     for policy in ("hash", "none"):
-        kept = letters.withheld(found, policy)
+        kept = dead_letters.withheld(found, policy)
         assert kept[b"payload"] == b""
         assert kept[b"payloadBytes"] == b"%d" % len(found.payload)
-    read = Letter.read(buried | fields)
+    read = DeadLetter.read(buried | fields)
     assert read.attempts >= 0
     assert math.isfinite(read.failed_at)
 
 
 @given(st.binary(max_size=80))
 def test_the_record_of_a_crash_can_be_read(raw: bytes) -> None:
-    what, fields = letters.crash_fields(raw)
+    what, fields = dead_letters.crash_fields(raw)
     assert what
     assert all(isinstance(each, bytes) for pair in fields.items() for each in pair)
 
@@ -172,8 +172,8 @@ def test_what_is_shown_can_be_written_and_is_one_line(text: str | bytes) -> None
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server(("127.0.0.1", 0), {"/": lambda _: Response(200, b"front")})
+def server() -> Iterator[HttpServer]:
+    made = HttpServer(("127.0.0.1", 0), {"/": lambda _: HttpResponse(200, b"front")})
     yield made
     made._waker.close()
     made._woken.close()
@@ -193,7 +193,7 @@ requests = st.one_of(
 
 @quick
 @given(requests)
-def test_every_request_gets_an_answer(server: Server, raw: bytes) -> None:
+def test_every_request_gets_an_answer(server: HttpServer, raw: bytes) -> None:
     response, _ = server._respond(raw)
     assert response.status in (200, 400, 404, 405, 431)
 
@@ -284,7 +284,7 @@ scores = st.floats(allow_nan=False) | st.integers(0, 2**53).map(float)
 @quick
 @given(st.lists(st.tuples(st.sampled_from(ORDERS) | raws, raws, scores), max_size=4))
 def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) -> None:
-    known = control.read([part for name, raw, _ in told for part in (name, raw)])
+    known = directives.read([part for name, raw, _ in told for part in (name, raw)])
     assert isinstance(known.strange, dict)
     beats = [part for name, _, score in told for part in (name, b"%.17g" % score)]
     infos = [part for name, raw, _ in told for part in (name, raw)]

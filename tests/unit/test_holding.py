@@ -14,12 +14,12 @@ import pytest
 from streamqd.config import Consumer
 from streamqd.errors import RedisRefused
 from streamqd.model import Unit
-from streamqd.policy.restart import Cause
+from streamqd.policy.restart import ExitCause
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import DONE, FAILED, RUNNING, SETTLED, Scoreboard, WorkerState
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.holding import Holding, Kill, Phase
+from streamqd.supervisor.partition import Kill, OwnedPartition, Phase
 from streamqd.worker import ExitCode
 
 UNIT = Unit("access", 0, "hits")
@@ -32,7 +32,7 @@ class Desk:
 
     def __init__(self) -> None:
         consumer = Consumer(topic="access", group="hits", handler="h:go")
-        self.holding = Holding(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
+        self.holding = OwnedPartition(UNIT, consumer, Scoreboard(slots=1).allot(UNIT))
         self.slot = self.holding.slot
 
     def wish(self) -> Call | None:
@@ -205,7 +205,11 @@ def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left
     desk.hold().run().mark(DONE, FAILED, RUNNING)
     old = desk.holding.token
     verdict = desk.holding.ended(KILLED)
-    assert (verdict.crashed, verdict.cause, verdict.charged) == (True, Cause.HANDLING, PLACES[2])
+    assert (verdict.crashed, verdict.cause, verdict.charged) == (
+        True,
+        ExitCause.HANDLING,
+        PLACES[2],
+    )
     assert desk.script() == "lease_refence"
     assert (desk.argument("old"), desk.argument("charged")) == (old, PLACES[2])
     assert desk.places() == [PLACES[0]]
@@ -283,7 +287,7 @@ def test_a_handler_that_ends_its_process_is_charged_whatever_code_it_takes(desk:
 def test_a_process_that_vanishes_between_two_messages_has_crashed(desk: Desk, code: int):
     desk.hold().run()
     verdict = desk.holding.ended(Exit(code, None))
-    assert (verdict.crashed, verdict.cause, verdict.charged) == (True, Cause.IDLE, None)
+    assert (verdict.crashed, verdict.cause, verdict.charged) == (True, ExitCause.IDLE, None)
     assert desk.script() == "lease_refence"
 
 
@@ -291,7 +295,7 @@ def test_a_process_that_vanishes_between_two_messages_has_crashed(desk: Desk, co
 def test_an_orderly_end_is_no_crash(desk: Desk, code: ExitCode):
     desk.hold().run().mark(DONE).quiet()
     verdict = desk.holding.ended(Exit(code, None))
-    assert (verdict.crashed, verdict.cause, verdict.charged) == (False, Cause.ORDERED, None)
+    assert (verdict.crashed, verdict.cause, verdict.charged) == (False, ExitCause.ORDERED, None)
     assert desk.script() == "lease_refence", "a successor is to follow"
 
 

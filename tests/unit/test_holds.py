@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamqd.worker.holds import Holds
+from streamqd.worker.key_blocker import KeyBlocker
 
 
 class One(NamedTuple):
@@ -18,7 +18,7 @@ class One(NamedTuple):
 
 
 def test_a_held_key_is_due_in_its_time_and_its_line_is_in_order():
-    holds: Holds[One] = Holds()
+    holds: KeyBlocker[One] = KeyBlocker()
     first, second = One(1, "a"), One(2, "a")
     holds.hold("a", first, 5.0)
     holds.behind("a", second)
@@ -33,7 +33,7 @@ def test_a_held_key_is_due_in_its_time_and_its_line_is_in_order():
 
 
 def test_what_fails_again_stays_the_first():
-    holds: Holds[One] = Holds()
+    holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
     holds.behind("a", One(2, "a"))
     assert holds.take(1.0) == "a"
@@ -45,7 +45,7 @@ def test_what_fails_again_stays_the_first():
 
 
 def test_a_key_is_free_when_nothing_is_behind():
-    holds: Holds[One] = Holds()
+    holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
     holds.behind("a", One(2, "a"))
     holds.take(1.0)
@@ -60,14 +60,14 @@ def test_a_key_is_free_when_nothing_is_behind():
 
 
 def test_keys_come_in_the_order_in_which_they_are_due():
-    holds: Holds[One] = Holds()
+    holds: KeyBlocker[One] = KeyBlocker()
     for key, due in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
         holds.hold(key, One(0, key), due)
     assert [holds.take(9.0) for _ in range(4)] == ["b", "c", "a", None]
 
 
 def test_what_was_about_to_run_is_due_again_but_not_what_runs():
-    holds: Holds[One] = Holds()
+    holds: KeyBlocker[One] = KeyBlocker()
     for key in "abc":
         holds.hold(key, One(0, key), 1.0)
     holds.take(1.0)
@@ -89,7 +89,7 @@ def test_every_key_ends_in_its_order(
     stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
 ):
     """Entries come, fail so many times each, and run when they are due; some runs never begin."""
-    holds: Holds[One] = Holds()
+    holds: KeyBlocker[One] = KeyBlocker()
     left = {number: times for number, (_, times) in enumerate(stream)}
     ended: dict[str, list[int]] = defaultdict(list)
     waits = deque(delays)

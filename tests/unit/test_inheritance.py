@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from streamqd import inheritance, process
+from streamqd import fork_hygiene, process
 
 URL = "STREAMQ_REDIS__URL"
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(inheritance, "_at_freeze", None)
+    monkeypatch.setattr(fork_hygiene, "_at_freeze", None)
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     monkeypatch.setenv(URL, "redis://:secret@cache:6379/0")
@@ -45,7 +45,7 @@ def seen_by_child(target: Path) -> dict[str, str]:
 def test_a_child_does_not_see_what_is_the_supervisors(tmp_path: Path, frozen: bool) -> None:
     mine = dict(os.environ)
     if frozen:
-        inheritance.freeze()
+        fork_hygiene.freeze()
 
     seen = seen_by_child(tmp_path / "environment")
 
@@ -60,19 +60,19 @@ def test_a_child_does_not_see_what_is_the_supervisors(tmp_path: Path, frozen: bo
 
 def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
     before = gc.get_freeze_count()
-    inheritance.freeze()
+    fork_hygiene.freeze()
     assert gc.get_freeze_count() > before
 
 
 def test_the_collector_looks_less_often() -> None:
-    inheritance.freeze()
-    assert gc.get_threshold()[0] == inheritance.YOUNG_OBJECTS
+    fork_hygiene.freeze()
+    assert gc.get_threshold()[0] == fork_hygiene.YOUNG_OBJECTS
 
 
 @pytest.mark.parametrize("said", [(123, 4, 5), (0, 10, 10), (50_000, 5, 5)])
 def test_how_often_it_looks_is_the_users_to_say(said: tuple[int, int, int]) -> None:
     gc.set_threshold(*said)
-    inheritance.freeze()
+    fork_hygiene.freeze()
     assert gc.get_threshold() == said
 
 

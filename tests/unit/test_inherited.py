@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.store.messages import Pending, Recovered
-from streamqd.worker.inherited import in_order
+from streamqd.worker.pending_entry import in_order
 
 
 def page(main: str, retry: str, more: str) -> Recovered:

@@ -12,11 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import streamqd
-from streamqd.metrics import METRICS, Exporter, View
+from streamqd.idle_reason import IdleReason, Wait
+from streamqd.metrics import METRICS, Exporter, MetricsView
 from streamqd.model import Unit
-from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, Slot, WorkerState, now_ns
+from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
 from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
-from streamqd.waits import Wait, Waits
 
 UNIT = Unit("access", 3, "hits")
 HERE = {"topic": "access", "partition": "3", "group": "hits"}
@@ -39,7 +39,7 @@ def board() -> Scoreboard:
 
 
 @pytest.fixture
-def slot(board: Scoreboard) -> Slot:
+def slot(board: Scoreboard) -> WorkerSlot:
     slot = board.allot(UNIT)
     slot.owned = 1
     slot.state = WorkerState.READY
@@ -48,8 +48,8 @@ def slot(board: Scoreboard) -> Slot:
 
 
 @pytest.fixture
-def view(board: Scoreboard) -> View:
-    return View(
+def view(board: Scoreboard) -> MetricsView:
+    return MetricsView(
         instance="web-1",
         board=board,
         consumers=(("access", "hits"), ("access", "audit")),
@@ -64,7 +64,7 @@ def view(board: Scoreboard) -> View:
     )
 
 
-def scrape(view: View) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+def scrape(view: MetricsView) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     text = Exporter(view).render()[0].decode()
     samples: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for family in text_string_to_metric_families(text):
@@ -75,7 +75,7 @@ def scrape(view: View) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     return samples
 
 
-def value(view: View, name: str, **labels: str) -> float | None:
+def value(view: MetricsView, name: str, **labels: str) -> float | None:
     return scrape(view).get(name, {}).get(frozenset(labels.items()))
 
 
@@ -100,20 +100,20 @@ def value(view: View, name: str, **labels: str) -> float | None:
         ("redis_errors", "redis_errors"),
     ],
 )
-def test_counters_of_a_slot(view: View, slot: Slot, counter: str, metric: str) -> None:
+def test_counters_of_a_slot(view: MetricsView, slot: WorkerSlot, counter: str, metric: str) -> None:
     slot.add(counter, 41)
     slot.add(counter)
     assert value(view, f"streamqd_{metric}_total", **HERE, **ME) == 42
 
 
-def test_failures_by_result(view: View, slot: Slot) -> None:
+def test_failures_by_result(view: MetricsView, slot: WorkerSlot) -> None:
     slot.add("failed", 5)
     slot.add("timeouts", 2)
     assert value(view, "streamqd_failures_total", **HERE, **ME, result="error") == 3
     assert value(view, "streamqd_failures_total", **HERE, **ME, result="timeout") == 2
 
 
-def test_counters_outlive_ownership_and_gauges_do_not(view: View, slot: Slot) -> None:
+def test_counters_outlive_ownership_and_gauges_do_not(view: MetricsView, slot: WorkerSlot) -> None:
     slot.add("acked", 9)
     slot.owned = 0
     assert value(view, "streamqd_acked_total", **HERE, **ME) == 9
@@ -131,31 +131,31 @@ def test_counters_outlive_ownership_and_gauges_do_not(view: View, slot: Slot) ->
         ("trim_floor_timestamp_seconds", NOW / 1000),
     ],
 )
-def test_figures_of_a_partition(view: View, metric: str, expected: float) -> None:
+def test_figures_of_a_partition(view: MetricsView, metric: str, expected: float) -> None:
     assert value(view, f"streamqd_{metric}", topic="access", partition="3") == expected
 
 
 @pytest.mark.parametrize(
     ("metric", "expected"), [("pending", 5), ("lag", 7), ("delayed", 5), ("retry_length", 2)]
 )
-def test_figures_of_a_group(view: View, metric: str, expected: float) -> None:
+def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> None:
     assert value(view, f"streamqd_{metric}", **HERE) == expected
 
 
-def test_age_is_told_by_the_servers_clock(view: View) -> None:
+def test_age_is_told_by_the_servers_clock(view: MetricsView) -> None:
     age = value(view, "streamqd_oldest_unread_age_seconds", **HERE)
     assert age == pytest.approx(90, abs=5)
     view.units = {UNIT: figures(oldest="")}
     assert value(view, "streamqd_oldest_unread_age_seconds", **HERE) == 0
 
 
-def test_an_unknown_lag_is_absent(view: View) -> None:
+def test_an_unknown_lag_is_absent(view: MetricsView) -> None:
     view.units = {UNIT: figures(unread=None)}
     assert value(view, "streamqd_lag", **HERE) is None
     assert value(view, "streamqd_pending", **HERE) == 5
 
 
-def test_what_the_instance_owns(view: View, slot: Slot) -> None:
+def test_what_the_instance_owns(view: MetricsView, slot: WorkerSlot) -> None:
     owned = scrape(view)["streamqd_partitions_owned"]
     assert owned == {
         frozenset({"topic": "access", "group": "hits", **ME}.items()): 1,
@@ -163,7 +163,7 @@ def test_what_the_instance_owns(view: View, slot: Slot) -> None:
     }
 
 
-def test_gauges_of_a_worker(view: View, slot: Slot) -> None:
+def test_gauges_of_a_worker(view: MetricsView, slot: WorkerSlot) -> None:
     slot.post_batch([b"m:1-0", b"m:2-0"])
     slot.states[1] = 1
     slot.lanes[0], slot.lanes[1] = 1, now_ns() - 3_000_000_000
@@ -179,7 +179,7 @@ def test_gauges_of_a_worker(view: View, slot: Slot) -> None:
     assert value(view, "streamqd_worker_crash_loop", **HERE, **ME) == 1
 
 
-def test_instance_metrics(view: View, board: Scoreboard) -> None:
+def test_instance_metrics(view: MetricsView, board: Scoreboard) -> None:
     board.add("rebalance_acquired", 3)
     board.add("rebalance_shed", 1)
     board.add("renew_late", 2)
@@ -199,7 +199,7 @@ def test_instance_metrics(view: View, board: Scoreboard) -> None:
 
 
 def test_histograms_merge_partitions_and_are_cumulative(
-    view: View, board: Scoreboard, slot: Slot
+    view: MetricsView, board: Scoreboard, slot: WorkerSlot
 ) -> None:
     other = board.allot(Unit("access", 4, "hits"))
     slot.handle_histogram[0] = 2  # below every bound that is shown
@@ -251,7 +251,7 @@ def test_the_promised_metrics_are_there() -> None:
     assert {f"streamqd_{name}" for name in promised} <= {metric.name for metric in METRICS}
 
 
-def _full_view(view: View, slot: Slot) -> View:
+def _full_view(view: MetricsView, slot: WorkerSlot) -> MetricsView:
     slot.add("acked")
     slot.rate_micro = 100_000_000
     slot.handle_histogram[3] = 1
@@ -265,7 +265,7 @@ def _full_view(view: View, slot: Slot) -> View:
     return view
 
 
-def test_every_metric_has_a_sample(view: View, slot: Slot) -> None:
+def test_every_metric_has_a_sample(view: MetricsView, slot: WorkerSlot) -> None:
     samples = scrape(_full_view(view, slot))
     silent = [
         metric.name
@@ -275,7 +275,7 @@ def test_every_metric_has_a_sample(view: View, slot: Slot) -> None:
     assert silent == []
 
 
-def test_promtool_finds_nothing(view: View, slot: Slot) -> None:
+def test_promtool_finds_nothing(view: MetricsView, slot: WorkerSlot) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
@@ -284,7 +284,7 @@ def test_promtool_finds_nothing(view: View, slot: Slot) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_openmetrics_is_given_to_those_who_ask(view: View, slot: Slot) -> None:
+def test_openmetrics_is_given_to_those_who_ask(view: MetricsView, slot: WorkerSlot) -> None:
     plain = Exporter(view).render()
     assert plain[1].startswith("text/plain")
     body, content_type = Exporter(view).render("application/openmetrics-text;version=1.0.0")
@@ -308,8 +308,8 @@ def test_one_module_imports_prometheus_client() -> None:
     assert set(_importers("prometheus_client")) == {"metrics/__init__.py"}
 
 
-def test_what_a_worker_waits_for_is_told(view: View, slot: Slot):
-    waits = Waits(slot.words)
+def test_what_a_worker_waits_for_is_told(view: MetricsView, slot: WorkerSlot):
+    waits = IdleReason(slot.words)
     slot.pid = 4711
     waits.hold(12, 3)
     waits.count_opening()
@@ -331,7 +331,7 @@ def test_what_a_worker_waits_for_is_told(view: View, slot: Slot):
     assert value(view, "streamqd_flood_stops_total", **HERE, **ME) == 1
 
 
-def test_a_rate_and_what_it_holds_up_are_told(view: View, slot: Slot):
+def test_a_rate_and_what_it_holds_up_are_told(view: MetricsView, slot: WorkerSlot):
     assert value(view, "streamqd_rate_limit", **HERE, **ME) is None, "there is no limit"
     slot.rate_micro = 1_500_000
     slot.add("throttled_ns", 250_000_000)

@@ -14,13 +14,13 @@ from streamqd.config import Consumer, Settings
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.process import Exit
-from streamqd.scoreboard import DONE, RUNNING, Command, Scoreboard, WorkerState, now_ns
+from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
-from streamqd.supervisor.crew import Crew
 from streamqd.supervisor.drain import EXIT_DEADLINE, EXIT_DRAINED, Drain
-from streamqd.supervisor.holding import Holding
 from streamqd.supervisor.limits import Limits
+from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker import ExitCode
 
 UNIT = Unit("access", 0, "hits")
@@ -53,9 +53,9 @@ class Scene:
     def __init__(self, **consumer: object) -> None:
         board = Scoreboard(1)
         settled = Consumer(topic="access", group="hits", handler="h:go", **consumer)  # type: ignore[arg-type]
-        self.holding = Holding(UNIT, settled, board.allot(UNIT))
+        self.holding = OwnedPartition(UNIT, settled, board.allot(UNIT))
         self.slot = self.holding.slot
-        self.crew = Crew(Settings(), board, [], [])
+        self.crew = WorkerPool(Settings(), board, [], [])
         self.limits = Limits(self.crew, lambda *_: True)
         self.child = FakeChild()
         self.holding.take(seen_epoch=6)
@@ -155,7 +155,7 @@ def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
     scene = Scene()
     drain = drain_of(scene)
     drain.begin(30.0)
-    assert (scene.slot.command, scene.child.told) == (Command.STOP, [b"stop"])
+    assert (scene.slot.command, scene.child.told) == (WorkerCommand.STOP, [b"stop"])
     assert drain.exit_code(time.monotonic()) is None
     assert not scene.child.killed
 

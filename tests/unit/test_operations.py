@@ -24,7 +24,7 @@ from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.supervisor.drain import RELEASE_SECONDS
-from streamqd.supervisor.report import EXTEND_EVERY, EXTEND_SECONDS, Report
+from streamqd.supervisor.report import EXTEND_EVERY, EXTEND_SECONDS, StatusReporter
 from tests.support.loglines import LogLines
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class Watched:
         self._end.setblocking(False)
         self.board = Scoreboard(4)
         environ = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1"}
-        self.report = Report(self.board, Notifier(environ))
+        self.report = StatusReporter(self.board, Notifier(environ))
 
     def tick(self, *, draining: bool = False, redis_ok: bool = True, seen: bool = True) -> str:
         """Make one tick; return everything that was said."""

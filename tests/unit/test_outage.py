@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from streamqd.idle_reason import CIRCUIT, IdleReason
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, Slot, now_ns
-from streamqd.waits import CIRCUIT, Waits
+from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
 from streamqd.worker.outage import TURN_SECONDS, Outage
 
 
@@ -24,12 +24,12 @@ def board() -> Scoreboard:
     return board
 
 
-def of(board: Scoreboard, partition: int, topic: str = "access", group: str = "hits") -> Slot:
+def of(board: Scoreboard, partition: int, topic: str = "access", group: str = "hits") -> WorkerSlot:
     return board.allot(Unit(topic, partition, group))
 
 
-def fail(slot: Slot, failures: int, since: float) -> None:
-    Waits(slot.words).keep(CIRCUIT, failures, int(since * 1e9))
+def fail(slot: WorkerSlot, failures: int, since: float) -> None:
+    IdleReason(slot.words).keep(CIRCUIT, failures, int(since * 1e9))
 
 
 def test_what_one_opens_is_open_for_the_group_and_nobody_else(board: Scoreboard):

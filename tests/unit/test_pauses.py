@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.supervisor.pauses import SPENT_SECONDS, Pauses
+from streamqd.supervisor.node_backoff import SPENT_SECONDS, NodeBackoff
 
 
 @pytest.mark.fault("F16")
 def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
-    pauses = Pauses(0.1, 0.35, lambda: 0.5)
+    pauses = NodeBackoff(0.1, 0.35, lambda: 0.5)
     assert not pauses
     ends = [round(pauses.begin("a", 10.0) - 10.0, 6) for _ in range(4)]
     assert ends == [0.1, 0.2, 0.35, 0.35]
@@ -24,12 +24,12 @@ def test_pauses_grow_up_to_a_bound_and_end_with_an_answer() -> None:
 
 @pytest.mark.fault("F16")
 def test_the_jitter_is_half_a_pause_each_way() -> None:
-    assert Pauses(1.0, 1.0, lambda: 0.0).begin("a", 0.0) == 0.5
-    assert Pauses(1.0, 1.0, lambda: 1.0).begin("a", 0.0) == 1.5
+    assert NodeBackoff(1.0, 1.0, lambda: 0.0).begin("a", 0.0) == 0.5
+    assert NodeBackoff(1.0, 1.0, lambda: 1.0).begin("a", 0.0) == 1.5
 
 
 def test_nodes_that_nobody_asks_any_more_are_forgotten() -> None:
-    pauses = Pauses(1.0, 1.0, lambda: 0.5)
+    pauses = NodeBackoff(1.0, 1.0, lambda: 0.5)
     first, second = pauses.begin("a", 0.0), pauses.begin("b", 2.0)
     assert pauses.end_of("a") == first
     pauses.forget(first + SPENT_SECONDS + 0.1)

@@ -20,10 +20,10 @@ from streamqd.errors import HandlerLoadError
 from streamqd.handlers import (
     Dead,
     Failures,
-    Form,
     Release,
     Result,
     Retry,
+    Signature,
     Undecodable,
     error_of,
     misfits,
@@ -118,24 +118,24 @@ class Generator:
 @pytest.mark.parametrize(
     ("function", "form"),
     [
-        (plain, Form()),
-        (bare, Form()),
-        (anything, Form()),
-        (duck, Form()),
-        (rest, Form()),
-        (print, Form()),
-        (batch, Form(batch=True)),
-        (async_batch, Form(batch=True, asynchronous=True)),
-        (coroutine, Form(asynchronous=True)),
-        (Callee(), Form(asynchronous=True)),
-        (functools.partial(Callee()), Form(asynchronous=True)),
-        (typed, Form(payload=Order)),
-        (typed_both, Form(asynchronous=True, payload=Order, with_message=True)),
-        (typed_bare, Form(payload=Order, with_message=True)),
-        (optional, Form(payload=Order)),
+        (plain, Signature()),
+        (bare, Signature()),
+        (anything, Signature()),
+        (duck, Signature()),
+        (rest, Signature()),
+        (print, Signature()),
+        (batch, Signature(batch=True)),
+        (async_batch, Signature(batch=True, asynchronous=True)),
+        (coroutine, Signature(asynchronous=True)),
+        (Callee(), Signature(asynchronous=True)),
+        (functools.partial(Callee()), Signature(asynchronous=True)),
+        (typed, Signature(payload=Order)),
+        (typed_both, Signature(asynchronous=True, payload=Order, with_message=True)),
+        (typed_bare, Signature(payload=Order, with_message=True)),
+        (optional, Signature(payload=Order)),
     ],
 )
-def test_the_form_of_a_handler(function: Callable[..., object], form: Form):
+def test_the_form_of_a_handler(function: Callable[..., object], form: Signature):
     assert form_of(function, "h:go") == form
 
 
@@ -143,7 +143,7 @@ def test_a_text_within_a_type_stands_for_the_message():
     def quoted(batch): ...  # type: ignore[no-untyped-def]
 
     quoted.__annotations__["batch"] = list["Message"]
-    assert form_of(quoted, "h:go") == Form(batch=True)
+    assert form_of(quoted, "h:go") == Signature(batch=True)
 
 
 def test_a_second_parameter_can_only_be_the_message():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamqd.errors import MessageTooLarge
 from streamqd.producer.encoding import Outgoing, envelope_of, full, size_of
-from streamqd.producer.guard import ClusterGuard, Guard
+from streamqd.producer.guard import ClusterGuard, TopicGuard
 from streamqd.store.keys import Keys
 
 STREAMS = st.sampled_from(["stream:topic:{access:p:0}", "stream:topic:{access:p:1}", "s"])
@@ -33,7 +33,7 @@ def test_messages_are_packed_as_hiredis_packs_them(
     ]
     packed = [hiredis.pack_command(each) for each in commands]
 
-    assert Guard(Keys()).appends(streams, envelopes) == packed
+    assert TopicGuard(Keys()).appends(streams, envelopes) == packed
     assert ClusterGuard(Keys()).appends(streams, envelopes) == commands
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import (
-    Backoff, BufferedProducer, ChunkRefused, ConfigError, Context, Dead, Failures, Letter,
+    Backoff, BufferedProducer, ChunkRefused, ConfigError, Context, Dead, DeadLetter, Failures,
     Message, MessageTooLarge, Producer, Receipt, RedisRefused, RedisUnavailable, Release, Result,
     Retry, RetryPolicy, SoftTimeout, StreamqdError, TopicMissing, __version__, handler,
 )
@@ -51,7 +51,7 @@ def bill(msg: Message) -> Result:
         raise Dead(f"{who} {key!r}")
     if msg.crash_count:
         raise Retry(after=1.5)
-    letter: Letter | None = msg.letter
+    letter: DeadLetter | None = msg.letter
     if letter is not None and letter.exit_code is None:
         raise Release
     try:
@@ -176,3 +176,7 @@ def test_no_public_name_is_left_out() -> None:
     both = imported(GOOD, "streamqd") | imported(test_producer_types.GOOD, "streamqd")
     assert set(streamqd.__all__) - both == set(), "use the new name in GOOD"
     assert set(testing.__all__) - imported(GOOD, "streamqd.testing") == set()
+
+
+def test_the_names_of_earlier_releases_stay() -> None:
+    assert streamqd.Letter is streamqd.DeadLetter

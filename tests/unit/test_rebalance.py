@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
+from streamqd.policy.expired_leases import ExpiredLeases
 from streamqd.policy.rebalance import (
     FORGET_BEATS,
     FORGET_MAX,
     Liveness,
+    MemberView,
+    PartitionView,
     Rebalancer,
-    Seen,
-    View,
     Wishes,
     may_reload,
     place,
 )
-from streamqd.policy.stranded import Stranded
 
 TTL = 15.0
 BEAT = TTL / 5
 OFFERS = frozenset({("access", "hits")})
 UNITS = [Unit("access", number, "hits") for number in range(8)]
-FREE = View(epoch=7, owner="", leased=False)
+FREE = PartitionView(epoch=7, owner="", leased=False)
 
 
-def member(name: str, *, beat_unix_ms: int = 0, leaving: bool = False, cap: int = 0) -> Seen:
-    return Seen(Member(name, 1, cap, OFFERS), beat_unix_ms, leaving)
+def member(name: str, *, beat_unix_ms: int = 0, leaving: bool = False, cap: int = 0) -> MemberView:
+    return MemberView(Member(name, 1, cap, OFFERS), beat_unix_ms, leaving)
 
 
-def names(seen: list[Seen]) -> set[str]:
+def names(seen: list[MemberView]) -> set[str]:
     return {one.member.id for one in seen}
 
 
@@ -143,14 +143,14 @@ class Leases:
     """`me` looks once per interval at the one lease of `dead`; its life is given in seconds."""
 
     def __init__(self) -> None:
-        self.stranded = Stranded(BEAT)
+        self.stranded = ExpiredLeases(BEAT)
         self.ttl: float | None = TTL
 
     def look(
         self, at: float, left: float, *, epoch: int = 7, owner: str = "dead", alive: bool = False
     ) -> bool:
         me, dead = member("me"), member("dead")._replace(ttl=self.ttl)
-        views = {UNITS[0]: View(epoch, owner, True, left), UNITS[1]: FREE}
+        views = {UNITS[0]: PartitionView(epoch, owner, True, left), UNITS[1]: FREE}
         found = self.stranded.observe(at, views, [me, dead], [me, dead] if alive else [me])
         assert found <= {UNITS[0]}
         return bool(found)
@@ -244,9 +244,9 @@ class Fleet:
         self.now += BEAT
         return len(self.moves) - before
 
-    def view(self, unit: Unit) -> View:
+    def view(self, unit: Unit) -> PartitionView:
         owner = self.owned.get(unit, ("", 0.0))[0]
-        return View(1, owner, leased=bool(owner) and owner not in self.dead)
+        return PartitionView(1, owner, leased=bool(owner) and owner not in self.dead)
 
     def settle(self, beats: int = 40) -> None:
         for _ in range(beats):
@@ -336,7 +336,7 @@ def test_who_leaves_keeps_what_it_has_until_it_releases_it():
 def test_an_expired_lease_of_a_living_owner_is_not_taken():
     """It is about to be renewed late: a pause of the server longer than the ttl moves nothing."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
-    expired, renewed = View(3, "b", leased=False), View(3, "b", leased=True)
+    expired, renewed = PartitionView(3, "b", leased=False), PartitionView(3, "b", leased=True)
     live = [member("a"), member("b")]
     for beat in range(20):
         views = {UNITS[0]: renewed if beat % 2 else expired}
@@ -350,7 +350,7 @@ def test_a_lease_that_its_living_owner_does_not_renew_is_taken_after_a_while():
     """An owner that was started anew with a smaller cap beats, but does not know the unit."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
     live = [member("a"), member("b")]
-    views = {UNITS[0]: View(3, "b", leased=False)}
+    views = {UNITS[0]: PartitionView(3, "b", leased=False)}
     taken = [
         brain.decide(beat * BEAT, live, UNITS[:1], {}, 0, views, room=8).acquire
         for beat in range(3)
@@ -360,8 +360,8 @@ def test_a_lease_that_its_living_owner_does_not_renew_is_taken_after_a_while():
 
 def test_a_lease_whose_living_owner_no_longer_offers_it_is_taken_at_once():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=2 * BEAT)
-    other = Seen(Member("b", 1, 0, frozenset()), 0, leaving=False)
-    views = {UNITS[0]: View(3, "b", leased=False)}
+    other = MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False)
+    views = {UNITS[0]: PartitionView(3, "b", leased=False)}
     decision = brain.decide(0.0, [member("a"), other], UNITS[:1], {}, 0, views, room=8)
     assert decision.acquire == UNITS[:1]
 
@@ -385,7 +385,7 @@ def test_a_lowered_cap_hands_over_what_is_too_much():
 
 def test_a_live_lease_is_never_taken_whoever_holds_it():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
-    views = {UNITS[0]: View(3, "gone", leased=True)}
+    views = {UNITS[0]: PartitionView(3, "gone", leased=True)}
     assert brain.decide(99.0, [member("a")], UNITS[:1], {}, 0, views, room=8).acquire == []
 
 
@@ -408,7 +408,7 @@ def test_patience_begins_anew_when_somebody_has_owned_it_meanwhile():
     units = UNITS[:2]
     mine, other = {UNITS[0]: 0.0}, UNITS[1]
     for beat in range(10):
-        views = {other: View(beat, "", leased=False)}  # a new epoch each time
+        views = {other: PartitionView(beat, "", leased=False)}  # a new epoch each time
         assert brain.decide(beat * BEAT, live, units, mine, 0, views, room=8).acquire == []
 
 
@@ -442,9 +442,9 @@ def test_what_a_member_owns_elsewhere_counts_for_its_share():
     """It was taken for idle, got units, and gave them back as it saw all that it owns: for ever."""
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
     mine = dict.fromkeys(UNITS[:6], 0.0)
-    other = dict.fromkeys(UNITS[6:], View(1, "b", leased=True))
+    other = dict.fromkeys(UNITS[6:], PartitionView(1, "b", leased=True))
     more = Member("b", 1, 0, OFFERS | {("orders", "bill")})
-    busy, idle = (Seen(more, 0, leaving=False, owned=owned) for owned in (6, 2))
+    busy, idle = (MemberView(more, 0, leaving=False, owned=owned) for owned in (6, 2))
     assert brain.decide(9.0, [member("a"), busy], UNITS, mine, 0, other, room=2).shed == []
     assert len(brain.decide(9.1, [member("a"), idle], UNITS, mine, 0, other, room=2).shed) == 2
     # One of an older version does not tell.
@@ -457,7 +457,7 @@ def test_what_a_member_owns_elsewhere_counts_for_its_share():
         == 2
     )
     # Who offers nothing else has nothing elsewhere, whatever its last beat said.
-    same = Seen(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
+    same = MemberView(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
     assert len(brain.decide(9.3, [member("a"), same], UNITS, mine, 0, other, room=2).shed) == 2
 
 
@@ -472,7 +472,7 @@ def test_moves_under_way_count_against_the_limit():
 
 def test_what_i_do_not_offer_any_more_goes_to_who_offers_it_and_stays_when_nobody_does():
     brain = Rebalancer("a", 0.0, 0.0, 4, patience=0.0)
-    me, mine = Seen(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
+    me, mine = MemberView(Member("a", 1, 0, frozenset()), 0, False), {UNITS[0]: 0.0}
     assert brain.decide(9.0, [me], UNITS[:1], mine, 0, {}, room=8).shed == []
     assert brain.decide(9.0, [me, member("b")], UNITS[:1], mine, 0, {}, room=8).shed == UNITS[:1]
 
@@ -553,11 +553,11 @@ def test_an_ordered_move_to_nobody_is_placed_like_any_other_until_its_instance_c
     [
         member("b", cap=0)._replace(broken=frozenset(UNITS[:1])),
         member("b", leaving=True),
-        Seen(Member("b", 1, 0, frozenset()), 0, leaving=False),
+        MemberView(Member("b", 1, 0, frozenset()), 0, leaving=False),
     ],
     ids=["broken", "leaving", "no offer"],
 )
-def test_a_move_to_an_instance_that_cannot_have_it_is_no_move(target: Seen):
+def test_a_move_to_an_instance_that_cannot_have_it_is_no_move(target: MemberView):
     brain = Rebalancer("a", 0.0, 0.0, 8, patience=0.0)
     wishes = Wishes({UNITS[0]: ("b", 1)})
     mine = {UNITS[0]: 0.0}

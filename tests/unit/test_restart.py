@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamqd.model import Backoff
-from streamqd.policy.restart import Cause, Exit, GiveUp, Restart, decide, history_max
+from streamqd.policy.restart import ExitCause, GiveUp, Restart, WorkerExit, decide, history_max
 
 BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="none")
 
 
 def after(
-    exits: list[Exit],
+    exits: list[WorkerExit],
     now: float | None = None,
     *,
     backoff: Backoff = BACKOFF,
@@ -32,12 +32,12 @@ def after(
     )
 
 
-def boot(at: float) -> Exit:
-    return Exit(at, Cause.BOOT)
+def boot(at: float) -> WorkerExit:
+    return WorkerExit(at, ExitCause.BOOT)
 
 
-def handling(at: float, lived: float = 0.1, settled: int = 0) -> Exit:
-    return Exit(at, Cause.HANDLING, lived, settled)
+def handling(at: float, lived: float = 0.1, settled: int = 0) -> WorkerExit:
+    return WorkerExit(at, ExitCause.HANDLING, lived, settled)
 
 
 NOW = Restart(0.0)
@@ -47,10 +47,10 @@ def test_a_worker_that_never_ended_starts_now() -> None:
     assert after([]) == NOW
 
 
-@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("cause", ExitCause)
 @pytest.mark.parametrize("lived", [0.0, 3.0, 1e6])
-def test_the_first_end_of_any_kind_restarts_at_once(cause: Cause, lived: float) -> None:
-    assert after([Exit(100.0, cause, lived)]) == NOW
+def test_the_first_end_of_any_kind_restarts_at_once(cause: ExitCause, lived: float) -> None:
+    assert after([WorkerExit(100.0, cause, lived)]) == NOW
 
 
 @pytest.mark.fault("F3")
@@ -87,25 +87,25 @@ def test_after_the_cooldown_one_try_is_made_whose_crash_opens_the_breaker_again(
 
 def test_a_long_life_ends_the_streak() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
-    well = Exit(200.0, Cause.IDLE, lived=30.0)
+    well = WorkerExit(200.0, ExitCause.IDLE, lived=30.0)
     assert after([*exits, well]) == NOW
-    assert after([*exits, Exit(200.0, Cause.IDLE, lived=29.9)]) == GiveUp(260.0)
+    assert after([*exits, WorkerExit(200.0, ExitCause.IDLE, lived=29.9)]) == GiveUp(260.0)
     # The crash that ended the long life is the first of a new streak.
     assert after([*exits, well, boot(201.0)]) == Restart(0.5)
 
 
 def test_an_ordered_end_of_a_ready_worker_ends_the_streak() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
-    assert after([*exits, Exit(7.0, Cause.ORDERED, lived=1.0), boot(8.0)]) == NOW
+    assert after([*exits, WorkerExit(7.0, ExitCause.ORDERED, lived=1.0), boot(8.0)]) == NOW
 
 
 def test_an_ordered_end_before_ready_proves_nothing_and_costs_nothing() -> None:
-    exits = [boot(1.0), boot(2.0), Exit(3.0, Cause.ORDERED)]
+    exits = [boot(1.0), boot(2.0), WorkerExit(3.0, ExitCause.ORDERED)]
     assert after(exits) == Restart(0.5)
 
 
 def test_settled_messages_do_not_excuse_crashes_between_messages() -> None:
-    exits = [Exit(float(at), Cause.IDLE, lived=0.2, settled=9) for at in range(1, 6)]
+    exits = [WorkerExit(float(at), ExitCause.IDLE, lived=0.2, settled=9) for at in range(1, 6)]
     assert after(exits) == GiveUp(65.0)
 
 
@@ -155,9 +155,9 @@ def test_a_crash_loop_of_one_gives_up_at_the_first_boot_crash() -> None:
 
 histories = st.lists(
     st.builds(
-        Exit,
+        WorkerExit,
         at=st.floats(0, 1e6),
-        cause=st.sampled_from(Cause),
+        cause=st.sampled_from(ExitCause),
         lived=st.sampled_from([0.0, 0.1, 29.0, 31.0]),
         settled=st.integers(0, 2),
     ),
@@ -168,7 +168,7 @@ histories = st.lists(
 @settings(deadline=None)
 @given(histories, st.floats(0, 1e6), st.floats(0, 1), st.integers(1, 10), st.integers(0, 5))
 def test_waits_are_bounded_and_the_breaker_closes(
-    exits: list[Exit], since: float, jitter: float, crash_loop: int, max_crashes: int
+    exits: list[WorkerExit], since: float, jitter: float, crash_loop: int, max_crashes: int
 ) -> None:
     now = (exits[-1].at if exits else 0.0) + since
     found = after(exits, now, crash_loop=crash_loop, max_crashes=max_crashes, jitter=jitter)
@@ -188,9 +188,11 @@ def test_the_kept_history_is_long_enough_for_the_breaker(max_crashes: int) -> No
 
 @settings(deadline=None)
 @given(histories, st.integers(1, 6), st.integers(0, 4))
-def test_a_bounded_history_suffices(exits: list[Exit], crash_loop: int, max_crashes: int) -> None:
+def test_a_bounded_history_suffices(
+    exits: list[WorkerExit], crash_loop: int, max_crashes: int
+) -> None:
     # Ordered ends before ready take a place without weight, so they are left out here.
-    exits = [end for end in exits if end.cause is not Cause.ORDERED or end.lived]
+    exits = [end for end in exits if end.cause is not ExitCause.ORDERED or end.lived]
     kept = exits[-history_max(crash_loop=crash_loop, max_crashes=max_crashes) :]
     options = {"crash_loop": crash_loop, "max_crashes": max_crashes}
     whole, part = (after(each, **options) for each in (exits, kept))

@@ -22,11 +22,11 @@ from streamqd.scoreboard import (
     WAITING,
     WORD_COMMAND,
     Batch,
-    Command,
     InstanceFlags,
     RunningEntry,
     Scoreboard,
-    Slot,
+    WorkerCommand,
+    WorkerSlot,
     WorkerState,
 )
 
@@ -40,7 +40,7 @@ def board() -> Scoreboard:
 
 
 @pytest.fixture
-def slot(board: Scoreboard) -> Slot:
+def slot(board: Scoreboard) -> WorkerSlot:
     return board.allot(UNIT)
 
 
@@ -103,7 +103,7 @@ def in_a_child(work) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: Slot):
+def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: WorkerSlot):
     def work() -> None:
         slot.post_batch(PLACES)
         slot.states[0] = SETTLED
@@ -121,7 +121,7 @@ def test_the_parent_sees_what_a_killed_child_had_in_hand(slot: Slot):
     assert slot.counter("fetched") == 5
 
 
-def test_a_batch_that_was_being_written_counts_as_empty(slot: Slot):
+def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
     """Its first half could be new places under old states: an innocent one would be charged."""
     slot.post_batch(PLACES)
     slot.states[0] = RUNNING
@@ -142,7 +142,7 @@ def test_a_batch_that_was_being_written_counts_as_empty(slot: Slot):
     assert slot.running == []
 
 
-def test_after_a_half_written_batch_the_next_process_starts_even(slot: Slot):
+def test_after_a_half_written_batch_the_next_process_starts_even(slot: WorkerSlot):
     slot.words[12] = 7
     slot.clear()
     assert slot.generation % 2 == 0
@@ -151,7 +151,7 @@ def test_after_a_half_written_batch_the_next_process_starts_even(slot: Slot):
     assert slot.batch().running == PLACES[:1]
 
 
-def test_a_new_batch_forgets_the_states_of_the_one_before(slot: Slot):
+def test_a_new_batch_forgets_the_states_of_the_one_before(slot: WorkerSlot):
     slot.post_batch(PLACES)
     for index in range(len(PLACES)):
         slot.states[index] = RUNNING
@@ -161,20 +161,20 @@ def test_a_new_batch_forgets_the_states_of_the_one_before(slot: Slot):
     assert slot.batch() == Batch([], [], [], 5)
 
 
-def test_an_empty_batch_is_empty(slot: Slot):
+def test_an_empty_batch_is_empty(slot: WorkerSlot):
     slot.post_batch(PLACES)
     slot.post_batch([])
     assert slot.batch() == Batch([], [], [], 0)
 
 
-def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: Slot):
+def test_more_entries_than_fit_are_refused_before_anything_is_written(slot: WorkerSlot):
     slot.post_batch(PLACES)
     with pytest.raises(ValueError, match="1025 entries"):
         slot.post_batch([b"m:1-1"] * (ENTRIES_MAX + 1))
     assert slot.batch().waiting == len(PLACES)
 
 
-def test_the_longest_places_fit(slot: Slot):
+def test_the_longest_places_fit(slot: WorkerSlot):
     longest = b"m:18446744073709551615-18446744073709551615"
     slot.post_batch([longest] * ENTRIES_MAX)
     assert slot.batch() == Batch([], [], [], ENTRIES_MAX)
@@ -182,7 +182,7 @@ def test_the_longest_places_fit(slot: Slot):
     assert slot.batch().running == [longest]
 
 
-def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: Slot):
+def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: WorkerSlot):
     slot.post_batch(PLACES)
     for lane, index in enumerate((1, 3)):
         slot.lanes[2 * lane], slot.lanes[2 * lane + 1] = index, 100 + lane
@@ -194,14 +194,14 @@ def test_several_may_run_at_once_each_with_its_start_and_sequence(slot: Slot):
     assert slot.running_in(9) == []
 
 
-def test_a_batch_runs_in_one_lane(slot: Slot):
+def test_a_batch_runs_in_one_lane(slot: WorkerSlot):
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1], slot.run_seq = 1, 100, 7
     slot.states[1] = slot.states[2] = RUNNING
     assert slot.running == [RunningEntry(PLACES[1], 100, 7), RunningEntry(PLACES[2], 100, 7)]
 
 
-def test_in_a_table_entries_come_and_go_one_by_one(slot: Slot):
+def test_in_a_table_entries_come_and_go_one_by_one(slot: WorkerSlot):
     slot.open_table()
     assert slot.batch() == Batch([], [], [], 0)
     longest = b"r:18446744073709551615-18446744073709551615"
@@ -217,7 +217,7 @@ def test_in_a_table_entries_come_and_go_one_by_one(slot: Slot):
     assert (slot.batch().waiting, slot.unfinished) == (1, 2)
 
 
-def test_several_entries_come_into_a_table_at_once(slot: Slot):
+def test_several_entries_come_into_a_table_at_once(slot: WorkerSlot):
     slot.open_table()
     slot.put(3, PLACES[3])
     slot.put(4, *PLACES[:3])
@@ -226,13 +226,18 @@ def test_several_entries_come_into_a_table_at_once(slot: Slot):
     assert slot.batch() == Batch([PLACES[0], PLACES[2]], [PLACES[1]], [], 1)
 
 
-def test_clear_forgets_the_process_and_keeps_the_counters(slot: Slot):
+def test_clear_forgets_the_process_and_keeps_the_counters(slot: WorkerSlot):
     slot.post_batch(PLACES)
-    slot.pid, slot.state, slot.command, slot.soft_kill_seq = 9, WorkerState.READY, Command.STOP, 4
+    slot.pid, slot.state, slot.command, slot.soft_kill_seq = (
+        9,
+        WorkerState.READY,
+        WorkerCommand.STOP,
+        4,
+    )
     slot.run_seq = 17
     slot.add("acked", 3)
     slot.clear()
-    assert (slot.pid, slot.state, slot.command) == (0, WorkerState.GONE, Command.NONE)
+    assert (slot.pid, slot.state, slot.command) == (0, WorkerState.GONE, WorkerCommand.NONE)
     assert slot.soft_kill_seq == 0
     assert slot.batch() == Batch([], [], [], 0)
     assert slot.counter("acked") == 3
@@ -258,7 +263,7 @@ def test_the_instance_has_flags_progress_and_counters(board: Scoreboard):
     assert board.used == 0
 
 
-def test_an_unknown_counter_is_an_error(board: Scoreboard, slot: Slot):
+def test_an_unknown_counter_is_an_error(board: Scoreboard, slot: WorkerSlot):
     with pytest.raises(ValueError, match="not in tuple"):
         slot.add("nonsense")
     with pytest.raises(ValueError, match="not in tuple"):
@@ -266,7 +271,7 @@ def test_an_unknown_counter_is_an_error(board: Scoreboard, slot: Slot):
 
 
 def test_the_words_of_a_slot_do_not_overlap():
-    fields = [value for value in vars(Slot).values() if isinstance(value, scoreboard._Field)]
+    fields = [value for value in vars(WorkerSlot).values() if isinstance(value, scoreboard._Field)]
     numbers = [field.index for field in fields]
     assert len(numbers) == len(set(numbers))
     assert 18 not in numbers, "the length of the places"
@@ -279,7 +284,7 @@ def test_bucket_bounds_are_what_the_shift_computes():
         assert index == 0 or seconds >= BUCKETS[index - 1]
 
 
-def test_the_first_entry_of_a_batch_has_its_start(slot: Slot):
+def test_the_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
     """Unused lanes name index 0 too; they must not hide when entry 0 began."""
     slot.post_batch(PLACES)
     slot.lanes[0], slot.lanes[1] = 0, 777

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamqd.spark.offsets import ZERO, Facts, Place, Position
+from streamqd.spark.offsets import ZERO, Place, Position, StreamFacts
 from streamqd.spark.pipelines import batches
 from streamqd.spark.pipelines.batches import Stretch
 from streamqd.spark.pipelines.manifest import Range
 
 
-def stream(rows: int, removed: int = 0) -> Facts:
+def stream(rows: int, removed: int = 0) -> StreamFacts:
     """A stream with the entries (removed + 1)-0 to (removed + rows)-0."""
     first = (removed + 1, 0) if rows else None
-    return Facts(rows, rows + removed, first, (rows + removed, 0))
+    return StreamFacts(rows, rows + removed, first, (rows + removed, 0))
 
 
-def stretch(place: Place, facts: Facts, start: int = 0) -> Stretch:
+def stretch(place: Place, facts: StreamFacts, start: int = 0) -> Stretch:
     position = Position((start, 0) if start else ZERO, start)
     return Stretch(place, position, position, facts.latest)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.spark import offsets
-from streamqd.spark.offsets import EARLIEST, LATEST, Bound, Facts, Loss, Position, Span
+from streamqd.spark.offsets import EARLIEST, LATEST, Bound, Loss, Position, Span, StreamFacts
 
 HALVES = st.one_of(
     st.integers(0, 30), st.integers(offsets.PART_MAX - 3, offsets.PART_MAX), st.integers(0, 1 << 64)
@@ -28,8 +28,8 @@ class Stream:
         self.ids = sorted(set(ids))
         self.kept = self.ids[trimmed:]
 
-    def facts(self) -> Facts:
-        return Facts(
+    def facts(self) -> StreamFacts:
+        return StreamFacts(
             length=len(self.kept),
             added=len(self.ids),
             first=self.kept[0] if self.kept else None,
@@ -190,7 +190,7 @@ def test_a_stream_that_began_anew_is_noticed() -> None:
 
 
 def test_dead_letters_are_never_lost() -> None:
-    facts = Facts(length=1, added=1, first=(9, 0), last=(9, 0), exact=False)
+    facts = StreamFacts(length=1, added=1, first=(9, 0), last=(9, 0), exact=False)
     assert offsets.lost(Position((1, 0)), facts) is None
     assert offsets.resolve(EARLIEST, facts).passed is None
 

@@ -220,7 +220,10 @@ def test_an_offset_from_a_checkpoint_is_a_start() -> None:
     positions = {("access", 0): offsets.Position((17, 3), 4711)}
     found = read(startingOffsets=json.dumps(offsets.to_json(positions)))
     assert found.starting == {("access", 0): Bound("position", positions["access", 0])}
-    assert offsets.resolve(found.starting["access", 0], offsets.Facts()) == positions["access", 0]
+    assert (
+        offsets.resolve(found.starting["access", 0], offsets.StreamFacts())
+        == positions["access", 0]
+    )
     for counts in ('"x"', '{"access": 5}'):
         broken = f'{{"access": {{"0": "17-3"}}, "#": {counts}}}'
         assert "startingOffsets" in problems(startingOffsets=broken)[0]
@@ -269,7 +272,7 @@ def test_a_configuration_is_turned_into_options(tmp_path: Path) -> None:
     redis = config.Redis(
         url="rediss://h:1", username="u", password_file=Path("/p"), ca_file=Path("/c")
     )
-    settings = replace(config.Settings(), redis=redis, keys=config.Keys("a", "b"))
+    settings = replace(config.Settings(), redis=redis, keys=config.KeyPrefixes("a", "b"))
     found = read_options({**of_settings(settings), "subscribe": "access"}, {})
     assert found.connection.redis == redis
     assert (found.connection.control, found.connection.streams) == ("a", "b")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import (
-    control,
     dead,
+    directives,
     growth,
     leases,
     members,
@@ -131,7 +131,7 @@ def test_infos_that_are_no_json(name: bytes, score: bytes, info: bytes) -> None:
         assert isinstance(beat.info, dict)
     present = members.Present.parse(Reply("OK", [b"5", [[name, score, info]], [name, info]]))
     assert len(present.members) == 1
-    assert control.read(present.orders) is not None
+    assert directives.read(present.orders) is not None
 
 
 @quick
@@ -139,7 +139,7 @@ def test_infos_that_are_no_json(name: bytes, score: bytes, info: bytes) -> None:
 def test_orders(told: dict[str, Any]) -> None:
     """S6: an order is read or is strange."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
-    known = control.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
+    known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
     fine(known.reload_of("x"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.failures import BYTES, ROWS, Failures
+from streamqd.failures import BYTES, ROWS, RecentFailures
 from streamqd.housekeeper.pace import LATENCY_SECONDS, Drift, Latency, Trend
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, ENTRIES_MAX, Scoreboard
@@ -13,7 +13,7 @@ SECOND = 1_000_000_000
 
 
 def test_failures_are_counted_by_name_the_latest_first() -> None:
-    table = Failures(memoryview(bytearray(BYTES)))
+    table = RecentFailures(memoryview(bytearray(BYTES)))
     for now, name in enumerate(("OSError", "KeyError", "OSError"), start=1):
         table.note(name, now)
 
@@ -21,7 +21,7 @@ def test_failures_are_counted_by_name_the_latest_first() -> None:
 
 
 def test_a_new_kind_takes_the_row_that_was_quiet_longest() -> None:
-    table = Failures(memoryview(bytearray(BYTES)))
+    table = RecentFailures(memoryview(bytearray(BYTES)))
     for number in range(ROWS):
         table.note(f"E{number}", number + 1)
     table.note("E0", 100)
@@ -33,7 +33,7 @@ def test_a_new_kind_takes_the_row_that_was_quiet_longest() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 500, "日" * 100, "", "a\ud800b"])
 def test_names_of_all_kinds_are_found_again(name: str) -> None:
-    table = Failures(memoryview(bytearray(BYTES)))
+    table = RecentFailures(memoryview(bytearray(BYTES)))
     table.note(name, 1)
     table.note(name, 2)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.policy.twin import Twin
+from streamqd.policy.duplicate_instance import DuplicateInstance
 
 TTL, INTERVAL = 15.0, 3.0
 
 
 @pytest.fixture
-def twin() -> Twin:
-    return Twin(TTL, INTERVAL)
+def twin() -> DuplicateInstance:
+    return DuplicateInstance(TTL, INTERVAL)
 
 
-def test_one_that_beats_stays_and_is_waited_for(twin: Twin) -> None:
+def test_one_that_beats_stays_and_is_waited_for(twin: DuplicateInstance) -> None:
     for number in range(7):
         assert not twin.heard(1000 + number, 3.0 * number)
         assert not twin.stays, "it may be about to end"
@@ -24,20 +24,22 @@ def test_one_that_beats_stays_and_is_waited_for(twin: Twin) -> None:
     assert not twin.stays
 
 
-def test_one_that_does_not_beat_for_a_ttl_is_dead(twin: Twin) -> None:
+def test_one_that_does_not_beat_for_a_ttl_is_dead(twin: DuplicateInstance) -> None:
     for number in range(6):
         assert not twin.heard(1000, 100.0 + 3.0 * number)
     assert twin.heard(1000, 118.0)
     assert not twin.stays
 
 
-def test_one_that_beats_once_more_and_dies_is_dead_and_does_not_stay(twin: Twin) -> None:
+def test_one_that_beats_once_more_and_dies_is_dead_and_does_not_stay(
+    twin: DuplicateInstance,
+) -> None:
     dead = [twin.heard(1000 if number < 3 else 1001, 3.0 * number) for number in range(10)]
     assert dead == [False] * 9 + [True]
     assert not twin.stays
 
 
-def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: Twin) -> None:
+def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: DuplicateInstance) -> None:
     """The server stood still for both, and the other may beat next."""
     twin.heard(1000, 0.0)
     assert not twin.heard(1000, 60.0)
@@ -47,7 +49,7 @@ def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: Twin) -> Non
     assert twin.heard(1000, 78.0)
 
 
-def test_the_next_one_is_another_matter(twin: Twin) -> None:
+def test_the_next_one_is_another_matter(twin: DuplicateInstance) -> None:
     for number in range(8):
         twin.heard(1000 + number, 3.0 * number)
     twin.gone()

@@ -5,37 +5,37 @@ from __future__ import annotations
 import pytest
 
 from streamqd.housekeeper.summary import worker_state
+from streamqd.idle_reason import IdleReason, Wait, Waiting
 from streamqd.model import Unit
-from streamqd.scoreboard import Scoreboard, Slot, WorkerState
-from streamqd.waits import Wait, Waiting, Waits
+from streamqd.scoreboard import Scoreboard, WorkerSlot, WorkerState
 from streamqd.worker.holding import tell_full
 
 
 @pytest.fixture
-def slot() -> Slot:
+def slot() -> WorkerSlot:
     board = Scoreboard(2)
     board.allot(Unit("access", 0, "hits")).state = WorkerState.READY
     other = board.allot(Unit("access", 1, "hits"))
     other.state = WorkerState.READY
-    Waits(other.words).begin(Wait.OPEN, 7)
+    IdleReason(other.words).begin(Wait.OPEN, 7)
     return board.slot(0)
 
 
-def test_it_is_read_as_it_was_written(slot: Slot):
-    waits = Waits(slot.words)
+def test_it_is_read_as_it_was_written(slot: WorkerSlot):
+    waits = IdleReason(slot.words)
     assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 0, 0)
     waits.begin(Wait.BLOCKED, 123)
     waits.hold(5, 2)
     waits.count_opening()
     waits.count_flood()
     waits.count_flood()
-    assert Waits(slot.words).read() == Waiting(Wait.BLOCKED, 123, 5, 2, 1, 2)
+    assert IdleReason(slot.words).read() == Waiting(Wait.BLOCKED, 123, 5, 2, 1, 2)
     waits.end()
     assert waits.read() == Waiting(Wait.NOTHING, 0, 5, 2, 1, 2)
 
 
-def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: Slot):
-    waits = Waits(slot.words)
+def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: WorkerSlot):
+    waits = IdleReason(slot.words)
     waits.begin(Wait.FULL, 9)
     waits.hold(5, 2)
     waits.count_opening()
@@ -43,9 +43,9 @@ def test_a_new_worker_waits_for_nothing_and_goes_on_counting(slot: Slot):
     assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 1, 0)
 
 
-def test_a_word_of_a_later_version_is_no_trouble(slot: Slot):
-    Waits(slot.words)._words[40] = 99
-    assert Waits(slot.words).read().kind is Wait.NOTHING
+def test_a_word_of_a_later_version_is_no_trouble(slot: WorkerSlot):
+    IdleReason(slot.words)._words[40] = 99
+    assert IdleReason(slot.words).read().kind is Wait.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,18 @@ def test_a_word_of_a_later_version_is_no_trouble(slot: Slot):
         (Wait.FLOODED, "flooded"),
     ],
 )
-def test_the_state_of_a_ready_worker_says_what_it_waits_for(slot: Slot, kind: Wait, word: str):
-    Waits(slot.words).begin(kind)
+def test_the_state_of_a_ready_worker_says_what_it_waits_for(
+    slot: WorkerSlot, kind: Wait, word: str
+):
+    IdleReason(slot.words).begin(kind)
     assert worker_state(slot) == word
     slot.state = WorkerState.PAUSED
     assert worker_state(slot) == "paused"
 
 
 @pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
-def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: Slot, other: Wait):
-    waits = Waits(slot.words)
+def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: WorkerSlot, other: Wait):
+    waits = IdleReason(slot.words)
     tell_full(waits, 9.0)
     assert waits.read()[:2] == (Wait.FULL, 9)
     waits.begin(other, 5)

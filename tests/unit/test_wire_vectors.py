@@ -10,7 +10,7 @@ from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.encoding import fields_of
-from streamqd.worker.letters import carried
+from streamqd.worker.dead_letters import carried
 from tests.support.vectors import VECTORS, flat, outgoing, raw
 from tests.unit.test_partitioning import bitwise_crc32
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from streamqd.admin.diagnosis.declaration import Check, Need, Severity
 from streamqd.admin.diagnosis.examination import (
     CHECKS,
-    Finding,
-    Report,
+    DiagnosisFinding,
+    DiagnosisReport,
     chosen,
     examine,
     without_redis,
@@ -20,9 +20,9 @@ from streamqd.admin.diagnosis.examination import (
 __all__ = [
     "CHECKS",
     "Check",
-    "Finding",
+    "DiagnosisFinding",
+    "DiagnosisReport",
     "Need",
-    "Report",
     "Severity",
     "chosen",
     "examine",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 
 PARTITIONS_SHOWN = 12  # runs of partition numbers in one sentence
 
@@ -37,7 +37,7 @@ class Severity(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CheckResult:
     """What a judgement says: one sentence of what is wrong, one of how to mend it, the evidence.
 
     `about` names the thing, such as a topic or an instance; '' for the server or this host.
@@ -59,7 +59,7 @@ class Check:
     severity: Severity
     title: str
     needs: Sequence[Need]
-    judge: Callable[[Facts], Iterable[Found]]
+    judge: Callable[[DiagnosisFacts], Iterable[CheckResult]]
 
     @property
     def area(self) -> str:

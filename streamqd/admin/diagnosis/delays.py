@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from streamqd.admin.diagnosis.declaration import (
     Check,
-    Found,
+    CheckResult,
     Need,
     Severity,
     lasting,
     plural,
     spans,
 )
-from streamqd.admin.diagnosis.facts import Delays, Facts
+from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
 from streamqd.store.keys import Keys
 
 OVERDUE_SECONDS = 60.0
@@ -38,12 +38,12 @@ class _Set(NamedTuple):
         return f"retries of {self.group}" if self.group else "scheduled messages"
 
 
-def _sets(facts: Facts) -> list[_Set]:
+def _sets(facts: DiagnosisFacts) -> list[_Set]:
     sends = [_Set(each.topic, each.partition, "", each.scheduled) for each in facts.partitions]
     return sends + [_Set(*each.unit, each.delays) for each in facts.units]
 
 
-def _names(facts: Facts, each: _Set) -> tuple[str, str]:
+def _names(facts: DiagnosisFacts, each: _Set) -> tuple[str, str]:
     keys = Keys(facts.settings.keys.control, facts.settings.keys.streams)
     if each.group:
         unit = each.topic, each.partition, each.group
@@ -52,13 +52,13 @@ def _names(facts: Facts, each: _Set) -> tuple[str, str]:
     return keys.scheduled(*place), keys.scheduled_items(*place)
 
 
-def _lost(facts: Facts) -> Iterator[Found]:
+def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for each in _sets(facts):
         delays = each.delays
         count = len(delays.lost) or max(0, delays.more)
         if count:
             due, _ = _names(facts, each)
-            yield Found(
+            yield CheckResult(
                 f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
                 f" {each.topic} have no message: it is lost",
                 "find what deleted it; the due times go by themselves when they are due, or now by"
@@ -68,14 +68,14 @@ def _lost(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _stuck(facts: Facts) -> Iterator[Found]:
+def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for each in _sets(facts):
         delays = each.delays
         count = len(delays.stuck) or max(0, -delays.more)
         if count:
             due, _ = _names(facts, each)
             pairs = " ".join(f"0 {name}" for name in delays.stuck[:NAMES_SHOWN]) or "0 NAME"
-            yield Found(
+            yield CheckResult(
                 f"{plural(count, 'message')} among the {each.kind} on partition {each.partition} of"
                 f" {each.topic} have no due time: they wait for ever",
                 f"give them one: `redis-cli ZADD {due} {pairs}`",
@@ -84,7 +84,7 @@ def _stuck(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _overdue(facts: Facts) -> Iterator[Found]:
+def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     limit = facts.now_unix_ms - OVERDUE_SECONDS * 1000
     late: dict[tuple[str, str], list[_Set]] = {}
     for each in _sets(facts):
@@ -94,7 +94,7 @@ def _overdue(facts: Facts) -> Iterator[Found]:
     for (topic, _), some in late.items():
         oldest = min(each.delays.next_due_unix_ms or 0 for each in some)
         waiting = lasting((facts.now_unix_ms - oldest) / 1000)
-        yield Found(
+        yield CheckResult(
             f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
             f" {waiting} ago: nobody moves them on",
             "the housekeeper of the owner does that: see who owns the partitions with `streamqd"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamqd.admin.diagnosis.facts import Delays
-from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.diagnosis.reading import TolerantReader
 from streamqd.admin.unreadable import BadValues
 from streamqd.store import untrusted
 
@@ -14,7 +14,7 @@ COMPARED_MAX = 1_000  # members that are compared one by one
 Pair = tuple[str, str]  # the keys of due times and of messages
 
 
-def gather(reader: Reader, pairs: Sequence[Pair]) -> list[Delays]:
+def gather(reader: TolerantReader, pairs: Sequence[Pair]) -> list[Delays]:
     """Look at pairs of keys.
 
     The commands of one look are not one instant. What is odd in two looks, by the same names, is
@@ -27,7 +27,7 @@ def gather(reader: Reader, pairs: Sequence[Pair]) -> list[Delays]:
     return looks
 
 
-def _sized(reader: Reader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
+def _sized(reader: TolerantReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
     """The pairs with the sizes of both keys, and the first due time."""
     asked: list[tuple[Any, ...]] = []
     for due, items in pairs:
@@ -36,7 +36,7 @@ def _sized(reader: Reader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]
     return [(pair, replies[3 * at : 3 * at + 3]) for at, pair in enumerate(pairs)]
 
 
-def _look(reader: Reader, sized: tuple[Pair, list[Any]]) -> Delays:
+def _look(reader: TolerantReader, sized: tuple[Pair, list[Any]]) -> Delays:
     (due, items), (members, messages, first) = sized
     if members is None or messages is None or not (members or messages):
         return Delays()

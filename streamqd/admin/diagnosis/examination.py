@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamqd.admin import rights as rights_of
+from streamqd.admin import permissions as rights_of
 from streamqd.admin.diagnosis import (
     delays,
     fleet,
@@ -27,13 +27,13 @@ from streamqd.admin.diagnosis import (
     values,
     values_facts,
 )
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
-from streamqd.admin.diagnosis.facts import Facts, Fleet, Server, Value
-from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, FleetHealth, ServerHealth, Value
+from streamqd.admin.diagnosis.reading import TolerantReader
 from streamqd.admin.pages import server_unix_ms
 from streamqd.config import Settings
 from streamqd.errors import Malformed, RedisRefused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 CHECKS: tuple[Check, ...] = (
@@ -51,7 +51,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DiagnosisFinding:
     """What a check found. `about` names the thing, '' for the server or this host.
 
     `severity` is problem, warning or note. `evidence` holds the figures; its fields depend on the
@@ -68,7 +68,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DiagnosisReport:
     """What `doctor` found. `ok`: no problem and no warning.
 
     `checks` are the ids of those that were run, `unseen` sentences about what was not looked at.
@@ -80,7 +80,7 @@ class Report:
     server: str
     now_unix_ms: int
     checks: list[str]
-    findings: list[Finding]
+    findings: list[DiagnosisFinding]
     unseen: list[str]
 
 
@@ -97,7 +97,9 @@ def chosen(names: Sequence[str]) -> list[Check]:
     return [check for check in CHECKS if check.id in names or check.area in names]
 
 
-def examine(link: Link, settings: Settings, checks: Sequence[Check], *, unit: str = "") -> Report:
+def examine(
+    link: Connection, settings: Settings, checks: Sequence[Check], *, unit: str = ""
+) -> DiagnosisReport:
     """Gather what the checks need and let them judge it. Writes nothing.
 
     `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. Raises
@@ -105,7 +107,7 @@ def examine(link: Link, settings: Settings, checks: Sequence[Check], *, unit: st
     """
     facts = gather(link, settings, {need for check in checks for need in check.needs}, unit)
     findings = [_finding(check, found) for check in checks for found in _judged(check, facts)]
-    return Report(
+    return DiagnosisReport(
         ok=not any(each.severity != Severity.NOTE for each in findings),
         server=link.address,
         now_unix_ms=facts.now_unix_ms,
@@ -117,17 +119,17 @@ def examine(link: Link, settings: Settings, checks: Sequence[Check], *, unit: st
 
 def without_redis(
     settings: Settings, checks: Sequence[Check], error: str, *, unit: str = ""
-) -> Report:
+) -> DiagnosisReport:
     """Run the checks that need nothing of Redis, because it does not answer."""
     some = [check for check in checks if set(check.needs) == {Need.HOST}]
     seen = host_facts.gather(settings, unit, 0) if some else None
-    facts = Facts(settings, 0, host=seen)
+    facts = DiagnosisFacts(settings, 0, host=seen)
     findings = [_finding(check, found) for check in some for found in check.judge(facts)]
     unseen = [f"everything in Redis: {error}"]
-    return Report(False, "", 0, [check.id for check in some], findings, unseen)
+    return DiagnosisReport(False, "", 0, [check.id for check in some], findings, unseen)
 
 
-def _judged(check: Check, facts: Facts) -> Iterator[Found]:
+def _judged(check: Check, facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """What a check finds; one of the server alone looks at every master."""
     if set(check.needs) != {Need.SERVER} or not facts.servers:
         yield from check.judge(facts)
@@ -137,8 +139,8 @@ def _judged(check: Check, facts: Facts) -> Iterator[Found]:
             yield replace(found, about=address)
 
 
-def _finding(check: Check, found: Found) -> Finding:
-    return Finding(
+def _finding(check: Check, found: CheckResult) -> DiagnosisFinding:
+    return DiagnosisFinding(
         check=check.id,
         area=check.area,
         severity=str(found.severity or check.severity),
@@ -149,28 +151,28 @@ def _finding(check: Check, found: Found) -> Finding:
     )
 
 
-def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts:
+def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) -> DiagnosisFacts:
     """Look at what is needed, and at nothing else."""
     keys = Keys(settings.keys.control, settings.keys.streams)
     name = settings.daemon.fleet
-    reader = Reader(link)
+    reader = TolerantReader(link)
     now = server_unix_ms(link)
     unseen: list[str] = []
-    servers: dict[str, Server] = {}
+    servers: dict[str, ServerHealth] = {}
     for node in link.masters() if Need.SERVER in needs else ():
-        asked = Reader(node)
+        asked = TolerantReader(node)
         servers[node.address] = server_facts.gather(asked, keys)
         reader.forbidden |= asked.forbidden
-    lacking, members, found = [], Fleet(), []
+    lacking, members, found = [], FleetHealth(), []
     if Need.RIGHTS in needs:
         try:
             lacking = rights_of.missing(link, keys, name)
         except RedisRefused as error:
-            lacking = [rights_of.Lacking("MULTI", "")]
+            lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other rights, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
         members = fleet_facts.gather(reader, keys, name)
-    facts = Facts(settings, now, fleet=members)
+    facts = DiagnosisFacts(settings, now, fleet=members)
     if needs & {Need.TOPICS, Need.UNITS}:
         found = topics_facts.gather(reader, keys, settings, [topic for topic, _ in facts.offered])
     places, total = partitions_facts.places_of(found if Need.UNITS in needs else [])
@@ -187,7 +189,7 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
         if long:
             unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
-        members = Fleet(
+        members = FleetHealth(
             members.beats,
             members.summaries,
             members.orders,
@@ -198,7 +200,7 @@ def gather(link: Link, settings: Settings, needs: set[Need], unit: str) -> Facts
     unseen += [
         f"what needs {words}: this user may not run it" for words in sorted(reader.forbidden)
     ]
-    return Facts(
+    return DiagnosisFacts(
         settings=settings,
         now_unix_ms=now,
         server=next(iter(servers.values()), facts.server),

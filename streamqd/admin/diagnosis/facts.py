@@ -1,7 +1,7 @@
 """What is known when the checks judge: plain values, gathered once, by whatever was asked for.
 
 What was not gathered, or not allowed to be read, is empty or None, so that no check finds anything
-in it; `Facts.unseen` says so to the reader.
+in it; `DiagnosisFacts.unseen` says so to the reader.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from streamqd.admin.rights import Lacking
+from streamqd.admin.permissions import MissingPermission
 from streamqd.config import Settings, Topic
 from streamqd.model import Unit
-from streamqd.store.control import Control
+from streamqd.store.directives import Directives
 from streamqd.store.leases import LeaseView
-from streamqd.store.members import Beat
+from streamqd.store.members import Heartbeat
 from streamqd.store.statistics import PartitionFigures, UnitFigures
 
 
@@ -32,7 +32,7 @@ class SlowCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerHealth:
     """What the server says of itself. `config` is empty when the user may not ask for it."""
 
     info: Mapping[str, str] = field(default_factory=dict)
@@ -49,15 +49,15 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetHealth:
     """The members, what they publish, and what operators want.
 
     `changed` are instances whose run was another one at the end of the look than at its begin.
     """
 
-    beats: Sequence[Beat] = ()
+    beats: Sequence[Heartbeat] = ()
     summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    orders: Control = field(default_factory=Control)
+    orders: Directives = field(default_factory=Directives)
     changed: frozenset[str] = frozenset()
 
 
@@ -81,7 +81,7 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingDirective:
     """A group's place by the trimmer's eyes: the entry that it needs, and when it was last seen.
 
     `needs_unix_ms` None: nothing. `idle_seconds` None: nobody ever read for it.
@@ -147,7 +147,7 @@ class UnitFacts:
     unowned: int  # pending entries that no consumer has
     looks: Sequence[Look]
     delays: Delays
-    standing: Standing | None
+    standing: StandingDirective | None
 
     @property
     def view(self) -> LeaseView | None:
@@ -195,7 +195,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DiagnosisFacts:
     """Everything that the checks look at. `unseen` says in sentences what was not looked at.
 
     `servers` has every master of a cluster by its address; it is empty where there is only one.
@@ -203,10 +203,10 @@ class Facts:
 
     settings: Settings
     now_unix_ms: int
-    server: Server = field(default_factory=Server)
-    servers: Mapping[str, Server] = field(default_factory=dict)
-    lacking: Sequence[Lacking] = ()
-    fleet: Fleet = field(default_factory=Fleet)
+    server: ServerHealth = field(default_factory=ServerHealth)
+    servers: Mapping[str, ServerHealth] = field(default_factory=dict)
+    lacking: Sequence[MissingPermission] = ()
+    fleet: FleetHealth = field(default_factory=FleetHealth)
     topics: Sequence[TopicFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
     units: Sequence[UnitFacts] = ()
@@ -224,7 +224,7 @@ class Facts:
         return any(beat.instance == instance for beat in self.living)
 
     @cached_property
-    def living(self) -> Sequence[Beat]:
+    def living(self) -> Sequence[Heartbeat]:
         """The members that beat."""
         since = self.now_unix_ms - self.stale_ms
         return [beat for beat in self.fleet.beats if beat.beat_unix_ms >= since]

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from streamqd.admin.diagnosis.declaration import (
     Check,
-    Found,
+    CheckResult,
     Need,
     Severity,
     lasting,
     plural,
     spans,
 )
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.admin.diagnosis.letters import units_of
-from streamqd.store.control import EVERYBODY
+from streamqd.store.directives import EVERYBODY
 
 PAUSED_SECONDS = 3_600.0
 QUIET_SECONDS = 30.0  # of a housekeeper, which publishes every 2 s
@@ -23,11 +23,11 @@ YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing 
 ROUND_TRIPS = 50  # of the server, which a lease should be worth: 10 for each renewal
 
 
-def _empty(facts: Facts) -> Iterator[Found]:
+def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     work = facts.configured or any(topic.groups for topic in facts.topics)
     if work and not facts.living:
         fleet = facts.settings.daemon.fleet
-        yield Found(
+        yield CheckResult(
             f"no instance of the fleet {fleet} is alive: nothing is handled, moved on or trimmed",
             "start one: `systemctl start streamqd`, or `streamqd --config FILE`; if one runs,"
             " compare its daemon.fleet, keys and redis.url with this configuration's",
@@ -36,11 +36,11 @@ def _empty(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _silent(facts: Facts) -> Iterator[Found]:
+def _silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for beat in facts.fleet.beats:
         silence = (facts.now_unix_ms - beat.beat_unix_ms) / 1000
         if silence * 1000 > facts.stale_ms:
-            yield Found(
+            yield CheckResult(
                 f"the instance {beat.instance} has been silent for {lasting(silence)} without"
                 " having left the fleet: it was killed, is stopped, or does not reach Redis",
                 f"on {beat.info.get('host', 'its host')}: `systemctl status streamqd`; it is"
@@ -54,7 +54,7 @@ def _silent(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _not_offered(facts: Facts) -> Iterator[Found]:
+def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if not facts.living:
         return
     for topic in facts.topics:
@@ -67,7 +67,7 @@ def _not_offered(facts: Facts) -> Iterator[Found]:
         for group in sorted(mine | (topic.groups & there)):
             if (topic.name, group) in facts.offered:
                 continue
-            yield Found(
+            yield CheckResult(
                 f"no living instance runs the consumer {topic.name}/{group}, so its"
                 f" {plural(topic.partitions, 'partition')} stand still",
                 f"`streamqd reload` lets instances read their configuration again; an instance run"
@@ -78,7 +78,7 @@ def _not_offered(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _twins(facts: Facts) -> Iterator[Found]:
+def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for beat in facts.fleet.beats:
         told = facts.fleet.summaries.get(beat.instance, {})
         own = beat.info.get("host"), beat.info.get("pid")
@@ -88,7 +88,7 @@ def _twins(facts: Facts) -> Iterator[Found]:
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
         differs = None not in (*own, *other) and own != other and not young
         if differs or beat.instance in facts.fleet.changed:
-            yield Found(
+            yield CheckResult(
                 f"two instances run under the one name {beat.instance}"
                 + (
                     f": on {own[0]} (pid {own[1]}) and {other[0]} (pid {other[1]})"
@@ -106,7 +106,7 @@ def _twins(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _orders_for_gone(facts: Facts) -> Iterator[Found]:
+def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
     orders = facts.fleet.orders
     gone = {f"move:{unit}": order.to for unit, order in orders.moves.items()}
@@ -115,7 +115,7 @@ def _orders_for_gone(facts: Facts) -> Iterator[Found]:
     gone = {order: name for order, name in gone.items() if name not in known}
     if gone:
         names = sorted(set(gone.values()))
-        yield Found(
+        yield CheckResult(
             f"{plural(len(gone), 'order')} of operators {'is' if len(gone) == 1 else 'are'} for"
             f" {', '.join(names[:4])}, which do not live: they take effect when one of that name"
             " comes back",
@@ -124,9 +124,9 @@ def _orders_for_gone(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _strange_orders(facts: Facts) -> Iterator[Found]:
+def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for name, problem in facts.fleet.orders.strange.items():
-        yield Found(
+        yield CheckResult(
             f"the order {name!r} cannot be read ({problem}), so nobody obeys it",
             f"`streamqd control clear '{name}' --yes`, unless a later version of streamqd wrote it",
             about=name,
@@ -134,13 +134,13 @@ def _strange_orders(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _paused(facts: Facts) -> Iterator[Found]:
+def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for scope, order in facts.fleet.orders.pauses.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
             by = order.by or "nobody known"
-            yield Found(
+            yield CheckResult(
                 f"{scope} has been paused for {lasting(since)} by {by}{why}",
                 "`streamqd resume --all`"
                 if scope == (None, None, None)
@@ -150,12 +150,12 @@ def _paused(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _stopped(facts: Facts) -> Iterator[Found]:
+def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for scope, order in facts.fleet.orders.stops.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
-            yield Found(
+            yield CheckResult(
                 f"the group {scope.group} of {scope.topic} has been stopped for {lasting(since)}"
                 f" by {order.by or 'nobody known'}{why}",
                 f"`streamqd group start {scope.topic} {scope.group}`",
@@ -164,7 +164,7 @@ def _stopped(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _crash_loops(facts: Facts) -> Iterator[Found]:
+def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     broken: dict[tuple[str, str], dict[int, str]] = {}
     for beat in facts.living:
         told = beat.info.get("broken")
@@ -179,7 +179,7 @@ def _crash_loops(facts: Facts) -> Iterator[Found]:
                 broken.setdefault(pair, {})[each["partition"]] = instance
     for (topic, group), where in broken.items():
         first = min(where)
-        yield Found(
+        yield CheckResult(
             f"the workers of {topic}/{group} crash in a loop on {spans(where)}"
             f" ({', '.join(sorted(set(where.values()))[:4])}) and were given up for a while",
             f"`streamqd why {topic}/{first}/{group}` and `worker.` in the log of {where[first]} say"
@@ -189,12 +189,12 @@ def _crash_loops(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _limited(facts: Facts) -> Iterator[Found]:
+def _limited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for beat in facts.living:
         capacity, problem = beat.info.get("capacity"), beat.info.get("capacity_problem")
         if not isinstance(capacity, int):
             continue
-        yield Found(
+        yield CheckResult(
             f"{beat.instance} can run no more than {plural(capacity, 'partition')}: the system"
             f" refuses it another process ({str(problem)[:200]})",
             f"on {beat.info.get('host', 'its host')}: raise LimitNOFILE and TasksMax of the service"
@@ -205,7 +205,7 @@ def _limited(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _housekeeper(facts: Facts) -> Iterator[Found]:
+def _housekeeper(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for beat in facts.living:
         began = beat.info.get("started")
         if isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS:
@@ -216,7 +216,7 @@ def _housekeeper(facts: Facts) -> Iterator[Found]:
         if told and quiet is not None and quiet < QUIET_SECONDS and told.get("redis_up", True):
             continue
         since = f"for {lasting(quiet)}" if quiet is not None else "at all lately"
-        yield Found(
+        yield CheckResult(
             f"{beat.instance} beats, but its housekeeper has not been heard {since}: retries are"
             " not moved on and nothing is trimmed on its partitions",
             f"see `housekeeper.` in its log; on {beat.info.get('host', 'its host')}:"
@@ -230,11 +230,11 @@ def _housekeeper(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _short_lease(facts: Facts) -> Iterator[Found]:
+def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     trip, ttl = facts.server.round_trip_ms, facts.settings.daemon.lease_ttl
     if trip is not None and trip * ROUND_TRIPS > ttl * 1000:
         wanted = -(-trip * ROUND_TRIPS // 1000)
-        yield Found(
+        yield CheckResult(
             f"a round trip to the server takes {trip:,.1f} ms, and daemon.lease_ttl is only"
             f" {ttl:g} s: renewals come too late, and partitions change owners",
             f'write `lease_ttl = "{wanted:.0f}s"` or more under [daemon] on every instance, or run'

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamqd.admin import published
-from streamqd.admin.diagnosis.facts import Fleet
-from streamqd.admin.diagnosis.reading import Reader
-from streamqd.store import control, members
+from streamqd.admin.diagnosis.facts import FleetHealth
+from streamqd.admin.diagnosis.reading import TolerantReader
+from streamqd.store import directives, members
 from streamqd.store.keys import Keys
-from streamqd.store.members import Beat
+from streamqd.store.members import Heartbeat
 
 
-def gather(reader: Reader, keys: Keys, fleet: str) -> Fleet:
+def gather(reader: TolerantReader, keys: Keys, fleet: str) -> FleetHealth:
     """Read what the fleet says of itself."""
     scores, infos, orders = reader.ask(
         [*members.stored(keys, fleet), ("HGETALL", keys.orders(fleet))]
@@ -26,10 +26,12 @@ def gather(reader: Reader, keys: Keys, fleet: str) -> Fleet:
         for beat, text in zip(beats, raw, strict=True)
         if text is not None
     }
-    return Fleet(beats, summaries, control.read(orders or ()))
+    return FleetHealth(beats, summaries, directives.read(orders or ()))
 
 
-def changed(reader: Reader, keys: Keys, fleet: str, beats: Sequence[Beat]) -> frozenset[str]:
+def changed(
+    reader: TolerantReader, keys: Keys, fleet: str, beats: Sequence[Heartbeat]
+) -> frozenset[str]:
     """Look again: which instances are another run now than they were in `beats`?"""
     (infos,) = reader.ask([("HGETALL", keys.info(fleet))])
     scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]

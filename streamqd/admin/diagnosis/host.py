@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from streamqd import cgroups
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 
 FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing and releasing what was not finished
@@ -15,13 +15,13 @@ DESCRIPTORS_BESIDE = 64
 PROCESS_DESCRIPTORS = 32  # that one worker opens, about
 
 
-def _stop_timeout(facts: Facts) -> Iterator[Found]:
+def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host, drain = facts.host, facts.settings.daemon.drain_timeout
     if host is None or host.stop_seconds is None:
         return
     needed = drain + STOP_MARGIN_SECONDS
     if host.stop_seconds < needed:
-        yield Found(
+        yield CheckResult(
             f"the service manager kills a stop after {host.stop_seconds:g} s (TimeoutStopSec), and"
             f" daemon.drain_timeout is {drain:g} s: messages that still run are cut off and"
             " handled again",
@@ -35,10 +35,10 @@ def _stop_timeout(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _state_dir(facts: Facts) -> Iterator[Found]:
+def _state_dir(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is not None and host.state_dir_problem:
-        yield Found(
+        yield CheckResult(
             f"daemon.state_dir {host.state_dir} cannot be used: {host.state_dir_problem}",
             f"`install -d -m 700 -o USER {host.state_dir}` with the daemon's user, or name another"
             " directory",
@@ -46,10 +46,10 @@ def _state_dir(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _owners(facts: Facts) -> Iterator[Found]:
+def _owners(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is not None and host.strange_owners:
-        yield Found(
+        yield CheckResult(
             f"{', '.join(host.strange_owners)} belong to another user than {host.state_dir}: the"
             " daemon was once run as another user, and cannot start as its own",
             f"`chown -R --reference={host.state_dir} {' '.join(host.strange_owners)}`",
@@ -57,22 +57,22 @@ def _owners(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _disk_full(facts: Facts) -> Iterator[Found]:
+def _disk_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is not None and host.free_bytes is not None and host.free_bytes < FREE_BYTES:
-        yield Found(
+        yield CheckResult(
             f"the disk of daemon.state_dir {host.state_dir} has {host.free_bytes:,} bytes left",
             f"make room (`du -xsh {host.state_dir}/*`), or name a directory on another disk",
             evidence={"state_dir": str(host.state_dir), "free_bytes": host.free_bytes},
         )
 
 
-def _embedded_disk(facts: Facts) -> Iterator[Found]:
+def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is None or host.free_bytes is None or not host.embedded_bytes:
         return
     if host.free_bytes < host.embedded_bytes:
-        yield Found(
+        yield CheckResult(
             f"the embedded server's files take {host.embedded_bytes:,} bytes, and the disk has"
             f" {host.free_bytes:,} left: it needs as much again when it rewrites them",
             f"make room on the disk of {host.state_dir}, bound the topics (`streamqd topic settings"
@@ -81,13 +81,13 @@ def _embedded_disk(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _descriptors(facts: Facts) -> Iterator[Found]:
+def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     host = facts.host
     if host is None:
         return
     needed = host.units * DESCRIPTORS_EACH + DESCRIPTORS_BESIDE
     if host.descriptors is not None and host.descriptors < needed:
-        yield Found(
+        yield CheckResult(
             f"{host.descriptors_of} may open {host.descriptors:,} files, and the {host.units:,}"
             f" partitions of the configuration need about {needed:,}",
             f"write `LimitNOFILE={max(65_536, needed)}` into the unit file, or `ulimit -Hn"
@@ -96,7 +96,7 @@ def _descriptors(facts: Facts) -> Iterator[Found]:
         )
     everybody = host.units * PROCESS_DESCRIPTORS
     if host.descriptors_of_system is not None and host.descriptors_of_system < everybody:
-        yield Found(
+        yield CheckResult(
             f"all processes of this host together may open {host.descriptors_of_system:,} files"
             f" (fs.file-max), and {host.units:,} workers need about {everybody:,}",
             f"`sysctl -w fs.file-max={2 * everybody}`, and the same in /etc/sysctl.d",
@@ -104,10 +104,10 @@ def _descriptors(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _oom_group(facts: Facts) -> Iterator[Found]:
+def _oom_group(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if facts.host is not None and facts.host.oom_group:
         group = facts.host.oom_group
-        yield Found(*cgroups.fate_of(group), evidence={"memory.oom.group": group})
+        yield CheckResult(*cgroups.fate_of(group), evidence={"memory.oom.group": group})
 
 
 _NEEDS, _PROBLEM, _WARNING = (Need.HOST,), Severity.PROBLEM, Severity.WARNING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity, spans
-from streamqd.admin.diagnosis.facts import Facts, UnitFacts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity, spans
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import by_group, numbers
 from streamqd.store.keys import Keys
 
@@ -19,11 +19,11 @@ def _unfenced(each: UnitFacts) -> bool:
     )
 
 
-def _lease_without_fence(facts: Facts) -> Iterator[Found]:
+def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     keys = Keys(facts.settings.keys.control, facts.settings.keys.streams)
     for (topic, group), units in by_group(facts.units, _unfenced).items():
         names = " ".join(keys.lease(*each.unit) for each in units[:4])
-        yield Found(
+        yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
             " not know: nobody can take the partition until it ends",
             "somebody has written keys of ours by hand, or the server lost some: delete the leases,"
@@ -47,13 +47,13 @@ def _owner(each: UnitFacts) -> str:
     return each.view.owner if each.view is not None else ""
 
 
-def _owner_silent(facts: Facts) -> Iterator[Found]:
+def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     def lost(each: UnitFacts) -> bool:
         return _expired(each) and not facts.alive(_owner(each))
 
     for (topic, group), units in by_group(facts.units, lost).items():
         owners = sorted({_owner(each) for each in units})
-        yield Found(
+        yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
             " which is gone, and nobody has taken over",
             f"start an instance that runs {topic}/{group} (`systemctl start streamqd`): it takes"
@@ -67,13 +67,13 @@ def _owner_silent(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _not_renewed(facts: Facts) -> Iterator[Found]:
+def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     def stalled(each: UnitFacts) -> bool:
         return _expired(each) and facts.alive(_owner(each))
 
     for (topic, group), units in by_group(facts.units, stalled).items():
         owners = sorted({_owner(each) for each in units})
-        yield Found(
+        yield CheckResult(
             f"{', '.join(owners[:4])} beats, but has let the lease of {spans(numbers(units))} of"
             f" {topic}/{group} expire",
             "look again in a few seconds: a late renewal mends it; if it stays, see `lease.` in the"
@@ -83,7 +83,7 @@ def _not_renewed(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _solo_stuck(facts: Facts) -> Iterator[Found]:
+def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     def stuck(each: UnitFacts) -> bool:
         view = each.view
         return (
@@ -96,7 +96,7 @@ def _solo_stuck(facts: Facts) -> Iterator[Found]:
         )
 
     for (topic, group), units in by_group(facts.units, stuck).items():
-        yield Found(
+        yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} handle one message at a time as after the"
             " loss of a host, although nothing inherited is left",
             f"`streamqd reload {_owner(units[0])}` gives them fresh workers, which look again;"

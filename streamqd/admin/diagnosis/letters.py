@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity, lasting, spans
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity, lasting, spans
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 
 MANY = 1_000
 LATE_SECONDS = 3_600.0  # beyond dlq_retention: they are deleted in bounded steps
 GROWING = 0.01  # letters per second, an average of about 10 s
 
 
-def _many(facts: Facts) -> Iterator[Found]:
+def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     counts: dict[str, int] = {}
     for each in facts.partitions:
         if each.figures is not None:
             counts[each.topic] = counts.get(each.topic, 0) + each.figures.dead
     for topic, count in counts.items():
         if count > MANY:
-            yield Found(
+            yield CheckResult(
                 f"{topic} has {count:,} dead letters, which wait for a person and take memory",
                 f"`streamqd dlq stats {topic}` groups them by cause; then `streamqd dlq replay"
                 f" {topic}` or `streamqd dlq purge {topic}`",
@@ -29,7 +29,7 @@ def _many(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _old(facts: Facts) -> Iterator[Found]:
+def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         age = topic.holds.dlq_retention
         if age is None:
@@ -43,7 +43,7 @@ def _old(facts: Facts) -> Iterator[Found]:
             and each.oldest_letter_unix_ms < limit
         }
         if old:
-            yield Found(
+            yield CheckResult(
                 f"{spans(old)} of {topic.name} hold dead letters older than its dlq_retention of"
                 f" {lasting(age)}: nobody deletes them",
                 "the housekeeper of an owner does that: see who owns the partitions with `streamqd"
@@ -54,7 +54,7 @@ def _old(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _growing(facts: Facts) -> Iterator[Found]:
+def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     rates: dict[tuple[str, str], float] = {}
     for summary in facts.fleet.summaries.values():
         for unit in units_of(summary):
@@ -65,7 +65,7 @@ def _growing(facts: Facts) -> Iterator[Found]:
                 rates[pair] = rates.get(pair, 0.0) + rate
     for (topic, group), rate in rates.items():
         if rate >= GROWING:
-            yield Found(
+            yield CheckResult(
                 f"{group} makes {rate * 60:,.1f} dead letters of {topic} in a minute just now",
                 f"`streamqd dlq stats {topic}` says of what they died; `streamqd pause"
                 f" {topic}/{group}` stops it until that is mended",

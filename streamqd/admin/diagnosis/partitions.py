@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from streamqd.admin.diagnosis.declaration import (
     Check,
-    Found,
+    CheckResult,
     Need,
     Severity,
     lasting,
     plural,
     spans,
 )
-from streamqd.admin.diagnosis.facts import Facts, UnitFacts
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.pages import SEQ_MAX, read_id
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
@@ -40,7 +40,7 @@ def numbers(units: Iterable[UnitFacts]) -> list[int]:
     return [each.unit.partition for each in units]
 
 
-def _wrong_type(facts: Facts) -> Iterator[Found]:
+def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     wrong = {
         key: (topic, kind)
         for topic, keys in (
@@ -50,7 +50,7 @@ def _wrong_type(facts: Facts) -> Iterator[Found]:
         for key, kind in keys.items()
     }
     for key, (topic, kind) in wrong.items():
-        yield Found(
+        yield CheckResult(
             f"the key {key} holds a {kind}, which streamqd has not written: what needs it fails",
             f"see what it is (`redis-cli OBJECT ENCODING {key}`) and who writes it, then move it"
             f" away: `redis-cli RENAME {key} ELSEWHERE`",
@@ -59,7 +59,7 @@ def _wrong_type(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _group_missing(facts: Facts) -> Iterator[Found]:
+def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         looked = [each for each in facts.partitions if each.topic == topic.name]
         expected = {
@@ -69,7 +69,7 @@ def _group_missing(facts: Facts) -> Iterator[Found]:
             lacking = [each.partition for each in looked if group not in each.groups]
             if not lacking:
                 continue
-            yield Found(
+            yield CheckResult(
                 f"the group {group} does not exist on {spans(lacking)} of {topic.name}: nobody"
                 " reads there for it, and nothing is trimmed",
                 "`streamqd reload` makes it again, beginning where trimming says that it stood; if"
@@ -80,7 +80,7 @@ def _group_missing(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _abandoned(facts: Facts, each: UnitFacts) -> bool:
+def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
     pair = each.unit.topic, each.unit.group
     if pair in facts.offered or pair in facts.configured or each.standing is None:
         return False
@@ -90,11 +90,11 @@ def _abandoned(facts: Facts, each: UnitFacts) -> bool:
     return behind and not owned and (idle is None or idle >= ABANDONED_SECONDS)
 
 
-def _group_abandoned(facts: Facts) -> Iterator[Found]:
+def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(
         facts.units, lambda each: _abandoned(facts, each)
     ).items():
-        yield Found(
+        yield CheckResult(
             f"the group {group} has messages on {spans(numbers(units))} of {topic} and nobody who"
             " reads them, so they are never trimmed",
             f"start its consumer, or, if nobody needs it, `streamqd group delete {topic} {group}"
@@ -115,7 +115,7 @@ def _group_abandoned(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _floor_held(facts: Facts) -> Iterator[Found]:
+def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     limits = {
         topic.name: facts.now_unix_ms - (topic.holds.retention.max_age + HELD_SECONDS) * 1000
         for topic in facts.topics
@@ -137,7 +137,7 @@ def _floor_held(facts: Facts) -> Iterator[Found]:
             each.standing.needs_unix_ms or 0 for each in units if each.standing is not None
         )
         ago = lasting((facts.now_unix_ms - oldest) / 1000)
-        yield Found(
+        yield CheckResult(
             f"the group {group} still needs messages of {ago} ago on"
             f" {spans(numbers(units))} of {topic}, so retention cannot let go of them",
             f"`streamqd why {topic}/{units[0].unit.partition}/{group}` says what it waits for;"
@@ -147,7 +147,7 @@ def _floor_held(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _archive_behind(facts: Facts) -> Iterator[Found]:
+def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         age = topic.holds.retention.max_age
         if topic.holds.archive != "required" or age is None:
@@ -161,7 +161,7 @@ def _archive_behind(facts: Facts) -> Iterator[Found]:
             and each.unarchived_unix_ms < limit
         ]
         if held:
-            yield Found(
+            yield CheckResult(
                 f"{spans(held)} of {topic.name} hold messages that retention would let go of, but"
                 " which are not archived",
                 f"`streamqd pipeline archive --topic {topic.name}`, or, if they need not be kept,"
@@ -171,11 +171,11 @@ def _archive_behind(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _foreign(facts: Facts) -> Iterator[Found]:
+def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(facts.units, lambda each: each.foreign).items():
         names = sorted({name for each in units for name in each.foreign})
         held = sum(sum(each.foreign.values()) for each in units)
-        yield Found(
+        yield CheckResult(
             f"another client reads as {', '.join(names[:4])} in the group {group} of {topic} and"
             f" holds {plural(held, 'message')} on {spans(numbers(units))}",
             "end that client, or give it a group of its own; a running daemon takes the messages"
@@ -186,7 +186,7 @@ def _foreign(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _ghosts(facts: Facts) -> Iterator[Found]:
+def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     firsts = {
         (each.topic, each.partition): each.figures.first_id
         for each in facts.partitions
@@ -207,7 +207,7 @@ def _ghosts(facts: Facts) -> Iterator[Found]:
         return bool(first) and read_id(main.oldest_pending_id) < read_id(first)
 
     for (topic, group), units in by_group(facts.units, haunted).items():
-        yield Found(
+        yield CheckResult(
             f"the group {group} holds entries on {spans(numbers(units))} of {topic} that somebody"
             " has trimmed or deleted: those messages are lost",
             "find who trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let streamqd do it (`streamqd"
@@ -225,7 +225,7 @@ def _ghosts(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _no_room(facts: Facts) -> Iterator[Found]:
+def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for each in facts.partitions:
         if each.figures is None or not each.figures.last_id:
             continue
@@ -241,7 +241,7 @@ def _no_room(facts: Facts) -> Iterator[Found]:
             else f"the last id of {place} is {last}, which is {lasting(ahead / 1000)} ahead of the"
             " server's clock: every later message gets such an id, so their age is wrong"
         )
-        yield Found(
+        yield CheckResult(
             f"{what}; a client has written an id of its own choice (`XADD` without `*`)",
             f"`streamqd topic renew {each.topic} --partition {each.partition}` moves what is there"
             " to a fresh stream; let that client write with `*`",
@@ -251,10 +251,10 @@ def _no_room(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _unowned(facts: Facts) -> Iterator[Found]:
+def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for (topic, group), units in by_group(facts.units, lambda each: each.unowned).items():
         held = sum(each.unowned for each in units)
-        yield Found(
+        yield CheckResult(
             f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
             " are handed out, and no consumer has them (somebody has given them up by XNACK)",
             "a running daemon takes them over within 15 s; while none runs, `streamqd pending"
@@ -264,14 +264,14 @@ def _unowned(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _oversize(facts: Facts) -> Iterator[Found]:
+def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     limit = facts.settings.daemon.max_message_bytes
     large: dict[str, dict[int, int]] = {}
     for each in facts.partitions:
         if each.large_bytes is not None and each.large_bytes > limit:
             large.setdefault(each.topic, {})[each.partition] = each.large_bytes
     for topic, sizes in large.items():
-        yield Found(
+        yield CheckResult(
             f"a message of {max(sizes.values()):,} bytes lies in {topic}, and max_message_bytes is"
             f" {limit:,}: somebody writes past the producer's limit, and workers fetch fewer at"
             " once to keep their memory",

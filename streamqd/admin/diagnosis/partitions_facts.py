@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamqd.admin.diagnosis import delays_facts
-from streamqd.admin.diagnosis.facts import Delays, PartitionFacts, Standing, TopicFacts
-from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.diagnosis.facts import Delays, PartitionFacts, StandingDirective, TopicFacts
+from streamqd.admin.diagnosis.reading import TolerantReader, named
 from streamqd.admin.pages import read_id
 from streamqd.admin.unreadable import BadValues, group_names
 from streamqd.model import LETTERS
@@ -32,8 +32,8 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[Place], int]:
 
 
 def gather(
-    reader: Reader, keys: Keys, places: Sequence[Place], *, bodies: bool
-) -> tuple[list[PartitionFacts], dict[tuple[str, int, str], Standing]]:
+    reader: TolerantReader, keys: Keys, places: Sequence[Place], *, bodies: bool
+) -> tuple[list[PartitionFacts], dict[tuple[str, int, str], StandingDirective]]:
     """Look at partitions; of each group on them, see where it stands."""
     names = [(topic.name, number) for topic, number in places]
     types = wrong_types(reader, [_typed(keys, *name) for name in names])
@@ -49,7 +49,7 @@ def gather(
     letters = _oldest_letters(reader, keys, aged)
     large = _large(reader, keys, names[:BODIES_MAX] if bodies else [])
     found: list[PartitionFacts] = []
-    standing: dict[tuple[str, int, str], Standing] = {}
+    standing: dict[tuple[str, int, str], StandingDirective] = {}
     for at, name in enumerate(names):
         stand = _stand(stands[at])
         standing |= {(*name, group): each for group, each in _standings(stand).items()}
@@ -84,7 +84,9 @@ def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
     }
 
 
-def wrong_types(reader: Reader, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def wrong_types(
+    reader: TolerantReader, wanted: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
     """Of each mapping key -> type, the keys that hold something of another type, and that."""
     flat = [(key, kind) for some in wanted for key, kind in some.items()]
     replies = iter(reader.ask([("TYPE", key) for key, _ in flat]))
@@ -104,7 +106,9 @@ def wrong_types(reader: Reader, wanted: Sequence[Mapping[str, str]]) -> list[dic
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _groups(reader: Reader, keys: Keys, names: Sequence[tuple[str, int]]) -> list[frozenset[str]]:
+def _groups(
+    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
+) -> list[frozenset[str]]:
     """The groups of each partition, and of its dead letters; strangers on the other are left out.
 
     That a group that reads messages is on the dead letters is somebody else's business.
@@ -129,11 +133,11 @@ def _names(groups: Sequence[Any] | None) -> list[str]:
     return [each["name"] for each in group_names(groups, "", BadValues())]
 
 
-def _standings(stand: Stand | None) -> dict[str, Standing]:
+def _standings(stand: Stand | None) -> dict[str, StandingDirective]:
     if stand is None:
         return {}
     return {
-        group.name: Standing(
+        group.name: StandingDirective(
             _id_ms(group.needs.encode()),
             None if group.idle_ms is None else group.idle_ms / 1000,
         )
@@ -145,7 +149,7 @@ def _standings(stand: Stand | None) -> dict[str, Standing]:
 
 
 def _oldest_letters(
-    reader: Reader, keys: Keys, names: Sequence[tuple[str, int]]
+    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
     asked = [("XRANGE", keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
     replies = reader.ask(asked, BODIES_AT_ONCE)
@@ -153,7 +157,7 @@ def _oldest_letters(
 
 
 def _large(
-    reader: Reader, keys: Keys, names: Sequence[tuple[str, int]]
+    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
     """The size of the larger payload of the first and the last entry of each partition."""
     asked: list[tuple[Any, ...]] = []

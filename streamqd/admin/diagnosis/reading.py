@@ -7,21 +7,21 @@ from typing import Any
 
 from streamqd.admin.pages import BATCH
 from streamqd.errors import RedisRefused
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
 # The server as a whole does not serve: there is nothing to go on with.
 _HOPELESS = frozenset(("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH"))
 
 
-class Reader:
+class TolerantReader:
     """Runs reading commands and scripts in bounded exchanges.
 
     A refused one answers None. What the Redis user may not do is kept in `forbidden`, by the words
     of the command.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self.link = link
         self.forbidden: set[str] = set()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 
 KEYS_SHOWN = 4
 
 
-def _missing(facts: Facts) -> Iterator[Found]:
+def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     keys_of: dict[str, list[str]] = {}
     for command, key in facts.lacking:
         keys_of.setdefault(command, []).append(key)
@@ -21,7 +21,7 @@ def _missing(facts: Facts) -> Iterator[Found]:
         where = f" on {shown[0]}" if shown else ""
         more = f" and {len(shown) - 1} other keys" if len(shown) > 1 else ""
         patterns = f"{facts.settings.keys.control}:*", f"{facts.settings.keys.streams}:*"
-        yield Found(
+        yield CheckResult(
             f"the Redis user {user} may not run {command}{where}{more}",
             f"`redis-cli ACL SETUSER {user} +{name} ~{patterns[0]} ~{patterns[1]}`",
             about=command,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from streamqd import embedded, extras
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity, lasting, plural
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity, lasting, plural
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.admin.diagnosis.flaws import fix_of
 from streamqd.store import certificates
 
@@ -24,11 +24,11 @@ def _set(setting: str) -> str:
     return f"write `{setting}` into the server's configuration, and set it now: {now}"
 
 
-def _eviction(facts: Facts) -> Iterator[Found]:
+def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     policy = facts.server.info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         allowed = facts.settings.redis.allow_eviction
-        yield Found(
+        yield CheckResult(
             f"the server may evict keys (maxmemory-policy {policy}), and an evicted stream or"
             " lease is lost messages or work done twice",
             _set("maxmemory-policy noeviction"),
@@ -37,7 +37,7 @@ def _eviction(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _persistence(facts: Facts) -> Iterator[Found]:
+def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     info, sync = facts.server.info, facts.server.config.get("appendfsync", "")
     evidence = {
         "aof_enabled": info.get("aof_enabled", ""),
@@ -45,14 +45,14 @@ def _persistence(facts: Facts) -> Iterator[Found]:
         "rdb_changes_since_last_save": info.get("rdb_changes_since_last_save", ""),
     }
     if info.get("aof_enabled") == "0":
-        yield Found(
+        yield CheckResult(
             "append-only persistence is off: a restart of the server loses what was sent since its"
             f" last snapshot ({evidence['rdb_changes_since_last_save'] or 'unknown'} changes)",
             _set("appendonly yes"),
             evidence=evidence,
         )
     elif sync == "no":
-        yield Found(
+        yield CheckResult(
             "the append-only file is written when the system likes (appendfsync no): a power loss"
             " takes up to half a minute of acknowledged writes with it",
             _set("appendfsync everysec"),
@@ -60,12 +60,12 @@ def _persistence(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _failing_writes(facts: Facts) -> Iterator[Found]:
+def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     names = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
     failing = {name: facts.server.info.get(name) for name in names}
     failing = {name: status for name, status in failing.items() if status not in (None, "ok")}
     if failing:
-        yield Found(
+        yield CheckResult(
             f"the server failed to write its data to disk ({', '.join(failing)})",
             "read the server's log, make room or give it the rights to its directory"
             " (`redis-cli CONFIG GET dir`), then `redis-cli BGSAVE`",
@@ -73,10 +73,10 @@ def _failing_writes(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _memory_full(facts: Facts) -> Iterator[Found]:
+def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
-        yield Found(
+        yield CheckResult(
             f"{used / limit:.0%} of the server's memory limit is used; when it is full, producers"
             " and retries are refused",
             "see who keeps it with `streamqd doctor stream TOPIC`, trim with `streamqd trim TOPIC`,"
@@ -86,9 +86,9 @@ def _memory_full(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _memory_unlimited(facts: Facts) -> Iterator[Found]:
+def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if facts.server.info.get("maxmemory") == "0":
-        yield Found(
+        yield CheckResult(
             "the server has no memory limit: when the host's memory is full the system kills it"
             " instead of producers being refused",
             "bound the topics: `streamqd topic settings TOPIC retention.max_bytes=1GiB`"
@@ -102,12 +102,12 @@ def _memory_unlimited(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _clients(facts: Facts) -> Iterator[Found]:
+def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     now = facts.server.number("connected_clients")
     told = facts.server.config.get("maxclients", facts.server.info.get("maxclients", ""))
     limit = int(told) if told.isdigit() else 0
     if limit and now > limit * CLIENTS:
-        yield Found(
+        yield CheckResult(
             f"{now:,} of {limit:,} connections that the server allows are open; every worker needs"
             " one of its own",
             f"raise the limit: `redis-cli CONFIG SET maxclients {2 * limit}`, and the server's"
@@ -116,10 +116,10 @@ def _clients(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _clock(facts: Facts) -> Iterator[Found]:
+def _clock(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     skew = facts.server.skew_seconds
     if skew is not None and abs(skew) > SKEW_SECONDS:
-        yield Found(
+        yield CheckResult(
             f"the server's clock is {abs(skew):.1f} s {'before' if skew > 0 else 'behind'} this"
             " host's: leases do not care, but ages and times in logs do not match",
             "synchronise both hosts' clocks: `timedatectl set-ntp true`",
@@ -127,11 +127,11 @@ def _clock(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _replica(facts: Facts) -> Iterator[Found]:
+def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     info = facts.server.info
     if info.get("role", "master") != "master":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        yield Found(
+        yield CheckResult(
             f"the server is a replica of {primary} and refuses writes",
             f"name the primary in redis.url (`redis://{primary}`), or promote this one:"
             " `redis-cli REPLICAOF NO ONE`",
@@ -143,11 +143,11 @@ def _replica(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _min_replicas(facts: Facts) -> Iterator[Found]:
+def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     info = facts.server.info
     # The server tells how many are good only when it asks for some.
     if facts.server.number("connected_slaves") and "min_slaves_good_slaves" not in info:
-        yield Found(
+        yield CheckResult(
             "the server has replicas and takes writes without them: a master that is cut off goes"
             " on writing what is lost at the failover",
             f"{_set('min-replicas-to-write 1')}; then the same with `min-replicas-max-lag 10`",
@@ -155,18 +155,18 @@ def _min_replicas(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _product(facts: Facts) -> tuple[str, str]:
+def _product(facts: DiagnosisFacts) -> tuple[str, str]:
     """What answers, and its version. Valkey tells old clients that it is Redis 7.2.4."""
     info = facts.server.info
     product = "valkey" if "valkey_version" in info else "redis"
     return product, info.get(f"{product}_version", "")
 
 
-def _flaws(facts: Facts) -> Iterator[Found]:
+def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     product, told = _product(facts)
     fix = fix_of(product, told)
     if fix:
-        yield Found(
+        yield CheckResult(
             f"the server is {product} {told}, whose known flaws let clients that may log in read"
             " what their rights forbid, or run code on its host, unless whoever built it has fixed"
             " them under the same number",
@@ -176,11 +176,11 @@ def _flaws(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _certificates(facts: Facts) -> Iterator[Found]:
+def _certificates(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     now = facts.now_unix_ms / 1000
     for name, end in facts.server.certificates.items():
         for what in certificates.warnings({name: end}, now):
-            yield Found(
+            yield CheckResult(
                 what,
                 "renew it where it was issued, replace the file, and send SIGHUP to the daemon; the"
                 " server reads its own anew by `redis-cli CONFIG SET tls-cert-file FILE`",
@@ -189,12 +189,12 @@ def _certificates(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _version(facts: Facts) -> Iterator[Found]:
+def _version(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     product, told = _product(facts)
     numbers = tuple(int(part) for part in told.split(".")[:3] if part.isdigit())
     if numbers and numbers < OLDEST[product]:
         oldest = ".".join(map(str, OLDEST[product]))
-        yield Found(
+        yield CheckResult(
             f"the server is {product} {told}, which lacks commands that streamqd needs",
             f'run {product} {oldest} or later, or use redis.url = "embedded:", which needs'
             f" {extras.hint('embedded')}",
@@ -202,10 +202,10 @@ def _version(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _idle_timeout(facts: Facts) -> Iterator[Found]:
+def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     told = facts.server.config.get("timeout", "0")
     if told.isdigit() and 0 < int(told) < IDLE_SECONDS:
-        yield Found(
+        yield CheckResult(
             f"the server closes connections that were silent for {told} s, shorter than workers"
             " and producers wait: they connect, and take over their own pending entries, again and"
             " again",
@@ -214,11 +214,11 @@ def _idle_timeout(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _message_limit(facts: Facts) -> Iterator[Found]:
+def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     told = facts.server.config.get("proto-max-bulk-len", "")
     wanted = facts.settings.daemon.max_message_bytes
     if told.isdigit() and int(told) < wanted:
-        yield Found(
+        yield CheckResult(
             f"producers may send messages of {wanted:,} bytes (daemon.max_message_bytes), but the"
             f" server takes no value above {int(told):,} bytes and cuts the connection",
             f"`redis-cli CONFIG SET proto-max-bulk-len {wanted}`, or lower"
@@ -227,7 +227,7 @@ def _message_limit(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _slow(facts: Facts) -> Iterator[Found]:
+def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     since = facts.now_unix_ms / 1000 - SLOW_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since
@@ -235,7 +235,7 @@ def _slow(facts: Facts) -> Iterator[Found]:
     if slow:
         worst = max(slow, key=lambda each: each.milliseconds)
         ago = lasting(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
-        yield Found(
+        yield CheckResult(
             f"the server's slow log holds {plural(len(slow), 'command')} on keys of ours that"
             f" stopped everybody for {SLOW_MS:g} ms and more; the worst took"
             f" {worst.milliseconds:,.0f} ms {ago} ago, {worst.command} on {worst.key}",

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamqd.admin.diagnosis.facts import Server, SlowCommand
-from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.diagnosis.facts import ServerHealth, SlowCommand
+from streamqd.admin.diagnosis.reading import TolerantReader, named
 from streamqd.store import scripts
 from streamqd.store.certificates import ends_of
 from streamqd.store.keys import Keys
@@ -18,14 +18,14 @@ SLOW_MAX = 128  # entries of the slow log
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
 
-def gather(reader: Reader, keys: Keys) -> Server:
+def gather(reader: TolerantReader, keys: Keys) -> ServerHealth:
     """Ask the server."""
     asked = [("CONFIG", "GET", name) for name in _SETTINGS]
     info, slow, *settings = reader.ask([("INFO",), ("SLOWLOG", "GET", SLOW_MAX), *asked])
     stated: dict[str, str] = {}
     for flat in settings:
         stated |= {name: value.decode() for name, value in named(flat or ()).items()}
-    return Server(
+    return ServerHealth(
         info=_info(info or b""),
         config=stated,
         round_trip_ms=_round_trip_ms(reader),
@@ -40,7 +40,7 @@ def _info(raw: bytes) -> Mapping[str, str]:
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
-def _round_trip_ms(reader: Reader) -> float | None:
+def _round_trip_ms(reader: TolerantReader) -> float | None:
     """The time that the middle one of some commands takes: a single one may have bad luck."""
     taken = []
     for _ in range(PINGS):
@@ -51,7 +51,7 @@ def _round_trip_ms(reader: Reader) -> float | None:
     return round(statistics.median(taken), 3)
 
 
-def _skew_seconds(reader: Reader) -> float | None:
+def _skew_seconds(reader: TolerantReader) -> float | None:
     before = time.time()
     (reply,) = reader.ask([("TIME",)])
     if reply is None:

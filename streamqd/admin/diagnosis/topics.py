@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity, plural
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity, plural
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.store.keys import Keys
 
 
-def _without_meta(facts: Facts) -> Iterator[Found]:
+def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if (
             topic.registered
             and topic.partitions is None
             and not (topic.deleting or topic.unreadable)
         ):
-            yield Found(
+            yield CheckResult(
                 f"{topic.name} is in the registry, but nothing says how many partitions it has:"
                 " nobody can write or read it",
                 f"`streamqd topic create {topic.name} --partitions N` with as many as it had, or,"
@@ -27,10 +27,10 @@ def _without_meta(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _unregistered(facts: Facts) -> Iterator[Found]:
+def _unregistered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.partitions is not None and not topic.registered:
-            yield Found(
+            yield CheckResult(
                 f"{topic.name} exists with {plural(topic.partitions, 'partition')}, but is not in"
                 " the registry: views and retention pass it over",
                 f"`redis-cli SADD {_keys(facts).registry()} {topic.name}`",
@@ -39,7 +39,7 @@ def _unregistered(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _set_differs(facts: Facts) -> Iterator[Found]:
+def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.partitions is None:
             continue
@@ -51,7 +51,7 @@ def _set_differs(facts: Facts) -> Iterator[Found]:
         name = keys.partitions(topic.name)
         mends = [f"`redis-cli SADD {name} {' '.join(lacking[:4])}`"] if lacking else []
         mends += [f"`redis-cli SREM {name} {' '.join(strange[:4])}`"] if strange else []
-        yield Found(
+        yield CheckResult(
             f"{topic.name} has {plural(topic.partitions, 'partition')}, but its set of partition"
             f" streams lacks {len(lacking)} of them and holds {len(strange)} others",
             f"the count is what counts: {', '.join(mends)}",
@@ -65,7 +65,7 @@ def _set_differs(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _configured_differs(facts: Facts) -> Iterator[Found]:
+def _configured_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         stated = facts.settings.topics.get(topic.name)
         if stated is None or "partitions" not in stated.stated or topic.partitions is None:
@@ -74,7 +74,7 @@ def _configured_differs(facts: Facts) -> Iterator[Found]:
         if count == topic.partitions:
             continue
         small = count < topic.partitions
-        yield Found(
+        yield CheckResult(
             f"the configuration says {name} = {count}, and {topic.partitions} are registered,"
             + (" so a daemon does not start" if small else ", which stay"),
             f"write `partitions = {topic.partitions}`: a topic cannot shrink"
@@ -86,10 +86,10 @@ def _configured_differs(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _deletion(facts: Facts) -> Iterator[Found]:
+def _deletion(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.deleting:
-            yield Found(
+            yield CheckResult(
                 f"the deletion of {topic.name} was begun and not finished: it can be neither used"
                 " nor created again",
                 f"`streamqd topic delete {topic.name} --yes`",
@@ -98,10 +98,10 @@ def _deletion(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _unreadable(facts: Facts) -> Iterator[Found]:
+def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.unreadable:
-            yield Found(
+            yield CheckResult(
                 f"what is stored of {topic.name} cannot be read: {topic.unreadable}",
                 f"see `redis-cli HGETALL {_keys(facts).meta(topic.name)}`, and set the field right"
                 " with `redis-cli HSET`",
@@ -110,7 +110,7 @@ def _unreadable(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _keys(facts: Facts) -> Keys:
+def _keys(facts: DiagnosisFacts) -> Keys:
     return Keys(facts.settings.keys.control, facts.settings.keys.streams)
 
 

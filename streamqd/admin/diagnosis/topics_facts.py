@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from streamqd import config
 from streamqd.admin.diagnosis.facts import TopicFacts
-from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.diagnosis.reading import TolerantReader, named
 from streamqd.admin.topics_settings import readable
 from streamqd.admin.unreadable import BadValues
 from streamqd.config import Settings
@@ -18,7 +18,7 @@ _GROUP = "group:"
 
 
 def gather(
-    reader: Reader, keys: Keys, settings: Settings, offered: Sequence[str]
+    reader: TolerantReader, keys: Keys, settings: Settings, offered: Sequence[str]
 ) -> list[TopicFacts]:
     """Read the registry, and what is stored of its topics and of those that somebody consumes.
 

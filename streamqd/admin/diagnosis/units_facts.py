@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamqd.admin.diagnosis import delays_facts
-from streamqd.admin.diagnosis.facts import Look, PartitionFacts, Standing, UnitFacts
+from streamqd.admin.diagnosis.facts import Look, PartitionFacts, StandingDirective, UnitFacts
 from streamqd.admin.diagnosis.partitions_facts import wrong_types
-from streamqd.admin.diagnosis.reading import Reader, named
+from streamqd.admin.diagnosis.reading import TolerantReader, named
 from streamqd.admin.unreadable import BadValues, lease_view
 from streamqd.model import Unit
 from streamqd.store import groups, leases, statistics
@@ -17,10 +17,10 @@ from streamqd.store.keys import Keys
 
 
 def gather(
-    reader: Reader,
+    reader: TolerantReader,
     keys: Keys,
     partitions: Sequence[PartitionFacts],
-    standing: Mapping[tuple[str, int, str], Standing],
+    standing: Mapping[tuple[str, int, str], StandingDirective],
 ) -> list[UnitFacts]:
     """Look at every group on every partition."""
     units = [
@@ -65,7 +65,9 @@ def _figures(reply: Any) -> statistics.UnitFigures | None:
     return None if reply is None else BadValues().read(statistics.unit_figures, reply)
 
 
-def _foreign(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[tuple[dict[str, int], int]]:
+def _foreign(
+    reader: TolerantReader, keys: Keys, units: Sequence[Unit]
+) -> list[tuple[dict[str, int], int]]:
     """Consumers of other names that hold entries, and how many entries no consumer has.
 
     Of the partition and of the retry stream together.
@@ -95,7 +97,7 @@ def _foreign(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[tuple[di
     return found
 
 
-def _looks(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[list[Look]]:
+def _looks(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[list[Look]]:
     """Look at fence and lease; twice where they disagree.
 
     The commands of one look are not one instant: an owner may come or go between them.
@@ -112,7 +114,7 @@ def _strange(look: Look) -> bool:
     return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
 
 
-def _look(reader: Reader, keys: Keys, units: Sequence[Unit]) -> list[Look | None]:
+def _look(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[Look | None]:
     asked: list[tuple[Any, ...]] = []
     for unit in units:
         asked += [*leases.view(keys, unit), ("GET", keys.lease(*unit))]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.declaration import Check, Found, Need, Severity
-from streamqd.admin.diagnosis.facts import Facts
+from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity
+from streamqd.admin.diagnosis.facts import DiagnosisFacts
 
 
-def _unreadable(facts: Facts) -> Iterator[Found]:
+def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for each in facts.values:
         where = f"{each.field} of {each.key}" if each.field else each.key
-        yield Found(
+        yield CheckResult(
             f"{where} is {each.found} and not {each.wanted}: {each.harm}",
             each.cure,
             about=each.about,

@@ -14,12 +14,12 @@ from typing import Any, ParamSpec
 
 from streamqd.admin import published
 from streamqd.admin.diagnosis.facts import TopicFacts, UnitFacts, Value
-from streamqd.admin.diagnosis.reading import Reader
+from streamqd.admin.diagnosis.reading import TolerantReader
 from streamqd.admin.topics_settings import readable
 from streamqd.admin.unreadable import BadValues
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
-from streamqd.store import control, members, retries, spark, topics, untrusted
+from streamqd.store import directives, members, retries, spark, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 from streamqd.store.scripts import Reply
@@ -36,7 +36,7 @@ P = ParamSpec("P")
 
 
 def gather(
-    reader: Reader,
+    reader: TolerantReader,
     keys: Keys,
     fleet: str,
     found: Sequence[TopicFacts],
@@ -55,7 +55,7 @@ def gather(
 
 
 class _Look:
-    def __init__(self, reader: Reader, keys: Keys) -> None:
+    def __init__(self, reader: TolerantReader, keys: Keys) -> None:
         self.reader, self.keys = reader, keys
         self.values: list[Value] = []
         self.long: list[str] = []  # hashes that are too long to be read
@@ -111,15 +111,15 @@ class _Look:
                 info,
                 about,
             )
-        last = dict(_pairs(ordered)).get(control.LAST.encode())
+        last = dict(_pairs(ordered)).get(directives.LAST.encode())
         self.read(
             name,
             "orders of now look older than it, or are refused",
-            _cli("HDEL", orders, control.LAST),
+            _cli("HDEL", orders, directives.LAST),
             untrusted.integer,
             last,
             orders,
-            control.LAST,
+            directives.LAST,
             default=0,
         )
 
@@ -410,7 +410,9 @@ class _Look:
 
 
 def _described(text: bytes, key: str, instance: str) -> None:
-    members.described(members.Beat(instance, 0, untrusted.json_object(text, key, instance)), key)
+    members.described(
+        members.Heartbeat(instance, 0, untrusted.json_object(text, key, instance)), key
+    )
 
 
 def _settings(raw: bytes, key: str) -> None:

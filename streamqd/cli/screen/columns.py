@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ScreenColumn:
     """One column. Shown from screens of `from_width` on; `rank` sorts, the highest first."""
 
     name: str
@@ -124,8 +124,8 @@ def _slope(unit: LiveUnit) -> Cell:
 
 def _numeric(
     name: str, heading: str, width: int, from_width: int, value: Callable[[LiveUnit], float | None]
-) -> Column:
-    return Column(
+) -> ScreenColumn:
+    return ScreenColumn(
         name,
         heading,
         width,
@@ -137,8 +137,8 @@ def _numeric(
 
 def _timed(
     name: str, heading: str, from_width: int, value: Callable[[LiveUnit], float | None]
-) -> Column:
-    return Column(
+) -> ScreenColumn:
+    return ScreenColumn(
         name,
         heading,
         6,
@@ -149,24 +149,24 @@ def _timed(
 
 
 COLUMNS = (
-    Column(
+    ScreenColumn(
         "owner", "OWNER", 10, 0,
         lambda unit, _now: Cell(printable(unit.owner) or "-", "" if unit.owner else "bad"),
         lambda unit: (unit.owner,), left=True,
     ),
-    Column("state", "STATE", 9, 0, lambda unit, _now: state_cell(unit), urgency, left=True),
-    Column(
+    ScreenColumn("state", "STATE", 9, 0, lambda unit, _now: state_cell(unit), urgency, left=True),
+    ScreenColumn(
         "epoch", "EPOCH", 14, 160,
         lambda unit, _now: Cell(str(unit.epoch or "-")), lambda unit: (unit.epoch,),
     ),
-    Column(
+    ScreenColumn(
         "since", "SINCE", 6, 110,
         lambda unit, now: Cell(_since(unit, now)), lambda unit: (unit.since_unix_ms or 0,),
     ),
     _numeric("rate", "MSG/S", 6, 0, lambda unit: unit.acked),
     _numeric("fails", "FAIL/S", 6, 110, lambda unit: unit.failed),
     _numeric("lag", "LAG", 7, 0, lambda unit: unit.lag),
-    Column(
+    ScreenColumn(
         "trend", "LAG/S", 7, 110,
         lambda unit, _now: _slope(unit), lambda unit: (unit.lag_per_second or 0,),
     ),
@@ -174,7 +174,7 @@ COLUMNS = (
     _numeric("pending", "PEND", 5, 0, lambda unit: unit.pending),
     _numeric("delayed", "DELAY", 5, 0, lambda unit: unit.delayed),
     _timed("p99", "P99", 0, lambda unit: unit.p99_seconds),
-    Column(
+    ScreenColumn(
         "run", "RUN", 6, 110,
         lambda unit, _now: _run_cell(unit), lambda unit: (unit.longest_run_seconds or 0,),
     ),
@@ -185,7 +185,7 @@ COLUMNS = (
 ORDERS = ("urgency", "name", *(column.name for column in COLUMNS if column.name != "state"))
 
 
-def shown(width: int) -> tuple[list[Column], int]:
+def shown(width: int) -> tuple[list[ScreenColumn], int]:
     """The columns that a screen has room for, and the width of the name before them."""
     fit = [column for column in COLUMNS if column.from_width <= width]
     while len(fit) > 1:

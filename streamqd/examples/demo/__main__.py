@@ -11,8 +11,8 @@ from pathlib import Path
 
 from streamqd.examples.demo import summary
 from streamqd.examples.demo.board import Board, Row, number
-from streamqd.examples.demo.stage import Daemon, Failed, Folder
-from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, Tally
+from streamqd.examples.demo.stage import DemoDaemon, DemoFailed, Folder
+from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
 CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in their order
 LOOK_SECONDS = 0.05
@@ -26,10 +26,10 @@ def run(folder: Folder, *, serve: bool) -> int:
     units = len(GROUPS) * len(PARTITIONS)
     print(f"Starting the daemon ({folder.config}): its own server, and {units} workers,")
     print(f"one for each of {len(PARTITIONS)} partitions and 2 groups ({', '.join(GROUPS)}).")
-    with Daemon(folder) as daemon:
+    with DemoDaemon(folder) as daemon:
         daemon.wait_ready()
         print(f"Feeding it {number(lines)} real lines of a web server's log, keyed by client.\n")
-        tally = Tally(folder, lines)
+        tally = DemoTally(folder, lines)
         good = summary.tell(tally, *_feed_and_watch(tally, daemon))
         summary.where_to_look(folder, tally, serving=serve)
         if serve:
@@ -40,13 +40,13 @@ def run(folder: Folder, *, serve: bool) -> int:
         code = daemon.drain()
         print(f"\nThe daemon was asked to end, and drained (exit code {code}).")
     if code == 0:
-        with Daemon(folder, "--burst") as again:
+        with DemoDaemon(folder, "--burst") as again:
             code = again.process.wait(STALL_SECONDS)
         print(f"Started again with --burst, it found everything settled (exit code {code}).")
     return 0 if good and code == 0 else 1
 
 
-def _feed_and_watch(tally: Tally, daemon: Daemon) -> tuple[float, float]:
+def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]:
     """Produce all lines and look on until both groups have settled every one.
 
     Returns the seconds that the feed took, and those until the last message was handled.
@@ -69,13 +69,15 @@ def _feed_and_watch(tally: Tally, daemon: Daemon) -> tuple[float, float]:
             if not fed and produce.poll() is not None:
                 fed = now - began
                 if produce.returncode != 0:
-                    raise Failed(f"streamqd produce failed: {produce.communicate()[1].strip()}")
+                    raise DemoFailed(f"streamqd produce failed: {produce.communicate()[1].strip()}")
             before, handled = handled, tally.look()
             board.show(_rows(tally), now - began)
             if handled != before:
                 last_change = now
             elif now - last_change > STALL_SECONDS:
-                raise Failed(f"nothing has moved for {STALL_SECONDS:g} s; see {tally.folder.log}")
+                raise DemoFailed(
+                    f"nothing has moved for {STALL_SECONDS:g} s; see {tally.folder.log}"
+                )
             elif fed and now - last_change > SETTLE_SECONDS and tally.is_settled():
                 break
             time.sleep(LOOK_SECONDS)
@@ -90,7 +92,7 @@ def _feed_and_watch(tally: Tally, daemon: Daemon) -> tuple[float, float]:
     return fed, handled_after
 
 
-def _rows(tally: Tally) -> list[Row]:
+def _rows(tally: DemoTally) -> list[Row]:
     rows = []
     for group in GROUPS:
         parts = " / ".join(number(tally.handled[group, each]) for each in PARTITIONS)
@@ -101,7 +103,7 @@ def _rows(tally: Tally) -> list[Row]:
     return rows
 
 
-def _wait_for_the_end(daemon: Daemon) -> int:
+def _wait_for_the_end(daemon: DemoDaemon) -> int:
     """Pass every Ctrl-C on; return the daemon's exit code."""
     while True:
         try:
@@ -126,7 +128,7 @@ def main() -> int:
         signal.signal(number_, lambda signum, _frame: sys.exit(128 + signum))
     try:
         return run(Folder(options.dir), serve=options.serve)
-    except Failed as failure:
+    except DemoFailed as failure:
         print(f"\nIt did not work: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 
 
-class Failed(Exception):  # noqa: N818 - ends the demonstration with a sentence
+class DemoFailed(Exception):  # noqa: N818 - ends the demonstration with a sentence
     """What went wrong, for a person."""
 
 
@@ -41,7 +41,9 @@ class Folder:
         """Make the folder anew; return how many lines of input it holds."""
         if self.path.exists():
             if any(self.path.iterdir()) and not (self.path / MARKER).exists():
-                raise Failed(f"{self.path} holds something else; name another folder with --dir")
+                raise DemoFailed(
+                    f"{self.path} holds something else; name another folder with --dir"
+                )
             self._refuse_when_in_use()
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True)
@@ -61,7 +63,7 @@ class Folder:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     pid = lock.read().strip()
-                    raise Failed(
+                    raise DemoFailed(
                         f"a daemon (process {pid}) still runs in {self.path}; end it first"
                     ) from None
 
@@ -79,7 +81,7 @@ class Folder:
             self.streamqd(*arguments, "--json"), capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise Failed(f"streamqd {shlex.join(arguments)} failed: {done.stderr.strip()}")
+            raise DemoFailed(f"streamqd {shlex.join(arguments)} failed: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
 
@@ -92,7 +94,7 @@ def _free_port(wanted: int) -> int:
     return wanted
 
 
-class Daemon:
+class DemoDaemon:
     """The real daemon, as a process in a session of its own: a Ctrl-C reaches it through us."""
 
     def __init__(self, folder: Folder, *options: str) -> None:
@@ -107,7 +109,7 @@ class Daemon:
             env={**os.environ, "STREAMQ_LOG__FORMAT": "json"},
         )
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self) -> DemoDaemon:
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -125,14 +127,16 @@ class Daemon:
         while "ready" not in self._events():
             self.check()
             if time.monotonic() > deadline:
-                raise Failed(f"the daemon was not ready after {START_SECONDS:g} s{self._tail()}")
+                raise DemoFailed(
+                    f"the daemon was not ready after {START_SECONDS:g} s{self._tail()}"
+                )
             time.sleep(0.05)
 
     def check(self) -> None:
         """Raise when it has ended."""
         code = self.process.poll()
         if code is not None:
-            raise Failed(f"the daemon ended with code {code}{self._tail()}")
+            raise DemoFailed(f"the daemon ended with code {code}{self._tail()}")
 
     def drain(self) -> int:
         """Ask it to end, once, and wait; return its exit code."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from streamqd.examples.demo.board import number, shorten, table
 from streamqd.examples.demo.stage import Folder
-from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, Tally
+from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
 LETTERS_SHOWN = 4
 
 
-def tell(tally: Tally, fed_seconds: float, all_seconds: float) -> bool:
+def tell(tally: DemoTally, fed_seconds: float, all_seconds: float) -> bool:
     """Print what happened; return whether all figures agree."""
     runs = tally.handled.total() + tally.dead.total()
     _head("What happened")
@@ -45,7 +45,7 @@ def tell(tally: Tally, fed_seconds: float, all_seconds: float) -> bool:
     return _tell_checks(tally.checks())
 
 
-def _tell_letters(tally: Tally) -> None:
+def _tell_letters(tally: DemoTally) -> None:
     _head("Dead letters")
     for letter in tally.letters[:LETTERS_SHOWN]:
         why = letter["error_message"] or letter["reason"]
@@ -62,7 +62,7 @@ def _tell_checks(judged: list[tuple[bool, str]]) -> bool:
     return good
 
 
-def where_to_look(folder: Folder, tally: Tally, *, serving: bool) -> None:
+def where_to_look(folder: Folder, tally: DemoTally, *, serving: bool) -> None:
     """Print commands that work with this run's data."""
     command = _near(Path(sys.executable).with_name("streamqd"))
     start = f"{shlex.quote(str(command))} -c {shlex.quote(str(_near(folder.config)))}"

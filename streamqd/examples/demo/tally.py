@@ -20,7 +20,7 @@ Place = tuple[str, int]  # group and partition
 
 
 @dataclass
-class Tally:
+class DemoTally:
     """The figures of one run, per group and partition."""
 
     folder: Folder

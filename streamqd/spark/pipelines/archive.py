@@ -20,14 +20,14 @@ from streamqd.spark.options import of_settings, read_options
 from streamqd.spark.pipelines import batches
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines.batches import Stretch
-from streamqd.spark.pipelines.lease import Lease
+from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
 from streamqd.spark.pipelines.parts import files_of
-from streamqd.spark.pipelines.progress import Meter, Tell
+from streamqd.spark.pipelines.progress import ProgressMeter, Tell
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import archives
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
@@ -103,12 +103,12 @@ class Archiver:
         self.link.close()
         self.meter_link.close()
 
-    def _connect(self) -> Link:
+    def _connect(self) -> Connection:
         return connect(self.settings.redis, timeout=TIMEOUT, name="streamqd:pipeline")
 
     def _topic(self, topic: str) -> Done:
         began = time.monotonic()
-        with Lease(self._connect, self.keys, topic, lease_name(self.archive)) as lease:
+        with PipelineLease(self._connect, self.keys, topic, lease_name(self.archive)) as lease:
             self.archive.recover(topic)
             known = self.archive.current(topic)
             self._verify_new(topic, known)
@@ -116,7 +116,7 @@ class Archiver:
             run = _Run(self, topic, lease, known)
             total = run.backlog()
             if total:
-                meter = Meter(self.meter_link, self.progress_key, self._tell)
+                meter = ProgressMeter(self.meter_link, self.progress_key, self._tell)
                 meter.begin(topic, total)
                 run.run(context_of(self._spark()), meter)
                 meter.end()
@@ -153,7 +153,9 @@ class Archiver:
 class _Run:
     """One topic's run: batch after batch, until all is archived that was there when it began."""
 
-    def __init__(self, archiver: Archiver, topic: str, lease: Lease, known: list[Manifest]) -> None:
+    def __init__(
+        self, archiver: Archiver, topic: str, lease: PipelineLease, known: list[Manifest]
+    ) -> None:
         self._of = archiver
         self._topic = topic
         self._lease = lease
@@ -177,7 +179,7 @@ class _Run:
         # One at least: what is gone without having been archived must be told.
         return sum(max(1, offsets.backlog(starts[place], facts[place])) for place in starts)
 
-    def run(self, context: SparkContext, meter: Meter) -> None:
+    def run(self, context: SparkContext, meter: ProgressMeter) -> None:
         """Archive it. Raises what stopped it, as a sentence."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -202,7 +204,7 @@ class _Run:
             stretches.append(Stretch(place, start, begin, self._targets[place]))
         return batches.plan(stretches, facts, self._of.batch_rows, tasks)
 
-    def _store(self, planned: list[Stretch], context: SparkContext, meter: Meter) -> None:
+    def _store(self, planned: list[Stretch], context: SparkContext, meter: ProgressMeter) -> None:
         from streamqd.spark.pipelines.writer import StreamPart, write_parts
 
         number = self.known[-1].last + 1 if self.known else 0

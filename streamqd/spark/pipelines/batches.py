@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from streamqd.spark import offsets
-from streamqd.spark.offsets import Facts, Offsets, Place, Position, Span
+from streamqd.spark.offsets import Offsets, Place, Position, Span, StreamFacts
 from streamqd.spark.pipelines.manifest import Range
 
 PIECE_ROWS = 100_000  # of a stream that is divided among several tasks each gets so many at least
@@ -33,7 +33,7 @@ class Stretch(NamedTuple):
 
 
 def plan(
-    stretches: Sequence[Stretch], facts: Mapping[Place, Facts], rows_max: int, tasks: int
+    stretches: Sequence[Stretch], facts: Mapping[Place, StreamFacts], rows_max: int, tasks: int
 ) -> list[Stretch]:
     """What of the stretches goes into a batch of `rows_max` entries, for so many tasks.
 
@@ -68,7 +68,7 @@ def plan(
     return planned
 
 
-def _entries(span: Span | None, begin: Position, facts: Facts) -> int:
+def _entries(span: Span | None, begin: Position, facts: StreamFacts) -> int:
     if span is None:
         return 0
     return span.rows if span.rows is not None else offsets.backlog(begin, facts)

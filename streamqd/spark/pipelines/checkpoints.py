@@ -11,17 +11,17 @@ from typing import Any
 from streamqd import config
 from streamqd.errors import Refused
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.lease import Lease
+from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.store.keys import Keys
 
 _SIGN = "_checkpoints.json"  # names the folder, wherever it is mounted
 
 
-def hold(settings: config.Settings, folder: Path) -> Lease:
+def hold(settings: config.Settings, folder: Path) -> PipelineLease:
     """The lease on a folder of checkpoints, which is made if need be; enter it."""
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
-    return Lease(
+    return PipelineLease(
         lambda: tables.connect(settings), keys, sign["id"], "checkpoints", what=f"{folder} is used"
     )
 

@@ -20,7 +20,7 @@ from streamqd.spark.cold import ColdFile, ColdSpan
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.archive import context_of, lease_name
-from streamqd.spark.pipelines.lease import Lease
+from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.manifest import File, Manifest
 from streamqd.spark.pipelines.parts import files_of
 from streamqd.spark.pipelines.storage import Archive
@@ -68,7 +68,9 @@ def compact(
     for topic in wanted or known:
         began = time.monotonic()
         result = Compacted(topic)
-        with Lease(lambda: tables.connect(settings), keys, topic, lease_name(archive)) as lease:
+        with PipelineLease(
+            lambda: tables.connect(settings), keys, topic, lease_name(archive)
+        ) as lease:
             archive.recover(topic)
             result.purged = archive.purge(topic, grace)
             for run in manifests.runs_to_compact(archive.current(topic), target):
@@ -82,7 +84,7 @@ def compact(
 
 
 def _rewrite(
-    archive: Archive, context: SparkContext, run: Sequence[Manifest], lease: Lease
+    archive: Archive, context: SparkContext, run: Sequence[Manifest], lease: PipelineLease
 ) -> Manifest:
     from streamqd.spark.pipelines.writer import write_parts
 

@@ -20,7 +20,7 @@ import psutil
 
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused
 from streamqd.store import archives
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
@@ -28,7 +28,7 @@ TTL = 30.0  # seconds without a renewal after which another run may begin
 _RENEWALS = 5  # per TTL
 
 
-class Lease:
+class PipelineLease:
     """One pipeline on one topic, for the length of a `with` block.
 
     1. Entering takes the lease, or raises Refused, which says who holds it.
@@ -39,7 +39,7 @@ class Lease:
 
     def __init__(
         self,
-        connect: Callable[[], Link],
+        connect: Callable[[], Connection],
         keys: Keys,
         topic: str,
         name: str,

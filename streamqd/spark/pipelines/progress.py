@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 
 POLL = 0.5  # seconds between two looks
 
 
-class Progress(NamedTuple):
+class PipelineProgress(NamedTuple):
     """One look at a run: what it works at, rows done and in all, seconds since it began."""
 
     what: str
@@ -34,13 +34,13 @@ class Progress(NamedTuple):
         return (self.total - self.done) / self.rate if self.done else None
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[PipelineProgress], None]
 
 
-class Meter:
+class ProgressMeter:
     """Looks at the counts of one run. `total` is what the run has to do."""
 
-    def __init__(self, link: Link, key: str, tell: Tell) -> None:
+    def __init__(self, link: Connection, key: str, tell: Tell) -> None:
         self._link = link
         self._key = key
         self._tell = tell
@@ -65,7 +65,7 @@ class Meter:
     def show(self, done: int) -> None:
         """Show a count."""
         elapsed = time.monotonic() - self._began
-        self._tell(Progress(self._what, min(done, self._total), self._total, elapsed))
+        self._tell(PipelineProgress(self._what, min(done, self._total), self._total, elapsed))
 
     def end(self) -> None:
         """End the part, and leave nothing in Redis."""

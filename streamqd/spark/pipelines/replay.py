@@ -28,7 +28,7 @@ _SENT = ("key", "value", "headers", "fields", "dedup")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplayFilter:
     """What is replayed. All that is given must hold; times are of the entries."""
 
     since: dt.datetime | None = None
@@ -40,7 +40,7 @@ class Choice:
 
 
 @dataclass
-class Replayed:
+class ReplaySummary:
     """What a replay did, or would do."""
 
     topic: str
@@ -57,14 +57,14 @@ def replay(
     settings: config.Settings,
     spark: SparkSession,
     topic: str,
-    choice: Choice,
+    choice: ReplayFilter,
     *,
     archive: Archive | None = None,
     target: str = "",
     rate: float | None = None,
     name: str = "",
     dry_run: bool = False,
-) -> Replayed:
+) -> ReplaySummary:
     """Send the chosen messages to `target`, or to their own topic.
 
     `rate` in messages per second. With a `name` no message is sent twice within WINDOW, however
@@ -85,7 +85,7 @@ def replay(
     return result
 
 
-def choose(frame: DataFrame, choice: Choice) -> DataFrame:
+def choose(frame: DataFrame, choice: ReplayFilter) -> DataFrame:
     """The rows that are meant. Raises Refused for a condition that Spark cannot read."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
@@ -111,7 +111,7 @@ def _source(
     settings: config.Settings,
     spark: SparkSession,
     topic: str,
-    choice: Choice,
+    choice: ReplayFilter,
     archive: Archive | None,
 ) -> DataFrame:
     if choice.tier == "dlq":
@@ -119,7 +119,7 @@ def _source(
     return tables.topic_table(spark, settings, topic, archive, choice.tier)
 
 
-def _measured(frame: DataFrame, topic: str, target: str, dry_run: bool) -> Replayed:
+def _measured(frame: DataFrame, topic: str, target: str, dry_run: bool) -> ReplaySummary:
     from pyspark.sql import functions as f
 
     found = frame.agg(
@@ -128,13 +128,13 @@ def _measured(frame: DataFrame, topic: str, target: str, dry_run: bool) -> Repla
         f.min("timestamp").alias("first"),
         f.max("timestamp").alias("last"),
     ).collect()[0]
-    return Replayed(
+    return ReplaySummary(
         topic, target, found["rows"], found["size"] or 0, _iso(found["first"]),
         _iso(found["last"]), dry_run,
     )  # fmt: skip
 
 
-def _prepared(frame: DataFrame, topic: str, choice: Choice, name: str) -> DataFrame:
+def _prepared(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> DataFrame:
     """The rows as the sink takes them, those of a partition in their order."""
     from pyspark.sql import functions as f
 

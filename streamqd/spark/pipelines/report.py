@@ -24,12 +24,12 @@ from streamqd.spark.pipelines import report_files as files
 from streamqd.spark.pipelines import report_page, report_tables, tables
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines.archive import PipelineError, sentence
-from streamqd.spark.pipelines.progress import POLL, Meter, Tell
+from streamqd.spark.pipelines.progress import POLL, ProgressMeter, Tell
 from streamqd.spark.pipelines.report_queries import ROWS_MAX, Window
 from streamqd.spark.pipelines.report_tables import Counts
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics as registry
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.version import __version__
 
@@ -93,7 +93,7 @@ class Reporter:
         files.write(out, document, found, report_page.page(document), overwrite=overwrite)
         return document
 
-    def _topics(self, link: Link, wanted: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    def _topics(self, link: Connection, wanted: Sequence[str]) -> tuple[dict[str, int], list[str]]:
         """The partitions of each topic, and which topics Redis knows."""
         registered = streams.registered(link, self._keys)
         archived = [] if self._archive is None else self._archive.topics()
@@ -111,7 +111,7 @@ class Reporter:
 
     # --- counting ---
 
-    def _counted(self, link: Link, sizes: dict[str, int], hot: list[str]) -> Counts:
+    def _counted(self, link: Connection, sizes: dict[str, int], hot: list[str]) -> Counts:
         counts = Counts(sizes)
         if not sizes:
             return counts
@@ -125,7 +125,7 @@ class Reporter:
         waiting = sum(each.rows for held in known.values() for each in held)
         waiting += self._length(link, hot, sizes)
         progress_key = self._keys.progress(secrets.token_hex(4))
-        meter = Meter(link, progress_key, self._tell)
+        meter = ProgressMeter(link, progress_key, self._tell)
         meter.begin("reading", waiting)
         spark = self._spark()
         with contextlib.ExitStack() as kept:
@@ -144,7 +144,7 @@ class Reporter:
                 meter.end()
         return counts
 
-    def _length(self, link: Link, hot: Sequence[str], sizes: dict[str, int]) -> int:
+    def _length(self, link: Connection, hot: Sequence[str], sizes: dict[str, int]) -> int:
         names = [self._keys.stream(name, n) for name in hot for n in range(sizes[name])]
         return sum(link.pipeline([("XLEN", name) for name in names])) if names else 0
 
@@ -176,7 +176,7 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 @contextlib.contextmanager
-def _watched(meter: Meter) -> Iterator[None]:
+def _watched(meter: ProgressMeter) -> Iterator[None]:
     """Show how far it is while the block runs. The meter's connection is the thread's meanwhile."""
     stop = threading.Event()
 

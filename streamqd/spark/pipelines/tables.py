@@ -21,7 +21,7 @@ from streamqd.spark.pipelines.manifest import Manifest
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import cluster
-from streamqd.store.client import Link
+from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def ask(
     return frame.columns, [row.asDict(recursive=True) for row in frame.collect()]
 
 
-def connect(settings: config.Settings) -> Link:
+def connect(settings: config.Settings) -> Connection:
     """A connection to the Redis of a configuration."""
     return cluster.connect(
         config.resolved(settings).redis, timeout=TIMEOUT, name="streamqd:pipeline"

@@ -21,8 +21,8 @@ from streamqd.spark.cold import ColdSpan
 from streamqd.spark.offsets import Id, Place, Span
 from streamqd.spark.options import ReadOptions
 from streamqd.spark.pipelines.parts import DROPPED, FILE_ROWS_MAX, PartWriter
-from streamqd.spark.pipelines.progress import POLL, Meter
-from streamqd.spark.reader import Reader
+from streamqd.spark.pipelines.progress import POLL, ProgressMeter
+from streamqd.spark.reader import EntryReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ class FilePart:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class WriteReceipt:
     """What a task did: of which place, up to which id, how many rows, in which files."""
 
     place: Place
@@ -64,9 +64,9 @@ def write_parts(
     parts: Sequence[StreamPart | FilePart],
     folder: Path,
     *,
-    meter: Meter | None = None,
+    meter: ProgressMeter | None = None,
     rows_max: int = FILE_ROWS_MAX,
-) -> list[Receipt]:
+) -> list[WriteReceipt]:
     """Have the parts written below `folder`, each by a task; return the receipts in their order.
 
     Raises what Spark raises when a task has failed too often.
@@ -76,7 +76,7 @@ def write_parts(
     numbered = list(enumerate(parts))
     group = f"streamqd {folder}"
 
-    def job() -> list[Receipt]:
+    def job() -> list[WriteReceipt]:
         context.setJobGroup(group, "streamqd writes files")
         tasks = context.parallelize(numbered, len(numbered))
         return tasks.mapPartitions(_Task(folder, rows_max)).collect()
@@ -100,7 +100,9 @@ class _Task:
         self._folder = folder
         self._rows_max = rows_max
 
-    def __call__(self, parts: Iterable[tuple[int, StreamPart | FilePart]]) -> Iterator[Receipt]:
+    def __call__(
+        self, parts: Iterable[tuple[int, StreamPart | FilePart]]
+    ) -> Iterator[WriteReceipt]:
         context = TaskContext.get()
         assert context is not None, "called outside a task"
         own = self._folder / str(context.taskAttemptId())
@@ -110,7 +112,7 @@ class _Task:
 
 def write_part(
     part: StreamPart | FilePart, folder: Path, number: int, rows_max: int = FILE_ROWS_MAX
-) -> Receipt:
+) -> WriteReceipt:
     """Write one part. Raises DataLossError, ManifestError, RedisUnavailable, RedisRefused."""
     place = part.span.place
     generation = part.generation if isinstance(part, FilePart) else 0
@@ -120,15 +122,15 @@ def write_part(
         for batch in cold.batches(part.span, _STORED):
             writer.write(batch)
     else:
-        reader = Reader(part.options, part.span, part.limit)
+        reader = EntryReader(part.options, part.span, part.limit)
         for batch in _batches(reader, place):
             writer.write(batch)
         end = reader.end
     files = writer.finish()
-    return Receipt(place, end, sum(each["rows"] for each in files), files)
+    return WriteReceipt(place, end, sum(each["rows"] for each in files), files)
 
 
-def _batches(reader: Reader, place: Place) -> Iterator[pa.RecordBatch]:
+def _batches(reader: EntryReader, place: Place) -> Iterator[pa.RecordBatch]:
     table = rows.Table(_STORED, COLUMNS, place)
     for entries in reader.batches():
         yield table.batch(entries)

@@ -1,0 +1,133 @@
+"""Whether the Redis user may do what a daemon does. Nothing is executed to find out.
+
+Verbs of operators need more: etc/acl/ has a user for each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from streamqd.errors import RedisRefused
+from streamqd.model import Unit
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+
+# A server checks rights when a command is queued in a transaction, and a discarded transaction
+# does nothing. The names are those of a topic that nobody has.
+_UNIT = Unit("streamqd-check", 0, "streamqd-check")
+
+# What is done with each kind of key; `@` stands for the key.
+_LEASE = "GET @, SET @ v, DEL @, STRLEN @, PTTL @, PEXPIRE @ 1"
+_FENCE = (
+    "EVAL return-1 1 @, EVALSHA sha 1 @, HGET @ f, HMGET @ f, HEXISTS @ f, HSET @ f v, HDEL @ f"
+)
+_ATTEMPTS = "HMGET @ f, HGET @ f, HKEYS @, HSET @ f v, HINCRBY @ f 1, HDEL @ f"
+_ORDERED = "ZADD @ 1 m, ZREM @ m, ZCARD @, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
+_MAPPED = "HGET @ f, HSET @ f v, HDEL @ f, HLEN @"
+_STREAM = (
+    "EXISTS @, XADD @ * f v, XLEN @, XTRIM @ MAXLEN 1, XRANGE @ - +,"
+    " XREAD STREAMS @ 0, XREADGROUP GROUP g w STREAMS @ >, XACK @ g 1-1, XPENDING @ g,"
+    " XCLAIM @ g w 0 1-1, XINFO GROUPS @, XINFO STREAM @,"
+    " XINFO CONSUMERS @ g, XGROUP CREATE @ g $,"
+    " MEMORY USAGE @"
+)
+_LETTERS = "XADD @ * f v, XLEN @, XDEL @ 1-1, XRANGE @ - +, XINFO STREAM @"
+_TRIM = "HGET @ f, HMGET @ f, HSET @ f v, HINCRBY @ f 1, HLEN @"
+_DEDUP = "GET @, SET @ v"
+_META = "HGET @ f, HMGET @ f, HSET @ f v, HSETNX @ f v"
+_NAMES = "SADD @ m, SCARD @, SMEMBERS @"
+_MEMBERS = "ZADD @ 1 m, ZREM @ m, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
+_INFO = "HGET @ f, HSET @ f v, HDEL @ f, HGETALL @"
+_ORDERS = "HGET @ f, HGETALL @, HSET @ f v, HDEL @ f, HLEN @, HEXISTS @ f"
+_SUMMARY = "GET @, SET @ v"
+_WAKE = "PUBLISH @ m, SUBSCRIBE @"
+_KEYLESS = "TIME, INFO, SCRIPT EXISTS sha, SCRIPT LOAD return-1"
+
+
+# Commands of which rights are given word by word.
+_WORDED = frozenset({"MEMORY", "SCRIPT", "XGROUP", "XINFO"})
+
+
+class MissingPermission(NamedTuple):
+    """Something that is not allowed, as `HGET` or `XINFO STREAM`.
+
+    `key` is '' for a command that takes none.
+    """
+
+    command: str
+    key: str
+
+
+def missing(link: Connection, keys: Keys, fleet: str) -> list[MissingPermission]:
+    """What the user is not allowed; empty when all is well.
+
+    Raises RedisRefused when it may not even begin a transaction, which workers need too.
+    """
+    fence = keys.fence(*_UNIT)
+    # Without a transaction EXEC is an error, but not the same one for everybody.
+    transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
+    watched, *others = link.pipeline(transaction)
+    for reply in others:
+        if isinstance(reply, RedisRefused) and reply.code != "ERR":
+            raise reply
+    lacking = [MissingPermission("WATCH", fence)] if _forbidden(watched) else []
+    # One transaction per slot, else a cluster refuses it as a whole.
+    for needed in (
+        _of_partition(keys),
+        {
+            keys.meta(_UNIT.topic): _META,
+            keys.partitions(_UNIT.topic): _NAMES,
+        },
+        {keys.registry(): _NAMES, "": _KEYLESS},
+        _of_fleet(keys, fleet),
+    ):
+        commands = [
+            (key, [key if part == "@" else part for part in command.split()])
+            for key, listed in needed.items()
+            for command in listed.split(", ")
+        ]
+        # In one write, so that MULTI and what follows cannot end up in different connections.
+        replies = link.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
+        lacking += [
+            MissingPermission(_named(parts), key)
+            for (key, parts), reply in zip(commands, replies[1:-1], strict=True)
+            if _forbidden(reply)
+        ]
+    return lacking
+
+
+def _forbidden(reply: object) -> bool:
+    return isinstance(reply, RedisRefused) and reply.code == "NOPERM"
+
+
+def _named(parts: list[str]) -> str:
+    return " ".join(parts[:2]) if parts[0] in _WORDED else parts[0]
+
+
+def _of_partition(keys: Keys) -> dict[str, str]:
+    place = _UNIT[:2]
+    return {
+        keys.lease(*_UNIT): _LEASE,
+        keys.fence(*_UNIT): _FENCE,
+        keys.attempts(*_UNIT): _ATTEMPTS,
+        keys.retry(*_UNIT): _ORDERED,
+        keys.retry_items(*_UNIT): _MAPPED,
+        keys.stream(*place): _STREAM,
+        keys.retry_stream(*_UNIT): _STREAM,
+        keys.dlq(*place): _LETTERS,
+        keys.moving(*place): _MAPPED,
+        keys.scheduled(*place): _ORDERED,
+        keys.scheduled_items(*place): _MAPPED,
+        keys.trim(*place): _TRIM,
+        keys.dedup(*place, "d"): _DEDUP,
+    }
+
+
+def _of_fleet(keys: Keys, fleet: str) -> dict[str, str]:
+    return {
+        keys.members(fleet): _MEMBERS,
+        keys.info(fleet): _INFO,
+        keys.orders(fleet): _ORDERS,
+        keys.instance(fleet, "streamqd-check"): _SUMMARY,
+        keys.wake(fleet): _WAKE,
+    }

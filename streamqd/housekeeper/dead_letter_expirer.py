@@ -1,0 +1,76 @@
+"""Deleting dead letters that are older than their topic keeps them.
+
+Without `dlq_retention` none ever goes by itself. The stream of dead letters is never trimmed: the
+oldest are deleted one by one, a bounded number at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from streamqd import logs
+from streamqd.config import Settings
+from streamqd.errors import RedisRefused
+from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, work_off
+from streamqd.housekeeper.topics import Topics
+from streamqd.metrics.view import MetricsView
+from streamqd.store import dead
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+PAGE = 64  # letters deleted by one script, at most: in less than 1 ms
+ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed anew
+
+Place = tuple[str, int]  # topic, partition
+
+
+class DeadLetterExpirer:
+    """Deletes expired letters of the partitions of which this instance owns anything."""
+
+    def __init__(self, link: Connection, view: MetricsView, keys: Keys, settings: Settings) -> None:
+        self._link = link
+        self._view = view
+        self._keys = keys
+        self._topics = Topics(link, keys, settings.topics)
+        self._turns = TimeSlice(self._steps)
+
+    def run(self) -> float | None:
+        """Delete letters for a moment; return 0 when there are more to delete at once."""
+        return self._turns.run()
+
+    def _steps(self) -> Steps:
+        places = {(unit.topic, unit.partition) for _, unit in self._view.owned()}
+        self._topics.refresh({topic for topic, _ in places})
+        waiting = sorted(place for place in places if self._kept(place[0]) is not None)
+        refusals = Refusals()
+        expired: Counter[str] = Counter()
+
+        def book(place: Place, reply: Reply | RedisRefused) -> bool:
+            if isinstance(reply, RedisRefused):
+                return refusals.took(reply)
+            removed = int(reply.rest[0])
+            if removed:
+                self._view.count("expired", (place[0], str(place[1])), removed)
+                expired[place[0]] += removed
+            return bool(reply.rest[1])
+
+        try:
+            left = yield from work_off(self._link, waiting, self._call, book, ROUNDS_MAX)
+        finally:
+            for topic, count in expired.items():
+                logs.event("letters.expired", topic=topic, count=count)
+        refusals.tell()
+        if self._topics.trouble is not None:
+            raise self._topics.trouble
+        return 0.0 if left else None
+
+    def _kept(self, topic: str) -> float | None:
+        found = self._topics.get(topic)
+        return None if found is None else found.dlq_retention
+
+    def _call(self, place: Place) -> Call:
+        kept = self._kept(place[0])
+        assert kept is not None
+        before = f"{max(0, self._view.now_unix_ms() - round(kept * 1000))}-0"
+        return dead.purge_before(self._keys, *place, before, PAGE)

@@ -1,0 +1,152 @@
+"""Removing what is not acknowledged, for topics whose settings ask for it, and counting the loss.
+
+It is never silent: each loss is in the metric, in the log and in the record of the partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Generator, Mapping
+
+from streamqd import logs
+from streamqd.config import Topic
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.housekeeper.batch import Refusals, work_off
+from streamqd.metrics.view import MetricsView
+from streamqd.model import Unit
+from streamqd.store import retention
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.retention import Dropped
+from streamqd.store.scripts import Call, Reply
+
+PAGE = 2_000  # entries removed by one script, at most
+GHOSTS = 256  # pending entries settled by one script, at most
+ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed anew
+
+Place = tuple[str, int]  # topic, partition
+Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
+
+
+class RetentionEnforcer:
+    """Drops the oldest of a partition, then settles what its groups had in hand of that."""
+
+    def __init__(
+        self, link: Connection, view: MetricsView, keys: Keys, groups: Mapping[str, list[str]]
+    ) -> None:
+        self._link = link
+        self._view = view
+        self._keys = keys
+        self._groups = groups
+        self._seen: set[Place] = set()
+
+    def steps(
+        self, places: Mapping[Place, Topic], refusals: Refusals
+    ) -> Generator[None, None, bool]:
+        """Drop a bounded number of entries, a write at a step.
+
+        Returns whether there is more to drop at once.
+        """
+        losses: Counter[Loss] = Counter()
+        try:
+            return (yield from self._drop(places, refusals, losses))
+        except RedisUnavailable:
+            # A drop may have been executed whose answer was lost, or not been settled: look again.
+            self._seen.clear()
+            raise
+        finally:
+            self._tell(losses)
+
+    def _drop(
+        self, places: Mapping[Place, Topic], refusals: Refusals, losses: Counter[Loss]
+    ) -> Generator[None, None, bool]:
+        waiting = [place for place, topic in places.items() if topic.retention.drops]
+        ghosts: set[Unit] = set()
+        left = yield from work_off(
+            self._link,
+            waiting,
+            lambda place: self._call(place, places[place]),
+            lambda place, reply: self._book(place, reply, refusals, losses, ghosts),
+            ROUNDS_MAX,
+        )
+        unsettled = yield from self._settle(ghosts, refusals, losses)
+        return bool(left or unsettled)
+
+    def _call(self, place: Place, topic: Topic) -> Call:
+        bounds = topic.retention
+        drop_before = "0-0"
+        if bounds.drop_unacked_after is not None:
+            age_ms = round(bounds.drop_unacked_after * 1000)
+            drop_before = f"{max(0, self._view.now_unix_ms() - age_ms)}-0"
+        return retention.drop(
+            self._keys,
+            *place,
+            drop_before=drop_before,
+            max_length=bounds.drop_unacked_above,
+            archive=topic.archive == "required",
+            limit=PAGE,
+            expected=self._groups.get(place[0], []),
+        )
+
+    def _book(
+        self,
+        place: Place,
+        reply: Reply | RedisRefused,
+        refusals: Refusals,
+        losses: Counter[Loss],
+        ghosts: set[Unit],
+    ) -> bool:
+        """Note one answer; return whether there is more to drop at once."""
+        if isinstance(reply, RedisRefused):
+            refusals.took(reply)
+            return False
+        if reply.word != "OK":
+            return False  # the trimmer says which group is missing
+        dropped = Dropped.parse(reply)
+        if dropped.removed:
+            self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
+        if dropped.removed or place not in self._seen:
+            # At first sight too: who dropped may have died before it settled.
+            self._seen.add(place)
+            ghosts |= {Unit(*place, group) for group in dropped.unread}
+        for group, lost in dropped.unread.items():
+            losses[*place, group, "unread"] += lost
+        return dropped.removed > 0
+
+    def _settle(
+        self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]
+    ) -> Generator[None, None, list[Unit]]:
+        """Settle what was in hand; return the units that may have more of it."""
+
+        def book(unit: Unit, reply: Reply | RedisRefused) -> bool:
+            settled = 0
+            if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
+                settled = int(reply.rest[0])
+            losses[*unit, "pending"] += settled
+            return settled == GHOSTS
+
+        left = yield from work_off(
+            self._link,
+            sorted(ghosts),
+            lambda unit: retention.settle_ghosts(self._keys, unit, GHOSTS),
+            book,
+            ROUNDS_MAX,
+        )
+        for unit in left:
+            self._seen.discard((unit.topic, unit.partition))
+        return left
+
+    def _tell(self, losses: Counter[Loss]) -> None:
+        for (topic, partition, group, state), lost in sorted(losses.items()):
+            if lost:
+                self._view.count("dropped", (topic, str(partition), group, state), lost)
+                logs.event(
+                    "retention.dropped",
+                    logging.WARNING,
+                    topic=topic,
+                    partition=partition,
+                    group=group,
+                    state=state,
+                    entries=lost,
+                )

@@ -1,0 +1,46 @@
+"""Teaching the server the scripts of producers, who may be forbidden to bring their own.
+
+A producer whose user has EVALSHA and not EVAL can deduplicate and schedule once the server knows
+the two scripts. A restart of the server, and SCRIPT FLUSH, forget them.
+"""
+
+from __future__ import annotations
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store import scripts
+from streamqd.store.client import Connection
+from streamqd.store.nodes import NOT_NOW
+
+TAUGHT = ("message_publish", "message_schedule")
+LATER = NOT_NOW | {"BUSY"}  # refusals of a node that will answer in a while
+
+
+class ScriptLoader:
+    """Looks whether the server knows the scripts, and teaches it those that it does not."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._scripts = [scripts.get(name) for name in TAUGHT]
+
+    def run(self) -> None:
+        """Teach what is missing, on every node that answers. Raises RedisUnavailable: none does.
+
+        Raises RedisRefused too; not when it is that some nodes will answer later.
+        """
+        nodes = self._link.masters()
+        silent: list[RedisRefused | RedisUnavailable] = []
+        for node in nodes:
+            try:
+                self._teach(node)
+            except (RedisRefused, RedisUnavailable) as error:
+                if isinstance(error, RedisRefused) and error.code not in LATER:
+                    raise
+                silent.append(error)
+        if silent and len(silent) == len(nodes):
+            raise silent[0]
+
+    def _teach(self, node: Connection) -> None:
+        known = node.execute("SCRIPT", "EXISTS", *(each.sha for each in self._scripts))
+        for script, there in zip(self._scripts, known, strict=True):
+            if not there:
+                node.execute("SCRIPT", "LOAD", script.source)

@@ -1,0 +1,199 @@
+"""What operators want of a fleet: one HASH that verbs write and every instance reads as it beats.
+
+A field names an order, its value is a JSON object: `version`, `at_unix_ms` (by the server's clock),
+`by`, `why`, and `to` of a move.
+
+    pause:TOPIC/PARTITION/GROUP    nothing is fetched there; any part may be `*`
+    stop:TOPIC/*/GROUP             no instance owns a partition of the group
+    move:TOPIC/PARTITION/GROUP     the unit belongs on the instance `to`
+    drain:INSTANCE                 the instance owns nothing
+    reload:INSTANCE, reload:*      read configuration and code again, once for each time of it
+    rebalance                      level the fleet now, once for each time of it
+    last                           the latest time of all, no order
+
+What cannot be read is left alone: it may be of a later version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from streamqd.errors import ContractError
+from streamqd.model import Unit
+from streamqd.store import scripts
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+VERSION = 1
+ORDERS_MAX = 256  # every instance reads all of them with each beat
+WHY_MAX = 200  # characters of a reason
+EVERYBODY = "*"
+REBALANCE = "rebalance"
+LAST = "last"
+
+
+class Scope(NamedTuple):
+    """The units that a pause is for. None stands for all."""
+
+    topic: str | None = None
+    partition: int | None = None
+    group: str | None = None
+
+    def covers(self, unit: Unit | Scope) -> bool:
+        """Whether a unit, or all of another scope, is within this one."""
+        return all(mine in (None, its) for mine, its in zip(self, unit, strict=True))
+
+    def __str__(self) -> str:
+        return "/".join("*" if part is None else str(part) for part in self)
+
+
+class Directive(NamedTuple):
+    """Who gave an order, when and why. `to` is the instance that a move names, else ''."""
+
+    at_unix_ms: int
+    by: str
+    why: str
+    to: str = ""
+
+
+@dataclass(frozen=True)
+class Directives:
+    """All orders. `strange` holds the fields that cannot be read, with what is wrong with them."""
+
+    pauses: dict[Scope, Directive] = field(default_factory=dict)
+    stops: dict[Scope, Directive] = field(default_factory=dict)
+    moves: dict[Unit, Directive] = field(default_factory=dict)
+    drains: dict[str, Directive] = field(default_factory=dict)
+    reloads: dict[str, Directive] = field(default_factory=dict)
+    rebalance: Directive | None = None
+    strange: dict[str, str] = field(default_factory=dict)
+
+    def pause_of(self, unit: Unit) -> tuple[Scope, Directive] | None:
+        """The widest pause that covers a unit."""
+        found = [each for each in self.pauses if each.covers(unit)]
+        scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
+        return None if scope is None else (scope, self.pauses[scope])
+
+    def stop_of(self, unit: Unit) -> Directive | None:
+        """The order that has stopped the group of a unit."""
+        return self.stops.get(stop_scope(unit.topic, unit.group))
+
+    def reload_of(self, instance: str) -> int:
+        """When the instance was last told to reload, by name or with all others; 0 = never."""
+        orders = (self.reloads.get(instance), self.reloads.get(EVERYBODY))
+        return max((order.at_unix_ms for order in orders if order is not None), default=0)
+
+
+def read(flat: Sequence[bytes]) -> Directives:
+    """Read the hash, names and values by turns. Never fails: see `strange`."""
+    found = Directives()
+    rebalance: Directive | None = None
+    for raw_name, raw in zip(flat[::2], flat[1::2], strict=True):
+        name = raw_name.decode("utf-8", "replace")
+        if name == LAST:
+            continue
+        try:
+            order = _order(raw)
+            kind, _, rest = name.partition(":")
+            if kind == "pause":
+                found.pauses[scope_of(rest)] = order
+            elif kind == "stop":
+                found.stops[_group(scope_of(rest))] = order
+            elif kind == "move" and order.to:
+                found.moves[_unit(scope_of(rest))] = order
+            elif kind == "drain" and rest:
+                found.drains[rest] = order
+            elif kind == "reload" and rest:
+                found.reloads[rest] = order
+            elif name == REBALANCE:
+                rebalance = order
+            else:
+                raise ValueError("no order that this version knows")
+        except (ValueError, TypeError, RecursionError) as error:
+            found.strange[name] = str(error)
+    return replace(found, rebalance=rebalance)
+
+
+def _order(raw: bytes) -> Directive:
+    told: Any = json.loads(raw)
+    if not isinstance(told, dict):
+        raise ValueError("not a JSON object")
+    if told.get("version") != VERSION:
+        raise ValueError(f"of version {told.get('version')!r}, this is {VERSION}")
+    at = told.get("at_unix_ms")
+    if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 1 << 53:
+        raise ValueError("without a time")
+    return Directive(at, *(str(told.get(name, "")) for name in ("by", "why", "to")))
+
+
+def scope_of(text: str) -> Scope:
+    """Read `TOPIC/PARTITION/GROUP`, any of them `*`. ValueError when it is not that."""
+    parts = text.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise ValueError("not of the form TOPIC/PARTITION/GROUP")
+    topic, number, group = parts
+    if number != "*" and not (number.isascii() and number.isdigit() and len(number) < 10):
+        raise ValueError(f"{number!r} is not the number of a partition")
+    return Scope(
+        None if topic == "*" else topic,
+        None if number == "*" else int(number),
+        None if group == "*" else group,
+    )
+
+
+def stop_scope(topic: str, group: str) -> Scope:
+    """What an order to stop a group names."""
+    return Scope(topic, None, group)
+
+
+def _group(scope: Scope) -> Scope:
+    if scope.topic is None or scope.partition is not None or scope.group is None:
+        raise ValueError("it does not name all partitions of one group")
+    return scope
+
+
+def _unit(scope: Scope) -> Unit:
+    if scope.topic is None or scope.partition is None or scope.group is None:
+        raise ValueError("it does not name one partition of one group")
+    return Unit(scope.topic, scope.partition, scope.group)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def change(
+    keys: Keys,
+    fleet: str,
+    name: str = "",
+    *,
+    by: str = "",
+    why: str = "",
+    to: str = "",
+    remove: Sequence[str] = (),
+) -> Call:
+    """Give the order `name`, '' for none, and take out those in `remove`."""
+    if len(remove) > 2 * ORDERS_MAX:
+        raise ContractError(f"control_change: {len(remove)} orders at once")
+    told = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
+    return scripts.get("control_change").call(
+        {"control": keys.orders(fleet)},
+        orders_max=ORDERS_MAX,
+        field=name,
+        told=json.dumps(told, separators=(",", ":")),
+        removed=list(remove),
+    )
+
+
+class DirectiveChange(NamedTuple):
+    """When the change was made, by the server's clock, and how many orders it took out."""
+
+    at_unix_ms: int
+    removed: int
+
+    @classmethod
+    def parse(cls, reply: Reply) -> DirectiveChange:
+        """Read OK."""
+        return cls(int(reply.rest[0]), int(reply.rest[1]))

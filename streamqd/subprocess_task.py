@@ -1,0 +1,97 @@
+"""An errand: work done in a forked child, so that the caller neither blocks nor is soiled by it.
+
+The supervisor validates new code this way, and registers topics, while it goes on renewing leases.
+What the work returns comes back as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from streamqd import process
+
+
+class TaskResult(NamedTuple):
+    """What became of an errand: its result, or the sentence that says why there is none."""
+
+    result: Any
+    trouble: str
+
+
+class SubprocessTask:
+    """One child at work. `poll` never blocks unless it is told to wait."""
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        *,
+        title: str,
+        timeout: float,
+        forget: Iterable[Callable[[], None]] = (),
+    ) -> None:
+        """Begin. `work` runs in the child; `forget` as for `process.spawn`."""
+        self._reader, writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._timeout = timeout
+        self.began = time.monotonic()
+        self._deadline = self.began + timeout
+        self._chunks: list[bytes] = []
+        self._killed = False
+        self._read_all = False  # what has ended is always readable
+
+        def run(_control: object) -> int:
+            body = json.dumps(work())
+            with os.fdopen(writer, "w") as pipe:
+                pipe.write(body)
+            return 0
+
+        try:
+            self._child = process.spawn(run, title=title, forget=forget, keep=[writer])
+        except BaseException:
+            os.close(self._reader)
+            raise
+        finally:
+            os.close(writer)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._child.pid
+
+    def poll(self, wait: float = 0.0) -> TaskResult | None:
+        """Return what became of it, None while it is at work. Waits up to `wait` seconds."""
+        awaited = [self._child.pidfd] if self._read_all else [self._child.pidfd, self._reader]
+        process.wait_readable(awaited, wait)
+        self._read()
+        exit_ = self._child.reap()
+        if exit_ is None:
+            if not self._killed and time.monotonic() > self._deadline:
+                self.cancel()
+            return None
+        self._read()
+        os.close(self._reader)
+        if self._killed:
+            return TaskResult(None, f"it took longer than {self._timeout:g} s")
+        # One that was killed may have written a part of its result.
+        if exit_.code != 0 or not self._chunks:
+            return TaskResult(None, f"its process ended by {exit_}")
+        try:
+            return TaskResult(json.loads(b"".join(self._chunks)), "")
+        except ValueError as error:
+            return TaskResult(None, f"its result cannot be read: {error}")
+
+    def cancel(self) -> None:
+        """Kill the child; `poll` collects it."""
+        self._killed = True
+        self._child.kill_group()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._reader, 65536):
+                self._chunks.append(chunk)
+            self._read_all = True

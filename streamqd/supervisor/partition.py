@@ -1,0 +1,446 @@
+"""One unit as the supervisor sees it: who owns it, which process handles it, what is due next.
+
+A holding is a small state machine. It says what it wants of Redis (`intent`), and is told the
+answer (`answered`); it says whether a process should run, and is told how one ended (`ended`).
+Every wanted call is repeated with equal arguments until it is answered, so a lost reply costs
+nothing. No I/O happens here.
+
+    FREE ── take ──► ACQUIRING ── OK ──► HELD ◄──────────────┐
+      ▲                                   │ process runs      │
+      │                                   ▼ process ended     │
+      └── OK ── RELEASING ◄── REFENCING (new token, acks, charge)
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streamqd.config import Consumer
+from streamqd.errors import RedisRefused
+from streamqd.model import Unit
+from streamqd.policy import restart
+from streamqd.process import Child, Exit
+from streamqd.scoreboard import WorkerSlot, WorkerState, now_ns
+from streamqd.store import leases
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.boards import Left
+from streamqd.worker import ExitCode
+
+SUSPECTS_MAX = 512
+
+
+class Phase(enum.Enum):
+    """Where a unit stands between free and held."""
+
+    FREE = "free"
+    ACQUIRING = "acquiring"
+    HELD = "held"
+    REFENCING = "refencing"
+    RELEASING = "releasing"
+
+
+class Kill(NamedTuple):
+    """A SIGKILL that the supervisor decided: why, and for which run it was meant."""
+
+    reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
+    run_seq: int
+
+
+class ExitAssessment(NamedTuple):
+    """What the end of a process means."""
+
+    crashed: bool
+    cause: restart.ExitCause
+    charged: bytes | None
+
+
+@dataclass
+class OwnedPartition:
+    """The supervisor's record of one unit."""
+
+    unit: Unit
+    consumer: Consumer
+    slot: WorkerSlot
+    phase: Phase = Phase.FREE
+    token: str = ""
+    epoch: int = 0
+    since: float = 0.0  # monotonic, when this instance got it
+    renew_at: float = 0.0
+    child: Child | None = None
+    works_by: Consumer | None = None  # what the child was started with: a reload leaves it that
+    standby: Child | None = None  # boots, or has booted, to follow on the child
+    stop_reason: str = ""  # why the child was told to stop: shed, drain, reload, recycle, lost
+    kill: Kill | None = None
+    killed_at: float = 0.0
+    release_after: bool = False  # give the unit up once the refence is answered
+    groups_ready: bool = False
+    start_at: float = 0.0  # monotonic, not before
+    refused_since: float = (
+        0.0  # monotonic, since when the system refuses its process; 0 = it does not
+    )
+    suspects: frozenset[bytes] = frozenset()  # places of which one has killed a process
+    blameless: int = 0  # processes in a row that died with nothing to blame
+    exits: list[restart.WorkerExit] = field(default_factory=list)
+    ready_at: float = 0.0  # monotonic, 0 = has not booted
+    quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing in hand any more
+    _settled_before: int = 0
+    broken_until: float = 0.0
+    last_exit: str = ""
+    refusal: str = ""  # code of the error reply that is being repeated, so it is logged once
+    started: float = 0.0
+    soft_limited: int = 0  # run sequence that got its soft limit
+    relayed: tuple[int, int] = (0, 0)  # what the housekeeper wanted when the worker was woken last
+    pace: float = 0.0  # messages per second that the process before this one settled
+    spread: float = 0.0  # 0 to 1, drawn for each process
+    _first_run: int = 0
+    _seen_epoch: int = 0
+    _dead_token: str = ""
+    _new_token: str = ""
+    _done: list[bytes] = field(default_factory=list)
+    _charged: bytes | None = None
+    _context: bytes = b""
+    left: Left | None = None  # of a killed supervisor, until Redis has answered to it
+
+    # --- wishes ---
+
+    def resume(self, left: Left, *, alone: bool) -> None:
+        """Want to go on with what a killed supervisor held, as after the death of its worker.
+
+        Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
+        `alone`: nothing ran in other units. Else any of what ran may have killed them all: nobody
+        is charged, and what is pending runs one at a time behind a mark, as after the loss of a
+        host; what had ended is acknowledged then.
+        """
+        assert self.phase is Phase.FREE
+        self.left = left
+        if not (alone or left.following):
+            self.slot.restore(left.done, left.running)
+            self.slot.epoch = left.epoch
+            self.slot.note_lease(left.token)
+            self.take(left.epoch, left.token)
+            self._done = left.done
+            return
+        self.phase = Phase.REFENCING
+        self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
+        self._done = left.done
+        self._charged = left.running[0] if len(left.running) == 1 else None
+        if self._charged is None:
+            self.suspects = frozenset(left.running[:SUSPECTS_MAX])
+        else:
+            self._context = json.dumps({"what": "the death of its supervisor"}).encode()
+        self.slot.restore(left.done, left.running)
+        self.slot.epoch = left.epoch
+        self.slot.note_lease(self.token, self._new_token)
+
+    def take(self, seen_epoch: int, dead_token: str = "") -> None:
+        """Want to own the unit. `dead_token` belongs to a predecessor proven dead."""
+        assert self.phase is Phase.FREE
+        self.phase = Phase.ACQUIRING
+        self.token = secrets.token_hex(16)
+        self._seen_epoch = seen_epoch
+        self._dead_token = dead_token
+        # What a process left that died after the unit was lost is nobody's any more.
+        self._done, self._charged, self._context = [], None, b""
+
+    def give_up(self) -> None:
+        """Want to release the unit; its process must have ended."""
+        assert self.child is None
+        if self.phase is Phase.REFENCING:
+            self.release_after = True
+        elif self.phase is Phase.HELD:
+            self._release()
+        elif self.phase is Phase.ACQUIRING:
+            # The acquire may have been executed: a release with its token covers both cases.
+            self.phase = Phase.RELEASING
+
+    def _release(self) -> None:
+        self.phase = Phase.RELEASING
+        self.slot.note_lease("")  # nothing is in hand: there is nothing to go on with
+
+    def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
+        """The call to make now, the same one until it is answered."""
+        if self.phase is Phase.ACQUIRING:
+            return leases.acquire(
+                keys, self.unit, self.token, self._seen_epoch, ttl, owner, self._dead_token
+            )
+        if self.phase is Phase.REFENCING:
+            return leases.refence(
+                keys,
+                self.unit,
+                self.token,
+                self._new_token,
+                ttl,
+                self._charged,
+                self._context,
+                self._done,
+            )
+        if self.phase is Phase.RELEASING:
+            return leases.release(keys, self.unit, self.token)
+        return None
+
+    # --- answers ---
+
+    def answered(self, reply: Reply | RedisRefused, now: float) -> str:
+        """Take the answer to `intent`. Returns a word for the log, '' for none."""
+        if isinstance(reply, RedisRefused):
+            # Nothing was done; it is wanted again at the next exchange.
+            return ""
+        if self.phase is Phase.ACQUIRING:
+            return self._acquired(reply, now)
+        if self.phase is Phase.REFENCING:
+            return self._refenced(reply, now)
+        if self.phase is Phase.RELEASING:
+            self.lose()
+            return "released"
+        return ""
+
+    def _acquired(self, reply: Reply, now: float) -> str:
+        if reply.word not in ("OK", "MINE"):
+            self.phase = Phase.FREE
+            self.token = ""
+            self.left = None
+            return ""
+        self.phase = Phase.HELD
+        self.epoch = self.slot.epoch = int(reply.rest[0])
+        if self.left is not None:
+            self.phase = Phase.REFENCING
+            self._new_token = secrets.token_hex(16)
+            self.slot.restore(self._done, [])  # who is to blame is said by now
+            self.slot.note_lease(self.token, self._new_token)
+            return "acquired"
+        self.slot.forget_batch()  # what is in hand is that of a process of the past
+        self.slot.note_lease(self.token)
+        self._owns_from(now)
+        return "acquired"
+
+    def _owns_from(self, now: float) -> None:
+        self.since = now
+        self.groups_ready = False
+        self.refused_since = 0.0
+        self.slot.epoch = self.epoch
+        self.slot.since_unix_ms = int(time.time() * 1000)
+        self.slot.owned = 1
+        if self.slot.state == WorkerState.GONE:
+            self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
+
+    def _refenced(self, reply: Reply, now: float) -> str:
+        # Before the token: with the new one in its place, what is in hand would be charged again.
+        self.slot.forget_batch()
+        resumed, self.left = self.left is not None, None
+        if reply.word != "OK":
+            self.lose()
+            return "lost"
+        self.token = self._new_token
+        self.epoch = self.slot.epoch = int(reply.rest[0])
+        self.slot.note_lease("" if self.release_after else self.token)
+        charged = "charged" if self._charged is not None else ""
+        if resumed:
+            self._owns_from(now)
+            charged = "resumed"
+        if self._charged is not None:
+            self.slot.add("charged")
+        self.slot.add("acked", len(self._done))
+        self._done, self._charged, self._context = [], None, b""
+        self.phase = Phase.RELEASING if self.release_after else Phase.HELD
+        self.release_after = False
+        return charged
+
+    def lose(self) -> None:
+        """The unit is not ours any more."""
+        self.phase = Phase.FREE
+        self.token = ""
+        self.release_after = False
+        self.left = None
+        self.slot.note_lease("")
+        self.slot.owned = 0
+        self.slot.trusted_until_ns = 0
+
+    # --- the process ---
+
+    def ended(self, exit_: Exit) -> ExitAssessment:
+        """Take the end of the process: find whom to blame, and want what follows."""
+        batch = self.slot.batch()
+        kill, reason = self.kill, self.stop_reason
+        # A handler can end its process with any code; a worker that ends by itself is quiet first.
+        quiet = self.slot.state == WorkerState.QUIET and not batch.running
+        unordered = kill is None and not (quiet and exit_.code in ORDERLY)
+        suspects = batch.running if unordered else []
+        if kill is not None and kill.reason == "hard-limit":
+            # Of those that run, only what the kill was meant for; nothing when that has ended.
+            suspects = self.slot.running_in(kill.run_seq)
+        # With several running nobody is charged: the next process runs each of them alone.
+        charged = suspects[0] if len(suspects) == 1 else None
+        if charged is None:
+            self.suspects = frozenset([*self.suspects, *suspects][-SUSPECTS_MAX:])
+        crashed = unordered or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
+        if not crashed:
+            self.suspects = frozenset()  # it has lived through all that it was warned of
+        if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
+            self.blameless += 1
+        elif charged is not None or not crashed:
+            self.blameless = 0
+        self._done = batch.done
+        self._charged = charged
+        if charged is not None:
+            self._context = self._crash_context(exit_, kill)
+        if crashed:
+            self.slot.add("crashes")
+            how = f"{kill.reason}: {exit_}" if kill else str(exit_)
+            self.last_exit = f"{how}: {exit_.said}" if exit_.said else how
+            self.slot.failures.note(f"process ended by {how}", now_ns())
+        if reason == "recycle":
+            self.slot.add("recycled")
+        self._after(exit_, reason, orderly=not unordered)
+        self.child = None
+        self.kill = None
+        self.stop_reason = ""
+        self.soft_limited = 0
+        if self.phase is Phase.REFENCING:
+            # What it had in hand stays written down until it is settled.
+            self.slot.acquit(suspects)
+            self.slot.note_lease(self.token, self._new_token)
+            self.slot.vacate()
+        else:
+            self.slot.clear()
+        cause = restart.ExitCause.ORDERED
+        if crashed and batch.running:
+            cause = restart.ExitCause.HANDLING
+        elif crashed:
+            cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
+        return ExitAssessment(crashed, cause, charged)
+
+    def retired(self) -> tuple[Child, ExitAssessment]:
+        """Go on without the process: it is quiet, whatever it still does is no work."""
+        child = self.child
+        assert child is not None
+        return child, self.ended(Exit(ExitCode.STOPPED, None))
+
+    def abandon(self) -> Child | None:
+        """Go on without a process that does not die (it hangs in the kernel).
+
+        Its slot cannot be read while it may still write, so nothing is acknowledged for it and
+        nobody is charged; the new token alone keeps it out. Returns it, to be collected later.
+        """
+        child, self.child = self.child, None
+        self.kill = None
+        self.stop_reason = ""
+        if self.phase is Phase.HELD:
+            self.phase = Phase.REFENCING
+            self._new_token = secrets.token_hex(16)
+            self.slot.note_lease("")  # nor may a successor read it
+            # Its slot is still its own: another instance goes on with the unit.
+            self.release_after = True
+        return child
+
+    def lived(self, now: float) -> float:
+        """Seconds since the process was ready."""
+        return now - self.ready_at if self.ready_at else 0.0
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether the present process has begun to handle a message."""
+        return self.slot.run_seq != self._first_run
+
+    def pace_of(self, now: float) -> float:
+        """Messages per second: of the present process, or of the last while it has settled none."""
+        settled = self._settled_total() - self._settled_before
+        return settled / max(0.001, self.lived(now)) if settled else self.pace
+
+    def left_of(self, limit: int) -> int:
+        """How many more of `limit` messages the present process may settle."""
+        return limit - (self._settled_total() - self._settled_before)
+
+    def settled(self) -> int:
+        """Messages of which the present process has ended the run, well or not.
+
+        Messages that it buried for killing others are not among them: they are no sign of health.
+        """
+        return self._settled_total() - self._settled_before + len(self.slot.batch().done)
+
+    def started_as(self, child: Child, now: float) -> None:
+        """Take note of the process that was forked for the unit."""
+        self.pace = self.pace_of(now)
+        self.child, self.works_by = child, self.consumer
+        self.started = now
+        self.ready_at = self.quiet_at = 0.0
+        self.stop_reason = ""
+        self._settled_before = self._settled_total()
+        self._first_run = self.slot.run_seq
+        self.slot.pid = child.pid
+
+    def _settled_total(self) -> int:
+        return self.slot.counter("acked") + self.slot.counter("failed")
+
+    def _after(self, exit_: Exit, reason: str, *, orderly: bool) -> None:
+        if self.phase is not Phase.HELD:
+            return  # lost while it ran: there is nothing to settle under our token
+        if orderly and exit_.code == ExitCode.FENCED:
+            self.lose()
+            return
+        if orderly and exit_.code == ExitCode.NO_GROUP:
+            self.groups_ready = False
+        leaving = reason in ("shed", "drain")
+        if leaving and not self._done and self._charged is None and self.kill is None:
+            self._release()
+            return
+        self.phase = Phase.REFENCING
+        self._new_token = secrets.token_hex(16)
+        self.release_after = leaving
+
+    def _crash_context(self, exit_: Exit, kill: Kill | None) -> bytes:
+        what = "a hard time limit" if kill else str(exit_)
+        return json.dumps(
+            {
+                "what": what,
+                "signal": exit_.signal_name or None,
+                "exitCode": exit_.code,
+                "rss": self.child.peak_rss if self.child else None,
+                "pid": self.child.pid if self.child else None,
+            }
+        ).encode()
+
+    @property
+    def owned(self) -> bool:
+        """Whether a lease must be renewed for it."""
+        return self.phase in (Phase.HELD, Phase.REFENCING)
+
+    @property
+    def startable(self) -> bool:
+        """Whether a process may be forked for it, times aside."""
+        return self.phase is Phase.HELD and self.child is None and self.groups_ready
+
+    @property
+    def standby_is_warm(self) -> bool:
+        """Whether a process has booted that can follow on the child."""
+        return self.standby is not None and self.slot.warm_pid == self.standby.pid
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether its process has said that it has nothing in hand any more, by itself."""
+        return self.child is not None and self.slot.state == WorkerState.QUIET and not self.kill
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether it has something to say to Redis that has not been refused before."""
+        if self.refusal:
+            return False
+        waiting = self.phase not in (Phase.FREE, Phase.HELD)
+        return waiting or (self.phase is Phase.HELD and not self.groups_ready)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its process has booted."""
+        return self.child is not None and self.slot.state in (
+            WorkerState.READY,
+            WorkerState.PAUSED,
+        )
+
+
+_KILLED_FOR_FAILING = ("hard-limit", "boot", "stalled")
+ORDERLY = (ExitCode.STOPPED, ExitCode.FENCED, ExitCode.RECYCLE, ExitCode.NO_GROUP)

@@ -1,0 +1,80 @@
+"""Host names become addresses in a child: nobody can tell the system how long that may take.
+
+With a name server that does not answer it is 5 s for each try, and no lease would be renewed
+meanwhile. What is not resolved in time is resolved on; the next try finds the answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from streamqd.store.wire import resolve
+from streamqd.subprocess_task import SubprocessTask
+
+GIVE_UP_SECONDS = 60.0  # then it is asked anew
+KEPT_SECONDS = 60.0  # for which an answer is kept that nobody has waited for
+
+
+@dataclass
+class Resolver:
+    """What the supervisor's links ask. One child at a time for each name; none for addresses."""
+
+    forget: Sequence[Callable[[], None]] = ()  # as for `process.spawn`
+    _asked: dict[tuple[str, int], SubprocessTask] = field(default_factory=dict)
+
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of the children that resolve."""
+        return {errand.pid for errand in self._asked.values()}
+
+    def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
+        """Return where a name leads, see `wire.Lookup`. Waits `seconds` at most."""
+        self._forget_old()
+        try:
+            found = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )
+        except OSError:
+            return self._resolved(host, port, seconds)
+        return [(family, address) for family, _, _, _, address in found]
+
+    def _resolved(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
+        end = time.monotonic() + seconds
+        asked = host, port
+        if asked not in self._asked:
+            self._asked[asked] = SubprocessTask(
+                partial(_resolve, host, port),
+                title="streamqd: resolve",
+                timeout=GIVE_UP_SECONDS,
+                forget=self.forget,
+            )
+        while (outcome := self._asked[asked].poll(max(0.0, end - time.monotonic()))) is None:
+            if time.monotonic() >= end:
+                raise socket.gaierror(socket.EAI_AGAIN, "its name is not resolved yet")
+        del self._asked[asked]
+        if outcome.trouble:
+            raise socket.gaierror(socket.EAI_FAIL, f"its name was not resolved: {outcome.trouble}")
+        if isinstance(outcome.result, str):
+            raise socket.gaierror(socket.EAI_NONAME, outcome.result)
+        return [(family, tuple(address)) for family, address in outcome.result]
+
+    def _forget_old(self) -> None:
+        """Collect what nobody asks for any more: the name may lead elsewhere by now."""
+        old = time.monotonic() - KEPT_SECONDS
+        for asked, errand in list(self._asked.items()):
+            if errand.began <= old and errand.poll() is not None:
+                del self._asked[asked]
+
+
+def _resolve(host: str, port: int) -> object:
+    try:
+        return resolve(host, port, GIVE_UP_SECONDS)
+    except OSError as error:
+        return str(error.strerror)
+    except UnicodeError as error:
+        return str(error)

@@ -1,0 +1,378 @@
+"""The supervisor's children: forking, telling and killing them. Decides nothing of leases."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import random
+
+from streamqd import housekeeper, logs, process
+from streamqd.bells import Bells
+from streamqd.config import Settings
+from streamqd.model import Unit
+from streamqd.process import Child
+from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
+from streamqd.supervisor.partition import ORDERLY, Kill, OwnedPartition
+from streamqd.worker import STOP, Assignment, live
+
+UNDEAD_SECONDS = 5.0
+FORK_RETRY_SECONDS = 1.0
+KEPT_DESCRIPTORS = 16  # that no worker gets: to connect again, to fork a housekeeper, to resolve
+HOUSEKEEPER_SECONDS = 30.0  # without progress it is replaced
+QUIT_SECONDS = 5.0  # what a housekeeper that is told to end may take
+CAUTIOUS_AFTER = 2  # processes in a row that died with nothing to blame
+RETIRE_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
+
+
+def _keep_descriptors() -> None:
+    """Leave some descriptors to the talk with Redis and the housekeeper. Raises OSError.
+
+    The lowest free one tells how many are open: they are given out in order.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = os.dup(2)
+    os.close(free)
+    if limit != resource.RLIM_INFINITY and free + KEPT_DESCRIPTORS > limit:
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: the limit is {limit}")
+
+
+def _wait_for_the_end(control: socket.socket) -> int:
+    control.recv(1)
+    return 0
+
+
+@dataclass
+class Retired:
+    """A process that has nothing in hand any more: it runs `on_stop`, and ends."""
+
+    child: Child
+    holding: OwnedPartition
+    reason: str
+    since: float  # monotonic
+    killed_at: float = 0.0
+
+
+@dataclass
+class WorkerPool:
+    """Forks workers and the housekeeper, and has a hand on each of them."""
+
+    settings: Settings
+    board: Scoreboard
+    forget: list[Callable[[], None]]  # detach methods of the parent's connections
+    keep: list[int]  # descriptors that children keep: the lock
+    housekeeper: Child | None = None
+    housekeeper_at: float = 0.0
+    refusal: str = ""  # what the system said last when it refused a process
+    _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
+    _replaced_at: float = 0.0
+    lingering: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
+    retired: list[Retired] = field(default_factory=list)
+
+    # --- starting ---
+
+    def start_workers(self, paused_of: Iterable[tuple[OwnedPartition, bool]]) -> None:
+        """Fork the processes that handle held units; of each it is said whether it is paused.
+
+        They are logged afterwards: what the supervisor does between two forks costs each child a
+        copy of the pages on which that is done.
+        """
+        started = [each for each, paused in paused_of if self.start_worker(each, paused=paused)]
+        for one in started:
+            pid = one.child.pid if one.child else None
+            logs.event("worker.started", unit=one.unit, child=pid, epoch=one.epoch)
+
+    def start_worker(self, holding: OwnedPartition, *, paused: bool) -> bool:
+        """Fork the process that handles a held unit. False: the system refuses it."""
+        orders = self._orders(holding)
+        self._clear_for_next(holding, paused=paused)
+        holding.spread = random()
+        child = self._fork_worker(holding, orders)
+        if child is None:
+            # No process or descriptor is left: what runs goes on, this one is tried again.
+            holding.slot.state = WorkerState.GONE
+            now = time.monotonic()
+            holding.start_at = now + FORK_RETRY_SECONDS
+            holding.refused_since = holding.refused_since or now
+            return False
+        holding.refused_since = 0.0
+        holding.started_as(child, time.monotonic())
+        holding.slot.add("restarts")
+        return True
+
+    def _orders(self, holding: OwnedPartition) -> Assignment:
+        return Assignment(
+            holding.unit,
+            holding.token,
+            holding.epoch,
+            cautious=holding.blameless >= CAUTIOUS_AFTER,
+            suspects=holding.suspects,
+        )
+
+    def _clear_for_next(self, holding: OwnedPartition, *, paused: bool) -> None:
+        slot = holding.slot
+        slot.state = WorkerState.BOOTING
+        slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
+        slot.rss = slot.rss_baseline = 0
+
+    def _fork_worker(self, holding: OwnedPartition, orders: Assignment) -> Child | None:
+        settings, consumer, slot = self.settings, holding.consumer, holding.slot
+
+        def run(control: socket.socket) -> int:
+            logs.assume("worker")
+            return live(orders, settings, consumer, slot, control)
+
+        try:
+            slot.reserve()
+            _keep_descriptors()
+            child = process.spawn(run, title=orders.title, forget=self.forget, keep=self.keep)
+        except OSError as error:
+            self.refusal = str(error)
+            self._forks.failed(error=self.refusal)
+            return None
+        self._forks.recovered()
+        return child
+
+    def try_processes(self, count: int) -> bool:
+        """Tell whether so many more processes can be started at once: start them, and end them."""
+        children: list[Child] = []
+        try:
+            for _ in range(count):
+                _keep_descriptors()
+                children.append(
+                    process.spawn(_wait_for_the_end, title="streamqd: trial", forget=self.forget)
+                )
+        except OSError as error:
+            self.refusal = str(error)
+            return False
+        finally:
+            for child in children:
+                child.kill_group()
+            for child in children:
+                process.wait_readable([child.pidfd], UNDEAD_SECONDS)
+                child.reap()
+        return True
+
+    # --- a worker that follows on another ---
+
+    def start_standby(self, holding: OwnedPartition) -> bool:
+        """Fork a process that boots beside the present one. False: the system refuses it."""
+        slot = holding.slot
+        slot.warm_pid = 0
+        child = self._fork_worker(holding, Assignment(holding.unit, "", 0, cautious=False))
+        if child is None:
+            return False
+        holding.standby = child
+        slot.standby_pid = child.pid
+        logs.event("worker.standby", unit=holding.unit, child=child.pid)
+        return True
+
+    def hand_over(self, holding: OwnedPartition, *, paused: bool) -> None:
+        """Give a held unit without a process to its standby, which is warm."""
+        child, holding.standby = holding.standby, None
+        assert child is not None
+        holding.spread = random()
+        self._clear_for_next(holding, paused=paused)
+        holding.slot.standby_pid = holding.slot.warm_pid = 0
+        holding.started_as(child, time.monotonic())
+        holding.slot.add("restarts")
+        child.tell(self._orders(holding).packed())
+        logs.event("worker.handover", unit=holding.unit, child=child.pid, epoch=holding.epoch)
+
+    def dismiss_standby(self, holding: OwnedPartition) -> None:
+        """Let a standby end that is not needed: it has nothing in hand."""
+        child, warm = holding.standby, holding.standby_is_warm
+        if child is None:
+            return
+        holding.standby = None
+        holding.slot.standby_pid = holding.slot.warm_pid = 0
+        if warm:
+            child.tell(STOP)
+        else:
+            child.kill_group()
+        self.retired.append(Retired(child, holding, "unneeded", time.monotonic()))
+
+    def retire(self, holding: OwnedPartition, child: Child, reason: str) -> None:
+        """Go on without a process that is quiet: its end is seen to beside the work."""
+        holding.slot.leaving_pid = child.pid
+        self.retired.append(Retired(child, holding, reason, time.monotonic()))
+
+    def tend_retired(self, now: float) -> None:
+        """Collect the retired that have ended; kill those that do not."""
+        for one in list(self.retired):
+            exit_ = one.child.reap()
+            if exit_ is None:
+                if not one.killed_at and now - one.since > RETIRE_SECONDS:
+                    one.killed_at = now
+                    self._tell_killed(one.holding, one.child, "on_stop")
+                    one.child.kill_group()
+                continue
+            self.retired.remove(one)
+            slot = one.holding.slot
+            if slot.leaving_pid == one.child.pid:
+                slot.leaving_pid = 0
+            well = exit_.code in ORDERLY or one.reason == "unneeded"
+            logs.event(
+                "worker.exited",
+                logging.INFO if well else logging.WARNING,
+                unit=one.holding.unit,
+                child=one.child.pid,
+                how=str(exit_),
+                reason=one.reason or None,
+            )
+
+    def retiring(self, now: float) -> int:
+        """How many retired processes are still there, other than those that cannot be killed."""
+        return sum(
+            not one.killed_at or now - one.killed_at < UNDEAD_SECONDS for one in self.retired
+        )
+
+    def kill_retired(self) -> None:
+        """Kill what has retired: there is no more time for `on_stop`."""
+        for one in self.retired:
+            one.killed_at = one.killed_at or time.monotonic()
+            one.child.kill_group()
+
+    def start_housekeeper(self) -> None:
+        """Fork the housekeeper, or fork it again."""
+        board, settings = self.board, self.settings
+
+        def run(control: socket.socket) -> int:
+            logs.assume("housekeeper")
+            code = housekeeper.run(board, settings, control)
+            # It may notice the supervisor's end before the kernel has sent the signal.
+            if process.is_deserted(control):
+                self._kill_orphans()
+            return code
+
+        try:
+            self.housekeeper = process.spawn(
+                run,
+                title="streamqd: housekeeper",
+                forget=self.forget,
+                keep=self.keep,
+                bereaved=self._kill_orphans,
+            )
+        except OSError as error:
+            self.housekeeper_at = time.monotonic() + FORK_RETRY_SECONDS
+            self._forks.failed(error=str(error))
+            return
+        self.board.housekeeper_progress_ns = now_ns()
+
+    def _kill_orphans(self) -> None:
+        """In the housekeeper, when the supervisor was killed: end what the workers have started.
+
+        The workers die with the supervisor by themselves, but not their own children, and a child
+        that was forked would go on holding the lock of this instance.
+        """
+        for slot in self.board.slots():
+            for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
+                if pid:
+                    process.kill_group(pid)
+
+    def keep_housekeeper(self, now: float) -> None:
+        """Collect a dead housekeeper and start the next one. No lease depends on it."""
+        child = self.housekeeper
+        if child is not None:
+            exit_ = child.reap()
+            if exit_ is None:
+                self._watch_housekeeper(child, now)
+                return
+            self.housekeeper = None
+            self.housekeeper_at = now if self._replaced_at else now + 1.0
+            if not self._replaced_at:
+                self.board.add("housekeeper_restarts")
+                logs.event("housekeeper.exited", logging.WARNING, how=str(exit_))
+            self._replaced_at = 0.0
+        if now >= self.housekeeper_at:
+            self.start_housekeeper()
+
+    def _watch_housekeeper(self, child: Child, now: float) -> None:
+        """Kill a housekeeper that makes no progress, or does not end when it is replaced."""
+        silent = now_ns() - self.board.housekeeper_progress_ns
+        overdue = self._replaced_at and now - self._replaced_at > QUIT_SECONDS
+        if silent > HOUSEKEEPER_SECONDS * 1e9 or overdue:
+            child.kill_group()
+
+    def replace_housekeeper(self, now: float) -> None:
+        """Let the housekeeper end and be forked again, with the present settings."""
+        if self.housekeeper is not None and not self._replaced_at:
+            self._replaced_at = now
+            self.housekeeper.tell(b"quit")
+
+    def stop_housekeeper(self, seconds: float) -> None:
+        """Ask the housekeeper to end; kill it when it does not."""
+        child, self.housekeeper = self.housekeeper, None
+        if child is None:
+            return
+        child.tell(b"quit")
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if child.reap() is not None:
+                return
+            process.wait_readable([child.pidfd], left)
+        child.kill_group()
+        process.wait_readable([child.pidfd], 5.0)
+        child.reap()
+
+    # --- telling ---
+
+    def stop(self, holding: OwnedPartition, reason: str) -> None:
+        """Tell a worker to finish its current message and leave."""
+        if holding.child is None:
+            return
+        if not holding.stop_reason or reason in ("drain", "shed"):
+            holding.stop_reason = reason
+        holding.slot.command = WorkerCommand.STOP
+        holding.child.tell(b"stop")
+        if holding.slot.state == WorkerState.BOOTING:
+            # It reads its command before the first message: it has nothing in hand, nor will.
+            self.kill(holding, "unstarted")
+
+    def relay(self, holdings: Iterable[OwnedPartition]) -> None:
+        """Wake workers that wait for messages while the housekeeper wants something of them."""
+        for holding in holdings:
+            wanted = holding.slot.reclaim_requested, Bells(holding.slot.words).missed
+            if holding.child is not None and wanted != holding.relayed:
+                holding.relayed = wanted
+                holding.child.tell(b"look")
+
+    def pause(self, holding: OwnedPartition, *, paused: bool) -> None:
+        """Tell a worker to pause or to go on, unless it knows or was told to leave."""
+        wanted = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
+        if holding.child is not None and holding.slot.command not in (wanted, WorkerCommand.STOP):
+            holding.slot.command = wanted
+            holding.child.tell(b"look")
+
+    def kill(self, holding: OwnedPartition, reason: str, run_seq: int | None = None) -> None:
+        """Kill a worker with everything in its process group, because of the run `run_seq`."""
+        if holding.child is None or holding.kill is not None:
+            return
+        holding.kill = Kill(reason, holding.slot.run_seq if run_seq is None else run_seq)
+        holding.killed_at = time.monotonic()
+        if reason != "unstarted":
+            self._tell_killed(holding, holding.child, reason)
+        holding.child.kill_group()
+
+    def _tell_killed(self, holding: OwnedPartition, child: Child, reason: str) -> None:
+        logs.event(
+            "worker.killed", logging.WARNING, unit=holding.unit, child=child.pid, reason=reason
+        )
+
+    def abandon_undead(self, holdings: Iterable[OwnedPartition], now: float) -> None:
+        """Go on without processes that SIGKILL has not ended; collect those that ended since."""
+        for unit, killed in list(self.lingering.items()):
+            if killed.reap() is not None:
+                del self.lingering[unit]
+        for holding in holdings:
+            if holding.kill is None or now - holding.killed_at < UNDEAD_SECONDS:
+                continue
+            child = holding.abandon()
+            if child is not None:
+                self.lingering[holding.unit] = child
+                logs.event("worker.undead", logging.ERROR, unit=holding.unit, child=child.pid)

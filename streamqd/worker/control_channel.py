@@ -1,0 +1,182 @@
+"""The gate between two messages: stop here, wait here, or go on.
+
+The supervisor's wish is a word in the scoreboard, read at every message; the control socket only
+wakes a worker that waits. Its end of file means that the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from streamqd import process
+from streamqd.bells import Bells
+from streamqd.scoreboard import (
+    WORD_COMMAND,
+    WORD_TRUSTED_UNTIL,
+    WorkerCommand,
+    WorkerSlot,
+    WorkerState,
+    now_ns,
+)
+from streamqd.worker.forks import family
+
+TRUST_POLL_SECONDS = 0.05
+BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it lives
+WORD_BYTES_MAX = 65_536
+
+
+class Heard(enum.Enum):
+    """What ended a wait for an answer of Redis."""
+
+    NOTHING = "the time is over"
+    REPLY = "it is there, or its beginning"
+    ORDER = "the supervisor wants something, or the housekeeper found the connection silent"
+
+
+class ExitCode(enum.IntEnum):
+    """How a worker tells the supervisor why it ended."""
+
+    STOPPED = 0
+    BOOT_FAILED = 3
+    FENCED = 4
+    RECYCLE = 5
+    NO_GROUP = 6
+
+
+class Stop(Exception):  # noqa: N818 - leaves all loops, it is not an error
+    """The worker must end now, with this code; what has not begun stays pending."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class ControlChannel:
+    """One worker's ear for its supervisor."""
+
+    def __init__(
+        self, slot: WorkerSlot, control: socket.socket, before_pause: Callable[[], None]
+    ) -> None:
+        """Listen on `control`. `before_pause` settles what is owed, as far as it can be settled."""
+        self.slot = slot
+        self.control = control
+        self._before_pause = before_pause
+        self.before_wait: Callable[[], None] = lambda: None  # called often, and must be quick
+
+    def check(self, unstarted: int = 0) -> None:
+        """Go on, or wait while paused, or raise Stop. `unstarted` entries in hand are released."""
+        command = self.slot.words[WORD_COMMAND]
+        if command == WorkerCommand.NONE:
+            return
+        family.end_child()
+        if command == WorkerCommand.STOP:
+            self.slot.add("released", unstarted)
+            raise Stop(ExitCode.STOPPED)
+        self._before_pause()
+        self.slot.state = WorkerState.PAUSED
+        self.ring()
+        while self.slot.words[WORD_COMMAND] == WorkerCommand.PAUSE:
+            self._wait(1.0)
+            self._before_pause()
+        self.slot.state = WorkerState.READY
+        self.check(unstarted)
+
+    def await_trust(self) -> int:
+        """Wait until the supervisor has renewed the lease; nothing may begin meanwhile.
+
+        What is done is settled first: another may own the unit when the wait is over.
+        """
+        settled = False
+        while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:
+            if not settled:
+                self._before_pause()
+                settled = True
+            self.check()
+            self._wait(TRUST_POLL_SECONDS)
+        return now
+
+    def sleep(self, seconds: float, unstarted: int = 0) -> None:
+        """Wait, but obey the supervisor. `unstarted` as in `check`."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.check(unstarted)
+            self._wait(min(left, BREATH_SECONDS))
+
+    def await_reply(self, descriptor: int, seconds: float) -> Heard:
+        """Wait until `descriptor` is readable, or the supervisor wants something."""
+        control = self.control.fileno()
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.register(control, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            ready = [found for found, _ in poller.poll(left * 1000)]
+            if control in ready:
+                self._read()
+                reclaim = self.slot.reclaim_requested != self.slot.reclaim_done
+                if self.slot.words[WORD_COMMAND] or reclaim:
+                    return Heard.ORDER
+            if descriptor in ready:
+                return Heard.REPLY
+            if control in ready and Bells(self.slot.words).is_missed:
+                return Heard.ORDER
+            if not left:
+                return Heard.NOTHING
+
+    def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
+        """Wait until some are readable, or the supervisor says something. Returns those that are.
+
+        Whether the supervisor wants something is then in the slot.
+        """
+        self.slot.progress_ns = now_ns()
+        poller = select.poll()
+        for descriptor in (*descriptors, self.control.fileno()):
+            poller.register(descriptor, select.POLLIN)
+        ready = {found for found, _ in poller.poll(seconds * 1000)}
+        if self.control.fileno() in ready:
+            self._read()
+        return ready
+
+    def await_orders(self) -> bytes:
+        """Wait, as a standby, until the supervisor says something; return it."""
+        while True:
+            process.wait_readable([self.control.fileno()], BREATH_SECONDS)
+            word = self._read()
+            if word:
+                return word
+
+    def ring(self) -> None:
+        """Wake the supervisor: the scoreboard has news."""
+        with contextlib.suppress(OSError):
+            self.control.send(b"!", socket.MSG_DONTWAIT)
+
+    def fail(self, why: str) -> None:
+        """Tell the supervisor why this process cannot begin: its log names it at the end."""
+        with contextlib.suppress(OSError):
+            word = process.LAST_WORDS + why.encode("utf-8", "replace")
+            self.control.send(word[: process.LAST_WORDS_BYTES], socket.MSG_DONTWAIT)
+
+    def _wait(self, seconds: float) -> None:
+        self.before_wait()
+        # Waiting for the supervisor, or for Redis, is not being stuck.
+        self.slot.progress_ns = now_ns()
+        if process.wait_readable([self.control.fileno()], seconds):
+            self._read()
+
+    def _read(self) -> bytes:
+        try:
+            word = self.control.recv(WORD_BYTES_MAX, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return b""
+        except OSError:
+            word = b""
+        if not word:
+            os._exit(1)  # the supervisor is gone; whatever is in hand stays pending
+        return word
