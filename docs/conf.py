@@ -38,8 +38,8 @@ def _add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     for heading, body in zip(parts[::2], parts[1::2], strict=True):
         source[0] += _toctree(f":caption: {heading}", _PAGE.findall(body))
     if page == "index":
-        found = sorted(Path(app.srcdir, "explanation/transcripts").glob("*.md"))
-        names = [f"explanation/transcripts/{path.stem}" for path in found]
+        found = sorted(Path(app.srcdir, "internals/transcripts").glob("*.md"))
+        names = [f"internals/transcripts/{path.stem}" for path in found]
         source[0] += _toctree(":caption: Transcripts", names)
 
 
