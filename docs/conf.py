@@ -34,7 +34,8 @@ def _add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     if Path(page).name != "index":
         return
     first, *parts = _HEADING.split(source[0])
-    source[0] += _toctree("", _PAGE.findall(first))
+    if not parts:  # the index of the decisions: all its links
+        source[0] += _toctree("", _PAGE.findall(first))
     for heading, body in zip(parts[::2], parts[1::2], strict=True):
         source[0] += _toctree(f":caption: {heading}", _PAGE.findall(body))
     if page == "index":
