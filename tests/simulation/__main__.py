@@ -36,7 +36,7 @@ COLUMNS = {
     "handed_over": "handed over",
     "moved_at_rest": "moved at rest",
     "acquires_per_second": "acquires/s",
-    "beats_per_second": "beats/s",
+    "beats_per_second": "heartbeats/s",
     "looks_per_second": "partitions looked at/s",
 }
 
