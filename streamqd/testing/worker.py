@@ -37,7 +37,7 @@ from streamqd.testing.result import Run
 from streamqd.worker import dead_letters
 from streamqd.worker.batches import errors_of
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.runs import RELEASE_SECONDS
+from streamqd.worker.verdicts import RELEASE_SECONDS
 
 INSTANCE, EPOCH = "test", 1
 RUNS_MAX = 100

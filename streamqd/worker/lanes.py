@@ -63,6 +63,11 @@ class RunningMessage:
         self.interrupted = False
         self.run: CoroutineRun | Task[None] | None = None  # what it runs in, as a coroutine
 
+    @property
+    def due_ns(self) -> int:
+        """When it is due, if it has failed before and waits in its place."""
+        return self.message.due_in_place_ns
+
 
 class Runs:
     """Runs handlers, and keeps their ends until somebody asks. `bell` is readable when it has."""
