@@ -140,7 +140,7 @@ class Runner(Verdicts):
             self.handled += 1
             if end is None:
                 settler.ack(entry_id, index, ended, retried, charged)
-            elif (error := self._judge(handlers.error_of, end)) is None:
+            elif (error := self._error_of(end)) is None:
                 states[index] = DONE
                 settler.ack(entry_id, index, ended, retried, charged)
             else:
