@@ -266,7 +266,7 @@ class Worker:
                 assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
                 failure = handlers.redacted(failure, self._loaded.redact)
-                print_ = handlers.fingerprint(error, self._reference)
+                print_ = handlers.Description(error).fingerprint(self._reference)
                 fields = dead_letters.letter(
                     message, self._delivery, self._reference, reason, failure,
                     attempts=message.attempt, crashes=crashes, fingerprint=print_,

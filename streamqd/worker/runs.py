@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
 from typing import Any, Protocol
 
-from streamqd import handlers, logs
+from streamqd import logs
 from streamqd.message import Message, remembered, restored
 from streamqd.model import EACH
 from streamqd.scoreboard import (
@@ -180,7 +180,7 @@ class Runner:
             counts.handled += 1
             if end is None:
                 settler.ack(entry_id, index, ended, retried, charged)
-            elif (error := soft.judge(handlers.error_of, end)) is None:
+            elif (error := self._verdicts.error_of(end)) is None:
                 states[index] = DONE
                 settler.ack(entry_id, index, ended, retried, charged)
             else:

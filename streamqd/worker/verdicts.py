@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import random
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from streamqd.model import (
     KeepVerdict,
     Leave,
     Outcome,
+    ReleaseAsked,
     RetryAsked,
     RetryVerdict,
 )
@@ -39,21 +40,23 @@ from streamqd.worker.settler import Settlement, place_of
 RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
 TOO_LARGE = "too-large"  # the reason of a dead letter
 UNTOLD = "<its text took longer than the time limit of the run>"
+TELL_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep what an error says
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a run has failed of, in words that may be kept."""
+class Judged:
+    """What is found out of a failed run, step by step: a time limit may end the search."""
 
-    failure: Failed
-    place: str  # as shop.py:41, '' when it is not told
-    fingerprint: str = ""
+    __slots__ = ("described", "error", "fingerprint", "outcome", "place", "text", "traceback")
 
-    @property
-    def error(self) -> str:
-        """Class and text in one: `ValueError: the card was declined`."""
-        name, text = self.failure.error_class, self.failure.message
-        return f"{name}: {text}" if name and text else name or text
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.outcome: Outcome | None = None  # without text and traceback
+        self.described: handlers.Description | None = None
+        # In words that may be kept.
+        self.text = ""
+        self.place = ""  # as shop.py:41, '' when it is not told
+        self.traceback = ""
+        self.fingerprint = ""
 
 
 class RunAgain(NamedTuple):
@@ -127,7 +130,7 @@ class Verdicts:
             return False
         what, context = dead_letters.crash_fields(entry.context)
         if self._delivery.unit.reads_letters:
-            self._give_up(index, message, entry.retried, True, verdict.reason, _crash(what))
+            self._give_up(index, message, entry.retried, True, verdict.reason, what)
             self._settler.flush()
             return True
         text = f"the process that handled it ended by {what}"
@@ -156,12 +159,19 @@ class Verdicts:
         handler = self._consumer.handler
         fields = dead_letters.unhandled(message, self._delivery, handler, why, crashes=crashes)
         self._set_aside(index, message, retried, None, context | fields)
-        self._say_end(self._dead_lines, message, why[0], _crash(why[1]))
+        self._say_end(self._dead_lines, message, why[0], why[1])
         self._settler.flush()
         if self._guards is not None and self._consumer.lanes == 1:
             self._guards.heed(more=self._slot.unfinished > 0)
 
     # --- after a run that has failed ---
+
+    def error_of(self, end: object) -> BaseException | None:
+        """Return what is wrong with the end of a run, None when its message is done."""
+        if issubclass(type(end), BaseException):  # `isinstance` may ask the user's code
+            assert isinstance(end, BaseException)
+            return end
+        return self._judge(handlers.error_of, end)
 
     def failed(
         self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
@@ -172,10 +182,9 @@ class Verdicts:
         RUNNING: what kills the process here is charged to it.
         """
         self._counts.failed += 1
-        detail = self._consumer.dlq_error
-        outcome = self._judge(handlers.brief_of, error, detail)
-        if isinstance(outcome, handlers.SoftTimeout):
-            outcome = _untold(error, detail)
+        judged = Judged(error)
+        self._judge(self._look, judged)
+        outcome = judged.outcome or _untold(error, self._consumer.dlq_error)
         attempt = message.attempt
         free = self._guards is not None and self._guards.blameless(outcome, message)
         verdict = settlement.decide(
@@ -191,69 +200,69 @@ class Verdicts:
         if isinstance(verdict, Leave):
             self._slot.add("released")
             return self._leave(index, message)
-        retry = isinstance(verdict, RetryVerdict | KeepVerdict)
-        told = self._tell(error, _failure(outcome), whole=not retry)
-        failure = told.failure
+        failure = _failure(outcome)
+        told = _in_one(failure.error_class, judged.text)
         self._slot.add("failed")
         self._slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self._slot.add("timeouts")
         fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict | KeepVerdict):
-            fields |= dead_letters.last_error(message, told.error, told.place)
+            fields |= dead_letters.last_error(message, told, judged.place)
             if not self._retry_lines.held():
-                self._retry_lines.event(
-                    trace=failure.traceback if logs.verbose() else "",
-                    unit=self._delivery.unit,
-                    uid=message.uid,
-                    attempt=attempt,
-                    delay=round(verdict.delay, 3),
-                    error=told.error,
-                    at=told.place or None,
-                )
+                self._say_retry(message, verdict.delay, told, judged)
             if isinstance(verdict, KeepVerdict):
                 return RunAgain(verdict.delay, 1 - free)
             self._set_aside(index, message, retried, verdict.delay, fields)
             return None
         assert not isinstance(verdict, Ack)
+        self._judge(self._look_closer, judged)
         if self._delivery.unit.reads_letters:
             charged = crashes > message.crash_count
-            self._give_up(index, message, retried, charged, verdict.reason, told)
+            self._give_up(index, message, retried, charged, verdict.reason, told, judged)
             return None
+        handler = self._consumer.handler
         fields |= dead_letters.letter(
             message,
             self._delivery,
-            self._consumer.handler,
+            handler,
             verdict.reason,
-            failure,
+            replace(failure, message=judged.text, traceback=judged.traceback),
             attempts=attempt,
             crashes=crashes,
-            fingerprint=told.fingerprint,
+            fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
         )
         self._set_aside(index, message, retried, None, fields)
-        self._say_end(self._dead_lines, message, verdict.reason, told)
+        self._say_end(self._dead_lines, message, verdict.reason, told, judged)
         return None
 
-    def _tell(self, error: BaseException, brief: Failed, *, whole: bool) -> Told:
-        """Put into words what a run has failed of, as far as `dlq_error` and `redact_error` allow.
+    def _look(self, judged: Judged) -> None:
+        """Find out all that decides, and what is told of every failure.
 
-        `whole`: for a letter, with traceback and fingerprint.
+        As far as `dlq_error` and `redact_error` allow.
         """
-        detail, handler = self._consumer.dlq_error, self._consumer.handler
-        if detail == "traceback" and not (whole or logs.verbose()):
-            detail = "message"
+        error, detail = judged.error, self._consumer.dlq_error
+        judged.outcome = outcome = handlers.brief_of(error, detail)
+        if type(outcome) is ReleaseAsked:
+            return
+        described = handlers.Description(error)
+        if detail != "none":
+            judged.place = described.place()
+        if detail in TELL_TEXT:
+            judged.text = UNTOLD  # until it is there
+            judged.text = handlers.passed(described.text(), self._redact)
+        judged.described = described
 
-        def words() -> Told:
-            failure = handlers.redacted(_failure(handlers.outcome_of(error, detail)), self._redact)
-            place = "" if detail == "none" else handlers.place_of(error)
-            return Told(failure, place, handlers.fingerprint(error, handler) if whole else "")
-
-        told = self._judge(words)
-        if isinstance(told, Told):
-            return told
-        text = UNTOLD if detail in ("message", "traceback") else ""
-        failure = replace(brief, message=text, traceback="")
-        return Told(failure, "", fingerprint(failure.error_class, "", handler))
+    def _look_closer(self, judged: Judged) -> None:
+        """Find out what a letter tells beside that: the traceback and the fingerprint."""
+        described = judged.described
+        if described is None:
+            return  # the time was over
+        judged.fingerprint = described.fingerprint(self._consumer.handler)
+        if judged.text == handlers.TOO_SLOW:
+            judged.traceback = judged.text  # nor would it end here
+        elif self._consumer.dlq_error == "traceback":
+            judged.traceback = handlers.passed(described.traceback(), self._redact)
 
     def _leave(self, index: int, message: Message) -> RunAgain | None:
         """Release a message. Where the order is kept it waits in its place; it costs no attempt.
@@ -299,7 +308,8 @@ class Verdicts:
         retried: bool,
         charged: bool,
         reason: str,
-        told: Told,
+        error: str,
+        judged: Judged | None = None,
     ) -> None:
         """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
         self._slot.states[index] = DONE
@@ -307,7 +317,7 @@ class Verdicts:
         self._settler.ack(
             message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
         )
-        self._say_end(self._given_up_lines, message, reason, told)
+        self._say_end(self._given_up_lines, message, reason, error, judged)
 
     def catch_up(self) -> None:
         """Say how many lines were left out, when it is time to."""
@@ -319,16 +329,37 @@ class Verdicts:
         ):
             lines.catch_up(unit=self._delivery.unit)
 
-    def _say_end(self, lines: logs.Limit, message: Message, reason: str, told: Told) -> None:
+    def _say_retry(self, message: Message, delay: float, error: str, judged: Judged) -> None:
+        if logs.verbose():
+            self._judge(self._look_closer, judged)
+        self._retry_lines.event(
+            trace=judged.traceback,
+            unit=self._delivery.unit,
+            uid=message.uid,
+            attempt=message.attempt,
+            delay=round(delay, 3),
+            error=error,
+            at=judged.place or None,
+        )
+
+    def _say_end(
+        self,
+        lines: logs.Limit,
+        message: Message,
+        reason: str,
+        error: str,
+        judged: Judged | None = None,
+    ) -> None:
+        """Log what a message has died of; `judged` when that was a run."""
         if not lines.held():
             lines.event(
-                trace=told.failure.traceback if logs.verbose() else "",
+                trace=judged.traceback if judged and logs.verbose() else "",
                 unit=self._delivery.unit,
                 uid=message.uid,
                 attempt=message.attempt,
                 reason=reason,
-                error=told.error,
-                at=told.place or None,
+                error=error,
+                at=(judged.place if judged else "") or None,
             )
 
 
@@ -338,9 +369,9 @@ def _untold(error: BaseException, detail: str) -> Failed:
     return Failed("" if detail == "none" else name, "", "", (name,))
 
 
-def _crash(what: str) -> Told:
-    """What a message has died of without a run."""
-    return Told(Failed(what, "", "", ()), "")
+def _in_one(name: str, text: str) -> str:
+    """Class and text in one: `ValueError: the card was declined`."""
+    return f"{name}: {text}" if name and text else name or text
 
 
 def _failure(outcome: Outcome) -> Failed:
