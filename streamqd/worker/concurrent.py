@@ -24,7 +24,7 @@ from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.guards import Guards
 from streamqd.worker.held_keys import report_full, report_held
-from streamqd.worker.lanes import RunningMessage, Runs
+from streamqd.worker.lanes import Lanes, RunningMessage
 from streamqd.worker.ordering import HoldingOrdering, Ordering
 from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
@@ -42,7 +42,7 @@ class ConcurrentExecutor:
     def __init__(
         self,
         context: WorkerContext,
-        lanes: Runs,
+        lanes: Lanes,
         verdicts: Verdicts,
         guards: Guards | None,
         throttle: RateLimiter | None,
@@ -72,7 +72,7 @@ class ConcurrentExecutor:
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
         self._judged: RunningMessage | None = None  # whose verdict is being found
-        self.bells = (lanes.bell,)  # readable when a run has ended
+        self.bells = (lanes.ends.bell,)  # readable when a run has ended
         context.slot.open_table()
         context.limit.listen(self._on_soft_limit)
 
@@ -366,7 +366,7 @@ class ConcurrentExecutor:
 
     def collect(self) -> None:
         """Note the verdicts on the runs that have ended."""
-        if ended := self._lanes.ended():
+        if ended := self._lanes.ends.take():
             self._collect(ended)
         if self._guards is not None:
             self._guards.hear()

@@ -20,7 +20,7 @@ from streamqd.worker.context import WorkerContext
 from streamqd.worker.guards import Guards
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.lanes import Runs, TaskRuns, ThreadRuns
+from streamqd.worker.lanes import Lanes, TaskRuns, ThreadRuns
 from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.runs import Runner
@@ -135,7 +135,7 @@ def executor_for(
     """Make the executor that a consumer asks for."""
     consumer, slot = context.consumer, context.slot
     if consumer.lanes > 1:
-        lanes: Runs
+        lanes: Lanes
         if hooks.loaded.form.asynchronous:
             assert hooks.loop is not None
             limited = consumer.timeout is not None

@@ -215,6 +215,8 @@ class WorkerProcess:
                     self.link.close()
                     continue
                 self._failed(error)
+            finally:
+                self._forget_bell()
 
     def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
         """Begin with a new connection, after a wait that grows."""
@@ -274,8 +276,7 @@ class WorkerProcess:
         because the session was written into the fence, or its entries are in these lists.
         """
         self._listed = False
-        self._silence = None
-        self._bells.end()
+        self._forget_bell()
         self.quarantine.open("")
         self.executor.restart()
         self.settler.flush()
@@ -421,7 +422,8 @@ class WorkerProcess:
     def _go_on(self) -> None:
         """Begin with what can begin, and settle what is due."""
         self.executor.start_ready()
-        self.executor.settle(read_follows=self._may_read(self._read_count))
+        due = self.executor.settling_is_due
+        self.executor.settle(read_follows=due and self._may_read(self._read_count))
 
     def _advance(self) -> None:
         """Obey, note what has ended, begin with what can begin, settle what is due."""
@@ -448,8 +450,7 @@ class WorkerProcess:
         rang = self._silence is not None
         if rang:
             # Whatever the doorbell's read has moved meanwhile is found by listing.
-            self._silence = None
-            self._bells.end()
+            self._forget_bell()
             self.link.close()
         self.gate.check(unstarted if self.executor.at_once else self.executor.waiting)
         if rang:
@@ -569,9 +570,13 @@ class WorkerProcess:
             return None
         fetched = self.fetcher.receive_round(rang=True)
         silence.end()
+        self._forget_bell()
+        return self._accepted(fetched, self._bell_count)
+
+    def _forget_bell(self) -> None:
+        """No answer to a doorbell is waited for."""
         self._silence = None
         self._bells.end()
-        return self._accepted(fetched, self._bell_count)
 
     def _accepted(self, fetched: FetchResult, count: int) -> FetchResult:
         """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
@@ -621,9 +626,8 @@ class WorkerProcess:
         if self.executor.busy or self.settler.owed:
             self._idle_since = 0
             return
-        if not self._idle_since:
-            self._publish()
-            logs.flush()
+        self._publish()
+        logs.flush()
         self._idle_since = self._idle_since or now
         if now - self._idle_since > IDLE_CHECK_SECONDS * 1e9:
             self._idle_since = now
