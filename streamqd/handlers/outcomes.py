@@ -99,6 +99,59 @@ def _wait_asked(error: BaseException) -> float | None:
     return None
 
 
+class Description:
+    """What people are told of an exception. Nothing of it raises.
+
+    What it says of itself is asked for once: that may take long, or not end.
+    """
+
+    __slots__ = ("_error", "_said", "_seen", "_trace")
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._said: tuple[str, bool] | None = None
+        self._trace = _of_user(error)
+        self._seen = _seen_at(self._trace)
+
+    def text(self) -> str:
+        """Return what it says of itself, without passwords."""
+        self._said = self._said or _said(self._error)
+        return masked(self._said[0][:MESSAGE_CHARS_MAX])
+
+    def place(self) -> str:
+        """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
+
+        Else the innermost line; '' when there is none.
+        """
+        return self._seen.place
+
+    def traceback(self) -> str:
+        """Return the traceback, '' where all of the stack is ours: a payload does not fit."""
+        if is_a(self._error, Undecodable):
+            return ""
+        said, well = self._said = self._said or _said(self._error)
+        try:
+            return _traceback(
+                self._error, self._trace, said if well else "<exception str() failed>"
+            )
+        except BaseException:  # noqa: BLE001 - an exception's attributes are user code
+            return ""
+
+    def fingerprint(self, reference: str) -> str:
+        """Return a short stable name for "the same failure": class, frame of user code, handler."""
+        kind: Any = type(self._error)
+        prints = self._seen.prints
+        try:
+            found = prints.get((kind, reference))
+            if found is None:
+                found = fingerprint_of(_class_name(kind), self._seen.frame, reference)
+                if len(prints) < STACKS_MAX:
+                    prints[kind, reference] = found
+        except BaseException:  # noqa: BLE001 - the class's attributes are user code
+            found = fingerprint_of(type.__dict__["__name__"].__get__(kind), "", reference)
+        return found
+
+
 def text_of(error: BaseException) -> str:
     """Return what an exception says of itself. Never raises."""
     return _said(error)[0]
@@ -113,18 +166,13 @@ def _said(error: BaseException) -> tuple[str, bool]:
 
 
 def failure_of(error: BaseException, detail: str) -> Failed:
-    """Describe an exception as far as `detail` allows. Local variables are never recorded.
-
-    What it says of itself is asked for once: that may take long, or not end.
-    """
+    """Describe an exception as far as `detail` allows. Local variables are never recorded."""
     kind: Any = type(error)  # hashable, which mypy doubts
     text = trace = ""
     if detail in ("message", "traceback"):
-        said, well = _said(error)
-        text = masked(said[:MESSAGE_CHARS_MAX])
-        # That a payload does not fit is told by its text; what there is of a stack is all ours.
-        if detail == "traceback" and not is_a(error, Undecodable):
-            trace = _traceback(error, said if well else "<exception str() failed>")
+        described = Description(error)
+        text = described.text()
+        trace = described.traceback() if detail == "traceback" else ""
     return Failed(
         error_class="" if detail == "none" else _class_name(kind),
         message=text,
@@ -151,24 +199,6 @@ def lineage_of(kind: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def fingerprint(error: BaseException, reference: str) -> str:
-    """Return a short stable name for "the same failure": class, frame of user code, handler.
-
-    Never raises.
-    """
-    kind: Any = type(error)
-    seen = _seen_at(_of_user(error))
-    try:
-        found = seen.prints.get((kind, reference))
-        if found is None:
-            found = fingerprint_of(_class_name(kind), seen.frame, reference)
-            if len(seen.prints) < STACKS_MAX:
-                seen.prints[kind, reference] = found
-    except BaseException:  # noqa: BLE001 - the class's attributes are user code
-        found = fingerprint_of(type.__dict__["__name__"].__get__(kind), "", reference)
-    return found
-
-
 def _of_user(error: BaseException) -> TracebackType | None:
     # The first frame is the worker's own call of the handler, and more of ours may follow: of no
     # use to the reader.
@@ -192,16 +222,7 @@ def _class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def place_of(error: BaseException) -> str:
-    """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
-
-    Else the innermost line; '' when there is none.
-    """
-    return _seen_at(_of_user(error)).place
-
-
-def _traceback(error: BaseException, said: str) -> str:
-    trace = _of_user(error)
+def _traceback(error: BaseException, trace: TracebackType | None, said: str) -> str:
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
     if alone and trace is not None:

@@ -13,6 +13,7 @@ from streamqd.message import (
     REPLAY_COUNT,
     Delivery,
     Message,
+    has_field,
 )
 from streamqd.model import Failed
 from streamqd.policy.fingerprint import fingerprint
@@ -29,7 +30,7 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
         b"retryCount": str(retries).encode(),
         b"crashCount": str(crashes).encode(),
     }
-    if REPLAY_COUNT in message.fields:
+    if has_field(message, REPLAY_COUNT):
         # At its next place it would be believed, whoever wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _forgiven(message):
@@ -39,22 +40,27 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     """Return what a delayed retry tells people of the failure before it. Nothing depends on it."""
-    told = {
-        LAST_ERROR: _cut(error, ERROR_BYTES_MAX),
-        LAST_ERROR_PLACE: _cut(place, PLACE_BYTES_MAX),
-    }
-    # What a producer wrote under these names must not pass for ours.
-    return {name: text for name, text in told.items() if text or name in message.fields}
+    told = {}
+    for name, text, size in (
+        (LAST_ERROR, error, ERROR_BYTES_MAX),
+        (LAST_ERROR_PLACE, place, PLACE_BYTES_MAX),
+    ):
+        # What a producer wrote under these names must not pass for ours.
+        if text or has_field(message, name):
+            told[name] = _cut(text, size)
+    return told
 
 
 def _cut(text: str, size: int) -> bytes:
-    raw = text[:size].encode("utf-8", "replace")[:size]
-    return raw.decode("utf-8", "ignore").encode()  # a character that was cut in two goes whole
+    raw = text[:size].encode("utf-8", "replace")
+    if len(raw) <= size:
+        return raw
+    return raw[:size].decode("utf-8", "ignore").encode()  # a character cut in two goes whole
 
 
 def _forgiven(message: Message) -> bool:
     """Whether the message has been told when it was forgiven, now or on its way here."""
-    return FORGIVEN_AT in message.fields or bool(vars(message).get("forgiven_at"))
+    return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
 def letter(
