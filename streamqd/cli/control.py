@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import steering
+from streamqd.admin import directives
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.output import age, confirm, count, emit, printable, table, unreadable
 from streamqd.cli.session import Session, pass_session
@@ -31,7 +31,7 @@ def list_(session: Session, everything: bool, as_json: bool) -> None:
       streamqd control list --all
     """
     with session.link() as link:
-        seen = steering.view(fleet_of(session, link))
+        seen = directives.view(fleet_of(session, link))
     if as_json:
         emit(seen)
         return
@@ -74,10 +74,10 @@ def clear(
         raise click.UsageError("name orders, or say --gone")
     with session.link() as link:
         fleet = fleet_of(session, link)
-        chosen = steering.clear(fleet, list(orders), gone=gone, dry_run=True)
+        chosen = directives.clear(fleet, list(orders), gone=gone, dry_run=True)
         if not dry_run and chosen.orders:
             confirm(f"Take back {', '.join(chosen.orders)}?", yes)
-            chosen = steering.clear(fleet, chosen.orders)
+            chosen = directives.clear(fleet, chosen.orders)
     if as_json:
         emit(chosen)
         return

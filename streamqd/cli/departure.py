@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import click
 
-from streamqd.admin.drain_preview import Departure
+from streamqd.admin.directives import Departure
 from streamqd.cli.output import age, count, printable, styled
 
 ALIKE_MAX = 5  # partitions that are named with the same problem

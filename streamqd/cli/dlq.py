@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from streamqd.admin import audit, dead, dead_letters, topics
+from streamqd.admin import audit, dead_letters, topics
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.dlq_act import purge, replay
@@ -109,7 +109,7 @@ def stats(
     with session.link() as link:
         choice = chosen(link, filters)
         check_group(session, link, topic, choice)
-        found = dead.causes(link, session.keys, topic, choice, last=newest)
+        found = dead_letters.causes(link, session.keys, topic, choice, last=newest)
         now = server_unix_ms(link)
     if as_json:
         emit(found)

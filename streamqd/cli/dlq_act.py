@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from streamqd.admin import as_json as document
-from streamqd.admin import dead
-from streamqd.admin.dead import DeadLetterFilter, ReplayPlan, ReplayResult, Target
-from streamqd.admin.dead_run import FAILED, STOPPED
-from streamqd.admin.dead_target import Route
+from streamqd.admin import dead_letters
+from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResult, Target
+from streamqd.admin.dead_letters.passes import FAILED, STOPPED
+from streamqd.admin.dead_letters.replay import Route
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import Duration, json_option, yes_option
 from streamqd.cli.deeds import NOT_AUDITED
@@ -67,7 +67,7 @@ class RateParameter(click.ParamType[float]):
 )
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
 @click.option(
-    "--max-replays", type=click.IntRange(1), default=dead.MAX_REPLAYS, show_default=True,
+    "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
     help="Leave letters that were replayed so often already.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would happen, and whether it is wise.")
@@ -110,7 +110,7 @@ def replay(
         # A target that is not there is refused before anybody is asked.
         Route(link, session.keys, topic, target)
         if dry_run:
-            plan = dead.plan(
+            plan = dead_letters.plan(
                 *(link, session.keys, topic, choice),
                 fleet=session.settings.daemon.fleet,
                 target=target,
@@ -132,7 +132,7 @@ def replay(
             return 0
         meter = Meter(session)
         with interruptible() as stop:
-            done = dead.replay(
+            done = dead_letters.replay(
                 *(link, session.keys, topic, choice),
                 target=target,
                 rate=rate,
@@ -264,7 +264,7 @@ def purge(
             return 0
         meter = Meter(session)
         with interruptible() as stop:
-            done = dead.purge(link, session.keys, topic, choice, stop=stop, progress=meter)
+            done = dead_letters.purge(link, session.keys, topic, choice, stop=stop, progress=meter)
         meter.end()
     if as_json:
         emit(done)
@@ -282,7 +282,7 @@ def purge(
 def _print_loss(
     link: Connection, session: Session, topic: str, choice: DeadLetterFilter, as_json: bool
 ) -> None:
-    found = dead.causes(link, session.keys, topic, choice)
+    found = dead_letters.causes(link, session.keys, topic, choice)
     if as_json:
         emit(found)
         return
@@ -311,7 +311,7 @@ def _ask(
     """Confirm what would happen. Returns whether there is nothing to do."""
     if yes:
         return False
-    found = dead.count(link, session.keys, topic, choice)
+    found = dead_letters.count(link, session.keys, topic, choice)
     if not found and not as_json:
         click.echo(f"{NO_MATCH}, nothing {nothing}")
         return True
@@ -351,4 +351,4 @@ def _for(group: str | None) -> str:
 
 
 def _to(target: Target) -> str:
-    return "" if target == dead.HOME else f" to {target}"
+    return "" if target == dead_letters.HOME else f" to {target}"

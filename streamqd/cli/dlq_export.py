@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import click
 
-from streamqd.admin import dead
-from streamqd.admin.dead_run import STOPPED
+from streamqd.admin import dead_letters
+from streamqd.admin.dead_letters.passes import STOPPED
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import NOT_AUDITED
 from streamqd.cli.dlq_choice import (
@@ -60,7 +60,7 @@ def export(
     with session.link() as link, interruptible() as stop:
         choice = chosen(link, filters, ids)
         check_group(session, link, topic, choice)
-        work = dead.Export(link, session.keys, topic, choice, stop=stop)
+        work = dead_letters.Export(link, session.keys, topic, choice, stop=stop)
         with _written(out) as file:
             for line in work.lines():
                 file.write(line + "\n")

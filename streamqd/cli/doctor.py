@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import diagnosis, retention_blockers, topics_settings
-from streamqd.admin.diagnosis import Check, DiagnosisFinding, DiagnosisReport
+from streamqd.admin import diagnosis, retention, topics_settings
+from streamqd.admin.diagnosis import DiagnosisFinding, DiagnosisReport
+from streamqd.admin.diagnosis.check import Check
 from streamqd.cli.arguments import Duration, json_option
 from streamqd.cli.output import (
     LEVELS,
@@ -150,9 +151,7 @@ def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) 
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
     with session.link() as link:
-        found = retention_blockers.examine(
-            link, session.keys, topic, stated, expected, abandoned_after
-        )
+        found = retention.examine(link, session.keys, topic, stated, expected, abandoned_after)
     if as_json:
         emit(found)
     else:
@@ -161,7 +160,7 @@ def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) 
     return EXIT_PROBLEMS if found.problems or found.unreadable else 0
 
 
-def _show(found: retention_blockers.StreamReport) -> None:
+def _show(found: retention.StreamReport) -> None:
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
     click.echo(bounds or "no retention is set: what is acknowledged stays for ever")
@@ -182,7 +181,7 @@ def _show(found: retention_blockers.StreamReport) -> None:
         click.echo(f"\npartition {problem.partition}: {problem.text}\n  {problem.advice}")
 
 
-def _show_groups(found: retention_blockers.StreamReport) -> None:
+def _show_groups(found: retention.StreamReport) -> None:
     table(
         ("PARTITION", "GROUP", "OWNER", "UNREAD", "PENDING", "OLDEST", "LAST READ", "DROPPED"),
         [
@@ -202,7 +201,7 @@ def _show_groups(found: retention_blockers.StreamReport) -> None:
     )
 
 
-def _cells(now: int, row: retention_blockers.StreamRow) -> tuple[object, ...]:
+def _cells(now: int, row: retention.StreamRow) -> tuple[object, ...]:
     return (
         str(row.partition),
         row.messages,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from streamqd.admin import as_json as document
-from streamqd.admin import drain_preview as departures
-from streamqd.admin import steering, steering_waits
+from streamqd.admin import directives
+from streamqd.admin import directives as departures
 from streamqd.cli import departure
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import emit
@@ -41,12 +41,12 @@ def drain(
     with session.link() as link:
         fleet = fleet_of(session, link)
         if undo:
-            done = steering.undrain(fleet, instance, dry_run=dry_run)
+            done = directives.undrain(fleet, instance, dry_run=dry_run)
             said = f"{instance} may own partitions again"
         else:
-            done = steering.drain(fleet, instance, reason, dry_run=dry_run)
+            done = directives.drain(fleet, instance, reason, dry_run=dry_run)
             if dry_run:
-                planned = departures.look(fleet, instance)
+                planned = departures.departure(fleet, instance)
                 if as_json:
                     emit(document(done) | {"departure": planned})
                 else:
@@ -59,5 +59,5 @@ def drain(
             as_json=as_json,
             wait=wait and not undo,
             timeout=timeout,
-            look=lambda: steering_waits.not_drained(fleet, instance),
+            look=lambda: directives.not_drained(fleet, instance),
         )

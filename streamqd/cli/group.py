@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import groups, groups_reset, growth, steering, steering_waits
+from streamqd.admin import directives, groups, growth
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
@@ -159,7 +159,7 @@ def reset(
     """
     with session.link() as link:
         if not dry_run:
-            foreseen = groups_reset.reset(
+            foreseen = groups.reset(
                 link, session.keys, topic, name, to, partitions=partitions,
                 drop_retries=not keep_retries, force=force, dry_run=True,
             )  # fmt: skip
@@ -167,7 +167,7 @@ def reset(
                 raise Refused(foreseen.obstacle)
             where = count(len(foreseen.partitions), "partition")
             confirm(f"Let {name} read {topic} from {to} on, on {where}?", yes)
-        done = groups_reset.reset(
+        done = groups.reset(
             link, session.keys, topic, name, to, partitions=partitions,
             drop_retries=not keep_retries, force=force, dry_run=dry_run,
         )  # fmt: skip
@@ -197,7 +197,7 @@ def reset(
 
 
 def _remember_reset(
-    session: Session, link: Connection, done: groups_reset.GroupReset, *, force: bool
+    session: Session, link: Connection, done: groups.GroupReset, *, force: bool
 ) -> None:
     rows = done.partitions
     what = {"group": done.group, "to": done.to, "retries": done.retries, "force": force}
@@ -284,14 +284,14 @@ def stop(
     """
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering.stop(fleet, topic, name, reason, dry_run=dry_run)
+        done = directives.stop(fleet, topic, name, reason, dry_run=dry_run)
         return finish(
             done,
             f"{topic}/{name} is stopped",
             as_json=as_json,
             wait=wait,
             timeout=timeout,
-            look=lambda: steering_waits.not_stopped(fleet, topic, name),
+            look=lambda: directives.not_stopped(fleet, topic, name),
         )
 
 
@@ -321,14 +321,14 @@ def start(
     """
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering.start(fleet, topic, name, dry_run=dry_run)
+        done = directives.start(fleet, topic, name, dry_run=dry_run)
         return finish(
             done,
             f"{topic}/{name} is started",
             as_json=as_json,
             wait=wait,
             timeout=timeout,
-            look=lambda: steering_waits.not_started(fleet, topic, name),
+            look=lambda: directives.not_started(fleet, topic, name),
         )
 
 

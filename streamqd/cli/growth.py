@@ -6,7 +6,7 @@ import time
 
 import click
 
-from streamqd.admin import growth, steering
+from streamqd.admin import directives, growth
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.output import confirm, count, emit
 from streamqd.cli.session import Session, pass_session
@@ -91,7 +91,7 @@ class _Daemons:
         elif not self._told:
             self._told = True
             try:
-                steering.reload(fleet, None, self._why)
+                directives.reload(fleet, None, self._why)
             except Refused as refusal:
                 self._session.note(f"no daemon was told to reload: {refusal}")
 

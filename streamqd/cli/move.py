@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import steering_moves, steering_waits
+from streamqd.admin import directives
 from streamqd.cli.arguments import json_option
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import (
@@ -54,12 +54,12 @@ def move(
         raise click.UsageError(f"name the instance that is to own {unit}")
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering_moves.move(fleet, unit, owner, reason, dry_run=dry_run)
+        done = directives.move(fleet, unit, owner, reason, dry_run=dry_run)
         return finish(
             done,
             f"{unit} belongs on {owner}",
             as_json=as_json,
             wait=wait,
             timeout=timeout,
-            look=lambda: steering_waits.not_moved(fleet, unit, owner),
+            look=lambda: directives.not_moved(fleet, unit, owner),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import steering, steering_waits
+from streamqd.admin import directives
 from streamqd.cli.arguments import Command, json_option
 from streamqd.cli.session import Session, pass_session
 from streamqd.cli.steering import (
@@ -55,7 +55,7 @@ def pause(
     scope = read_scope(name, group, partition, everything=everything)
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering.pause(fleet, scope, reason, dry_run=dry_run)
+        done = directives.pause(fleet, scope, reason, dry_run=dry_run)
         at = done.at_unix_ms or 0
         return finish(
             done,
@@ -63,7 +63,7 @@ def pause(
             as_json=as_json,
             wait=wait,
             timeout=timeout,
-            look=lambda: steering_waits.not_paused(fleet, scope, at),
+            look=lambda: directives.not_paused(fleet, scope, at),
         )
 
 
@@ -91,7 +91,7 @@ def resume(
     scope = read_scope(name, group, partition, everything=everything)
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering.resume(fleet, scope, dry_run=dry_run)
+        done = directives.resume(fleet, scope, dry_run=dry_run)
         at = done.at_unix_ms or 0
         return finish(
             done,
@@ -99,5 +99,5 @@ def resume(
             as_json=as_json,
             wait=wait,
             timeout=timeout,
-            look=lambda: steering_waits.not_resumed(fleet, scope, at),
+            look=lambda: directives.not_resumed(fleet, scope, at),
         )

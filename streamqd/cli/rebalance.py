@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from streamqd.admin import steering_moves, steering_waits
+from streamqd.admin import directives
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import count, emit, table
 from streamqd.cli.session import Session, pass_session
@@ -36,9 +36,9 @@ def rebalance(
     """
     with session.link() as link:
         fleet = fleet_of(session, link)
-        done = steering_moves.rebalance(fleet, reason, dry_run=dry_run)
+        done = directives.rebalance(fleet, reason, dry_run=dry_run)
         if wait and not dry_run:
-            left = wait_until_obeyed(lambda: steering_waits.not_levelled(fleet), timeout)
+            left = wait_until_obeyed(lambda: directives.not_levelled(fleet), timeout)
             done = dataclasses.replace(done, waiting=left)
     code = EXIT_WAITING if done.waiting else 0
     if as_json:

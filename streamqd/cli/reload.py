@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from streamqd.admin import steering, steering_waits
+from streamqd.admin import directives
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import emit, printable
 from streamqd.cli.session import Session, pass_session
@@ -43,14 +43,14 @@ def reload(
     """
     with session.link() as link:
         fleet = fleet_of(session, link)
-        sight = steering.look(fleet)
+        sight = directives.look(fleet)
         who = [instance] if instance else sorted(sight.live)
         silent = [] if instance else sorted(sight.silent)
-        done = steering.reload(fleet, instance, reason, dry_run=dry_run)
+        done = directives.reload(fleet, instance, reason, dry_run=dry_run)
         at = done.at_unix_ms or 0
         if wait and not dry_run:
-            left = wait_until_obeyed(lambda: steering_waits.not_reloaded(fleet, who, at), timeout)
-            refused = steering_waits.reload_problems(fleet, who)
+            left = wait_until_obeyed(lambda: directives.not_reloaded(fleet, who, at), timeout)
+            refused = directives.reload_problems(fleet, who)
             left += [f"{name} refused: {problem}" for name, problem in refused.items()]
             done = dataclasses.replace(done, waiting=left)
     if as_json:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from streamqd.admin.steering import FleetSnapshot, Steered
+from streamqd.admin.directives import FleetSnapshot, Steered
 from streamqd.cli.arguments import Command, Duration, retired
 from streamqd.cli.output import emit, printable, styled
 from streamqd.cli.session import Session

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from streamqd.admin import steering, topics, topics_deletion, topics_settings
+from streamqd.admin import directives, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import json_option, retired, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.growth import grow
@@ -245,7 +245,7 @@ def delete(
                 f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
                 " --force"
             )
-        offering = steering.offering(fleet_of(session, link), name)
+        offering = directives.offering(fleet_of(session, link), name)
         if dry_run:
             if as_json:
                 emit(doomed)

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused, TopicMissing
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, Refused, TopicMissing
 from streamqd.policy.partitioning import crc32_partition, jump_partition
 from streamqd.producer.encoding import Envelope, full
 from streamqd.store import topics
@@ -218,7 +218,7 @@ class Router:
         try:
             topics.register(self._writer.connection, self._keys, topic)
         except RedisRefused as error:
-            if error.code != "NOPERM":
+            if error.kind is not RefusalKind.FORBIDDEN:
                 raise
 
     def _create_topic(self, topic: str) -> None:
@@ -229,7 +229,7 @@ class Router:
         try:
             topics.create(self._writer.connection, self._keys, topic, wanted)
         except RedisRefused as error:
-            if error.code != "NOPERM":
+            if error.kind is not RefusalKind.FORBIDDEN:
                 raise
             raise RedisRefused(
                 error.code,

@@ -18,7 +18,13 @@ from typing import Any
 import hiredis
 
 from streamqd import config
-from streamqd.errors import BacklogFull, RedisRefused, RedisUnavailable, UnknownOutcome
+from streamqd.errors import (
+    BacklogFull,
+    RedisRefused,
+    RedisUnavailable,
+    RefusalKind,
+    UnknownOutcome,
+)
 from streamqd.producer.chunk import NOT_YET, Chunk, Result
 from streamqd.producer.encoding import (
     Envelope,
@@ -44,11 +50,6 @@ CHUNK_BYTES = 1 << 20  # and about this many bytes
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
 REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
 DEDUP_WINDOW = 600.0
-
-# Replies that mean "not now": nothing was done, and a moment later it may work.
-_TRANSIENT = frozenset(
-    {"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS"}
-)
 
 
 class Sender:
@@ -351,16 +352,16 @@ class Sender:
 
 
 def _for_the_moment(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.code in _TRANSIENT
+    return isinstance(reply, RedisRefused) and reply.transient
 
 
 def _unknown_script(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.code == "NOSCRIPT"
+    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
 
 
 def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
     """Say what a user without the right to scripts can do."""
-    if reply.code != "NOPERM":
+    if reply.kind is not RefusalKind.FORBIDDEN:
         return reply
     if by_source:
         text = (
