@@ -268,7 +268,7 @@ def test_tasks_that_send_together_share_round_trips(acting: config.Settings, met
             with meter.measuring() as cost:
                 # While the first is held, all others come.
                 sends = [asyncio.create_task(producer.send("access", b"x")) for _ in range(1025)]
-                while not reached.is_set() or producer._outbox._held < len(sends):
+                while not reached.is_set() or producer._buffer._held < len(sends):
                     await asyncio.sleep(0)
                 opened.set()
                 await asyncio.gather(*sends)

@@ -27,7 +27,7 @@ import psutil
 from streamqd.housekeeper import Task
 from streamqd.housekeeper.reclaimer import Reclaimer
 from streamqd.model import Unit
-from streamqd.producer.carrier import Carrier
+from streamqd.producer.sender import Sender
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher, FetchResult
@@ -214,7 +214,9 @@ def place() -> None:
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
     _around(Task, "__init__", after=_look_often)
-    _around(Carrier, "write", before=_at_send("publish-unsent"), after=_at_send("publish-answered"))
+    _around(
+        Sender, "_exchange", before=_at_send("publish-unsent"), after=_at_send("publish-answered")
+    )
 
 
 def _around(
