@@ -172,7 +172,7 @@ class Message:
         """The id of the first write. A producer's `originalId` counts when it is an entry id."""
         written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
-            return self.id
+            return self.id_bytes.decode()
         return written.decode()
 
     @property

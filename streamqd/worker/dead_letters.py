@@ -10,6 +10,7 @@ from streamqd.message import (
     FORGIVEN_AT,
     LAST_ERROR,
     LAST_ERROR_PLACE,
+    ORIGINAL_ID,
     REPLAY_COUNT,
     Delivery,
     Message,
@@ -26,9 +27,11 @@ PLACE_BYTES_MAX = 200
 def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
     """Return the bookkeeping fields that travel with an entry to its next place."""
     fields = {
-        b"originalId": message.original_id.encode(),
-        b"retryCount": str(retries).encode(),
-        b"crashCount": str(crashes).encode(),
+        b"originalId": (
+            message.original_id.encode() if has_field(message, ORIGINAL_ID) else message.id_bytes
+        ),
+        b"retryCount": b"%d" % retries,
+        b"crashCount": b"%d" % crashes,
     }
     if has_field(message, REPLAY_COUNT):
         # At its next place it would be believed, whoever wrote it.
@@ -41,13 +44,11 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     """Return what a delayed retry tells people of the failure before it. Nothing depends on it."""
     told = {}
-    for name, text, size in (
-        (LAST_ERROR, error, ERROR_BYTES_MAX),
-        (LAST_ERROR_PLACE, place, PLACE_BYTES_MAX),
-    ):
-        # What a producer wrote under these names must not pass for ours.
-        if text or has_field(message, name):
-            told[name] = _cut(text, size)
+    # What a producer wrote under these names must not pass for ours.
+    if error or has_field(message, LAST_ERROR):
+        told[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
+    if place or has_field(message, LAST_ERROR_PLACE):
+        told[LAST_ERROR_PLACE] = _cut(place, PLACE_BYTES_MAX)
     return told
 
 

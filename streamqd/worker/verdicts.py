@@ -207,7 +207,7 @@ class Verdicts:
         if failure.timed_out:
             self._slot.add("timeouts")
         fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
-        if isinstance(verdict, RetryVerdict | KeepVerdict):
+        if isinstance(verdict, (RetryVerdict, KeepVerdict)):
             fields |= dead_letters.last_error(message, told, judged.place)
             if not self._retry_lines.held():
                 self._say_retry(message, verdict.delay, told, judged)
@@ -375,5 +375,7 @@ def _in_one(name: str, text: str) -> str:
 
 
 def _failure(outcome: Outcome) -> Failed:
-    assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
-    return outcome if isinstance(outcome, Failed) else outcome.failure
+    if isinstance(outcome, Failed):
+        return outcome
+    assert isinstance(outcome, RetryAsked | DeadAsked)
+    return outcome.failure
