@@ -23,7 +23,8 @@ from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
 from streamqd.policy.duplicate_instance import DuplicateInstance
-from streamqd.policy.rebalance import MemberView, PartitionView
+from streamqd.policy.expired_leases import ExpiredLeases
+from streamqd.policy.rebalance import Liveness, MemberView, PartitionView
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import directives, leases, members, messages
 from streamqd.store.cluster import connect
@@ -73,6 +74,14 @@ class LeaseManager:
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
+        self.news = False  # the last exchange has changed something that may call for an action
+        self._fresh = False  # `view` has not been taken yet
+        self.directives: directives.Directives | None = None  # what operators want
+        self._seen: list[MemberView] = []  # by the last heartbeat, at `_server_unix_ms`
+        self._server_unix_ms = 0
+        self._silent_members: list[str] = []  # may be forgotten
+        self._liveness = Liveness(self.me, self.ttl, self.interval)
+        self._expired = ExpiredLeases(self.interval)
         self.twin = DuplicateInstance(self.ttl, self.interval)
         self._looks = OwnershipCache(self.keys)
         self._metas = Metas(self.keys)
@@ -80,7 +89,6 @@ class LeaseManager:
         self._strange: list[BadValue] = []  # of the members of this beat
         self._rounds = RenewalScheduler(self.interval)
         self._asked = False  # calls have had the last turn
-        self.leaving = False
         self.suspects_empty = False  # a fence was gone: the topics may be gone too
         self.beat_at = 0.0
         self._beaten_at = 0.0
@@ -95,8 +103,8 @@ class LeaseManager:
         self._dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
         self._started = time.time()
         self._orders: list[bytes] | None = None
-        self.obeyed: dict[str, object] = {}  # what the beat tells of orders, see `steering`
-        self.capacity: dict[str, object] = {}  # and of what the system refuses, see `serving`
+        self._leaving = False
+        self.announcement: Mapping[str, object] = {}  # what heartbeats tell the fleet beside
 
     @property
     def ok(self) -> bool:
@@ -114,6 +122,7 @@ class LeaseManager:
         self, now: float, holdings: Mapping[Unit, OwnedPartition], offers: Sequence[Unit]
     ) -> None:
         """Say what is due and hand out the answers."""
+        self.news = False
         if now < self._retry_at:
             return
         with self.link.within(self.patience):
@@ -225,6 +234,7 @@ class LeaseManager:
         self, holding: OwnedPartition, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         now = time.monotonic()
+        self.news = True
         before, left = holding.phase, holding.left
         word = holding.answered(reply, now)
         if holding.owned and not isinstance(reply, RedisRefused):
@@ -269,7 +279,7 @@ class LeaseManager:
             self._refused(holding, "group", reply)
             return
         self.board.add("groups_restored", registration.tell_restored(holding.unit, reply))
-        holding.groups_ready = True
+        holding.groups_ready = self.news = True
 
     def _on_renew(self, holding: OwnedPartition, sent_ns: int, reply: Reply | RedisRefused) -> None:
         if isinstance(reply, RedisRefused) or holding.phase is not Phase.HELD:
@@ -290,7 +300,7 @@ class LeaseManager:
 
     def unit_lost(self) -> None:
         """A fence was not ours any more: look who has it, and whether the server was emptied."""
-        self.suspects_empty = True
+        self.suspects_empty = self.news = True
         self.beat_soon()
 
     def _trust(self, holding: OwnedPartition, sent_ns: int, now: float) -> None:
@@ -300,10 +310,25 @@ class LeaseManager:
 
     # --- the fleet ---
 
+    def take_view(self) -> ClusterState | None:
+        """Return the last look at the fleet, None when it has been taken already."""
+        fresh, self._fresh = self._fresh, False
+        return self.view if fresh else None
+
     def beat_soon(self) -> None:
         """Beat and look at the fleet at the next tick; later when the fleet is large."""
-        at = heartbeats.woken_beat(self._beaten_at, self.interval, len(self.view.seen), random())
+        at = heartbeats.woken_beat(self._beaten_at, self.interval, len(self._seen), random())
         self.beat_at = min(self.beat_at, at)
+
+    def beat_by(self, at: float) -> None:
+        """Beat no later than `at` (monotonic)."""
+        self.beat_at = min(self.beat_at, at)
+
+    def depart(self) -> None:
+        """Tell the fleet that this instance is leaving."""
+        if not self._leaving:
+            self._leaving = True
+            self.beat_soon()
 
     def wake_fleet(self) -> None:
         """Tell the other instances that something changed."""
@@ -323,14 +348,13 @@ class LeaseManager:
             "offers": sorted({(unit.topic, unit.group) for unit in offers}),
             "broken": sorted(unit for unit in offers if holdings[unit].broken_until > now),
             "owned": sum(each.phase is not Phase.FREE for each in holdings.values()),
-            "leaving": self.leaving,
+            "leaving": self._leaving,
             "ttl": self.ttl,
             "version": __version__,
             "started": round(self._started, 3),
-            **self.obeyed,
-            **self.capacity,
+            **self.announcement,
         }
-        silent = self.view.silent
+        silent = self._silent_members
         return members.beat(self.keys, daemon.fleet, self.me, self.nonce, info, self.ttl, silent)
 
     def _on_beat(self, reply: Reply | RedisRefused) -> None:
@@ -347,16 +371,17 @@ class LeaseManager:
             return
         self.twin.gone()
         present = members.Present.parse(reply)
-        self.view.server_unix_ms = present.now_unix_ms
-        self.view.seen = [self._seen(member) for member in present.members]
+        self._server_unix_ms = present.now_unix_ms
+        self._seen = [self._member(member) for member in present.members]
         self._bad_members.values(self._strange)
         self._strange = []
         if present.orders != self._orders:
             self._orders = present.orders
-            self.view.control = directives.read(present.orders)
+            self.directives = directives.read(present.orders)
+            self.news = True
         self.views_due = True
 
-    def _seen(self, member: members.Heartbeat) -> MemberView:
+    def _member(self, member: members.Heartbeat) -> MemberView:
         try:
             return members.described(member, self.keys.info(self.settings.daemon.fleet))
         except BadValue as error:
@@ -378,7 +403,8 @@ class LeaseManager:
         units = [unit for unit in free if not self._rests(self.keys.fence(*unit), now)]
         views: dict[Unit, PartitionView] = {}
         tokens: dict[Unit, str] = {}
-        for unit, found in self._looks.take(units, self.view.live, self._ask_of).items():
+        lived = {one.member.id for one in self.view.live}
+        for unit, found in self._looks.take(units, lived, self._ask_of).items():
             # We hold the lock that every process of a predecessor on this host would hold too.
             ghost = bool(found.token) and found.owner == self.me
             tokens[unit] = found.token if found.owner else ""
@@ -389,8 +415,15 @@ class LeaseManager:
                 found.ttl or 0.0,
             )
         self._bad_fences.values(self._looks.bad)
-        self.view.views, self.view.tokens = views, tokens
-        self.view.fresh = True
+        live = self._liveness.observe(now, self._server_unix_ms, self._seen)
+        self._silent_members = self._liveness.forgettable
+        expired = self._expired.observe(now, views, self._seen, live)
+        for unit in expired:
+            views[unit] = views[unit]._replace(leased=False)
+        # A unit whose owner is not seen is ours, or was: its processes are proven dead.
+        dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
+        self.view = ClusterState(live, views, dead)
+        self._fresh = self.news = True
         self.views_due = False
         self._look_at_topics({unit.topic for unit in holdings})
 

@@ -75,7 +75,7 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
     try:
         talk.until("the fleet is known", Phase.FREE)
         view = talk.exchange.view
-        talk.holding.take(view.views[UNIT].epoch, view.tokens[UNIT])
+        talk.holding.take(view.views[UNIT].epoch, view.dead_tokens[UNIT])
         talk.until("acquired", Phase.HELD)
         fence = desk.do("HGETALL", desk.fence)
         talk.run_until_killed()
