@@ -22,9 +22,8 @@ from streamqd.config import Settings
 from streamqd.errors import BadValue, RedisRefused, RedisUnavailable
 from streamqd.model import Unit
 from streamqd.policy import heartbeats
-from streamqd.policy.duplicate_instance import DuplicateInstance
-from streamqd.policy.expired_leases import ExpiredLeases
-from streamqd.policy.rebalance import Liveness, MemberView, PartitionView
+from streamqd.policy.rebalance import MemberView, PartitionView
+from streamqd.policy.silence import SilenceDetector
 from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import directives, leases, members, messages
 from streamqd.store.cluster import connect
@@ -80,9 +79,7 @@ class LeaseManager:
         self._seen: list[MemberView] = []  # by the last heartbeat, at `_server_unix_ms`
         self._server_unix_ms = 0
         self._silent_members: list[str] = []  # may be forgotten
-        self._liveness = Liveness(self.me, self.ttl, self.interval)
-        self._expired = ExpiredLeases(self.interval)
-        self.twin = DuplicateInstance(self.ttl, self.interval)
+        self.silence = SilenceDetector(self.me, self.ttl, self.interval)
         self._looks = OwnershipCache(self.keys)
         self._metas = Metas(self.keys)
         self._bad_fences, self._bad_members = logs.bad_values(), logs.bad_values()
@@ -366,10 +363,10 @@ class LeaseManager:
         if reply.word == "TWIN":
             _, beaten, other, _ = members.twin(reply)
             # Whoever beat with the lock that we hold now is dead, and so are all its processes.
-            if self.twin.heard(beaten, now) or other.get("lock") == self.lock_id:
+            if self.silence.duplicate_seen(beaten, now) or other.get("lock") == self.lock_id:
                 self._dead_nonce = str(other.get("nonce", ""))
             return
-        self.twin.gone()
+        self.silence.duplicate_gone()
         present = members.Present.parse(reply)
         self._server_unix_ms = present.now_unix_ms
         self._seen = [self._member(member) for member in present.members]
@@ -415,9 +412,9 @@ class LeaseManager:
                 found.ttl or 0.0,
             )
         self._bad_fences.values(self._looks.bad)
-        live = self._liveness.observe(now, self._server_unix_ms, self._seen)
-        self._silent_members = self._liveness.forgettable
-        expired = self._expired.observe(now, views, self._seen, live)
+        live = self.silence.live(now, self._server_unix_ms, self._seen)
+        self._silent_members = self.silence.forgettable
+        expired = self.silence.expired(now, views, self._seen, live)
         for unit in expired:
             views[unit] = views[unit]._replace(leased=False)
         # A unit whose owner is not seen is ours, or was: its processes are proven dead.

@@ -634,7 +634,7 @@ class Supervisor:
 
     def _check_duplicate(self) -> None:
         """Another instance beats under our id, for longer than one ttl: give way."""
-        if self.leases.twin.stays:
+        if self.leases.silence.duplicate_stays:
             logs.event("twin", logging.ERROR, instance=self.settings.daemon.instance)
             self.exit_code = EXIT_TWIN
 

@@ -737,8 +737,8 @@ AROUND = (
     mutant(
         "members that are dead by age alone",
         "a pause of the server moves no partition (T10)",
-        "streamqd/policy/rebalance.py",
-        ("not (old and known.beats >= SILENT_BEATS):", "not old:"),
+        "streamqd/policy/silence.py",
+        ("not (old and silence.looks >= SILENT_BEATS):", "not old:"),
         tests={
             "unit/test_rebalance.py": (
                 "test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone"
