@@ -51,7 +51,7 @@ class BurstCheck:
         """Return the units that are not settled, None when that cannot be told now."""
         calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
         try:
-            with self.leases.link.within(self.leases.patience):
+            with self.leases.client.deadline():
                 replies = self.leases.link.run_many(calls)
         except RedisUnavailable:
             return None

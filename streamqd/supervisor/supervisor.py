@@ -295,13 +295,13 @@ class Supervisor:
         capacity = self.capacity.announcement(daemon.max_partitions)
         if capacity != self._announced:
             self._announced = capacity
-            self.leases.beat_soon()
+            self.leases.membership.beat_soon()
             self.leases.wake_fleet()
-        self.leases.announcement = {**self.control.announcement, **capacity}
+        self.leases.membership.announcement = {**self.control.announcement, **capacity}
         if self.drain.begun:
-            self.leases.depart()
+            self.leases.membership.depart()
         if self.rebalance.rest_is_over(now, self.partitions):
-            self.leases.beat_soon()  # see whether the partition is still free
+            self.leases.membership.beat_soon()  # see whether the partition is still free
         self.leases.tick(now, self.partitions, self.wanted_units())
 
     def _try_capacity(self, now: float) -> None:
@@ -356,7 +356,7 @@ class Supervisor:
             wishes=self.control.wishes(),
         )
         if moves.more:
-            self.leases.beat_by(now + MORE_SECONDS)
+            self.leases.membership.beat_by(now + MORE_SECONDS)
         return moves.actions
 
     def _starts(self, now: float) -> list[Action]:
@@ -409,11 +409,12 @@ class Supervisor:
 
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
         """Use a reloaded configuration from now on; running workers keep what they have."""
-        self.settings = self.pool.settings = self.leases.settings = settings
+        self.settings = self.pool.settings = settings
+        self.leases.configure(settings)
         self.rebalance.configure(settings.daemon)
         self.replacement.forget()
         self._offer(settings, counts)
-        self.leases.beat_soon()
+        self.leases.membership.beat_soon()
 
     def _fits(self, settings: Settings, counts: Mapping[str, int]) -> bool:
         """Whether the scoreboard has room for all units of a new configuration."""
@@ -443,7 +444,7 @@ class Supervisor:
         new = {name: count for name, count in done.partitions.items() if name not in self.counts}
         if new and self._fits(self.settings, new):
             self._offer(self.settings, new)
-            self.leases.beat_soon()
+            self.leases.membership.beat_soon()
 
     # --- signals, directives, reload ---
 
@@ -469,7 +470,7 @@ class Supervisor:
         return self.paused or self.control.is_paused(partition.unit)
 
     def _follow_directives(self) -> None:
-        change = self.control.read(self.leases.directives)
+        change = self.control.read(self.leases.membership.directives)
         self._pauses_due |= change.pauses
         if change.hurry:
             self.rebalance.hurry()
@@ -477,7 +478,7 @@ class Supervisor:
             return
         if self.control.reload_ended(self.reload.problem):
             # An instance that waits for its turn finds out at once.
-            self.leases.beat_soon()
+            self.leases.membership.beat_soon()
             self.leases.wake_fleet()
         elif self.control.wants_reload(self.leases.view.live):
             self.reload.request()
@@ -634,7 +635,7 @@ class Supervisor:
 
     def _check_duplicate(self) -> None:
         """Another instance beats under our id, for longer than one ttl: give way."""
-        if self.leases.silence.duplicate_stays:
+        if self.leases.membership.silence.duplicate_stays:
             logs.event("twin", logging.ERROR, instance=self.settings.daemon.instance)
             self.exit_code = EXIT_TWIN
 

@@ -41,7 +41,7 @@ class Talk:
 
     def until(self, what: str, phase: Phase) -> None:
         """Renew and beat, and tick until the holding is in a phase and nothing is left to say."""
-        self.exchange.beat_at = self.holding.renew_at = 0.0
+        self.exchange.membership.beat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
             self.now += 10.0
             self.exchange.tick(self.now, self.holdings, [UNIT])
