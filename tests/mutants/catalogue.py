@@ -300,7 +300,7 @@ LIMITS = (
         "a handler that is about to finish is not killed (T11)",
         "streamqd/supervisor/limits.py",
         (
-            "again = self._suspected.get(holding.slot.index) == oldest",
+            "again = self._suspected.get(partition.slot.index) == oldest",
             "again = True",
         ),
         tests={
@@ -349,7 +349,7 @@ LIMITS = (
         "a drain that kills",
         "a drain waits for the messages that run",
         "streamqd/supervisor/drain.py",
-        ('self.crew.stop(holding, "drain")', 'self.crew.kill(holding, "deadline")'),
+        ('StopWorker(each.unit, "drain")', 'KillWorker(each.unit, "deadline")'),
         tests={
             "unit/test_mutant_gaps.py": [
                 "test_a_drain_lets_the_running_message_finish_and_releases",
@@ -390,7 +390,7 @@ LIMITS = (
         "a reload that fences the old worker out while it works",
         "a reload repeats no message",
         "streamqd/supervisor/rolling_replacement.py",
-        ("        if holding.is_quiet:\n", "        if holding.child is not None:\n"),
+        ("        if partition.is_quiet:\n", "        if partition.child is not None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_a_reload_hands_over_when_the_old_worker_is_quiet"
@@ -737,8 +737,8 @@ AROUND = (
     mutant(
         "members that are dead by age alone",
         "a pause of the server moves no partition (T10)",
-        "streamqd/policy/rebalance.py",
-        ("not (old and known.beats >= SILENT_BEATS):", "not old:"),
+        "streamqd/policy/silence.py",
+        ("not (old and silence.looks >= SILENT_BEATS):", "not old:"),
         tests={
             "unit/test_rebalance.py": (
                 "test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone"
