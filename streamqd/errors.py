@@ -128,7 +128,7 @@ class ContractError(StreamqdError):
 
 
 class BadValue(StreamqdError):
-    """A value in Redis is not what its key and field hold: somebody else wrote it.
+    """A value in Redis is not what its key and field hold: another client wrote it.
 
     `key` and `field` ('' for a key without fields) say where, `found` shows the value as one can
     print it, `wanted` says what belongs there.

@@ -145,7 +145,7 @@ CODE_ALLOWED = {
     ("streamqd/handlers/probing.py", "import_module"): "the modules that the configuration names",
     ("streamqd/handlers/payloads.py", "import_module"): "msgspec",
     ("streamqd/startup.py", "import_module"): "daemon.preload",
-    ("streamqd/cli/lazy.py", "import_module"): "verbs",
+    ("streamqd/cli/root.py", "import_module"): "commands",
     ("streamqd/__init__.py", "import_module"): "names of the public API",
     ("streamqd/spark/pipelines/run.py", "import_module"): "the job that the command line names",
 }

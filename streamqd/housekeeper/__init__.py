@@ -166,7 +166,7 @@ class Housekeeper:
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue
-            # A task gives way after a moment, so a housekeeper that gets on is never silent.
+            # A task gives way after a moment, so a housekeeper that makes progress is never silent.
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
@@ -244,7 +244,7 @@ class Housekeeper:
         return max(0.0, min(task.due for task in self._tasks) - time.monotonic())
 
     def _told_to_stop(self, seconds: float) -> bool:
-        """Wait for a word of the supervisor; its silence for ever is a word too."""
+        """Wait for a word of the supervisor; its silence forever is a word too."""
         readable, _, _ = select.select([self._control], [], [], seconds)
         if not readable:
             return False

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from streamqd import config
-from streamqd.admin import dead
-from streamqd.admin.dead import DeadLetterFilter, Target
+from streamqd.admin import dead_letters
+from streamqd.admin.dead_letters import DeadLetterFilter, Target
 from streamqd.admin.pages import PAGE_MAX
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
@@ -250,7 +250,7 @@ def test_letters_are_replayed_by_pages(
         desk.groups()
         letters(desk, count)
         with meter.measuring() as cost:
-            done = dead.replay(
+            done = dead_letters.replay(
                 ours, desk.keys, desk.unit.topic, DeadLetterFilter(), target=Target()
             )
         assert done.replayed == count
