@@ -209,7 +209,8 @@ class Daemon:
         folder = boards.folder(os.environ | self.environment, os.geteuid())
         for path in folder.glob(f"*{boards.SUFFIX}") if folder else ():
             with contextlib.suppress(FileNotFoundError):  # the daemon of another test swept it
-                raw = path.read_bytes()[boards.HEADER_OFFSET : boards.BOARD_BYTES]
+                with path.open("rb") as file:  # of hundreds of megabytes, all but its begin empty
+                    raw = file.read(boards.BOARD_BYTES)[boards.HEADER_OFFSET :]
                 if Path(boards.unpacked(raw)["lock_file"]).is_relative_to(self.folder):
                     path.unlink()
 
