@@ -66,7 +66,7 @@ class _Replacing:
     partition: OwnedPartition
     reason: str
     old_pid: int
-    stopped: bool = False  # the old worker was told to let go
+    stopped: bool = False  # the old worker was asked to stop
     forked_at: float = 0.0  # the standby
     warm_at: float = 0.0
     retry_at: float = 0.0
