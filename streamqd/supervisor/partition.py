@@ -8,7 +8,7 @@ nothing. No I/O happens here.
     FREE ── take ──► ACQUIRING ── OK ──► HELD ◄──────────────┐
       ▲                                   │ process runs      │
       │                                   ▼ process ended     │
-      └── OK ── RELEASING ◄── REFENCING (new token, acks, charge)
+      └── OK ── RELEASING ◄── ROTATING  (new token, acks, charge)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Phase(enum.Enum):
     FREE = "free"
     ACQUIRING = "acquiring"
     HELD = "held"
-    REFENCING = "refencing"
+    ROTATING = "refencing"  # the word that the log shows
     RELEASING = "releasing"
 
 
@@ -127,7 +127,7 @@ class OwnedPartition:
             self.take(left.epoch, left.token)
             self._done = left.done
             return
-        self.phase = Phase.REFENCING
+        self.phase = Phase.ROTATING
         self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
         self._done = left.done
         self._charged = left.running[0] if len(left.running) == 1 else None
@@ -153,7 +153,7 @@ class OwnedPartition:
         """Want to release the unit; its process must have ended."""
         assert self.child is None
         self.refused_since = 0.0
-        if self.phase is Phase.REFENCING:
+        if self.phase is Phase.ROTATING:
             self.release_after = True
         elif self.phase is Phase.HELD:
             self._release()
@@ -171,7 +171,7 @@ class OwnedPartition:
             return leases.acquire(
                 keys, self.unit, self.token, self._seen_epoch, ttl, owner, self._dead_token
             )
-        if self.phase is Phase.REFENCING:
+        if self.phase is Phase.ROTATING:
             return leases.refence(
                 keys,
                 self.unit,
@@ -195,8 +195,8 @@ class OwnedPartition:
             return ""
         if self.phase is Phase.ACQUIRING:
             return self._acquired(reply, now)
-        if self.phase is Phase.REFENCING:
-            return self._refenced(reply, now)
+        if self.phase is Phase.ROTATING:
+            return self._rotated(reply, now)
         if self.phase is Phase.RELEASING:
             self.lose()
             return "released"
@@ -211,7 +211,7 @@ class OwnedPartition:
         self.phase = Phase.HELD
         self.epoch = self.slot.epoch = int(reply.rest[0])
         if self.left is not None:
-            self.phase = Phase.REFENCING
+            self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
             self.slot.restore(self._done, [])  # who is to blame is said by now
             self.slot.note_lease(self.token, self._new_token)
@@ -231,7 +231,7 @@ class OwnedPartition:
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
 
-    def _refenced(self, reply: Reply, now: float) -> str:
+    def _rotated(self, reply: Reply, now: float) -> str:
         # Before the token: with the new one in its place, the batch would be charged again.
         self.slot.forget_batch()
         resumed, self.left = self.left is not None, None
@@ -303,7 +303,7 @@ class OwnedPartition:
         self.kill = None
         self.stop_reason = ""
         self.soft_limited = 0
-        if self.phase is Phase.REFENCING:
+        if self.phase is Phase.ROTATING:
             # What it had fetched stays written down until Redis has answered.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.token, self._new_token)
@@ -338,7 +338,7 @@ class OwnedPartition:
         self.kill = None
         self.stop_reason = ""
         if self.phase is Phase.HELD:
-            self.phase = Phase.REFENCING
+            self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
             self.slot.note_lease("")  # nor may a successor read it
             # Its slot is still its own: another instance goes on with the unit.
@@ -410,7 +410,7 @@ class OwnedPartition:
         if leaving and not self._done and self._charged is None and self.kill is None:
             self._release()
             return
-        self.phase = Phase.REFENCING
+        self.phase = Phase.ROTATING
         self._new_token = secrets.token_hex(16)
         self.release_after = leaving
 
@@ -429,14 +429,14 @@ class OwnedPartition:
     @property
     def owned(self) -> bool:
         """Whether a lease must be renewed for it."""
-        return self.phase in (Phase.HELD, Phase.REFENCING)
+        return self.phase in (Phase.HELD, Phase.ROTATING)
 
     @property
     def releasable(self) -> bool:
         """Whether `give_up` is possible and would change something."""
         if self.child is not None:
             return False
-        refencing = self.phase is Phase.REFENCING and not self.release_after
+        refencing = self.phase is Phase.ROTATING and not self.release_after
         return refencing or self.phase in (Phase.ACQUIRING, Phase.HELD)
 
     @property
