@@ -191,7 +191,7 @@ class Rebalancer:
                 since = now
             free_since[unit] = (view.epoch, since)
             # The expired lease of a live owner is most likely about to be renewed late; but an
-            # owner that was started anew with other consumers or a smaller cap never will.
+            # owner that was started again with other consumers or a smaller cap never will.
             renewing = (unit.topic, unit.group) in others.get(view.owner, ())
             mine = wanted.get(unit) == self.me or alone
             overdue = now - since >= self.patience and unit in wanted

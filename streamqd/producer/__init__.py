@@ -5,8 +5,9 @@ server refuses when the topic has grown meanwhile, so a producer needs no right 
 `delay`, `at`, `dedup_id`, `max_backlog` and the creation of a topic do. Nothing is repeated unless
 that is certain to write the message once.
 
-A message on its way: `encoding` (in the thread that sends), `outbox` (buffered and asynchronous
-producers: a buffer and the one thread that writes), `sender`, `carrier`, `routes`, `guard`.
+A message on its way: `encoding` (in the thread that sends), `send_buffer` (of the buffered and the
+asynchronous producer: a buffer and the one thread that writes), then `sender`, which routes it by
+`routing` and writes it by `store.publishing`.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from streamqd import config
+from streamqd.producer.chunk import Result, confirmed
 from streamqd.producer.encoding import Envelope, Outgoing
 from streamqd.producer.options import ProducerOptions, Size, checked
-from streamqd.producer.posting import Result
-from streamqd.producer.producer import told
+from streamqd.producer.producer import note_written
 from streamqd.producer.send_buffer import SendBuffer
-from streamqd.producer.sender import CHUNK_COUNT, Sender, confirmed
+from streamqd.producer.sender import CHUNK_COUNT, Sender
 
 Ticket = asyncio.Future[list[Result]]
 
@@ -47,7 +47,7 @@ class AsyncProducer:
         **options: Unpack[ProducerOptions],
     ) -> None:
         self._sender = Sender(url, settings, **options)
-        self._outbox: SendBuffer[Ticket] = SendBuffer(
+        self._buffer: SendBuffer[Ticket] = SendBuffer(
             self._sender,
             _claim,
             _deliver,
@@ -103,14 +103,14 @@ class AsyncProducer:
                 if failure is not None:
                     raise failure
         except Exception as error:
-            told(error, ids)
+            note_written(error, ids)
             raise
         return ids
 
     async def close(self) -> None:
         """Write what is under way, then close the connection. A second call changes nothing."""
-        self._outbox.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._outbox.join, None)
+        self._buffer.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._buffer.join, None)
 
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
         loop = asyncio.get_running_loop()
@@ -118,8 +118,8 @@ class AsyncProducer:
             # The lock is of the parent's loop, where somebody may hold it: nobody here lets it go.
             self._pid, self._queue = os.getpid(), asyncio.Lock()
         async with self._queue:
-            while (ticket := self._outbox.put(topic, envelopes, loop.create_future)) is None:
-                await loop.run_in_executor(None, self._outbox.wait_for_room, 1.0)
+            while (ticket := self._buffer.put(topic, envelopes, loop.create_future)) is None:
+                await loop.run_in_executor(None, self._buffer.wait_for_room, 1.0)
         return await ticket
 
 

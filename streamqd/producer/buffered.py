@@ -13,9 +13,9 @@ from typing import Any, Self, Unpack
 
 from streamqd import config
 from streamqd.errors import BufferFull, UnknownOutcome
+from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import Duration, ProducerOptions, Size, checked
-from streamqd.producer.posting import Result
 from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import Sender
 
@@ -87,7 +87,7 @@ class BufferedProducer:
         )
         self._block: float = buffer.pop("block")
         self._sender = Sender(url, settings, **options)
-        self._outbox: SendBuffer[Receipt] = SendBuffer(
+        self._buffer: SendBuffer[Receipt] = SendBuffer(
             self._sender,
             Receipt.set_running_or_notify_cancel,
             _deliver,
@@ -127,13 +127,13 @@ class BufferedProducer:
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         envelopes = (self._sender.encode(item),)
-        receipt = self._outbox.put(topic, envelopes, Receipt)
+        receipt = self._buffer.put(topic, envelopes, Receipt)
         if receipt is not None:
             return receipt
         deadline = time.monotonic() + self._block
         while (left := deadline - time.monotonic()) > 0:
-            self._outbox.wait_for_room(left)
-            receipt = self._outbox.put(topic, envelopes, Receipt)
+            self._buffer.wait_for_room(left)
+            receipt = self._buffer.put(topic, envelopes, Receipt)
             if receipt is not None:
                 return receipt
         raise BufferFull(
@@ -145,7 +145,7 @@ class BufferedProducer:
 
         Returns when the outcome of each message is known, whatever it is.
         """
-        return self._outbox.flush(timeout)
+        return self._buffer.flush(timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Flush, then end the thread and close the connection. A second call changes nothing.
@@ -154,10 +154,10 @@ class BufferedProducer:
         raise RedisUnavailable, and False is returned.
         """
         atexit.unregister(self.close)
-        self._outbox.close()
-        if self._outbox.join(timeout):
+        self._buffer.close()
+        if self._buffer.join(timeout):
             return True
-        self._outbox.abandon()
+        self._buffer.abandon()
         return False
 
 

@@ -1,7 +1,7 @@
 """What a producer writes: a message as the fields of an entry, and how it is to be written.
 
-Nothing here touches Redis, a clock or a thread: every kind of producer encodes by it, in the thread
-that sends.
+Nothing here touches Redis, a clock or a thread: every kind of producer encodes with it, in the
+thread that sends.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+
+import hiredis
 
 from streamqd.errors import MessageTooLarge
 
@@ -52,6 +54,7 @@ class Outgoing(NamedTuple):
 
 _ALONE = Outgoing(b"")[1:]  # what is beside a value that is no more than that
 _PAYLOAD = b"payload"
+_EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,7 +75,7 @@ class Full:
 
 
 # A message that is a payload and nothing else, as nearly all of a bulk are, is that payload:
-# objects beside it were a sixth of the work, for the collector of circles has to visit them.
+# objects beside it were a sixth of the work, for the garbage collector has to visit them.
 Envelope = Full | bytes
 
 
@@ -189,6 +192,31 @@ def batches(
         raise failure
 
 
+def appends(streams: Iterable[str], envelopes: Sequence[Envelope]) -> list[tuple[Any, ...]]:
+    """The commands that add messages, each to its stream, with ids of the server's."""
+    return [_append(*each) for each in zip(streams, envelopes, strict=True)]
+
+
+def packed_appends(streams: Iterable[str], envelopes: Sequence[Envelope]) -> list[bytes]:
+    """The commands of `appends` as the server reads them."""
+    heads: dict[str, bytes] = {}  # how a message that is only a payload begins
+    packed: list[bytes] = []
+    for stream, envelope in zip(streams, envelopes, strict=True):
+        if type(envelope) is not bytes:
+            packed.append(hiredis.pack_command(_append(stream, envelope)))
+            continue
+        head = heads.get(stream)
+        if head is None:
+            command = _append(stream, b"")
+            head = heads[stream] = hiredis.pack_command(command).removesuffix(_EMPTY)
+        packed.append(b"%b$%d\r\n%b\r\n" % (head, len(envelope), envelope))
+    return packed
+
+
+def _append(stream: str, envelope: Envelope) -> tuple[Any, ...]:
+    return ("XADD", stream, "*", *full(envelope).fields)
+
+
 def check_topic(topic: object) -> None:
     """Raise TypeError for what is no text. Whether it names a topic is looked at when routed."""
     if not isinstance(topic, str):
@@ -235,7 +263,7 @@ def _utf8(what: str, text: str) -> bytes:
     except UnicodeEncodeError as error:
         found = text[error.start]
         raise ValueError(
-            f"{what} holds {found!r}, half of a character, which UTF-8 cannot write: mend the"
+            f"{what} holds {found!r}, half of a character, which UTF-8 cannot write: fix the"
             " text where it was decoded"
         ) from None
 

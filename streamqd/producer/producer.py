@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from streamqd import config
 from streamqd.errors import BacklogFull, ChunkRefused, ChunkUnknown
+from streamqd.producer.chunk import confirmed
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import ProducerOptions
-from streamqd.producer.posting import Ahead
-from streamqd.producer.sender import Sender, confirmed
+from streamqd.producer.sender import Sender
 
 if TYPE_CHECKING:
     from streamqd.producer.buffered import BufferedProducer
@@ -39,7 +39,7 @@ class Producer:
     of topics gives each its own, and "hash" to the others. With `max_backlog` a message is not
     written to a partition in which so many wait: after `backlog_wait` (0) BacklogFull is raised.
 
-    TypeError or ValueError say which option is none.
+    Raises TypeError or ValueError, which name the option, for a value that cannot be used.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Producer:
         cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
-        result = self._sender.post_one(topic, self._sender.encode(item))
+        [result] = self._sender.post(topic, (self._sender.encode(item),))
         if isinstance(result, Exception):
             raise result
         return result
@@ -113,15 +113,14 @@ class Producer:
         raised with a note.
         """
         ids: list[str] = []
-        ahead = Ahead(self._sender.prepared(topic, items))
         try:
-            for posting in ahead:
-                chunk, failure = confirmed(topic, self._sender.complete(posting, ahead.fetch))
+            for results in self._sender.stream(topic, items):
+                chunk, failure = confirmed(topic, results)
                 ids += chunk
                 if failure is not None:
                     raise failure
         except Exception as error:
-            told(error, ids)
+            note_written(error, ids)
             raise
         return ids
 
@@ -150,8 +149,8 @@ class Producer:
         return BufferedProducer(None, self._sender.settings, **buffer, **self._options)
 
 
-def told(error: Exception, ids: list[str]) -> None:
-    """Say in an error that ended `send_many` what had been written before."""
+def note_written(error: Exception, ids: list[str]) -> None:
+    """Say in an error that ended `send_many` which messages were written before."""
     if isinstance(error, ChunkUnknown | ChunkRefused | BacklogFull):
         error.ids[:0] = ids
     else:

@@ -1,7 +1,8 @@
-"""Sending a batch of messages, and what is known of each of them when an answer is lost.
+"""The one way of messages to Redis, and what is known of each when an answer is lost.
 
-Every kind of producer sends by this, over one connection and in one thread at a time. Nothing is
-repeated unless that is certain to write a message once.
+Every kind of producer sends by this, over one connection and in one thread at a time: messages are
+routed, made into commands and written in one transaction. Nothing is repeated unless that is
+certain to write a message once.
 """
 
 from __future__ import annotations
@@ -14,35 +15,41 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import hiredis
+
 from streamqd import config
 from streamqd.errors import (
     BacklogFull,
-    ChunkRefused,
-    ChunkUnknown,
     RedisRefused,
     RedisUnavailable,
+    RefusalKind,
     UnknownOutcome,
 )
-from streamqd.producer.carrier import Carrier, Chunk, TopicChanged
-from streamqd.producer.encoding import Envelope, batches, check_topic, envelope_of, full
-from streamqd.producer.guard import ClusterGuard, TopicGuard
+from streamqd.producer.chunk import NOT_YET, Chunk, Result
+from streamqd.producer.encoding import (
+    Envelope,
+    Full,
+    appends,
+    batches,
+    check_topic,
+    envelope_of,
+    full,
+    kind_of,
+    packed_appends,
+)
 from streamqd.producer.options import Duration, checked
-from streamqd.producer.partitioners import Partitioner, Partitioners
-from streamqd.producer.posting import NOT_YET, PendingSend, Result
-from streamqd.producer.routes import Routes
-from streamqd.store.client import Connection
+from streamqd.producer.routing import Partitioner, Partitioners, Router
+from streamqd.store import publishing, scripts
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.store.publishing import ClusterWriter, MessageWriter
+from streamqd.store.scripts import Call
 
 CHUNK_COUNT = 512  # messages of one transaction at most
-CHUNK_BYTES = 1 << 20  # and about so many bytes
+CHUNK_BYTES = 1 << 20  # and about this many bytes
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
+REROUTES_MAX = 100  # of one transaction: each time the topic has changed under it
 DEDUP_WINDOW = 600.0
-
-# Replies that mean "not now": nothing was done, and a moment later it may work.
-_TRANSIENT = frozenset(
-    {"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS"}
-)
 
 
 class Sender:
@@ -76,187 +83,166 @@ class Sender:
             settings = replace(settings, redis=replace(settings.redis, url=url))
         self.settings = settings = config.resolved(settings)
         self._backlog_wait: float = options["backlog_wait"]
+        self._max_backlog: int | None = options["max_backlog"]
+        self._window: float = options["dedup_window"]
         # Encodes an `Outgoing` or a value; touches neither the connection nor what changes.
         self.encode: Callable[[Any], Envelope] = functools.partial(
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )
-        self._link = connect(settings.redis, timeout=options["timeout"], name="streamqd:producer")
-        keys = Keys(settings.keys.control, settings.keys.streams)
-        self._spread = bool(self._link.together(("{a}", "{b}"))[1:])  # over several nodes
-        self._guard = ClusterGuard(keys) if self._spread else TopicGuard(keys)
-        partitioners = Partitioners(partitioner)
-        self._routes = Routes(settings, keys, self._guard, partitioners, create=create)
-        self._carrier = Carrier(
-            keys, self._guard, self._routes, options["dedup_window"], options["max_backlog"]
+        connection = connect(settings.redis, timeout=options["timeout"], name="streamqd:producer")
+        self._connection = connection
+        self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
+        self._spread = bool(connection.together(("{a}", "{b}"))[1:])  # over several nodes
+        self._writer: MessageWriter | ClusterWriter = (
+            ClusterWriter(connection, keys) if self._spread else MessageWriter(connection, keys)
         )
+        partitioners = Partitioners(partitioner)
+        self._router = Router(settings, keys, self._writer, partitioners, create=create)
         self._pid = os.getpid()
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
-        self._own().close()
+        self._notice_fork()
+        self._writer.settle()
+        self._connection.close()
 
     def cut(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
-        """Encode many messages and cut them into batches for `post`."""
+        """Encode many messages and cut them into batches for `chunk` and `post`."""
         return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
     def post(self, topic: str, batch: Sequence[Envelope]) -> list[Result]:
         """Write the messages of a batch in one transaction, and wait for room.
 
         All must be of one kind. When one cannot be routed, those before it are written, its result
-        is the error, and those behind it have none. Raises what concerns all.
+        is the error, and those behind it have none. Raises errors that concern all.
         """
-        return self.complete(self.prepare(topic, [batch]))
+        return self.finish(self.chunk(topic, [batch]))
 
-    def post_one(self, topic: str, envelope: Envelope) -> Result:
-        """Write one message as `post` does. What is nothing special takes a shorter way.
+    def stream(self, topic: str, items: Iterable[Any]) -> Iterator[list[Result]]:
+        """Write many messages, and give the results of one batch after the other.
 
-        What that way does not write, for whatever reason, goes the other one, which knows all of
-        them. Raises what concerns all messages.
+        While Redis works on one batch, the next one is made: `items` may use this sender too. An
+        error of `items` is raised behind the results of those before it.
         """
-        posting = self._routed(topic, [(envelope,)])
-        found = None
-        if posting.results:
-            with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
-                found = self._carrier.write_at_once(self._own(), posting.chunk)
-        if found is not None and found.replies is not None:
-            if not found.replies:
-                assert found.lost is not None
-                return _unknown(topic, found.lost, found.lost)
-            if isinstance(found.replies[0], bytes):
-                return found.replies[0].decode()
-        [result] = self.complete(posting)
-        return result
+        made = (self.chunk(topic, [batch]) for batch in self.cut(items))
+        sent: Chunk | None = None
+        try:
+            while True:
+                failure = following = None
+                try:
+                    following = next(made, None)
+                except Exception as error:  # noqa: BLE001 - raised below, in its turn
+                    failure = error
+                if sent is not None:
+                    yield self.finish(sent)
+                if failure is not None:
+                    raise failure
+                if following is None:
+                    return
+                sent = following
+                self._start(sent)
+        except BaseException:
+            if sent is not None and sent.transaction is not None:
+                self._writer.abandon(sent.transaction)  # an interruption waits for no answer
+            raise
 
-    def prepared(self, topic: str, items: Iterable[Any]) -> Iterator[PendingSend]:
-        """Encode and route many messages; each posting is for `complete`, one after the other."""
-        for batch in self.cut(items):
-            yield self.prepare(topic, [batch])
-
-    def prepare(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> PendingSend:
-        """Make what writes the messages of several batches in one transaction, and do not write.
+    def chunk(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> Chunk:
+        """Route the messages of several batches, to be written in one transaction.
 
         Redis is asked only for the partition count of a topic that is not known.
         """
-        posting = self._routed(topic, bundle)
-        if posting.results:
-            self._carrier.prepare(posting.chunk)
-        return posting
+        check_topic(topic)
+        self._notice_fork()
+        chunk = Chunk(topic, 0, [], [])
+        envelopes, partitions = chunk.envelopes, chunk.partitions
+        choose = None
+        for batch in bundle:
+            begin, failure = len(envelopes), None
+            try:
+                if choose is None:
+                    self._router.begin_batch(topic)
+                    # Should it change before they are written, all of them are routed again.
+                    chunk.count = self._router.count(topic)
+                    choose = self._router.chooser(topic, chunk.count)
+                partitions.extend(choose(batch))
+            except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
+                failure = error
+            # Where choosing fails, the ones that were chosen before are there.
+            envelopes += batch[: len(partitions) - begin]
+            chunk.batches.append((begin, len(envelopes), failure))
+        chunk.begin()
+        if envelopes:
+            self._prepare(chunk)
+        return chunk
 
-    def complete(
-        self, posting: PendingSend, meanwhile: Callable[[], None] | None = None
-    ) -> list[Result]:
-        """Write what was prepared, wait for room, and return the results of its only batch.
+    def finish(self, chunk: Chunk) -> list[Result]:
+        """Write what is not written yet, wait for room, and return the results of the batch."""
+        while chunk.waiting:
+            pause = chunk.look_at - time.monotonic()
+            if pause > 0:
+                time.sleep(pause)
+            self.attempt(chunk)
+        return chunk.answer(0)
 
-        `meanwhile` is called while Redis works, at most once. It may use this sender.
+    def attempt(self, chunk: Chunk, ahead: Sequence[Chunk] = ()) -> None:
+        """Write what waits, but wait for no room: then the next attempt is due at `look_at`.
+
+        `ahead` are the chunks of the topic that wait for room: what goes to a partition for which
+        one of their messages waits is not written before those.
         """
-        self._guard.meanwhile = meanwhile
-        try:
-            self._start(posting, ())
-        finally:
-            self._guard.meanwhile = None
-        while posting.open:
-            time.sleep(max(0.0, posting.look_at - time.monotonic()))
-            self.look(posting)
-        return posting.answer(0)
-
-    def begin(
-        self, topic: str, bundle: Sequence[Sequence[Envelope]], ahead: Sequence[PendingSend] = ()
-    ) -> PendingSend:
-        """Write several batches in one transaction, but wait for no room: `look` does so later.
-
-        `ahead` are the open postings of the topic: what goes to a partition for which one of their
-        messages waits is not written before those.
-        """
-        posting = self.prepare(topic, bundle)
-        self._start(posting, ahead)
-        return posting
-
-    def look(self, posting: PendingSend, ahead: Sequence[PendingSend] = ()) -> None:
-        """Write what found no room before, if there is room now. Raises as `begin` does."""
-        self._attempt(posting, ahead)
-        posting.plan()
+        self._notice_fork()
+        if chunk.deadline is None:
+            chunk.deadline = time.monotonic() + self._backlog_wait
+        # When the topic has changed, it is not known yet where the ones ahead go.
+        if all(each.count == chunk.count for each in ahead):
+            free = chunk.waiting
+            if ahead:
+                blocked = set().union(*(each.full_partitions() for each in ahead))
+                free = [at for at in free if chunk.partitions[at] not in blocked]
+            if free:
+                # Those of a partition that found no room are its last ones: their order is kept.
+                chunk.settle(free, self._write(chunk.part(free), fixed=bool(ahead)))
+        chunk.plan()
 
     # --- writing and repeating ---
 
-    def _own(self) -> Connection:
-        """Return the link, with nothing under way on it."""
+    def _start(self, chunk: Chunk) -> None:
+        """Send a chunk and leave the answer to `finish`; write it if it cannot simply be sent."""
         self._notice_fork()
-        self._guard.settle()
-        return self._link
+        if chunk.envelopes and self._connection.connected and not self._spread:
+            with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
+                chunk.transaction = self._post(chunk)
+        if chunk.transaction is None:
+            self.attempt(chunk)
 
     def _notice_fork(self) -> None:
-        """Make a link that was inherited by a fork this process's own."""
+        """Make a connection that was inherited by a fork this process's own."""
         pid = os.getpid()
         if pid != self._pid:
-            self._link.detach()
-            self._guard.forget()
-            self._routes.forget_turns()
+            self._writer.detach()
+            self._router.forget_turns()
             self._pid = pid
 
-    def _routed(self, topic: str, bundle: Sequence[Sequence[Envelope]]) -> PendingSend:
-        check_topic(topic)
-        self._notice_fork()
-        chunk = Chunk(topic)
-        spans: list[tuple[int, int, Exception | None]] = []
-        for envelopes in bundle:
-            begin, failure = len(chunk.envelopes), None
-            try:
-                self._carrier.add(self._own, chunk, envelopes)
-            except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
-                failure = error
-            spans.append((begin, len(chunk.envelopes), failure))
-        return PendingSend(chunk, spans, [NOT_YET] * len(chunk.envelopes))
-
-    def _start(self, posting: PendingSend, ahead: Sequence[PendingSend]) -> None:
-        posting.deadline = time.monotonic() + self._backlog_wait
-        if posting.results:
-            self._attempt(posting, ahead)
-        posting.plan()
-
-    def _attempt(self, posting: PendingSend, ahead: Sequence[PendingSend]) -> None:
-        """Write what waits and has nothing ahead of it in its partition."""
-        chunk = posting.chunk
-        if any(each.chunk.counted != chunk.counted for each in ahead):
-            return  # the topic has changed: nobody knows yet where those ahead go
-        held = {partition for each in ahead for partition in each.partitions}
-        if not posting.looks and not held:
-            chunk.fixed = bool(ahead)
-            posting.results = self._persist(chunk)
-            return
-        # Those of a partition that found no room are its last ones: their order is kept.
-        free = [at for at in posting.waiting if chunk.partitions[at] not in held]
-        if not free:
-            return
-        found = self._persist(chunk.part(free, fixed=bool(ahead)))
-        for at, result in zip(free, found, strict=True):
-            unsent = isinstance(result, RedisUnavailable) and not result.sent
-            if not (unsent and posting.looks):
-                posting.results[at] = result
-
-    def _persist(self, chunk: Chunk) -> list[Result]:
+    def _write(self, chunk: Chunk, *, fixed: bool) -> list[Result]:
         """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
         if not self._spread:
-            return self._persist_part(chunk)
+            return self._repeat(chunk, fixed=fixed)
         parts: dict[str, list[int]] = {}
         for at, partition in enumerate(chunk.partitions):
-            parts.setdefault(self._carrier.node_of(self._link, chunk.topic, partition), []).append(
-                at
-            )
+            node = self._connection.node_of(self._keys.stream(chunk.topic, partition))
+            parts.setdefault(node, []).append(at)
         results: dict[int, Result] = {}
         for numbers in parts.values():
-            part = chunk.part(numbers, fixed=chunk.fixed)
-            results |= zip(numbers, self._persist_part(part), strict=True)
+            found = self._repeat(chunk.part(numbers), fixed=fixed)
+            results |= zip(numbers, found, strict=True)
         return [results[at] for at in range(len(chunk.envelopes))]
 
-    def _persist_part(self, chunk: Chunk) -> list[Result]:
+    def _repeat(self, chunk: Chunk, *, fixed: bool) -> list[Result]:
         """Write, again after each of `PAUSES` while that cannot write a second message."""
-        repeatable = all(map(self._may_repeat, chunk.envelopes))
         lost: RedisUnavailable | None = None  # the first answer that did not come
         for pause in (*PAUSES, None):
             try:
-                replies, missing = self._carrier.write(self._own(), chunk)
-            except TopicChanged:
-                return [NOT_YET] * len(chunk.envelopes)
+                replies, missing = self._exchange(chunk, fixed=fixed)
             except RedisUnavailable as error:
                 replies, missing = [], error
             except RedisRefused as error:
@@ -266,10 +252,88 @@ class Sender:
                     return _results(chunk, replies, lost)
             else:
                 lost = missing if missing.sent and lost is None else lost
-                if pause is None or (missing.sent and not repeatable):
+                final = missing.sent and not all(map(self._may_repeat, chunk.envelopes))
+                if pause is None or final:
                     return [_unknown(chunk.topic, missing, lost) for _ in chunk.envelopes]
             time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _exchange(self, chunk: Chunk, *, fixed: bool) -> tuple[list[Any], RedisUnavailable | None]:
+        """Write in one transaction, routed again as often as the topic changes under it.
+
+        A `fixed` chunk is not routed again: others wait before it, and it could overtake them.
+        Returns entry ids, or the replies of scripts, and the error when the answer was lost. Raises
+        RedisUnavailable when nothing was written, TopicMissing, Refused.
+        """
+        by_source = False
+        for _ in range(REROUTES_MAX):
+            transaction = chunk.transaction or self._post(chunk)
+            chunk.transaction = None
+            if transaction is not None:
+                self._writer.collect(transaction)
+            if transaction is None or transaction.replies is None:
+                if fixed:
+                    return [NOT_YET] * len(chunk.envelopes), None
+                self._reroute(chunk)
+            elif transaction.lost is not None or not chunk.calls:
+                return transaction.replies, transaction.lost
+            elif not by_source and any(map(_unknown_script, transaction.replies)):
+                by_source = True  # a server that does not know the script knows it for no message
+                self._prepare(chunk, by_source=True)
+            else:
+                return [
+                    _explained(raw, by_source)
+                    if isinstance(raw, RedisRefused)
+                    else scripts.reply(call, raw)
+                    for call, raw in zip(chunk.calls, transaction.replies, strict=True)
+                ], None
+        text = f"the topic {chunk.topic} keeps changing; nothing was sent"
+        raise RedisUnavailable(text, sent=False)
+
+    def _post(self, chunk: Chunk) -> publishing.Transaction | None:
+        """Send a chunk as it is routed; None when the topic has changed."""
+        if chunk.commands is None:
+            self._prepare(chunk)
+        return self._writer.post(chunk.topic, chunk.count, chunk.commands or [])
+
+    def _prepare(self, chunk: Chunk, *, by_source: bool = False) -> None:
+        """Make the commands that write the messages where they go now. Redis is not asked."""
+        if self._max_backlog is None and kind_of(chunk.envelopes[0]) == "plain":
+            streams = {each: self._keys.stream(chunk.topic, each) for each in set(chunk.partitions)}
+            make = appends if self._spread else packed_appends
+            chunk.commands = make(map(streams.__getitem__, chunk.partitions), chunk.envelopes)
+            return
+        chunk.calls = [
+            self._call(chunk.topic, partition, full(envelope))
+            for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
+        ]
+        commands = [scripts.command(call, by_source=by_source) for call in chunk.calls]
+        chunk.commands = commands if self._spread else [*map(hiredis.pack_command, commands)]
+
+    def _call(self, topic: str, partition: int, message: Full) -> Call:
+        path = (self._keys, topic, partition)
+        dedup_id = message.dedup_id or ""
+        if not message.send_id:
+            return publishing.publish(
+                *path, message.fields, dedup_id, self._window, self._max_backlog
+            )
+        return publishing.schedule(
+            *path,
+            message.delay,
+            message.send_id,
+            message.fields,
+            dedup_id,
+            self._window,
+            at_unix_ms=message.at_unix_ms,
+        )
+
+    def _reroute(self, chunk: Chunk) -> None:
+        chunk.commands = None
+        chunk.count = self._router.count(chunk.topic)
+        chunk.partitions = [
+            self._router.again(chunk.topic, envelope, before)
+            for before, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
+        ]
 
     def _may_repeat(self, envelope: Envelope) -> bool:
         """Whether a second write of the message is known to be one by the server.
@@ -280,12 +344,36 @@ class Sender:
         message = full(envelope)
         if message.dedup_id is not None:
             return True
-        longest = sum(PAUSES) + (len(PAUSES) + 1) * self._link.timeout
+        longest = sum(PAUSES) + (len(PAUSES) + 1) * self._connection.timeout
         return message.delay is not None and message.delay > longest
 
 
+# --- what a reply means ---------------------------------------------------------------------------
+
+
 def _for_the_moment(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.code in _TRANSIENT
+    return isinstance(reply, RedisRefused) and reply.transient
+
+
+def _unknown_script(reply: Any) -> bool:
+    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
+
+
+def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
+    """Say what a user without the right to scripts can do."""
+    if reply.kind is not RefusalKind.FORBIDDEN:
+        return reply
+    if by_source:
+        text = (
+            "the server does not know the script that this message needs, and this Redis user may"
+            " not load it; a running daemon loads it within 10 s"
+        )
+    else:
+        text = (
+            "this Redis user may not run scripts, which dedup_id, delay, at and max_backlog need:"
+            " send without them, or give it the permissions of etc/acl/producer-scripts.acl"
+        )
+    return RedisRefused(reply.code, f"{text} ({reply})")
 
 
 def _results(chunk: Chunk, replies: list[Any], lost: RedisUnavailable | None) -> list[Result]:
@@ -302,6 +390,8 @@ def _results(chunk: Chunk, replies: list[Any], lost: RedisUnavailable | None) ->
 def _result(
     topic: str, partition: int, envelope: Envelope, reply: Any, lost: RedisUnavailable | None
 ) -> Result:
+    if isinstance(reply, BacklogFull):  # it was not tried
+        return reply
     if isinstance(reply, bytes):
         return reply.decode()
     if isinstance(reply, RedisRefused):
@@ -331,35 +421,3 @@ def _unknown(
     return UnknownOutcome(
         f"no answer for a message to {topic}: it may or may not have been written ({missing})"
     )
-
-
-# --- what came of a batch -------------------------------------------------------------------------
-
-
-def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Exception | None]:
-    """Read the results of a batch: the ids in order, and the error that ends the sending.
-
-    An error that says of itself how far the batch came leaves no ids.
-    """
-    sent = [each for each in results if isinstance(each, str)]
-    if len(sent) == len(results):
-        return sent, None
-    failures = [each for each in results if isinstance(each, Exception)]
-    ids = [each if isinstance(each, str) else None for each in results]
-    for at, each in enumerate(results):
-        if isinstance(each, UnknownOutcome):
-            unknown = len(results) - at
-            return [], ChunkUnknown(
-                f"the connection was lost: {unknown} messages to {topic} may or may not have been"
-                f" written ({each})",
-                ids[:at],
-                unknown,
-            )
-    refused = [each for each in failures if isinstance(each, RedisRefused)]
-    if refused:
-        text = f"Redis refused {len(refused)} messages to {topic}: {refused[0]}"
-        return [], ChunkRefused(refused[0].code, text, ids)
-    if isinstance(failures[0], BacklogFull):
-        return [], BacklogFull(str(failures[0]), ids)
-    # It ended at a message that could not be routed, or nothing was written at all.
-    return [each for each in ids if each is not None], failures[0]

@@ -1,18 +1,272 @@
-"""Writing messages that need more than a plain XADD: dedup ids, backlog limits, delays.
+"""Writing messages: the transactions of producers, and the scripts for all that an XADD cannot do.
 
-Called by producers. Each function builds a call; `fields` are flat: name, value, name, value …
+A message that goes where its key belonged a moment ago would break the order of the key. So every
+write is a transaction under WATCH of the topic's meta key: when that has changed since the count
+was read (the topic has grown, or was deleted), the server does nothing, and the caller routes
+again. The next WATCH and the count that goes with it travel behind each transaction in the same
+write, so this costs no round trip: the same device as the fetch of a worker.
+
+Scripts (dedup ids, backlog limits, delays) are queued in the same transaction; `publish` and
+`schedule` build their calls. `fields` are flat: name, value, name, value …
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Any
 
-from streamqd.errors import ContractError
-from streamqd.store import scripts
+import hiredis
+
+from streamqd.errors import BadValue, ContractError, RedisRefused, RedisUnavailable
+from streamqd.store import scripts, topics
+from streamqd.store.client import Connection, missing_of
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
 FIELDS_MAX = 128  # names and values of one message at most
+WATCHED_MAX = 8  # topics watched at once: those written to last
+
+_GIVEN_UP = RedisUnavailable("the connection was given up", sent=True)
+_MULTI = hiredis.pack_command(("MULTI",))
+_EXEC = hiredis.pack_command(("EXEC",))
+
+
+class Transaction:
+    """A transaction that is sent, and its answer once that is read.
+
+    `replies` answer its commands; None when the count has changed and nothing was done. `lost` is
+    the error when the answer did not come: then nothing is known.
+    """
+
+    __slots__ = ("commands", "lost", "replies")
+
+    def __init__(self, commands: int) -> None:
+        """An answer that is never read is lost."""
+        self.commands = commands
+        self.replies: list[Any] | None = []
+        self.lost: RedisUnavailable | None = _GIVEN_UP
+
+    def answer(self, replies: list[Any] | None, lost: RedisUnavailable | None = None) -> None:
+        self.replies, self.lost = replies, lost
+
+
+class MessageWriter:
+    """Writes to topics, over one connection to one server.
+
+    Knows the partition counts of topics as of the last WATCH. One transaction at most has no answer
+    yet; in between anything may happen: another use, the end of the connection, a fork.
+    """
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self.connection = connection
+        self._keys = keys
+        self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
+        self._end = b""  # EXEC and the next WATCH, packed
+        self._watched_on = 0  # the value of `Connection.opened` for which the watch stands, or 0
+        self._sent: Transaction | None = None  # the one that has no answer yet
+
+    def known(self, topic: str) -> int | None:
+        """The partition count as of the last WATCH; None when Redis must be asked."""
+        return self._counts.get(topic)
+
+    def count(self, topic: str) -> int | None:
+        """The partition count, from Redis if it is not known; None when there is no such topic.
+
+        Raises RedisRefused, RedisUnavailable.
+        """
+        self.settle()
+        if self._counts.get(topic) is None:
+            self._watch(topic)
+        return self._counts[topic]
+
+    def post(self, topic: str, expected: int, commands: Sequence[bytes]) -> Transaction | None:
+        """Send packed commands on a topic as one transaction; `collect` reads the answer.
+
+        Returns None, and sends nothing, when the topic's count is known not to be the expected one.
+        Raises RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
+        """
+        self.settle()
+        connection = self.connection
+        wire: Any = connection.connection
+        if connection.connected and wire.ended():
+            connection.close()
+        connection.open()
+        if self._watched_on != connection.opened:
+            self._watch(topic)
+        if self._counts.get(topic) != expected:
+            return None
+        self._watched_on = 0  # the watch is used up
+        transaction = self._sent = Transaction(len(commands))
+        wire = connection.connection
+        wire.begin(connection.timeout)
+        try:
+            wire.transmit([_MULTI, *commands, self._end])
+        except BaseException as error:
+            self.abandon(transaction)
+            if not isinstance(error, RedisUnavailable) or not error.sent:
+                raise
+            transaction.answer([], error)
+        finally:
+            wire.finish()
+        return transaction
+
+    def collect(self, transaction: Transaction) -> None:
+        """Read the answer to a transaction, unless that was done in between, and learn from it."""
+        if transaction is not self._sent:
+            return
+        end = transaction.commands + 2  # MULTI and EXEC are answered too
+        try:
+            replies, lost = self._receive(end + 1 + len(self._counts))
+        except BaseException:
+            # Nothing may take the rest of the answer for that to something else.
+            self.connection.close()
+            raise
+        finally:
+            self._sent = None
+        if len(replies) < end:
+            transaction.answer([], lost)
+        else:
+            transaction.answer(_executed(replies[:end]))
+        if lost is None:
+            # The messages are written; the next use meets the same trouble.
+            with contextlib.suppress(RedisRefused, ContractError, BadValue):
+                self._learn(replies[end:])
+
+    def settle(self) -> None:
+        """Read the answer that has not come yet, if any: the connection is free afterwards."""
+        if self._sent is not None:
+            self.collect(self._sent)
+
+    def abandon(self, transaction: Transaction) -> None:
+        """Close the connection, if the answer to a transaction has not been read."""
+        if self._sent is transaction:
+            self._sent = None
+            self.connection.close()
+
+    def detach(self) -> None:
+        """In a forked child: the connection, and the answer on it, are the parent's."""
+        self.connection.detach()
+        self._watched_on = 0
+        self._sent = None
+
+    def _receive(self, count: int) -> tuple[list[Any], RedisUnavailable | None]:
+        """Return the replies that came, and the error if not all of them did.
+
+        `Connection.pipeline` would answer all or nothing, and so hide that EXEC was answered.
+        """
+        replies: list[Any] = []
+        wire: Any = self.connection.connection
+        wire.begin(self.connection.timeout)
+        try:
+            wire.receive_all(count, replies)
+        except RedisUnavailable as error:
+            self.connection.close()
+            return replies, error
+        finally:
+            wire.finish()
+        self.connection.judge(replies)
+        return replies, None
+
+    def _watch(self, topic: str) -> None:
+        """Watch in an exchange of its own: at first, and on a new connection."""
+        self._counts[topic] = self._counts.pop(topic, None)
+        while len(self._counts) > WATCHED_MAX:
+            del self._counts[next(iter(self._counts))]
+        self._watched_on = 0
+        metas = [self._keys.meta(each) for each in self._counts]
+        watch: list[tuple[Any, ...]] = [
+            ("WATCH", *metas),
+            *(("HGET", meta, "partitionCount") for meta in metas),
+        ]
+        self._end = b"".join((_EXEC, *map(hiredis.pack_command, watch)))
+        try:
+            replies = self.connection.pipeline(watch)
+        except RedisUnavailable as error:
+            raise RedisUnavailable(str(error), sent=False) from error  # no message was
+        self._learn(replies)
+
+    def _learn(self, replies: Sequence[Any]) -> None:
+        for reply in replies:
+            if isinstance(reply, RedisRefused):
+                raise reply
+        for topic, raw in zip(self._counts, replies[1:], strict=True):
+            self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
+        self._watched_on = self.connection.opened
+
+
+class ClusterWriter:
+    """Writes to topics of a cluster; used as a `MessageWriter` is.
+
+    There the meta key and the partitions are in different slots, which no transaction spans. So the
+    count is looked up beside each write: one write may still go by a count that has just changed,
+    which happens only when a topic is deleted and created again, because none grows on a cluster.
+    """
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self.connection = connection
+        self._keys = keys
+        self._counts: dict[str, int | None] = {}
+
+    def known(self, topic: str) -> int | None:
+        return self._counts.get(topic)
+
+    def count(self, topic: str) -> int | None:
+        found = self._counts.get(topic)
+        if found is None:
+            found = topics.partition_count(self.connection, self._keys, topic)
+            self._counts[topic] = found
+        return found
+
+    def post(
+        self, topic: str, expected: int, commands: Sequence[Sequence[Any]]
+    ) -> Transaction | None:
+        """Run commands, each at the node of its key, and read the answers at once."""
+        if self._counts.get(topic) != expected:
+            return None
+        transaction = Transaction(len(commands))
+        look = ("HGET", self._keys.meta(topic), "partitionCount")
+        try:
+            *replies, count = self.connection.pipeline_each([*commands, look])
+        except RedisUnavailable as error:
+            if not error.sent:
+                raise
+            transaction.answer([], error)
+            return transaction
+        if count is None or isinstance(count, bytes):
+            self._counts[topic] = None if count is None else topics.count_of(topic, count)
+        if any(isinstance(reply, RedisUnavailable) for reply in replies):
+            lost = missing_of(replies)
+            if not lost.sent:
+                raise lost
+            transaction.answer([], lost)
+        else:
+            transaction.answer(replies)
+        return transaction
+
+    def collect(self, transaction: Transaction) -> None:
+        """It was read at once."""
+
+    def settle(self) -> None:
+        """There is never an answer that has not come yet."""
+
+    def abandon(self, transaction: Transaction) -> None:
+        """As `settle`."""
+
+    def detach(self) -> None:
+        self.connection.detach()
+
+
+def _executed(replies: list[Any]) -> list[Any] | None:
+    """Read the answers to MULTI, the commands and EXEC."""
+    *queued, executed = replies
+    if executed is None:
+        return None
+    if not isinstance(executed, RedisRefused):
+        return list(executed)
+    # Nothing was done, because a command was refused as it came: the reason is there.
+    refused = next((each for each in queued if isinstance(each, RedisRefused)), executed)
+    return [refused] * (len(queued) - 1)
 
 
 def publish(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamqd import logs
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, WorkerSlot, now_ns
@@ -22,6 +22,7 @@ from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.worker.fenced import Fenced
 
 BATCH_MAX = 128  # items of one settle script; bounds how long one call occupies the server
 PARK_SECONDS = 1.0  # between two tries to settle what the server refused
@@ -41,11 +42,7 @@ _KNOWN = (
 )
 
 # The server takes no writes at all for now. Any other refusal may be about one entry or one key.
-_FULL = ("OOM", "MISCONF", "NOREPLICAS")
-
-
-class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
-    """A newer owner exists. Drop everything and end."""
+_NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class Settlement(NamedTuple):
@@ -237,7 +234,7 @@ class Settler:
             try:
                 self._checked(self.link.run(call))
             except RedisRefused as error:
-                if error.code not in _FULL:
+                if error.kind not in _NO_WRITES:
                     raise
                 return
             self.slot.add("round_trips")
@@ -254,7 +251,7 @@ class Settler:
             for (dead, items), reply in zip(batches, replies, strict=True):
                 if not isinstance(reply, RedisRefused):
                     again += _batches(self._moved(self._checked(reply), items, dead=dead))
-                elif len(items) > 1 and reply.code not in _FULL:
+                elif len(items) > 1 and reply.kind not in _NO_WRITES:
                     # Perhaps only one of them is refused: it must not hold the others.
                     again += [(dead, [item]) for item in items]
                 else:

@@ -211,7 +211,7 @@ def test_a_producer_may_run_the_scripts_that_a_daemon_has_taught(
     link.execute("SCRIPT", "FLUSH")
     producer = sender("producer-scripts")
     for options in SCRIPTED:
-        with pytest.raises(RedisRefused, match="a running daemon teaches it"):
+        with pytest.raises(RedisRefused, match="a running daemon loads it"):
             producer.send(topic, b"d", **options)  # type: ignore[arg-type]
 
     ScriptLoader(new_link()).run()

@@ -1,6 +1,6 @@
 """What messages cost Redis, in counts that do not depend on the machine.
 
-Every figure is one of docs/explanation/costs.md; beside it stands the arithmetic that it follows
+Every figure is one of docs/internals/costs.md; beside it stands the arithmetic that it follows
 from. Clocks that would send something earlier on a slow machine are put out of reach: what is
 counted is what the number of messages alone makes necessary.
 """
@@ -144,10 +144,14 @@ def test_a_worker_without_messages_costs_six_commands_a_doorbell(
     desk.pending()
     desk.own("t1")
     one = life.worker("t1")
+    one._boot()
     one._attach()
     with meter.measuring() as cost:
         for _ in range(10):
-            assert not one._round(doorbell=True).main
+            one._ring()
+            while (answer := one._answer()) is None:
+                pass
+            assert not answer.main
     each = ("xread", "multi", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, 10)), 10)
     page.holds("An idle worker, every 15 s", cost, units=10, per="look")
@@ -264,7 +268,7 @@ def test_tasks_that_send_together_share_round_trips(acting: config.Settings, met
             with meter.measuring() as cost:
                 # While the first is held, all others come.
                 sends = [asyncio.create_task(producer.send("access", b"x")) for _ in range(1025)]
-                while not reached.is_set() or producer._outbox._held < len(sends):
+                while not reached.is_set() or producer._buffer._held < len(sends):
                     await asyncio.sleep(0)
                 opened.set()
                 await asyncio.gather(*sends)

@@ -130,8 +130,8 @@ def test_replaying_by_filter_and_target(dlq: Run, at: At, link: Connection, keys
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("replay", "access"), "say which letters"),
-        (("purge", "access"), "say which letters"),
+        (("replay", "access"), "say which dead letters"),
+        (("purge", "access"), "say which dead letters"),
         (("replay", "access", "--all", "--id", "0:1-0"), "exclude each other"),
         (("replay", "access", "--all", "--everyone", "--to-topic", "x"), "leave --everyone out"),
         (("replay", "access", "--all", "--rate", "0/s"), "is not a rate"),
@@ -182,7 +182,7 @@ def test_a_replay_that_leaves_some_names_why(dlq: Run, at: At) -> None:
     write(at(1), 2, replayCount="1")
     result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
     assert result.stdout == "1 dead letter of access replayed\n"
-    assert "not replayed: 2 letters: it was replayed before, and died again" in result.stderr
+    assert "not replayed: 2 dead letters: it was replayed before, and died again" in result.stderr
 
 
 def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
@@ -201,7 +201,7 @@ def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
 def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Keys) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)
-    file = tmp_path / "dead.jsonl"
+    file = tmp_path / "dead_letters.jsonl"
 
     lines = dlq("export", "access")
     assert [json.loads(line)["partition"] for line in lines.stdout.splitlines()] == [0, 0, 1]
@@ -214,7 +214,9 @@ def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Key
     assert len(file.read_text().splitlines()) == 3
     refused = dlq("export", "access", "-o", str(tmp_path / "no" / "x"), code=8)
     assert "cannot be written: No such file or directory" in refused.stderr
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == ["dead.jsonl"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == [
+        "dead_letters.jsonl"
+    ]
     assert dead_letters.total(link, keys, "access") == 3
 
 
@@ -222,13 +224,16 @@ def test_an_export_that_fails_leaves_the_old_file(
     dlq: Run, at: At, file: Path, tmp_path: Path, proxy: FaultProxy
 ) -> None:
     write(at(0), 250)
-    out = tmp_path / "dead.jsonl"
+    out = tmp_path / "dead_letters.jsonl"
     out.write_text("old\n")
     file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
     proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
     dlq("export", "access", "-o", str(out), "--yes", code=4)
     assert out.read_text() == "old\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.jsonl", "streamq.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "dead_letters.jsonl",
+        "streamq.toml",
+    ]
 
 
 def test_a_replay_without_redis_says_how_far_it_came(
@@ -241,7 +246,7 @@ def test_a_replay_without_redis_says_how_far_it_came(
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=150)
     result = dlq("replay", "access", "--all", "--yes", code=4)
     assert result.stdout == "100 dead letters of access replayed\n"
-    assert "100 letters may have been replayed or not" in result.stderr
+    assert "100 dead letters may have been replayed or not" in result.stderr
     [again] = [line for line in result.stderr.splitlines() if "go on with: " in line]
     words = again.partition("go on with: ")[2].split()
     assert words[4:7] == ["replay", "access", "--all"]
@@ -274,7 +279,7 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, key
     assert started.returncode == 130
     assert (done["ended"], done["unknown"]) == ("stopped", 0)
     assert done["replayed"] == link.execute("XLEN", at(0).retry) < 60
-    assert "letters …" in err.decode()
+    assert "dead letters …" in err.decode()
     assert b"stopping after this batch" in err
     assert b"go on with: streamqd" in err
     assert b"--rate 10/s" in err
@@ -290,7 +295,7 @@ def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:
     dlq("purge", "access", "--all", "--yes")
 
     [heading, purge, replay, export] = dlq("audit", "access").stdout.splitlines()
-    assert heading.split() == ["AGE", "WHO", "VERB", "COUNTS", "WHAT"]
+    assert heading.split() == ["AGE", "WHO", "COMMAND", "COUNTS", "WHAT"]
     assert "dlq purge" in purge
     assert "purged 1" in purge
     assert "replayed 1" in replay

@@ -23,10 +23,10 @@ from streamqd.errors import (
     UnknownOutcome,
 )
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
-from streamqd.producer.guard import TransactionResult
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.publishing import Transaction
 from tests.support.proxy import Fault
 from tests.support.servers import Server
 
@@ -498,9 +498,13 @@ def test_a_chunk_is_repeated_only_when_all_of_it_must_wait(
 ):
     """A server that refuses a part of a pipeline for the moment is a cluster that moves slots."""
     answers = [first, [b"3-0", b"4-0"]]
-    monkeypatch.setattr(
-        producer._sender._guard, "run", lambda *_: TransactionResult(answers.pop(0))
-    )
+
+    def answered(*_: object) -> Transaction:
+        transaction = Transaction(2)
+        transaction.answer(answers.pop(0))
+        return transaction
+
+    monkeypatch.setattr(producer._sender._writer, "post", answered)
     try:
         got: list[str | None] = list(producer.send_many("access", [b"x", b"y"]))
     except ChunkRefused as error:

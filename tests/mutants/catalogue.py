@@ -191,7 +191,7 @@ DEATH = (
         "a lane that begins anew before its end is acknowledged",
         'with ack = "each" a lost host repeats one message of each lane',
         "streamqd/worker/concurrent.py",
-        ("if self.runner.ack_each and self.settler.since_ns:", "if False:"),
+        ("if self._ack_each and self._settler.since_ns:", "if False:"),
         tests={
             "integration/test_acknowledging.py": (
                 "test_each_end_is_acknowledged_before_its_lane_begins_anew[in threads]"
@@ -320,9 +320,9 @@ LIMITS = (
     mutant(
         "a soft limit that fires between two messages",
         "between messages the signal does nothing (Q23)",
-        "streamqd/worker/runs.py",
+        "streamqd/worker/soft_limit.py",
         (
-            "if self._in_handler and self.slot.soft_kill_seq",
+            "if self.in_handler and self.slot.soft_kill_seq",
             "if self.slot.soft_kill_seq",
         ),
         tests={
@@ -334,10 +334,10 @@ LIMITS = (
     mutant(
         "a soft limit that hits whatever runs",
         "the run after the one that was over its limit is left alone (Q23)",
-        "streamqd/worker/runs.py",
+        "streamqd/worker/soft_limit.py",
         (
-            "self._in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
-            "self._in_handler:",
+            "self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
+            "self.in_handler:",
         ),
         tests={
             "integration/test_mutant_gaps.py": (
@@ -510,8 +510,8 @@ SETTLING = (
         "a message is buried after max_crashes, retries in between or not (T8)",
         "streamqd/worker/runs.py",
         (
-            "self._failed(index, message, retried, crashes + message.crash_count, error)",
-            "self._failed(index, message, retried, message.crash_count, error)",
+            "charged = crashes + message.crash_count",
+            "charged = message.crash_count",
         ),
         tests={
             "integration/test_mutant_gaps.py": (

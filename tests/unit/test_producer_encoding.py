@@ -20,7 +20,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
 NOON_UNIX_MS = 1_893_492_000_000
 HALF = "a\ud800"  # what a careless decoder leaves of a character
-SAID = r"'\\ud800', half of a character, which UTF-8 cannot write: mend the text"
+SAID = r"'\\ud800', half of a character, which UTF-8 cannot write: fix the text"
 
 
 @dataclass

@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.errors import MessageTooLarge
-from streamqd.producer.encoding import Outgoing, envelope_of, full, size_of
-from streamqd.producer.guard import ClusterGuard, TopicGuard
-from streamqd.store.keys import Keys
+from streamqd.producer.encoding import (
+    Outgoing,
+    appends,
+    envelope_of,
+    full,
+    packed_appends,
+    size_of,
+)
 
 STREAMS = st.sampled_from(["stream:topic:{access:p:0}", "stream:topic:{access:p:1}", "s"])
 PAYLOADS = st.binary(max_size=300)
@@ -33,8 +38,8 @@ def test_messages_are_packed_as_hiredis_packs_them(
     ]
     packed = [hiredis.pack_command(each) for each in commands]
 
-    assert TopicGuard(Keys()).appends(streams, envelopes) == packed
-    assert ClusterGuard(Keys()).appends(streams, envelopes) == commands
+    assert packed_appends(streams, envelopes) == packed
+    assert appends(streams, envelopes) == commands
 
 
 @given(PAYLOADS)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamqd.policy.partitioning import crc32_partition, jump, jump_partition
-from streamqd.producer.partitioners import Partitioner, Partitioners
+from streamqd.producer.routing import Partitioner, Partitioners
 
 KEYS = [b"customer-%d" % number for number in range(2000)]
 

@@ -1,0 +1,383 @@
+"""Dead letters as operators look at them: one by one, and the same failure counted once.
+
+Their names are `PARTITION:ms-seq`. The dead letters of a topic are the union of its partitions'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from streamqd.admin import topics
+from streamqd.admin.dead_letters.selection import (
+    EVERY_LETTER,
+    KNOWN,
+    DeadLetterFilter,
+    Fields,
+    find,
+    origin_of,
+    replays_of,
+    streams_of,
+    total,
+)
+from streamqd.admin.pages import Entry, Id, Place, newest_first, read_id, read_place
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
+from streamqd.policy.fingerprint import frame_of, of_letter
+from streamqd.store import topics as registry
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+
+MASK = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow:
+    """One dead letter of `dlq list`.
+
+    `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or cancelled.
+    `uid` names the message over all its copies, `fingerprint` the failure, the same for
+    letters that died alike. Numbers are null when the letter does not tell them.
+    """
+
+    id: str
+    group: str
+    reason: str
+    error_class: str
+    error_message: str
+    attempts: int | None
+    crashes: int | None
+    replays: int
+    uid: str
+    key: bytes | None
+    failed_unix_ms: int | None
+    original_unix_ms: int | None
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterDetail(DeadLetterRow):
+    """One dead letter with everything that is known of it, as `dlq show` prints it.
+
+    `exit_code` or `signal` say how the process (`pid`) ended that the message took down, `rss` how
+    much memory it had, in bytes. `frame` is the innermost frame of user code, `file:function`.
+    `moving_to` is where a replay that was interrupted was taking it. `headers` is null when they
+    cannot be read; `other` holds fields that streamqd does not know.
+    """
+
+    topic: str
+    partition: int
+    instance: str
+    handler: str
+    traceback: str
+    frame: str
+    moving_to: str
+    signal: str
+    exit_code: int | None
+    pid: int | None
+    rss: int | None
+    headers: dict[str, str] | None
+    payload: bytes
+    other: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersView:
+    """A page, the newest letters first. `total` counts all letters of the topic, of all groups.
+
+    `cursor` continues behind the last row; it is '' at the end.
+    """
+
+    topic: str
+    total: int
+    rows: list[DeadLetterRow]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeadLetters:
+    """How many dead letters a topic has, and when the oldest and the newest were made.
+
+    `unreadable` are values of its keys that cannot be read; a topic that they hide has no times.
+    """
+
+    topic: str
+    total: int
+    oldest_unix_ms: int | None
+    newest_unix_ms: int | None
+    unreadable: list[Unreadable]
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def overview(link: Connection, keys: Keys) -> list[TopicDeadLetters]:
+    """The topics that have dead letters."""
+    rows = []
+    names, strange = registry.registry(link, keys)
+    for error in strange:
+        bad = BadValues()
+        bad.add(error)
+        rows.append(TopicDeadLetters(error.found, 0, None, None, bad.rows))
+    for topic in names:
+        bad = BadValues()
+        streams = [
+            keys.dlq(topic, number)
+            for number in range(topics.known_count(link, keys, topic, bad) or 0)
+        ]
+        infos = ask_each(link, [("XINFO", "STREAM", stream) for stream in streams], bad)
+        found = [dict(zip(info[::2], info[1::2], strict=True)) for info in infos if info]
+        total = sum(int(info[b"length"]) for info in found)
+        if total or bad.rows:
+            firsts = [read_id(i[b"first-entry"][0]).ms for i in found if i[b"first-entry"]]
+            lasts = [read_id(i[b"last-entry"][0]).ms for i in found if i[b"last-entry"]]
+            oldest, newest = min(firsts, default=None), max(lasts, default=None)
+            rows.append(TopicDeadLetters(topic, total, oldest, newest, bad.rows))
+    return rows
+
+
+def listed(
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    *,
+    choice: DeadLetterFilter = EVERY_LETTER,
+    limit: int = 20,
+    cursor: str = "",
+) -> DeadLettersView:
+    """A page of the letters chosen. Raises TopicMissing, Refused."""
+    streams = streams_of(link, keys, topic)
+    before = read_place(cursor, len(streams)) if cursor else None
+    found = list(newest(link, streams, choice, limit + 1, before))
+    page = found[:limit]
+    return DeadLettersView(
+        topic=topic,
+        total=total(link, keys, topic),
+        rows=[_row(topic, entry) for entry in page],
+        cursor=str(page[-1].place) if len(found) > limit else "",
+    )
+
+
+def newest(
+    link: Connection,
+    streams: dict[int, str],
+    choice: DeadLetterFilter,
+    limit: int,
+    before: Place | None = None,
+) -> Iterator[Entry]:
+    """Yield the letters chosen, at most `limit`, the newest first, behind the place `before`."""
+    since = None if choice.since_unix_ms is None else Id(max(0, choice.since_unix_ms), 0)
+    if choice.until_unix_ms is not None:
+        # Redis has no range that ends before 0-0.
+        end = Place(0, max(Id(choice.until_unix_ms, 0), Id(0, 1)))
+        before = end if before is None else min(before, end, key=lambda p: (p.id, p.partition))
+    keep = choice.takes if choice.narrows else None
+    return newest_first(link, streams, before=before, since=since, keep=keep, limit=limit)
+
+
+def show(link: Connection, keys: Keys, topic: str, letter_id: str) -> DeadLetterDetail:
+    """One letter in full. Raises TopicMissing, Refused when there is no such letter."""
+    entry = find(link, streams_of(link, keys, topic), letter_id)
+    told, row = Fields(entry.fields), _row(topic, entry)
+    mark = link.execute("HGET", keys.moving(topic, entry.partition), str(entry.id)) or b""
+    return DeadLetterDetail(
+        topic=topic,
+        partition=entry.partition,
+        **{each.name: getattr(row, each.name) for each in fields(row)},
+        instance=told.text(b"instance"),
+        handler=told.text(b"handler"),
+        traceback=told.text(b"traceback"),
+        frame=frame_of(told.text(b"traceback")),
+        moving_to=mark.decode("utf-8", "replace").partition(" ")[2],
+        signal=told.text(b"signal"),
+        exit_code=told.number(b"exitCode"),
+        pid=told.number(b"pid"),
+        rss=told.number(b"rss"),
+        headers=entry.headers,
+        payload=entry.fields.get(b"payload", b""),
+        other={
+            name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for name, value in entry.fields.items()
+            if name not in KNOWN
+        },
+    )
+
+
+def masked(letter: DeadLetterDetail) -> DeadLetterDetail:
+    """The letter without what users wrote: `***` for each key, header and text."""
+    return replace(
+        letter,
+        key=letter.key and MASK.encode(),
+        error_message=letter.error_message and MASK,
+        traceback=letter.traceback and MASK,
+        headers=letter.headers and dict.fromkeys(letter.headers, MASK),
+        payload=letter.payload and MASK.encode(),
+        other=dict.fromkeys(letter.other, MASK),
+    )
+
+
+def _row(topic: str, entry: Entry) -> DeadLetterRow:
+    told = Fields(entry.fields)
+    origin, number, original = origin_of(topic, entry)
+    return DeadLetterRow(
+        id=str(entry.place),
+        group=told.text(b"group"),
+        reason=told.text(b"reason"),
+        error_class=told.text(b"errorClass"),
+        error_message=told.text(b"errorMessage"),
+        attempts=told.number(b"attempts"),
+        crashes=told.number(b"crashes"),
+        replays=replays_of(entry),
+        uid=f"{origin}/{number}/{original}" if original else "",
+        key=entry.fields.get(b"key"),
+        failed_unix_ms=told.number(b"failedAt"),
+        original_unix_ms=told.number(b"timestamp"),
+        fingerprint=of_letter(entry.fields),
+    )
+
+
+CAUSES_MAX = 1_000
+INSTANCES_MAX = 8  # named of each cause
+_EVERY = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """Letters of one group that died alike.
+
+    `fingerprint` is the same for the same exception class, frame of user code and handler. `frame`
+    is `file:function`, '' when the letters do not tell it. `first_unix_ms` and `last_unix_ms` are
+    the deaths of the oldest and the newest, `example` is the newest. `instances` are up to 8 of
+    those that they died on. `replayed` counts letters that had been replayed before, `replays` is
+    the most often.
+    """
+
+    fingerprint: str
+    group: str
+    reason: str
+    error_class: str
+    error_message: str
+    frame: str
+    handler: str
+    count: int
+    first_unix_ms: int
+    last_unix_ms: int
+    example: str
+    instances: list[str]
+    replayed: int
+    replays: int
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """The letters chosen, by cause, the most frequent first.
+
+    `total` counts all letters of the topic, `looked_at` those that were chosen and counted.
+    `complete` is false when only the newest were counted. `others` are letters of further causes,
+    beyond the first 1,000.
+    """
+
+    topic: str
+    total: int
+    looked_at: int
+    complete: bool
+    others: int
+    causes: list[FailureCause]
+
+
+class FailureTally:
+    """Counts letters by cause; its size is bounded, however many letters there are."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], _Alike] = {}
+        self.count = 0
+        self.others = 0
+
+    def add(self, entry: Entry) -> None:
+        """Count one letter."""
+        told = Fields(entry.fields)
+        name = (of_letter(entry.fields), told.text(b"group"))
+        self.count += 1
+        alike = self._found.get(name)
+        if alike is None:
+            if len(self._found) >= CAUSES_MAX:
+                self.others += 1
+                return
+            alike = self._found[name] = _Alike(entry)
+        alike.add(entry, told)
+
+    def causes(self) -> list[FailureCause]:
+        """What was counted, the most frequent first."""
+        rows = [alike.cause(*name) for name, alike in self._found.items()]
+        return sorted(rows, key=lambda each: (-each.count, -each.last_unix_ms, each.fingerprint))
+
+
+class _Alike:
+    """The letters of one cause, as far as they are remembered."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.count = self.replayed = self.replays = 0
+        self.first = self.newest = entry.place
+        self.fields = entry.fields
+        self.instances: dict[str, None] = {}
+
+    def add(self, entry: Entry, told: Fields) -> None:
+        self.count += 1
+        if entry.id < self.first.id:
+            self.first = entry.place
+        if entry.id > self.newest.id:
+            self.newest, self.fields = entry.place, entry.fields
+        if len(self.instances) < INSTANCES_MAX and told.text(b"instance"):
+            self.instances[told.text(b"instance")] = None
+        replays = replays_of(entry)
+        self.replayed += replays > 0
+        self.replays = max(self.replays, replays)
+
+    def cause(self, fingerprint: str, group: str) -> FailureCause:
+        told = Fields(self.fields)
+        return FailureCause(
+            fingerprint=fingerprint,
+            group=group,
+            reason=told.text(b"reason"),
+            error_class=told.text(b"errorClass"),
+            error_message=told.text(b"errorMessage"),
+            frame=frame_of(told.text(b"traceback")),
+            handler=told.text(b"handler"),
+            count=self.count,
+            first_unix_ms=self.first.id.ms,
+            last_unix_ms=self.newest.id.ms,
+            example=str(self.newest),
+            instances=sorted(self.instances),
+            replayed=self.replayed,
+            replays=self.replays,
+        )
+
+
+def causes(
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    choice: DeadLetterFilter = EVERY_LETTER,
+    *,
+    last: int | None = None,
+) -> Causes:
+    """Count the letters chosen by what killed them; with `last` only the newest so many.
+
+    Raises TopicMissing.
+    """
+    streams = streams_of(link, keys, topic)
+    tally = FailureTally()
+    complete = True
+    limit = _EVERY if last is None else last + 1
+    for entry in newest(link, streams, choice, limit):
+        if tally.count == last:
+            complete = False
+            break
+        tally.add(entry)
+    return Causes(
+        topic=topic,
+        total=total(link, keys, topic),
+        looked_at=tally.count,
+        complete=complete,
+        others=tally.others,
+        causes=tally.causes(),
+    )

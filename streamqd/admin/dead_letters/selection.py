@@ -1,0 +1,229 @@
+"""Which dead letters are meant, what each says, and walking over them page by page.
+
+A walk sees the letters that existed when it began and no later ones, so what a replay brings back
+and what dies again meanwhile is not met twice. It holds one page in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from streamqd.admin import topics
+from streamqd.admin.pages import (
+    PAGE_MAX,
+    SEQ_MAX,
+    Entry,
+    Id,
+    ask,
+    forwards,
+    read_fields,
+    read_id,
+    read_place,
+)
+from streamqd.errors import Refused
+from streamqd.policy.fingerprint import of_letter
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+
+# Replays that leave the retry streams are counted here: a counter among the fields of an entry is
+# believed in a retry stream only.
+REPLAYS_HEADER = "x-replays"
+
+# Fields that only a dead letter has; `lua/dead_replay.lua` leaves the same ones behind.
+DEAD_ONLY = frozenset(
+    b"originalTopic originalPartition timestamp group instance handler attempts crashes reason"
+    b" errorClass errorMessage traceback fingerprint signal exitCode rss pid failedAt".split()
+)
+KNOWN = DEAD_ONLY | frozenset(
+    b"payload key headers originalId retryCount crashCount replayCount forgivenAt lastError"
+    b" lastErrorPlace".split()
+)
+
+
+class Fields:
+    """A letter's fields as text and numbers; what cannot be read as that counts as missing."""
+
+    def __init__(self, fields: dict[bytes, bytes]) -> None:
+        self._fields = fields
+
+    def text(self, name: bytes) -> str:
+        return self._fields.get(name, b"").decode("utf-8", "replace")
+
+    def number(self, name: bytes) -> int | None:
+        try:
+            return int(self._fields[name])
+        except (KeyError, ValueError):
+            return None
+
+
+def replays_of(entry: Entry) -> int:
+    """How often a letter has been replayed, by whatever way."""
+    found = max(0, Fields(entry.fields).number(b"replayCount") or 0)
+    with contextlib.suppress(ValueError):
+        found = max(found, int((entry.headers or {}).get(REPLAYS_HEADER, "0")))
+    return found
+
+
+def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
+    """Topic, partition and id of the first write; the id is '' when the letter does not tell it."""
+    told = Fields(entry.fields)
+    return (
+        told.text(b"originalTopic") or topic,
+        told.text(b"originalPartition") or str(entry.partition),
+        told.text(b"originalId"),
+    )
+
+
+def find(link: Connection, streams: dict[int, str], letter_id: str) -> Entry:
+    """One letter by its name. Raises Refused."""
+    place = read_place(letter_id, len(streams))
+    page = link.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
+    if not page:
+        raise Refused(f"there is no dead letter {letter_id}: it was replayed, purged or never was")
+    return Entry(place.partition, place.id, read_fields(page[0][1]))
+
+
+def streams_of(link: Connection, keys: Keys, topic: str) -> dict[int, str]:
+    """The streams of a topic's letters by partition. Raises TopicMissing."""
+    count = topics.partition_count(link, keys, topic)
+    return {number: keys.dlq(topic, number) for number in range(count)}
+
+
+def total(link: Connection, keys: Keys, topic: str) -> int:
+    """How many letters a topic has. Raises TopicMissing."""
+    streams = streams_of(link, keys, topic)
+    return sum(ask(link, [("XLEN", stream) for stream in streams.values()]))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which letters: those named, else all that exist now; of those, what each other field says.
+
+    `error_class` is the class with its module, or its last part. `key` is exact. `headers` are
+    pairs that must all be there. `since_unix_ms` and `until_unix_ms` bound the time of death, the
+    end left out. None and () choose everything.
+    """
+
+    letter_ids: tuple[str, ...] = ()
+    group: str | None = None
+    fingerprint: str | None = None
+    error_class: str | None = None
+    reason: str | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    since_unix_ms: int | None = None
+    until_unix_ms: int | None = None
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether a letter is chosen, its name aside."""
+        told = Fields(entry.fields)
+        if self.since_unix_ms is not None and entry.id.ms < self.since_unix_ms:
+            return False
+        if self.until_unix_ms is not None and entry.id.ms >= self.until_unix_ms:
+            return False
+        if self.group is not None and told.text(b"group") != self.group:
+            return False
+        if self.reason is not None and told.text(b"reason") != self.reason:
+            return False
+        if self.error_class is not None and not _is_class(
+            told.text(b"errorClass"), self.error_class
+        ):
+            return False
+        if self.key is not None and entry.fields.get(b"key") != self.key:
+            return False
+        if self.fingerprint is not None and of_letter(entry.fields) != self.fingerprint:
+            return False
+        if not self.headers:
+            return True
+        headers = entry.headers or {}
+        return all(headers.get(name) == value for name, value in self.headers)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it chooses less than all letters."""
+        return any(getattr(self, each.name) != each.default for each in fields(self))
+
+    def stated(self) -> dict[str, Any]:
+        """What it says, for the audit trail: only what is not the default."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.key is not None:
+            found["key"] = self.key.decode("utf-8", "backslashreplace")
+        found["headers"] = dict(self.headers)
+        return {name: value for name, value in found.items() if value not in (None, (), {})}
+
+
+EVERY_LETTER = DeadLetterFilter()
+
+
+def _is_class(told: str, wanted: str) -> bool:
+    return told == wanted or told.rpartition(".")[2] == wanted
+
+
+Page = list[Entry]  # letters of one partition, the oldest first
+
+
+def pages(
+    link: Connection, keys: Keys, topic: str, choice: DeadLetterFilter, size: int = PAGE_MAX
+) -> Iterator[Page]:
+    """Yield the letters chosen, partition by partition, the oldest first.
+
+    The letters that exist are fixed before this returns. Raises TopicMissing; Refused when a letter
+    that is named does not exist or is not chosen.
+    """
+    streams = streams_of(link, keys, topic)
+    if choice.letter_ids:
+        return iter(_named(link, streams, choice))
+    ends = ask(link, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
+    until = {
+        partition: read_id(newest[0][0])
+        for partition, newest in zip(streams, ends, strict=True)
+        if newest
+    }
+    return _walk(link, streams, choice, until, size)
+
+
+def _walk(
+    link: Connection,
+    streams: dict[int, str],
+    choice: DeadLetterFilter,
+    ends: dict[int, Id],
+    size: int,
+) -> Iterator[Page]:
+    after = None
+    if choice.since_unix_ms:
+        after = Id(choice.since_unix_ms - 1, SEQ_MAX)
+    for partition, until in ends.items():
+        if choice.until_unix_ms is not None:
+            if choice.until_unix_ms <= 0:
+                return
+            until = min(until, Id(choice.until_unix_ms - 1, SEQ_MAX))
+        for page in forwards(link, streams[partition], after=after, until=until, size=size):
+            entries = [Entry(partition, *each) for each in page]
+            kept = [each for each in entries if choice.takes(each)]
+            if kept:
+                yield kept
+
+
+def _named(link: Connection, streams: dict[int, str], choice: DeadLetterFilter) -> list[Page]:
+    """The letters named, all found before any is touched."""
+    found = [find(link, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
+    for entry in found:
+        if choice.takes(entry):
+            continue
+        owner = Fields(entry.fields).text(b"group")
+        if choice.group is not None and owner != choice.group:
+            raise Refused(
+                f"the dead letter {entry.place} is one of the group {owner}, not {choice.group}"
+            )
+        raise Refused(f"the dead letter {entry.place} is not one of those that the filter chooses")
+    return [[entry] for entry in found]
+
+
+def count(link: Connection, keys: Keys, topic: str, choice: DeadLetterFilter) -> int:
+    """How many letters are chosen. Raises TopicMissing, Refused."""
+    if choice == EVERY_LETTER:
+        return total(link, keys, topic)
+    return sum(len(page) for page in pages(link, keys, topic, choice))

@@ -1,0 +1,739 @@
+"""Directives to a fleet, the plans behind them, and who has not obeyed yet.
+
+They are written into Redis, and every instance obeys them with its next heartbeat. Nothing here
+talks to an instance. A directive is refused by what Redis says of the fleet at this moment; it
+stays until it is taken back, also while no instance runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from streamqd.admin import live, published, topics
+from streamqd.admin.pages import ask, server_unix_ms
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views
+from streamqd.errors import Refused
+from streamqd.idle_reason import WORDS
+from streamqd.model import Unit
+from streamqd.policy.rebalance import MemberView, place
+from streamqd.store import directives, members
+from streamqd.store import topics as registry
+from streamqd.store.client import Connection
+from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
+from streamqd.store.keys import Keys
+
+
+class FleetSnapshot(NamedTuple):
+    """The fleet to be steered. `stale`: seconds after which a silent instance counts as gone."""
+
+    link: Connection
+    keys: Keys
+    name: str
+    stale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A fleet as Redis knows it. `infos` is what each member tells of itself."""
+
+    now_unix_ms: int
+    live: dict[str, MemberView]
+    silent: dict[str, int]  # instance -> milliseconds since its last beat
+    infos: dict[str, dict[str, Any]]
+    control: Directives
+
+    def placeable(self) -> list[MemberView]:
+        """The members that may own something."""
+        return [
+            seen
+            for name, seen in self.live.items()
+            if not seen.leaving and name not in self.control.drains
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRow:
+    """One order. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
+
+    `to` is the instance that a move names. `gone` tells that it names an instance that does not
+    live, `done` that every live instance has obeyed an order that is obeyed once. `name` is what
+    `control clear` takes.
+    """
+
+    name: str
+    kind: str
+    target: str
+    to: str
+    at_unix_ms: int
+    by: str
+    why: str
+    gone: bool
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControlView:
+    """All orders, and under `strange` those that cannot be read, with the problem.
+
+    `unreadable` are other values of the fleet that cannot be read.
+    """
+
+    now_unix_ms: int
+    orders: list[OrderRow]
+    strange: dict[str, str]
+    unreadable: list[Unreadable]
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """What a verb did.
+
+    `order` is its name; `at_unix_ms` when it was given, null when nothing was written; `changed` is
+    false when all was so before. `notes` and `waiting` are sentences for people: what to know, and
+    who has not obeyed when the time to wait was over.
+    """
+
+    order: str
+    at_unix_ms: int | None
+    changed: bool
+    dry_run: bool
+    notes: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+
+
+def look(fleet: FleetSnapshot) -> Sight:
+    """Read members and orders."""
+    replies = ask(fleet.link, stored(fleet))
+    return sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
+
+
+def stored(fleet: FleetSnapshot) -> list[tuple[Any, ...]]:
+    """The commands whose replies `sight_of` takes."""
+    return [
+        *members.stored(fleet.keys, fleet.name),
+        ("HGETALL", fleet.keys.orders(fleet.name)),
+    ]
+
+
+def sight_of(
+    fleet: FleetSnapshot,
+    scores: Sequence[bytes] | None,
+    infos: Sequence[bytes] | None,
+    orders: Sequence[bytes] | None,
+    *,
+    now_unix_ms: int,
+) -> Sight:
+    """What the replies to the commands of `stored` say."""
+    now = now_unix_ms
+    beats = members.beats(scores, infos)
+    ages = {beat.instance: now - beat.beat_unix_ms for beat in beats}
+    return Sight(
+        now_unix_ms=now,
+        live={
+            beat.instance: members.seen_of(beat)
+            for beat in beats
+            if ages[beat.instance] <= fleet.stale * 1000
+        },
+        silent={name: age for name, age in ages.items() if age > fleet.stale * 1000},
+        infos={beat.instance: beat.info for beat in beats},
+        control=directives.read(orders or ()),
+    )
+
+
+def offering(fleet: FleetSnapshot, topic: str) -> list[str]:
+    """The live instances that have a consumer for a topic."""
+    live = look(fleet).live
+    return sorted(name for name in live if any(t == topic for t, _ in live[name].member.offers))
+
+
+def view(fleet: FleetSnapshot) -> ControlView:
+    """All orders as they are written down."""
+    bad = BadValues()
+    replies = ask_each(fleet.link, stored(fleet), bad)
+    sight = sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
+    published.bad_orders(fleet.keys, fleet.name, replies[2], bad)
+    published.beats(fleet.keys, fleet.name, replies[0], replies[1], bad)
+    return ControlView(sight.now_unix_ms, rows(sight), sight.control.strange, bad.rows)
+
+
+def rows(sight: Sight) -> list[OrderRow]:
+    """The orders in one list: pauses first, then stops, drains, moves and the rest."""
+    found, live = sight.control, sight.live
+
+    def row(
+        kind: str, target: str, order: Directive, *, gone: bool = False, done: bool = False
+    ) -> OrderRow:
+        name = f"{kind}:{target}" if target else kind
+        return OrderRow(name, kind, target, order.to, *order[:3], gone, done)
+
+    listed = [row("pause", str(scope), order) for scope, order in sorted(_named(found.pauses))]
+    listed += [row("stop", str(scope), order) for scope, order in sorted(_named(found.stops))]
+    listed += [
+        row("drain", name, order, gone=name not in live)
+        for name, order in sorted(found.drains.items())
+    ]
+    listed += [
+        row("move", str(unit), order, gone=order.to not in live)
+        for unit, order in sorted(found.moves.items())
+    ]
+    listed += [
+        row(
+            "reload",
+            name,
+            order,
+            gone=name not in (directives.EVERYBODY, *live),
+            done=_reloaded(sight, name, order.at_unix_ms),
+        )
+        for name, order in sorted(found.reloads.items())
+    ]
+    if (order := found.rebalance) is not None:
+        # Every instance reads it with its next beat, and obeys at once.
+        beaten = [seen.beat_unix_ms > order.at_unix_ms for seen in live.values()]
+        listed.append(row("rebalance", "", order, done=bool(beaten) and all(beaten)))
+    return listed
+
+
+def _reloaded(sight: Sight, name: str, ordered_unix_ms: int) -> bool:
+    """Whether everybody who was told to reload has. Who does not tell is not waited for."""
+    done = [
+        one.reloaded is None or one.reloaded >= ordered_unix_ms
+        for member, one in sight.live.items()
+        if name in (directives.EVERYBODY, member)
+    ]
+    return bool(done) and all(done)
+
+
+def _named(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
+    return [(str(scope), order) for scope, order in pauses.items()]
+
+
+def author() -> str:
+    """Who gives the orders, as `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def write(
+    fleet: FleetSnapshot,
+    name: str = "",
+    *,
+    why: str = "",
+    to: str = "",
+    remove: list[str] | None = None,
+) -> DirectiveChange:
+    """Write an order, take others out, and wake the fleet. Refused when there are too many."""
+    call = directives.change(
+        fleet.keys, fleet.name, name, by=author(), why=why, to=to, remove=remove or []
+    )
+    reply = fleet.link.run(call)
+    if reply.word == "FULL":
+        raise Refused(
+            f"the fleet has {int(reply.rest[0])} orders, no more are allowed; `streamqd control"
+            " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
+        )
+    # Without the right to publish, or when nobody hears it, the next beats find it as well.
+    fleet.link.pipeline([("PUBLISH", fleet.keys.wake(fleet.name), "order")])
+    return DirectiveChange.parse(reply)
+
+
+# --- pauses ---------------------------------------------------------------------------------------
+
+
+def check_scope(fleet: FleetSnapshot, scope: Scope) -> None:
+    """Refused when what is named does not exist."""
+    if scope.topic is None:
+        return
+    count = topics.partition_count(fleet.link, fleet.keys, scope.topic)
+    if scope.partition is not None and scope.partition >= count:
+        raise Refused(
+            f"{scope.topic} has no partition {scope.partition}: they are numbered 0 to {count - 1}"
+        )
+    if scope.group is not None:
+        known = topics.groups(fleet.link, fleet.keys, scope.topic, range(count))
+        if scope.group not in known:
+            there = ", ".join(known) or "none"
+            raise Refused(f"no group {scope.group} reads {scope.topic}; there are: {there}")
+
+
+def pause(fleet: FleetSnapshot, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
+    """Let nothing be fetched of what is named. Refused when it does not exist."""
+    check_scope(fleet, scope)
+    name = f"pause:{scope}"
+    found = look(fleet).control.pauses
+    wider = [str(each) for each in found if each != scope and each.covers(scope)]
+    notes = [f"it is paused by {each} too" for each in wider]
+    if dry_run:
+        return Steered(name, None, scope not in found, True, notes)
+    at = write(fleet, name, why=why).at_unix_ms
+    return Steered(name, at, scope not in found, False, notes)
+
+
+def resume(fleet: FleetSnapshot, scope: Scope, *, dry_run: bool = False) -> Steered:
+    """End the pause of what is named and of its parts. Refused while a wider pause holds it."""
+    name = f"pause:{scope}"
+    found = look(fleet).control.pauses
+    ended = [each for each in found if scope.covers(each)]
+    wider = [each for each in found if each not in ended and each.covers(scope)]
+    if wider and not ended:
+        raise Refused(f"{scope} is paused as a part of {wider[0]}; resume that")
+    notes = [
+        f"{each} is still paused" for each in found if each not in ended and _meet(each, scope)
+    ]
+    if not ended:
+        check_scope(fleet, scope)
+        return Steered(name, None, False, dry_run, [f"{scope} was not paused", *notes])
+    if dry_run:
+        return Steered(name, None, True, True, notes)
+    at = write(fleet, remove=[f"pause:{each}" for each in ended]).at_unix_ms
+    return Steered(name, at, True, False, notes)
+
+
+def _meet(one: Scope, other: Scope) -> bool:
+    return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def stop(
+    fleet: FleetSnapshot, topic: str, group: str, why: str, *, dry_run: bool = False
+) -> Steered:
+    """Let no instance own a partition of a group. Refused when there is no such group."""
+    scope = directives.stop_scope(topic, group)
+    check_scope(fleet, scope)
+    sight = look(fleet)
+    name, changed = f"stop:{scope}", scope not in sight.control.stops
+    if dry_run:
+        return Steered(name, None, changed, True)
+    return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False)
+
+
+def start(fleet: FleetSnapshot, topic: str, group: str, *, dry_run: bool = False) -> Steered:
+    """Let a stopped group be owned again. Refused when there is no such group."""
+    scope = directives.stop_scope(topic, group)
+    name, sight = f"stop:{scope}", look(fleet)
+    if scope not in sight.control.stops:
+        check_scope(fleet, scope)
+        return Steered(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
+    notes = [f"{each} is still paused" for each in sight.control.pauses if _meet(each, scope)]
+    if not any((topic, group) in seen.member.offers for seen in sight.live.values()):
+        notes.append(f"no live instance has a consumer for {topic}/{group}")
+    if dry_run:
+        return Steered(name, None, True, True, notes)
+    return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False, notes)
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+def living(sight: Sight, instance: str) -> MemberView:
+    """A member of the fleet. Refused when it does not live."""
+    if instance in sight.live:
+        return sight.live[instance]
+    if instance in sight.silent:
+        seconds = sight.silent[instance] / 1000
+        raise Refused(f"the instance {instance} has been silent for {seconds:.0f} s")
+    near = difflib.get_close_matches(instance, sight.live, n=1)
+    there = ", ".join(sorted(sight.live)) or "none"
+    hint = f"did you mean {near[0]}?" if near else f"there are: {there}"
+    raise Refused(f"no instance {instance} lives in this fleet; {hint}")
+
+
+def drain(fleet: FleetSnapshot, instance: str, why: str, *, dry_run: bool = False) -> Steered:
+    """Let an instance hand over all that it owns and own nothing. Refused when it does not live."""
+    sight = look(fleet)
+    seen = living(sight, instance)
+    others = [one for one in sight.placeable() if one.member.id != instance]
+    left = sorted(
+        f"{topic}/{group}"
+        for topic, group in seen.member.offers
+        if not any((topic, group) in one.member.offers for one in others)
+    )
+    notes = [f"nobody else offers {each}: its partitions will wait" for each in left]
+    name = f"drain:{instance}"
+    changed = instance not in sight.control.drains
+    if dry_run:
+        return Steered(name, None, changed, True, notes)
+    return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False, notes)
+
+
+def undrain(fleet: FleetSnapshot, instance: str, *, dry_run: bool = False) -> Steered:
+    """Let a drained instance own partitions again, also one that does not live at present."""
+    sight = look(fleet)
+    name = f"drain:{instance}"
+    if instance not in sight.control.drains:
+        living(sight, instance)
+        return Steered(name, None, False, dry_run, [f"{instance} was not drained"])
+    if dry_run:
+        return Steered(name, None, True, True)
+    return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False)
+
+
+def reload(
+    fleet: FleetSnapshot, instance: str | None, why: str, *, dry_run: bool = False
+) -> Steered:
+    """Let one instance, or all in turn, read configuration and code again."""
+    sight = look(fleet)
+    if instance is not None:
+        living(sight, instance)
+    elif not sight.live:
+        raise Refused(f"no instance of the fleet {fleet.name} is alive")
+    name = f"reload:{instance or directives.EVERYBODY}"
+    if dry_run:
+        order = [instance] if instance else sorted(sight.live)
+        return Steered(name, None, True, True, [f"in this order: {', '.join(order)}"])
+    gone = [
+        each for each in sight.control.reloads if each not in (directives.EVERYBODY, *sight.live)
+    ]
+    done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
+    return Steered(name, done.at_unix_ms, True, False)
+
+
+# --- clearing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The orders that were taken out, or would be."""
+
+    orders: list[str]
+    dry_run: bool
+
+
+def clear(
+    fleet: FleetSnapshot, names: list[str], *, gone: bool = False, dry_run: bool = False
+) -> Cleared:
+    """Take out orders by name, strange ones too; with `gone` those to instances that do not live.
+
+    Refused when there is no order of a name.
+    """
+    sight = look(fleet)
+    listed = rows(sight)
+    known = {row.name for row in listed} | sight.control.strange.keys()
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise Refused(f"there is no order {missing[0]}; `streamqd control list` shows those there")
+    chosen = sorted({*names, *(row.name for row in listed if gone and row.gone)})
+    if chosen and not dry_run:
+        write(fleet, remove=chosen)
+    return Cleared(chosen, dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A unit that is to change hands; `owner` and `to` are '' for nobody."""
+
+    topic: str
+    partition: int
+    group: str
+    owner: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """What a rebalance does: the moves that it begins, and the orders to move that it forgets.
+
+    `waiting` are the units that had not arrived when the time to wait was over.
+    """
+
+    at_unix_ms: int | None
+    dry_run: bool
+    moves: list[PlannedMove]
+    forgotten: list[str]
+    waiting: list[str]
+
+
+def move(fleet: FleetSnapshot, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
+    """Let an instance own a unit until it is moved again or the fleet is rebalanced.
+
+    Refused when the instance could not have it now.
+    """
+    check_scope(fleet, Scope(unit.topic, unit.partition, None))
+    sight = look(fleet)
+    seen = living(sight, to)
+    if seen.leaving:
+        raise Refused(f"the instance {to} is leaving")
+    if to in sight.control.drains:
+        raise Refused(f"the instance {to} is drained; `streamqd drain {to} --undo` ends that")
+    if (unit.topic, unit.group) not in seen.member.offers:
+        raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
+    if unit in seen.broken:
+        raise Refused(f"the worker of {unit} crashes in a loop on {to}")
+    if sight.control.stop_of(unit) is not None:
+        raise Refused(
+            f"the group {unit.group} of {unit.topic} is stopped;"
+            f" `streamqd group start {unit.topic} {unit.group}` ends that"
+        )
+    owners = owners_of(fleet, offered(fleet, sight))
+    owner = owners.get(unit, "")
+    cap = seen.member.cap
+    if cap and owner != to and Counter(owners.values())[to] >= cap:
+        raise Refused(f"the instance {to} owns {cap} partitions, which is its max_partitions")
+    name = f"move:{unit}"
+    notes = [f"{to} owns it already, and will keep it"] if owner == to else []
+    known = sight.control.moves.get(unit)
+    changed = owner != to or known is None or known.to != to
+    if dry_run:
+        return Steered(name, None, changed, True, notes)
+    at = write(fleet, name, why=why, to=to).at_unix_ms
+    return Steered(name, at, changed, False, notes)
+
+
+def rebalance(fleet: FleetSnapshot, why: str, *, dry_run: bool = False) -> Rebalanced:
+    """Forget all moves that were ordered and level the fleet now, without waiting times."""
+    sight = look(fleet)
+    planned = plan(fleet, sight)
+    forgotten = [f"move:{unit}" for unit in sorted(sight.control.moves)]
+    if dry_run:
+        return Rebalanced(None, True, planned, forgotten, [])
+    done = write(fleet, directives.REBALANCE, why=why, remove=forgotten)
+    return Rebalanced(done.at_unix_ms, False, planned, forgotten, [])
+
+
+def plan(fleet: FleetSnapshot, sight: Sight) -> list[PlannedMove]:
+    """The units that would change hands if the fleet were levelled now, without ordered moves."""
+    units = [unit for unit in offered(fleet, sight) if sight.control.stop_of(unit) is None]
+    owners = owners_of(fleet, units)
+    wanted = place(sight.placeable(), units, owners)
+    return [
+        PlannedMove(*unit, owners.get(unit, ""), wanted.get(unit, ""))
+        for unit in units
+        if owners.get(unit, "") != wanted.get(unit, "")
+    ]
+
+
+def offered(fleet: FleetSnapshot, sight: Sight) -> list[Unit]:
+    """Every unit that a living member offers."""
+    pairs = {pair for seen in sight.live.values() for pair in seen.member.offers}
+    counts = {
+        topic: registry.partition_count(fleet.link, fleet.keys, topic) or 0
+        for topic in {topic for topic, _ in pairs}
+    }
+    return sorted(
+        Unit(topic, number, group) for topic, group in pairs for number in range(counts[topic])
+    )
+
+
+def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
+    """Who owns each of the units that somebody owns."""
+    views = lease_views(fleet.link, fleet.keys, units, BadValues())
+    return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
+
+
+def not_moved(fleet: FleetSnapshot, unit: Unit, to: str) -> list[str]:
+    """Whether the unit has not arrived."""
+    owner = owners_of(fleet, [unit]).get(unit, "")
+    return [] if owner == to else [f"{unit} is owned by {owner or 'nobody'}"]
+
+
+def not_drained(fleet: FleetSnapshot, instance: str) -> list[str]:
+    """What a drained instance still owns."""
+    owners = owners_of(fleet, offered(fleet, look(fleet)))
+    return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
+
+
+def not_levelled(fleet: FleetSnapshot) -> list[str]:
+    """What is not where it should be."""
+    return [
+        f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'nobody'},"
+        f" not by {each.to or 'nobody'}"
+        for each in plan(fleet, look(fleet))
+    ]
+
+
+def not_stopped(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
+    """Which partitions of a stopped group are still owned."""
+    return [f"{owner} owns {unit}" for unit, owner in _owned(fleet, topic, group).items() if owner]
+
+
+def not_started(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
+    """Which partitions of a started group nobody owns yet."""
+    owners = _owned(fleet, topic, group)
+    return [f"nobody owns {unit}" for unit, owner in owners.items() if not owner]
+
+
+def _owned(fleet: FleetSnapshot, topic: str, group: str) -> dict[Unit, str]:
+    """The owner of every partition of a group, '' where there is none."""
+    count = topics.partition_count(fleet.link, fleet.keys, topic)
+    units = [Unit(topic, number, group) for number in range(count)]
+    owners = owners_of(fleet, units)
+    return {unit: owners.get(unit, "") for unit in units}
+
+
+# States of a worker that has not stopped for a pause.
+_UNPAUSED = ("ready", "booting", "quiet", *WORDS.values())
+
+
+def not_paused(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers still run, or have not told since the order that they do not."""
+    return _not_in(fleet, scope, since_unix_ms, paused=True)
+
+
+def not_resumed(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers are still paused, or have not told since the order that they are not.
+
+    What another pause covers is left out.
+    """
+    return _not_in(fleet, scope, since_unix_ms, paused=False)
+
+
+def _not_in(fleet: FleetSnapshot, scope: Scope, since: int, *, paused: bool) -> list[str]:
+    sight = look(fleet)
+    units = [unit for unit in offered(fleet, sight) if scope.covers(unit)]
+    if not paused:
+        units = [unit for unit in units if sight.control.pause_of(unit) is None]
+    owners = owners_of(fleet, units)
+    told = summaries(fleet, sorted(set(owners.values())))
+    waiting = []
+    for unit, owner in owners.items():
+        at, states = told[owner]
+        state = states.get(unit, "")
+        if at < since:
+            waiting.append(f"{owner} has not reported on {unit} yet")
+        elif state in (_UNPAUSED if paused else ("paused",)):
+            doing = "has a message running" if paused else "is still paused"
+            waiting.append(f"{unit} on {owner} {doing}")
+    return waiting
+
+
+def summaries(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
+    """When each instance last told of itself, by the server's clock, and its workers' states."""
+    replies = ask(fleet.link, [("GET", fleet.keys.instance(fleet.name, one)) for one in instances])
+    found = {}
+    for name, raw in zip(instances, replies, strict=True):
+        told = published.document(raw)
+        at = published.whole(told.get("at_unix_ms"))
+        states = {
+            live.unit_key(unit): unit.state
+            for unit in (live.unit_of(name, each) for each in live.tables(told.get("units")))
+        }
+        found[name] = (at or 0, states)
+    return found
+
+
+def not_reloaded(fleet: FleetSnapshot, instances: list[str], ordered_unix_ms: int) -> list[str]:
+    """Which of the instances that still live have not done with a reload."""
+    live = look(fleet).live
+    return [
+        f"{name} has not reloaded"
+        for name in instances
+        if name in live and (live[name].reloaded or 0) < ordered_unix_ms
+    ]
+
+
+def reload_problems(fleet: FleetSnapshot, instances: list[str]) -> dict[str, str]:
+    """Why instances have refused their last reload."""
+    infos = look(fleet).infos
+    told = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
+    return {name: problem for name, problem in told.items() if problem}
+
+
+@dataclass(frozen=True, slots=True)
+class DepartingUnit:
+    """One unit of the instance that goes.
+
+    `to` is who takes it, '' when nobody can; `stranded` says why not: no-offer (nobody else has a
+    consumer for it), broken (its worker crashes in a loop on all that have), caps-full, or ''.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    to: str
+    stranded: str
+    in_hand: int | None
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The takers for one instance.
+
+    `longest_run_seconds` is how long its longest running message has been running, `longest_run`
+    that message's unit: a drain waits for it, up to the drain_timeout of that instance. Both are
+    null and '' when no message runs, or it has published nothing.
+    """
+
+    instance: str
+    last: bool
+    units: list[DepartingUnit]
+    longest_run_seconds: float | None
+    longest_run: str
+
+    @property
+    def stranded(self) -> list[DepartingUnit]:
+        """The units that nobody takes."""
+        return [unit for unit in self.units if unit.stranded]
+
+
+def departure(fleet: FleetSnapshot, instance: str) -> Departure:
+    """Plan the departure of an instance. Refused when it does not live."""
+    sight = look(fleet)
+    living(sight, instance)
+    units = offered(fleet, sight)
+    owners = owners_of(fleet, units)
+    others = [one for one in sight.placeable() if one.member.id != instance]
+    moves = {unit: order.to for unit, order in sight.control.moves.items()}
+    who = takers(instance, others, units, owners, moves)
+    seen = live.look(fleet.link, fleet.keys, fleet.name, stale=fleet.stale)
+    told = {live.unit_key(each): each for each in seen.units if each.owner == instance}
+    busiest = max(told.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
+    run = busiest.longest_run_seconds if busiest else None
+    return Departure(
+        instance=instance,
+        last=not others,
+        units=[
+            DepartingUnit(
+                *unit,
+                to=to,
+                stranded=why,
+                in_hand=told[unit].in_hand if unit in told else None,
+                lag=told[unit].lag if unit in told else None,
+            )
+            for unit, (to, why) in who.items()
+        ],
+        longest_run_seconds=run or None,
+        longest_run=busiest.name if busiest and run else "",
+    )
+
+
+def takers(
+    instance: str,
+    others: Sequence[MemberView],
+    units: Sequence[Unit],
+    owners: Mapping[Unit, str],
+    moves: Mapping[Unit, str],
+) -> dict[Unit, tuple[str, str]]:
+    """Who takes each unit of the instance, and why nobody does. Pure.
+
+    `others` are the members that may own something, without the one that goes.
+    """
+    # An owner that is no member counts as none, so what the instance owns is placed anew.
+    wanted = place(others, units, owners, moves)
+    owned = Counter(wanted.values())
+    found = {}
+    for unit in sorted(unit for unit, owner in owners.items() if owner == instance):
+        to = wanted.get(unit, "")
+        found[unit] = (to, "" if to else _why_stranded(unit, others, owned))
+    return found
+
+
+def _why_stranded(unit: Unit, others: Sequence[MemberView], owned: Mapping[str, int]) -> str:
+    offering = [one for one in others if (unit.topic, unit.group) in one.member.offers]
+    if not offering:
+        return "no-offer"
+    fit = [one.member for one in offering if unit not in one.broken]
+    if not fit:
+        return "broken"
+    return "caps-full" if all(0 < one.cap <= owned.get(one.id, 0) for one in fit) else "no-offer"

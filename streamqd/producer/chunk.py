@@ -1,0 +1,152 @@
+"""Messages that are written together, and what became of each: of some, that they wait for room."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from streamqd.errors import (
+    BacklogFull,
+    ChunkRefused,
+    ChunkUnknown,
+    RedisRefused,
+    RedisUnavailable,
+    UnknownOutcome,
+)
+from streamqd.producer.encoding import Envelope
+from streamqd.store.publishing import Transaction
+from streamqd.store.scripts import Call
+
+BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between looks for room; the last one repeats
+
+Result = str | Exception  # of one message: its id, or why there is none
+NOT_YET = BacklogFull("not tried yet")  # no caller sees it: the message waits behind others
+
+
+class Chunk:
+    """Messages of one kind to one topic, in one transaction, routed by one partition count.
+
+    They come in batches; each batch gets the results of its own messages. While messages wait for
+    room, the next look is due at `look_at`, and the last one at `deadline` (monotonic times).
+    """
+
+    __slots__ = (
+        *("batches", "calls", "commands", "count", "deadline", "envelopes", "look_at", "looks"),
+        *("partitions", "results", "topic", "transaction", "waiting"),
+    )
+
+    def __init__(
+        self, topic: str, count: int, envelopes: list[Envelope], partitions: list[int]
+    ) -> None:
+        self.topic = topic
+        self.count = count  # the partition count by which they are routed
+        self.envelopes = envelopes
+        self.partitions = partitions  # where each goes
+        self.batches: list[tuple[int, int, Exception | None]] = []  # begin, end, what ended it
+        self.calls: list[Call] = []  # of the scripts that write them; none where XADD does
+        self.commands: list[Any] | None = None  # those that write them where they go now
+        self.transaction: Transaction | None = None  # one that was sent ahead
+        self.results: list[Result] = []
+        self.waiting: Sequence[int] = ()  # numbers of messages
+        self.deadline: float | None = None  # set at the first attempt
+        self.looks = 0
+        self.look_at = 0.0
+
+    def part(self, numbers: Sequence[int]) -> Chunk:
+        """Some of the messages, to be written by themselves."""
+        if len(numbers) == len(self.envelopes):
+            return self
+        envelopes = [self.envelopes[at] for at in numbers]
+        return Chunk(self.topic, self.count, envelopes, [self.partitions[at] for at in numbers])
+
+    def begin(self) -> None:
+        """All messages wait for their first attempt."""
+        self.results = [NOT_YET] * len(self.envelopes)
+        self.waiting = range(len(self.envelopes))
+
+    def settle(self, numbers: Sequence[int], found: list[Result]) -> None:
+        """Note the results of an attempt. Later on a message also waits for Redis to be there."""
+        if not self.looks and len(found) == len(self.results):
+            self.results = found
+            return
+        for at, result in zip(numbers, found, strict=True):
+            unsent = isinstance(result, RedisUnavailable) and not result.sent
+            if not (unsent and self.looks):
+                self.results[at] = result
+
+    def plan(self) -> None:
+        """After an attempt: note what still waits, and when the next one is due."""
+        full = [at for at in self.waiting if isinstance(self.results[at], BacklogFull)]
+        self.waiting = full
+        if not full:
+            return
+        now, deadline = time.monotonic(), self.deadline or 0.0
+        if now < deadline:
+            pause = BACKLOG_PAUSES[min(self.looks, len(BACKLOG_PAUSES) - 1)]
+            self.look_at = min(deadline, now + pause)
+            self.looks += 1
+            return
+        self.waiting = ()
+        for at in full:
+            if self.results[at] is NOT_YET:
+                self.results[at] = BacklogFull(
+                    f"messages of this producer wait for room in {self.topic}/"
+                    f"{self.partitions[at]}; one behind them was not sent"
+                )
+
+    def give_up(self) -> None:
+        """Wait no more: the result of what found no room is BacklogFull."""
+        self.deadline = 0.0
+        self.plan()
+
+    def fail(self, error: Exception) -> None:
+        """Wait no more: an error is the result of what waits."""
+        for at in self.waiting:
+            self.results[at] = error
+        self.waiting = ()
+
+    def full_partitions(self) -> set[int]:
+        """The partitions for which messages wait."""
+        return {self.partitions[at] for at in self.waiting}
+
+    def waits(self, number: int) -> bool:
+        """Whether a message of a batch waits for room."""
+        begin, end, _ = self.batches[number]
+        at = bisect_left(self.waiting, begin)
+        return at < len(self.waiting) and self.waiting[at] < end
+
+    def answer(self, number: int) -> list[Result]:
+        """The results of a batch. An error behind them is about the message that ended it."""
+        begin, end, failure = self.batches[number]
+        return self.results[begin:end] + ([] if failure is None else [failure])
+
+
+def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Exception | None]:
+    """Read the results of a batch: the ids in order, and the error that ends the sending.
+
+    An error that says of itself how much of the batch was written leaves no ids.
+    """
+    sent = [each for each in results if isinstance(each, str)]
+    if len(sent) == len(results):
+        return sent, None
+    failures = [each for each in results if isinstance(each, Exception)]
+    ids = [each if isinstance(each, str) else None for each in results]
+    for at, each in enumerate(results):
+        if isinstance(each, UnknownOutcome):
+            unknown = len(results) - at
+            return [], ChunkUnknown(
+                f"the connection was lost: {unknown} messages to {topic} may or may not have been"
+                f" written ({each})",
+                ids[:at],
+                unknown,
+            )
+    refused = [each for each in failures if isinstance(each, RedisRefused)]
+    if refused:
+        text = f"Redis refused {len(refused)} messages to {topic}: {refused[0]}"
+        return [], ChunkRefused(refused[0].code, text, ids)
+    if isinstance(failures[0], BacklogFull):
+        return [], BacklogFull(str(failures[0]), ids)
+    # It ended at a message that could not be routed, or nothing was written at all.
+    return [each for each in ids if each is not None], failures[0]
