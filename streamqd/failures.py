@@ -12,7 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 ROWS = 12
-_ROW = struct.Struct("<QQ80s")  # count, `now_ns` of the last one, name
+_NAME_BYTES = 80
+_ROW = struct.Struct(f"<QQ{_NAME_BYTES}s")  # count, `now_ns` of the last one, name
+_COUNT = struct.Struct("<QQ")  # the beginning of a row
 BYTES = ROWS * _ROW.size
 
 
@@ -36,8 +38,8 @@ class RecentFailures:
         quietest, quietest_ns = 0, -1
         for at in range(ROWS):
             count, last, there = _ROW.unpack_from(self._view, at * _ROW.size)
-            if count and there.rstrip(b"\0") == raw:
-                _ROW.pack_into(self._view, at * _ROW.size, count + 1, now, raw)
+            if count and there == raw:
+                _COUNT.pack_into(self._view, at * _ROW.size, count + 1, now)
                 return
             if quietest_ns < 0 or last < quietest_ns:
                 quietest, quietest_ns = at, last
@@ -56,6 +58,6 @@ class RecentFailures:
 
 @lru_cache(maxsize=ROWS)
 def _cut(name: str) -> bytes:
-    raw = name.encode("utf-8", "replace")[:80]
+    raw = name.encode("utf-8", "replace")[:_NAME_BYTES]
     # A character that was cut in two goes whole.
-    return raw.decode("utf-8", "ignore").encode()
+    return raw.decode("utf-8", "ignore").encode().ljust(_NAME_BYTES, b"\0")

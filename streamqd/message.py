@@ -170,18 +170,18 @@ class Message:
     @property
     def original_id(self) -> str:
         """The id of the first write. A producer's `originalId` counts when it is an entry id."""
-        written = self.fields.get(ORIGINAL_ID)
+        written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
-            return self.id
+            return self.id_bytes.decode()
         return written.decode()
 
     @property
     def origin(self) -> tuple[str, int]:
         """Topic and partition of the first write: others only for a dead letter moved here."""
-        get, unit = self.fields.get, self._delivery.unit
-        topic = get(ORIGINAL_TOPIC)
+        unit, topic = self._delivery.unit, self._field(ORIGINAL_TOPIC)
         if topic is None:
             return unit.topic, unit.partition
+        get = self.fields.get
         written, number = get(ORIGINAL_ID, b""), get(ORIGINAL_PARTITION, b"")
         if _ENTRY_ID.fullmatch(written) and _TOPIC.fullmatch(topic) and _NUMBER.fullmatch(number):
             return topic.decode(), int(number)
@@ -233,10 +233,14 @@ class Message:
         """
         self._delivery.progress()
 
+    def _field(self, name: bytes) -> bytes | None:
+        # Most messages have none of ours, and need no dict of all their fields to say so.
+        return self.fields.get(name) if name in self._fields else None
+
     def _count(self, name: bytes, *, believed: bool = False) -> int:
         if not (self._retried or believed):
             return 0
-        raw = self.fields.get(name, b"0")
+        raw = self._field(name) or b"0"
         return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0
 
 
@@ -255,6 +259,12 @@ def of_read(delivery: Delivery, entries: list[Entry], retried: bool) -> tuple[li
     return messages, may_expire
 
 
+def has_field(message: Message, name: bytes) -> bool:
+    """Whether the entry has a field of this name."""
+    # The list holds the values too, but tells of most messages that they have none.
+    return name in message._fields and name in message.fields
+
+
 def remembered(message: Message) -> dict[str, Any]:
     """Return what a worker has noted on a message that it keeps in flight; for `restored`."""
     return {name: value for name, value in vars(message).items() if name in _NOTED}
@@ -270,7 +280,11 @@ def restored(
 
     A handler may assign to any attribute. What is settled is named by what the worker knew before.
     """
-    own = Message(message._delivery, id_bytes, message._fields, retried=retried)  # noqa: SLF001
+    own = Message.__new__(Message)  # as in `of_read`
+    own._delivery = message._delivery  # noqa: SLF001 - it is ours
+    own.id_bytes = id_bytes
+    own._fields = message._fields
+    own._retried = retried  # noqa: SLF001
     if noted:
         vars(own).update(noted)
     return own

@@ -13,7 +13,7 @@ import pytest
 
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from tests.support import servers, users
+from tests.support import quick, servers, users
 from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="let all that is tested work as the restricted users of etc/acl",
     )
 
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out tests marked as slow, and make fewer examples of properties",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # What a shell starts in the background ignores these, and so would all that the tests start.
@@ -41,9 +47,15 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if config.getoption("--acl"):
         users.choose()
+    if config.getoption("--quick"):
+        quick.choose()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
     # A Spark session leaves threads behind for good, and a process with threads must not fork as
     # the supervisor does, which most other tests are about.
     items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))

@@ -1,4 +1,4 @@
-"""Options and argument types that several verbs share."""
+"""Options and argument types that several commands share."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a numbe
 
 
 def json_option(command: Command) -> Command:
-    """Give a verb `--json`: the result as JSON, in a form that stays the same over versions."""
+    """Give a command `--json`: the result as JSON, in a form that stays the same over versions."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(
         command
     )
 
 
 def yes_option(command: Command) -> Command:
-    """Give a destructive verb `--yes`."""
+    """Give a destructive command `--yes`."""
     return click.option(
         "-y", "--yes", is_flag=True, help="Do not ask. Needed where there is no terminal."
     )(command)
 
 
 def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Command], Command]:
-    """Refuse a short option that means something else in other verbs, and name the long one."""
+    """Refuse a short option that means something else in other commands, and name the long one."""
 
     def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
         if value:
@@ -42,12 +42,48 @@ def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Comman
     )  # fmt: skip
 
 
+def reason_option(command: Command) -> Command:
+    """Give a command `--reason`."""
+    return click.option("-r", "--reason", default="", help="Why; `status` shows it.")(command)
+
+
+def dry_run_option(command: Command) -> Command:
+    """Give a command `--dry-run`."""
+    command = retired("-n", "--dry-run", flag=True)(command)
+    return click.option("--dry-run", is_flag=True, help="Change nothing, say what would be.")(
+        command
+    )
+
+
+def wait_options(command: Command) -> Command:
+    """Give a command `--wait` and `--timeout`."""
+    command = retired("-t", "--timeout")(command)
+    command = click.option(
+        "--timeout", type=Duration(), default="60s", help="How long --wait waits. [60s]"
+    )(command)
+    return click.option(
+        "-w", "--wait", is_flag=True, help="Return when it is done; exit code 1 if it is not."
+    )(command)
+
+
 def limit_option(default: int, *more: str, lowest: int = 1) -> Callable[[Command], Command]:
-    """Give a verb `-n`, `--limit`: rows of one page. `more` are other names of the option."""
+    """Give a command `-n`, `--limit`: rows of one page. `more` are other names of the option."""
     return click.option(
         "-n", "--limit", *more, "limit", type=click.IntRange(lowest, 10_000), default=default,
         show_default=True, help="Rows of one page.",
     )  # fmt: skip
+
+
+def page_options(default: int) -> Callable[[Command], Command]:
+    """Give a command `--limit` and `--cursor`."""
+
+    def add(command: Command) -> Command:
+        cursor = click.option(
+            "--cursor", default="", help="Go on behind the page that printed this cursor."
+        )
+        return limit_option(default)(cursor(command))
+
+    return add
 
 
 class Duration(click.ParamType[float]):

@@ -10,9 +10,9 @@ import click
 
 from streamqd import config, embedded, http, inspection, startup
 from streamqd.admin import permissions
-from streamqd.cli.arguments import json_option
-from streamqd.cli.output import LEVELS, count, emit, styled
-from streamqd.cli.session import Session, pass_session, timed_out
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import LEVELS, count, styled
+from streamqd.cli.session import Session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
 from streamqd.store.client import Connection
@@ -40,9 +40,8 @@ class CheckReport:
 
 
 @click.command(short_help="Check that the daemon could start and work.")
-@json_option
-@pass_session
-def check(session: Session, as_json: bool) -> int:
+@answering
+def check(session: Session) -> CommandResult:
     """Check configuration, handlers, Redis, rights and the address of the pages; start nothing.
 
     Ends with exit code 1 when something would keep the daemon from starting or working.
@@ -65,16 +64,16 @@ def check(session: Session, as_json: bool) -> int:
         config=settings.source,
         findings=findings,
     )
-    if as_json:
-        emit(report)
-    else:
-        for each in findings:
-            level = styled(f"{each.level:<8}", LEVELS.get(each.level, ""))
-            click.echo(f"{level} {each.about}: {each.text}")
-        problems = sum(each.level == "problem" for each in findings)
-        warnings = sum(each.level == "warning" for each in findings)
-        click.echo(f"{count(problems, 'problem')}, {count(warnings, 'warning')}")
-    return 0 if report.ok else EXIT_PROBLEMS
+    return CommandResult(report, lambda: _show(findings), 0 if report.ok else EXIT_PROBLEMS)
+
+
+def _show(findings: list[CheckFinding]) -> None:
+    for each in findings:
+        level = styled(f"{each.level:<8}", LEVELS.get(each.level, ""))
+        click.echo(f"{level} {each.about}: {each.text}")
+    problems = sum(each.level == "problem" for each in findings)
+    warnings = sum(each.level == "warning" for each in findings)
+    click.echo(f"{count(problems, 'problem')}, {count(warnings, 'warning')}")
 
 
 def _source(session: Session) -> str:
@@ -106,25 +105,25 @@ def _http(settings: config.Settings) -> list[CheckFinding]:
 def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     try:
-        with session.link() as link:
-            link.open()  # at once: patience is for a server that is there and loads its data
-            servers = inspection.ask_servers(link, PATIENCE)
-            findings += [
-                CheckFinding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
-                for facts in servers
-            ]
-            problems, warnings = inspection.check_servers(servers, settings)
-            findings += [_problem("redis", text) for text in problems]
-            findings += [
-                CheckFinding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
-            ]
-            findings += _topics(session, link, settings)
-            findings += _rights(session, link, settings)
+        link = session.link
+        link.open()  # at once: patience is for a server that is there and loads its data
+        servers = inspection.ask_servers(link, PATIENCE)
+        findings += [
+            CheckFinding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
+            for facts in servers
+        ]
+        problems, warnings = inspection.check_servers(servers, settings)
+        findings += [_problem("redis", text) for text in problems]
+        findings += [
+            CheckFinding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
+        ]
+        findings += _topics(session, link, settings)
+        findings += _rights(session, link, settings)
     except RedisUnavailable as error:
         if session.embedded and not error.sent and not timed_out(error):
             findings.append(_embedded())
         else:
-            findings.append(_problem("redis", str(error)))
+            findings.append(_problem("redis", str(session.explained(error))))
     except RedisRefused as error:
         findings.append(_problem("redis", str(error)))
     return findings

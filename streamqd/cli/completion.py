@@ -54,8 +54,8 @@ class CompletedName(click.types.StringParamType):
             # A shell that completes is no place for errors: there is nobody to read them.
             with contextlib.suppress(Exception):
                 session = _session(ctx)
-                with session.link(timeout=SECONDS) as link:
-                    names = self._look(Asked(session, link, ctx.params, incomplete))
+                with session.using_redis():
+                    names = self._look(Asked(session, session.link, ctx.params, incomplete))
                     found.extend(sorted(each for each in set(names) if _whole(each)))
 
         # In a thread, which ends with the process: a name service or a server that does not answer
@@ -130,7 +130,7 @@ LOOKS: dict[str, Look] = {
 
 def _session(ctx: click.Context) -> Session:
     named = ctx.find_root().params.get("config_path")
-    return Session(config_path=Path(named) if named else config.find())
+    return Session(config_path=Path(named) if named else config.find(), timeout=SECONDS)
 
 
 def _whole(name: str) -> bool:

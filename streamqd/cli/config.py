@@ -10,8 +10,9 @@ import click
 
 from streamqd import config as configuration
 from streamqd.cli.arguments import json_option
+from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import emit
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.session import Session
 
 
 @click.group()
@@ -20,9 +21,8 @@ def config() -> None:
 
 
 @config.command()
-@json_option
-@pass_session
-def show(session: Session, as_json: bool) -> None:
+@answering
+def show(session: Session) -> CommandResult:
     """Print every setting in effect, as TOML. Passwords are masked.
 
     The command line counts before STREAMQ_SECTION__KEY, that before the file, that before the
@@ -30,17 +30,13 @@ def show(session: Session, as_json: bool) -> None:
     """
     settings = session.settings
     shown = configuration.shown(settings)
-    if as_json:
-        emit(shown)
-        return
-    click.echo(f"# from {settings.source}")
-    for line in _toml(shown):
-        click.echo(line)
+    lines = [f"# from {settings.source}", *_toml(shown)]
+    return CommandResult(shown, lambda: click.echo("\n".join(lines)))
 
 
 @config.command()
 @json_option
-def schema(as_json: bool) -> None:  # noqa: ARG001 - every verb takes --json; this one always is
+def schema(as_json: bool) -> None:  # noqa: ARG001 - every command takes --json; this one always is
     """Print the JSON schema of the file, for editors that complete and check TOML."""
     emit(configuration.json_schema())
 

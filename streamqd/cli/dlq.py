@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import click
 
+from streamqd.admin import as_json as document_of
 from streamqd.admin import audit, dead_letters, topics
+from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResult, Target
+from streamqd.admin.dead_letters.passes import FAILED, STOPPED
+from streamqd.admin.dead_letters.replay import Route
 from streamqd.admin.pages import server_unix_ms
-from streamqd.cli.arguments import json_option, limit_option
-from streamqd.cli.dlq_act import purge, replay
-from streamqd.cli.dlq_choice import NO_MATCH, check_group, chosen, filter_options, stated
-from streamqd.cli.dlq_export import export
-from streamqd.cli.dlq_view import print_causes, print_deeds, print_letter, print_rows
-from streamqd.cli.output import age, count, emit, table, unreadable
-from streamqd.cli.session import Session, pass_session
-from streamqd.store.client import Connection
-
-LIMIT = limit_option(20)
-CURSOR = click.option(
-    "--cursor", default="", help="Go on behind the page that printed this cursor."
+from streamqd.cli.arguments import Duration, page_options, yes_option
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.dlq_choice import (
+    ALL,
+    EXIT_INTERRUPTED,
+    IDS,
+    Meter,
+    check_group,
+    chosen,
+    command_line,
+    filter_options,
+    interruptible,
+    require_choice,
+    stated,
 )
+from streamqd.cli.dlq_view import print_audit, print_causes, print_letter, print_rows
+from streamqd.cli.output import (
+    NO_MATCH,
+    ago,
+    confirm,
+    count,
+    printable,
+    styled,
+    table,
+    unreadable,
+)
+from streamqd.cli.session import NOT_AUDITED, Session
+from streamqd.errors import RedisUnavailable, Refused, StreamqdError
 
 
 @click.group()
@@ -28,52 +54,47 @@ def dlq() -> None:
     """Look at dead letters, bring them back, delete them."""
 
 
+# --- looking --------------------------------------------------------------------------------------
+
+
 @dlq.command("list")
 @click.argument("topic", required=False)
 @filter_options
-@LIMIT
-@CURSOR
-@json_option
-@pass_session
+@page_options(20)
+@answering
 def list_(
-    session: Session, /, topic: str | None, limit: int, cursor: str, as_json: bool, **filters: Any
-) -> None:
-    """Show the letters of a topic, the newest first.
+    session: Session, *, topic: str | None, limit: int, cursor: str, **filters: Any
+) -> CommandResult:
+    """Show the dead letters of a topic, the newest first.
 
     Without TOPIC: how many each topic has.
     """
-    with session.link() as link:
-        if topic is None:
-            if stated(filters):
-                raise click.UsageError("say which topic: the filters are for the letters of one")
-            _overview(session, link, as_json)
-            return
-        choice = chosen(link, filters)
-        check_group(session, link, topic, choice)
-        seen = dead_letters.listed(
-            link, session.keys, topic, choice=choice, limit=limit, cursor=cursor
-        )
-        now = server_unix_ms(link)
-    if as_json:
-        emit(seen)
-        return
+    if topic is None:
+        if stated(filters):
+            raise click.UsageError("say which topic: the filters are for the dead letters of one")
+        return _overview(session)
+    choice = chosen(session.link, filters)
+    check_group(session, topic, choice)
+    seen = dead_letters.listed(
+        session.link, session.keys, topic, choice=choice, limit=limit, cursor=cursor
+    )
+    now = server_unix_ms(session.link)
     if not seen.rows:
-        click.echo(_nothing(topic, filters, "no more" if cursor else "no"))
-        return
-    print_rows(seen.rows, now)
-    session.note(f"{count(seen.total, 'dead letter')} in {topic}")
-    if seen.cursor:
-        session.note(f"more: --cursor {seen.cursor}")
+        return CommandResult(seen, _nothing(topic, filters, "no more" if cursor else "no"))
+
+    def show() -> None:
+        print_rows(seen.rows, now)
+        session.note(f"{count(seen.total, 'dead letter')} in {topic}")
+        session.more(seen.cursor)
+
+    return CommandResult(seen, show)
 
 
-def _overview(session: Session, link: Connection, as_json: bool) -> None:
-    rows = dead_letters.overview(link, session.keys)
-    now = server_unix_ms(link)
-    if as_json:
-        emit(rows)
-    elif not rows:
-        click.echo("no dead letters")
-    else:
+def _overview(session: Session) -> CommandResult:
+    rows = dead_letters.overview(session.link, session.keys)
+    now = server_unix_ms(session.link)
+
+    def show() -> None:
         unreadable([each for row in rows for each in row.unreadable])
         table(
             ("TOPIC", "DEAD LETTERS", "NEWEST", "OLDEST"),
@@ -81,12 +102,14 @@ def _overview(session: Session, link: Connection, as_json: bool) -> None:
                 (
                     row.topic,
                     row.total,
-                    age(row.newest_unix_ms and now - row.newest_unix_ms),
-                    age(row.oldest_unix_ms and now - row.oldest_unix_ms),
+                    ago(now, row.newest_unix_ms),
+                    ago(now, row.oldest_unix_ms),
                 )
                 for row in rows
             ],
         )
+
+    return CommandResult(rows, show if rows else "no dead letters")
 
 
 @dlq.command()
@@ -96,33 +119,29 @@ def _overview(session: Session, link: Connection, as_json: bool) -> None:
     "-n", "--limit", "--newest", "newest", type=click.IntRange(1), metavar="N",
     help="Count only the newest N.",
 )  # fmt: skip
-@json_option
-@pass_session
-def stats(
-    session: Session, /, topic: str, newest: int | None, as_json: bool, **filters: Any
-) -> None:
-    """Count the letters of a topic by what killed them.
+@answering
+def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -> CommandResult:
+    """Count the dead letters of a topic by what killed them.
 
-    Letters that died of the same exception, at the same place in your code, in the same handler,
+    Messages that died of the same exception, at the same place in your code, in the same handler,
     have the same fingerprint.
     """
-    with session.link() as link:
-        choice = chosen(link, filters)
-        check_group(session, link, topic, choice)
-        found = dead_letters.causes(link, session.keys, topic, choice, last=newest)
-        now = server_unix_ms(link)
-    if as_json:
-        emit(found)
-        return
+    choice = chosen(session.link, filters)
+    check_group(session, topic, choice)
+    found = dead_letters.causes(session.link, session.keys, topic, choice, last=newest)
+    now = server_unix_ms(session.link)
     if not found.causes:
-        click.echo(_nothing(topic, filters))
-        return
-    print_causes(found.causes, now)
-    if found.others:
-        session.note(f"{count(found.others, 'letter')} of still other causes")
-    if not found.complete:
-        session.note(f"only the newest {found.looked_at:,} were counted")
-    session.note(f"{found.looked_at:,} of {count(found.total, 'dead letter')} in {topic}")
+        return CommandResult(found, _nothing(topic, filters))
+
+    def show() -> None:
+        print_causes(found.causes, now)
+        if found.others:
+            session.note(f"{count(found.others, 'dead letter')} of still other causes")
+        if not found.complete:
+            session.note(f"only the newest {found.looked_at:,} were counted")
+        session.note(f"{found.looked_at:,} of {count(found.total, 'dead letter')} in {topic}")
+
+    return CommandResult(found, show)
 
 
 @dlq.command()
@@ -131,51 +150,39 @@ def stats(
 @click.option(
     "--mask", is_flag=True, help="Hide what users wrote: payload, key, headers, texts of errors."
 )
-@json_option
-@pass_session
-def show(session: Session, topic: str, letter_id: str, mask: bool, as_json: bool) -> None:
-    """Show everything that is known of one letter."""
-    with session.link() as link:
-        letter = dead_letters.show(link, session.keys, topic, letter_id)
-        now = server_unix_ms(link)
-    if mask:
-        letter = dead_letters.masked(letter)
-    if as_json:
-        emit(letter)
-    else:
-        print_letter(letter, now)
+@answering
+def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> CommandResult:
+    """Show everything that is known of one dead letter."""
+    letter = dead_letters.show(session.link, session.keys, topic, letter_id)
+    now = server_unix_ms(session.link)
+    shown = dead_letters.masked(letter) if mask else letter
+    return CommandResult(shown, lambda: print_letter(shown, now))
 
 
 @dlq.command("audit")
 @click.argument("topic")
-@LIMIT
-@CURSOR
-@json_option
-@pass_session
-def audit_(session: Session, topic: str, limit: int, cursor: str, as_json: bool) -> None:
+@page_options(20)
+@answering
+def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
     """Show who did what to a topic, the latest first.
 
-    Replays, purges and exports of its letters, retries cancelled, groups reset and deleted. The
-    trail goes with the topic when that is deleted; who did that is the first entry of a new one.
+    Replays, purges and exports of its dead letters, retries cancelled, groups reset and deleted.
+    The trail goes with the topic when that is deleted; who did that is the first entry of a new
+    one.
     """
-    with session.link() as link:
-        seen = audit.trail(link, session.keys, topic, limit=limit, cursor=cursor)
-        if not seen.deeds and not cursor:
-            topics.partition_count(link, session.keys, topic)
-        now = server_unix_ms(link)
-    if as_json:
-        emit(seen)
-    elif not seen.deeds:
-        click.echo(f"nothing {'more ' if cursor else ''}in the audit trail of {topic}")
-    else:
-        print_deeds(seen.deeds, now)
-        if seen.cursor:
-            session.note(f"more: --cursor {seen.cursor}")
+    seen = audit.trail(session.link, session.keys, topic, limit=limit, cursor=cursor)
+    if not seen.deeds:
+        if not cursor:
+            topics.partition_count(session.link, session.keys, topic)
+        more = "more " if cursor else ""
+        return CommandResult(seen, f"nothing {more}in the audit trail of {topic}")
+    now = server_unix_ms(session.link)
 
+    def show() -> None:
+        print_audit(seen.deeds, now)
+        session.more(seen.cursor)
 
-dlq.add_command(replay)
-dlq.add_command(purge)
-dlq.add_command(export)
+    return CommandResult(seen, show)
 
 
 def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
@@ -184,3 +191,351 @@ def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
         return NO_MATCH
     group = filters["group"]
     return f"{no} dead letters in {topic}" + (f" for {group}" if group else "")
+
+
+# --- bringing back --------------------------------------------------------------------------------
+
+
+class RateParameter(click.ParamType[float]):
+    """A number of messages per second: `50` or `50/s`."""
+
+    name = "rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read one."""
+        try:
+            found = float(str(value).removesuffix("/s"))
+        except ValueError:
+            found = 0.0
+        if not 0 < found < float("inf"):
+            self.fail(f"{value!r} is not a rate: write how many a second, as 50/s", param, ctx)
+        return found
+
+
+@dlq.command()
+@click.argument("topic")
+@ALL
+@IDS
+@filter_options
+@click.option("--everyone", is_flag=True, help="To every group of the topic, not only to its own.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="To this partition.")
+@click.option("--to-topic", metavar="TOPIC", help="To all groups of another topic.")
+@click.option(
+    "--rate", type=RateParameter(), metavar="N/s", help="At most this many a second, evenly."
+)
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after this many.")
+@click.option(
+    "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
+    help="Leave dead letters that were replayed this often already.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Say what would happen, and whether it is wise.")
+@yes_option
+@click.pass_context
+@answering
+def replay(
+    session: Session,
+    ctx: click.Context,
+    *,
+    topic: str,
+    all_: bool,
+    ids: tuple[str, ...],
+    everyone: bool,
+    partition: int | None,
+    to_topic: str | None,
+    rate: float | None,
+    limit: int | None,
+    max_replays: int,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> CommandResult | int:
+    """Bring dead letters back, to the groups that they died in.
+
+    Their attempts begin again at 1, and no other group sees them. Each moves in one step and cannot
+    be replayed twice. Messages that die meanwhile are not replayed again. An interrupted replay can
+    be run again.
+    """
+    require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
+    if everyone and to_topic is not None:
+        raise click.UsageError("--to-topic goes to every group there: leave --everyone out")
+    target = Target(everyone, partition, to_topic)
+    rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
+    link, keys = session.link, session.keys
+    choice = chosen(link, filters, ids)
+    check_group(session, topic, choice)
+    # A target that is not there is refused before the question.
+    Route(link, keys, topic, target)
+    if dry_run:
+        plan = dead_letters.plan(
+            *(link, keys, topic, choice),
+            fleet=session.settings.daemon.fleet,
+            target=target,
+            max_replays=max_replays,
+            limit=limit,
+        )
+        bound = _bounded(choice, plan.until_unix_ms)
+        again = command_line(session, "replay", plan.topic, bound, rest)
+        document = document_of(plan) | {"command": again}
+        return CommandResult(document, lambda: _show_plan(plan, again, limit))
+    question = f"Replay {{}} of {{}}{_to(target)}?"
+    if not ids and not _ask(session, topic, choice, question, yes, "replayed"):
+        return 0
+    meter = Meter(session)
+    with interruptible() as stop:
+        done = dead_letters.replay(
+            *(link, keys, topic, choice),
+            target=target,
+            rate=rate,
+            limit=limit,
+            max_replays=max_replays,
+            stop=stop,
+            progress=meter,
+        )
+    meter.end()
+    return _replayed(session, done, choice, target, rest)
+
+
+def _replayed(
+    session: Session, done: ReplayResult, choice: DeadLetterFilter, target: Target, rest: list[str]
+) -> CommandResult:
+    """The result of a replay, with the command that goes on where it was interrupted."""
+    letters = count(done.replayed, "dead letter")
+    lines = [f"{letters} of {done.topic} replayed{_for(choice.group)}{_to(target)}"]
+    if done.gone:
+        lines.append(f"{count(done.gone, 'dead letter')} had been replayed or purged meanwhile")
+    notes = [] if done.audited else [NOT_AUDITED]
+    code = 0
+    error: StreamqdError | None = None
+    if done.refused:
+        notes.append(f"not replayed: {_reasons(done.refused)}")
+        refused = count(sum(done.refused.values()), "dead letter")
+        error = Refused(f"{refused} not replayed, see above")
+    if done.ended in (STOPPED, FAILED):
+        bound = _bounded(choice, done.began_unix_ms + 1)
+        again = command_line(session, "replay", done.topic, bound, rest)
+        if done.unknown:
+            notes.append(f"{count(done.unknown, 'dead letter')} may have been replayed or not")
+        notes.append(f"the others were not touched; go on with: {again}")
+        code, error = _ended(done.ended, f"interrupted: {done.error}")
+    return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
+
+
+def _ended(ended: str, text: str) -> tuple[int, StreamqdError | None]:
+    """The exit code, or the error, of work that ended early or not."""
+    error = RedisUnavailable(text, sent=False) if ended == FAILED else None
+    return (EXIT_INTERRUPTED if ended == STOPPED else 0), error
+
+
+def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
+    if plan.letters:
+        letters = count(plan.letters, "dead letter")
+        click.echo(f"{letters} of {plan.topic} would go to {plan.target}")
+    elif not plan.refused:
+        click.echo(NO_MATCH)
+    if plan.refused:
+        click.echo(f"not replayed: {_reasons(plan.refused)}")
+    if not plan.letters:
+        return
+    if limit == plan.letters:
+        click.echo("no more because of --limit, the oldest of each partition first")
+    if plan.replayed_before:
+        most = max(each.replays for each in plan.causes)
+        click.echo(f"{plan.replayed_before:,} of them were replayed before, up to {most} times")
+    click.echo()
+    print_causes(plan.causes, plan.until_unix_ms)
+    if plan.receivers:
+        click.echo()
+        table(
+            ("GROUP", "DEAD", "PARTITIONS", "OWNED", "PAUSED", "SAME WORKER", "OWNERS"),
+            [
+                (
+                    *(row.group, row.letters, row.partitions, row.owned, row.paused),
+                    *(row.same_worker, ", ".join(row.owners) or None),
+                )
+                for row in plan.receivers
+            ],
+        )
+    click.echo()
+    for note in plan.notes:
+        click.echo(styled(f"! {printable(note)}", "warn"))
+    click.echo(f"to do it: {again}")
+
+
+# --- deleting and exporting -----------------------------------------------------------------------
+
+
+@dlq.command()
+@click.argument("topic")
+@ALL
+@IDS
+@click.option("--older-than", type=Duration(), metavar="DURATION", help="Died longer ago, as 7d.")
+@filter_options
+@click.option("--dry-run", is_flag=True, help="Say how many would go, and what they died of.")
+@yes_option
+@answering
+def purge(
+    session: Session,
+    *,
+    topic: str,
+    all_: bool,
+    ids: tuple[str, ...],
+    older_than: float | None,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> CommandResult | int:
+    """Delete dead letters for good."""
+    if ids and older_than is not None:
+        raise click.UsageError("--id names dead letters; --older-than chooses among all of them")
+    ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
+    require_choice(ids, all_, older_than is not None or stated(filters), ways)
+    link, keys = session.link, session.keys
+    choice = chosen(link, filters, ids, older_than)
+    check_group(session, topic, choice)
+    if dry_run:
+        found = dead_letters.causes(link, keys, topic, choice)
+        now = server_unix_ms(link)
+        text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good"
+
+        def show() -> None:
+            click.echo(text)
+            if found.causes:
+                click.echo()
+                print_causes(found.causes, now)
+
+        return CommandResult(found, show if found.looked_at else NO_MATCH)
+    if not _ask(session, topic, choice, "Delete {} of {} for good?", yes, "purged"):
+        return 0
+    meter = Meter(session)
+    with interruptible() as stop:
+        done = dead_letters.purge(link, keys, topic, choice, stop=stop, progress=meter)
+    meter.end()
+    notes = [] if done.audited else [NOT_AUDITED]
+    if done.unknown:
+        notes.append(f"{count(done.unknown, 'dead letter')} may have been purged or not")
+    text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
+    code, error = _ended(done.ended, f"interrupted: {done.error}; the others stay")
+    return CommandResult(done, text, code, notes, error)
+
+
+@dlq.command()
+@click.argument("topic")
+@IDS
+@filter_options
+@click.option(
+    "-o", "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file, whole or not at all. Default: standard output.",
+)  # fmt: skip
+@yes_option
+@answering
+def export(
+    session: Session,
+    *,
+    topic: str,
+    ids: tuple[str, ...],
+    out: Path | None,
+    yes: bool,
+    **filters: Any,
+) -> CommandResult | int:
+    """Write dead letters as JSON lines, every field of each; all of them without a filter.
+
+    They stay where they are. A field that is not UTF-8 is {"base64": …} in place of the text. With
+    --json and --out, standard output gets the result; without --out, only the lines.
+    """
+    if out is not None and out.exists():
+        confirm(f"{out} exists. Replace it?", yes)
+    with interruptible() as stop:
+        choice = chosen(session.link, filters, ids)
+        check_group(session, topic, choice)
+        work = dead_letters.Export(session.link, session.keys, topic, choice, stop=stop)
+        with _written(out) as file:
+            for line in work.lines():
+                file.write(line + "\n")
+            if out is not None and stop():
+                raise KeyboardInterrupt
+        done = work.finish(f"to {out}" if out is not None else "")
+    text = f"{count(done.exported, 'dead letter')} of {topic} exported"
+    notes = [] if done.audited else [NOT_AUDITED]
+    code = EXIT_INTERRUPTED if done.ended == STOPPED else 0
+    if out is not None:
+        return CommandResult(done, lambda: session.note(f"{text} to {out}"), code, notes)
+    for note in (text, *notes):
+        session.note(note)
+    return code
+
+
+@contextlib.contextmanager
+def _written(path: Path | None) -> Iterator[IO[str]]:
+    """A file that appears when all is written; standard output for None."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
+    part = Path(name)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _ask(
+    session: Session, topic: str, choice: DeadLetterFilter, question: str, yes: bool, past: str
+) -> bool:
+    """Confirm what would happen. False: there is nothing to do, and it has been said."""
+    if yes:
+        return True
+    found = dead_letters.count(session.link, session.keys, topic, choice)
+    if found:
+        confirm(question.format(count(found, "dead letter"), topic + _for(choice.group)), yes)
+    elif not click.get_current_context().params["as_json"]:
+        click.echo(f"{NO_MATCH}, nothing {past}")
+        return False
+    return True
+
+
+def _given(ctx: click.Context, *names: str) -> list[str]:
+    """Those of the options that were given, as they would be given again."""
+    found = []
+    for name in names:
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
+            continue
+        value = ctx.params[name]
+        found.append("--" + name.replace("_", "-"))
+        if value is not True:
+            found.append(f"{value:g}/s" if name == "rate" else str(value))
+    return found
+
+
+def _bounded(choice: DeadLetterFilter, until_unix_ms: int) -> DeadLetterFilter:
+    """The same dead letters, and none that died later."""
+    if choice.letter_ids:
+        return choice
+    until = choice.until_unix_ms
+    bound = until_unix_ms if until is None else min(until, until_unix_ms)
+    return dataclasses.replace(choice, until_unix_ms=bound)
+
+
+def _reasons(refused: dict[str, int]) -> str:
+    return "; ".join(f"{count(number, 'dead letter')}: {why}" for why, number in refused.items())
+
+
+def _for(group: str | None) -> str:
+    return f" for {group}" if group else ""
+
+
+def _to(target: Target) -> str:
+    return "" if target == dead_letters.HOME else f" to {target}"

@@ -1,4 +1,4 @@
-"""The options by which the verbs of `dlq` choose letters, and the way back to a command line."""
+"""How the commands of `dlq` choose dead letters, and a choice as a command line again."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from streamqd.store.client import Connection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-NO_MATCH = "nothing matches"
 _METER_SECONDS = 0.5
 
-ALL = click.option("--all", "all_", is_flag=True, help="All letters that exist now.")
+ALL = click.option("--all", "all_", is_flag=True, help="All dead letters that exist now.")
 IDS = click.option(
-    "--id", "ids", metavar="PARTITION:MS-SEQ", multiple=True, help="This letter; may be repeated."
+    "--id",
+    "ids",
+    metavar="PARTITION:MS-SEQ",
+    multiple=True,
+    help="This dead letter; may be repeated.",
 )
 
 
@@ -72,7 +75,7 @@ class Fingerprint(click.ParamType[str]):
 
 
 _FILTERS = (
-    click.option("-g", "--group", help="Only letters of this group."),
+    click.option("-g", "--group", help="Only those of this group."),
     click.option(
         "--fingerprint", metavar="HEX", type=Fingerprint(),
         help="Only those that died alike; see stats.",
@@ -98,7 +101,7 @@ _FILTERS = (
 
 
 def filter_options(command: Command) -> Command:
-    """Give a verb the options that narrow which letters it is about."""
+    """Give a command the options that narrow which dead letters it is about."""
     for option in reversed(_FILTERS):
         command = option(command)
     return command
@@ -110,7 +113,7 @@ def chosen(
     ids: Sequence[str] = (),
     older_than: float | None = None,
 ) -> DeadLetterFilter:
-    """The letters that the options mean, by the server's clock."""
+    """The dead letters that the options mean, by the server's clock."""
     now = server_unix_ms(link)
 
     since, until = (
@@ -137,16 +140,16 @@ def chosen(
 
 
 def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> None:
-    """Refuse a verb that does not say which letters. `others`: whether it does by filters."""
+    """Refuse a command that does not say which. `others`: whether it does by filters."""
     if ids and all_:
         raise click.UsageError("--id and --all exclude each other")
     if not ids and not all_ and not others:
-        raise click.UsageError(f"say which letters: {ways}")
+        raise click.UsageError(f"say which dead letters: {ways}")
 
 
-def check_group(session: Session, link: Connection, topic: str, choice: DeadLetterFilter) -> None:
-    """Refuse a group that neither reads the topic nor has letters there: most likely a slip."""
-    group = choice.group
+def check_group(session: Session, topic: str, choice: DeadLetterFilter) -> None:
+    """Refuse a group that neither reads the topic nor has dead letters there: likely a slip."""
+    group, link = choice.group, session.link
     if group is None or group in groups.names(link, session.keys, topic):
         return
     if not dead_letters.count(link, session.keys, topic, DeadLetterFilter(group=group)):
@@ -218,7 +221,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 class Meter:
-    """Counts letters on a terminal while they are dealt with."""
+    """Counts dead letters on a terminal while they are moved or deleted."""
 
     def __init__(self, session: Session) -> None:
         self._shown = sys.stderr.isatty() and not session.quiet
@@ -230,7 +233,7 @@ class Meter:
         self._count += count
         if self._shown and time.monotonic() >= self._next:
             self._next = time.monotonic() + _METER_SECONDS
-            click.echo(f"\r{self._count:,} letters …", nl=False, err=True)
+            click.echo(f"\r{self._count:,} dead letters …", nl=False, err=True)
 
     def end(self) -> None:
         """Leave the line to what comes next."""

@@ -1,4 +1,4 @@
-"""How letters, what they died of and the audit trail are printed."""
+"""How dead letters, their causes and the audit trail are printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT_CHARS = 70  # of an error message in a list of causes
 
 
 def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
-    """Letters, one a line; on a narrow terminal the cause stands below."""
+    """Dead letters, one a line; on a narrow terminal the cause stands below."""
     columns = room()
     width = None if columns is None else columns - BELOW
     table(
@@ -44,7 +44,7 @@ def _tries(row: DeadLetterRow) -> int | None:
 
 
 def _cause(row: DeadLetterRow, width: int | None) -> str:
-    """What it died of: the class without its module; the message alone where both do not fit."""
+    """Its error: the class without its module; the message alone where both do not fit."""
     name, message = row.error_class.rpartition(".")[2], printable(row.error_message)
     whole = ": ".join(filter(None, (name, message)))
     return message if message and width is not None and len(whole) > width else whole
@@ -72,7 +72,7 @@ def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
 
 
 def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
-    """One letter whole."""
+    """One dead letter whole."""
     failed = letter.failed_unix_ms
     pairs: list[tuple[str, object]] = [
         ("id", letter.id),
@@ -113,10 +113,10 @@ def print_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
         click.echo(printable(letter.payload, lines=True))
 
 
-def print_deeds(deeds: Sequence[AuditEntry], now_unix_ms: int) -> None:
+def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
     """Entries of the audit trail, one a line."""
     table(
-        ("AGE", "WHO", "VERB", "COUNTS", "WHAT"),
+        ("AGE", "WHO", "COMMAND", "COUNTS", "WHAT"),
         [
             (
                 age(now_unix_ms - each.at_unix_ms),
@@ -125,7 +125,7 @@ def print_deeds(deeds: Sequence[AuditEntry], now_unix_ms: int) -> None:
                 _pairs(each.counts) or None,
                 "; ".join(filter(None, (_pairs(each.what), each.note))) or None,
             )
-            for each in deeds
+            for each in entries
         ],
     )
 

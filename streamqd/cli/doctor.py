@@ -8,9 +8,11 @@ from streamqd.admin import diagnosis, retention, topics_settings
 from streamqd.admin.diagnosis import DiagnosisFinding, DiagnosisReport
 from streamqd.admin.diagnosis.check import Check
 from streamqd.cli.arguments import Duration, json_option
+from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.output import (
     LEVELS,
     age,
+    ago,
     count,
     emit,
     json_text,
@@ -20,7 +22,7 @@ from streamqd.cli.output import (
     table,
     unreadable,
 )
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.session import Session
 from streamqd.errors import RedisUnavailable
 
 EXIT_PROBLEMS = 1
@@ -47,11 +49,12 @@ _KEPT_BY = {
 )
 @click.option("--list", "as_list", is_flag=True, help="Show the checks, and run none.")
 @json_option
-@pass_session
 @click.pass_context
+@connected
 def doctor(
-    ctx: click.Context,
     session: Session,
+    ctx: click.Context,
+    *,
     only: tuple[str, ...],
     unit: str,
     as_list: bool,
@@ -73,9 +76,9 @@ def doctor(
         return 0
     code = 0
     try:
-        with session.link() as link:
-            report = diagnosis.examine(link, session.settings, checks, unit=unit)
-    except RedisUnavailable as error:
+        report = diagnosis.examine(session.link, session.settings, checks, unit=unit)
+    except RedisUnavailable as unavailable:
+        error = session.explained(unavailable)
         # What this host lacks may well be the reason.
         report = diagnosis.without_redis(session.settings, checks, str(error), unit=unit)
         click.echo(f"Error: {error}", err=True)
@@ -116,18 +119,18 @@ def _report(report: DiagnosisReport) -> None:
         click.echo(f"not looked at: {printable(text)}")
     serious = [each for each in report.findings if each.severity == "problem"]
     warned = [each for each in report.findings if each.severity == "warning"]
-    told = f"{count(len(serious), 'problem')}, {count(len(warned), 'warning')}"
+    summary = f"{count(len(serious), 'problem')}, {count(len(warned), 'warning')}"
     rest = "; not everything was looked at" if report.unseen else ""
-    click.echo(f"{count(len(report.checks), 'check')}: {told}{rest}")
+    click.echo(f"{count(len(report.checks), 'check')}: {summary}{rest}")
 
 
 def _finding(found: DiagnosisFinding) -> None:
     severity = styled(str(found.severity), LEVELS.get(str(found.severity), ""))
     click.echo(f"  {severity} {found.check}: {printable(found.what)}")
-    click.echo(f"    mend: {printable(found.mend)}")
-    told = "  ".join(f"{name}={json_text(value)}" for name, value in found.evidence.items())
-    if told:
-        click.echo(f"    seen: {printable(told)}")
+    click.echo(f"    fix: {printable(found.mend)}")
+    seen = "  ".join(f"{name}={json_text(value)}" for name, value in found.evidence.items())
+    if seen:
+        click.echo(f"    seen: {printable(seen)}")
 
 
 @doctor.command()
@@ -139,9 +142,8 @@ def _finding(found: DiagnosisFinding) -> None:
     show_default=True,
     help="A group that nobody owns, with messages and no reader for so long, is a problem.",
 )
-@json_option
-@pass_session
-def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) -> int:
+@answering
+def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Say what keeps the memory of TOPIC.
 
     KEPT BY is who still needs messages that retention would let go of (a group, or @archive), or
@@ -150,20 +152,16 @@ def stream(session: Session, topic: str, abandoned_after: float, as_json: bool) 
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
-    with session.link() as link:
-        found = retention.examine(link, session.keys, topic, stated, expected, abandoned_after)
-    if as_json:
-        emit(found)
-    else:
-        unreadable(found.unreadable)
-        _show(found)
-    return EXIT_PROBLEMS if found.problems or found.unreadable else 0
+    found = retention.examine(session.link, session.keys, topic, stated, expected, abandoned_after)
+    code = EXIT_PROBLEMS if found.problems or found.unreadable else 0
+    return CommandResult(found, lambda: _show(found), code)
 
 
 def _show(found: retention.StreamReport) -> None:
+    unreadable(found.unreadable)
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
-    click.echo(bounds or "no retention is set: what is acknowledged stays for ever")
+    click.echo(bounds or "no retention is set: what is acknowledged stays")
     if found.dead or found.retry_bytes:
         dead = f"{count(found.dead, 'dead letter')}, {memory(found.dead_bytes)}"
         click.echo(f"beside them: {dead}; retry streams, {memory(found.retry_bytes)}")
@@ -191,7 +189,7 @@ def _show_groups(found: retention.StreamReport) -> None:
                 group.owner or "-",
                 group.unread,
                 group.pending,
-                _since(found.now_unix_ms, group.needs_unix_ms),
+                ago(found.now_unix_ms, group.needs_unix_ms),
                 "never" if group.idle_seconds is None else f"{age(group.idle_seconds * 1000)} ago",
                 group.dropped,
             )
@@ -206,12 +204,8 @@ def _cells(now: int, row: retention.StreamRow) -> tuple[object, ...]:
         str(row.partition),
         row.messages,
         memory(row.bytes),
-        _since(now, row.oldest_unix_ms),
+        ago(now, row.oldest_unix_ms),
         "over 100,000" if row.needed is None else f"{row.needed:,}",
-        _since(now, row.since_unix_ms),
+        ago(now, row.since_unix_ms),
         _KEPT_BY.get(row.kept_by, row.holder),
     )
-
-
-def _since(now: int, unix_ms: int | None) -> str:
-    return "-" if unix_ms is None else age(now - unix_ms)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from streamqd.admin import directives, groups, growth
+from streamqd.admin import adoption, directives, groups, growth
 from streamqd.admin.pages import server_unix_ms
-from streamqd.cli.adopt import adopt
-from streamqd.cli.arguments import json_option, yes_option
-from streamqd.cli.deeds import remember
-from streamqd.cli.output import age, confirm, count, emit, position, sentence, table, unreadable
-from streamqd.cli.session import Session, pass_session
-from streamqd.cli.steering import dry_run_option, finish, fleet_of, reason_option, wait_options
+from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
+from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
+from streamqd.cli.output import (
+    age,
+    ago,
+    at_least,
+    confirm,
+    count,
+    position,
+    sentence,
+    table,
+    unreadable,
+)
+from streamqd.cli.session import Session
 from streamqd.errors import Refused
-from streamqd.store.client import Connection
 
 
 @click.group()
@@ -21,68 +30,63 @@ def group() -> None:
     """Look at groups, stop and start them, set their position, delete them."""
 
 
-group.add_command(adopt)
-
-
 @group.command("list")
 @click.argument("topic", required=False)
-@json_option
-@pass_session
-def list_(session: Session, topic: str | None, as_json: bool) -> None:
+@answering
+def list_(session: Session, *, topic: str | None) -> CommandResult:
     """Show the groups of one topic, or of all.
 
     LAG counts unread messages (`+`: at least so many), PENDING those handed out and not settled,
     DELAYED those that wait for their next attempt. OLDEST is the age of the oldest of the unread
     and pending ones.
     """
-    with session.link() as link:
-        rows = groups.listed(link, session.keys, topic)
-        now = server_unix_ms(link)
-    if as_json:
-        emit(rows)
-    elif not rows:
-        click.echo(f"no group reads {topic or 'any topic'}")
-    else:
-        unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
-        table(
-            ("TOPIC", "GROUP", "OWNED", "LAG", "PENDING", "DELAYED", "OLDEST", "OWNERS"),
-            [
-                (
-                    row.topic,
-                    row.group,
-                    f"{row.owned}/{row.partitions}",
-                    _lag(row.lag, row.lag_exact),
-                    row.pending,
-                    row.delayed,
-                    _ago(now, row.oldest_unix_ms),
-                    ", ".join(row.owners) or "-",
-                )
-                for row in rows
-            ],
-        )
+    rows = groups.listed(session.link, session.keys, topic)
+    now = server_unix_ms(session.link)
+    if not rows:
+        return CommandResult(rows, f"no group reads {topic or 'any topic'}")
+    return CommandResult(rows, lambda: _show_groups(rows, now))
+
+
+def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
+    unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
+    table(
+        ("TOPIC", "GROUP", "OWNED", "LAG", "PENDING", "DELAYED", "OLDEST", "OWNERS"),
+        [
+            (
+                row.topic,
+                row.group,
+                f"{row.owned}/{row.partitions}",
+                at_least(row.lag, row.lag_exact),
+                row.pending,
+                row.delayed,
+                ago(now, row.oldest_unix_ms),
+                ", ".join(row.owners) or "-",
+            )
+            for row in rows
+        ],
+    )
 
 
 @group.command()
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
-@json_option
-@pass_session
-def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
+@answering
+def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
     POSITION is the id last handed out (`start`: none yet; `before ID`: set by hand), LAG what comes
     behind it (`+`: at least so many); UNREAD and PENDING are the ages of the oldest message of each
     kind.
     """
-    with session.link() as link:
-        detail = groups.describe(link, session.keys, topic, name)
-    if as_json:
-        emit(detail)
-        return
+    detail = groups.describe(session.link, session.keys, topic, name)
+    return CommandResult(detail, lambda: _show_group(detail))
+
+
+def _show_group(detail: groups.GroupDetail) -> None:
     unreadable(detail.unreadable)
     now = detail.now_unix_ms
     click.echo(
-        f"group {name} of {topic}: {_lag(detail.lag, detail.lag_exact)} unread,"
+        f"group {detail.group} of {detail.topic}: {at_least(detail.lag, detail.lag_exact)} unread,"
         f" {detail.pending:,} pending, {detail.delayed:,} delayed"
     )
     if detail.missing:
@@ -98,10 +102,10 @@ def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
             (
                 str(row.partition),
                 f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
-                _lag(row.lag, row.lag_exact),
-                _ago(now, row.oldest_unread_unix_ms),
+                at_least(row.lag, row.lag_exact),
+                ago(now, row.oldest_unread_unix_ms),
                 row.pending,
-                _ago(now, row.oldest_pending_unix_ms),
+                ago(now, row.oldest_pending_unix_ms),
                 row.delayed,
                 position(row.position),
                 str(row.epoch) if row.epoch else None,
@@ -129,10 +133,10 @@ def describe(session: Session, topic: str, name: str, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Take partitions away from their owners.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @yes_option
-@json_option
-@pass_session
+@answering
 def reset(
     session: Session,
+    *,
     topic: str,
     name: str,
     to: str,
@@ -141,8 +145,7 @@ def reset(
     force: bool,
     dry_run: bool,
     yes: bool,
-    as_json: bool,
-) -> None:
+) -> CommandResult:
     """Let a group go on from another position.
 
     What is handed out and not settled is forgotten: behind the new position it is read again,
@@ -157,25 +160,41 @@ def reset(
     Example:
       streamqd group reset orders billing --to 2026-11-21T09:00:00Z --dry-run
     """
-    with session.link() as link:
-        if not dry_run:
-            foreseen = groups.reset(
-                link, session.keys, topic, name, to, partitions=partitions,
-                drop_retries=not keep_retries, force=force, dry_run=True,
-            )  # fmt: skip
-            if foreseen.obstacle:
-                raise Refused(foreseen.obstacle)
-            where = count(len(foreseen.partitions), "partition")
-            confirm(f"Let {name} read {topic} from {to} on, on {where}?", yes)
-        done = groups.reset(
-            link, session.keys, topic, name, to, partitions=partitions,
+
+    def run(*, dry_run: bool) -> groups.GroupReset:
+        return groups.reset(
+            session.link, session.keys, topic, name, to, partitions=partitions,
             drop_retries=not keep_retries, force=force, dry_run=dry_run,
         )  # fmt: skip
-        if not dry_run:
-            _remember_reset(session, link, done, force=force)
-    if as_json:
-        emit(done)
-        return
+
+    if not dry_run:
+        foreseen = run(dry_run=True)
+        if foreseen.obstacle:
+            raise Refused(foreseen.obstacle)
+        where = count(len(foreseen.partitions), "partition")
+        confirm(f"Let {name} read {topic} from {to} on, on {where}?", yes)
+    done = run(dry_run=dry_run)
+    if not dry_run:
+        rows = done.partitions
+        session.record(
+            topic,
+            "group reset",
+            {
+                "group": done.group,
+                "to": done.to,
+                "retries": done.retries,
+                "force": force,
+                "partitions": {row.partition: f"{row.before} -> {row.after}" for row in rows},
+            },
+            {
+                "forgotten": sum(row.pending for row in rows),
+                "dropped": sum(row.delayed + row.retried for row in rows),
+            },
+        )
+    return CommandResult(done, lambda: _show_reset(session, done, dry_run))
+
+
+def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> None:
     table(
         ("PARTITION", "BEFORE", "NOW", "UNREAD", "FORGOTTEN", "DROPPED"),
         [
@@ -183,7 +202,7 @@ def reset(
                 str(row.partition),
                 position(row.before),
                 "end" if row.unread_exact and not row.unread else position(row.after),
-                _lag(row.unread, row.unread_exact),
+                at_least(row.unread, row.unread_exact),
                 row.pending,
                 row.delayed + row.retried,
             )
@@ -196,51 +215,36 @@ def reset(
         session.note("nothing was changed")
 
 
-def _remember_reset(
-    session: Session, link: Connection, done: groups.GroupReset, *, force: bool
-) -> None:
-    rows = done.partitions
-    what = {"group": done.group, "to": done.to, "retries": done.retries, "force": force}
-    what["partitions"] = {row.partition: f"{row.before} -> {row.after}" for row in rows}
-    counts = {
-        "forgotten": sum(row.pending for row in rows),
-        "dropped": sum(row.delayed + row.retried for row in rows),
-    }
-    remember(session, link, done.topic, "group reset", what, counts)
-
-
 @group.command()
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
 @click.option("--force", is_flag=True, help="Also when it is owned or has unsettled messages.")
 @yes_option
-@json_option
-@pass_session
-def delete(session: Session, topic: str, name: str, force: bool, yes: bool, as_json: bool) -> None:
+@answering
+def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -> CommandResult:
     """Delete a group: its position, its retries, its counters. Dead letters stay.
 
     A daemon whose configuration still names the group creates it again, from where its consumer's
     `start` says. While the topic grows, the growth no longer waits for the group.
     """
-    with session.link() as link:
-        if name not in groups.names(link, session.keys, topic):
-            groups.known(link, session.keys, topic, name)  # says that there is none
-        growing = _growing(link, session, topic, name)
-        if growing and not force:
-            raise Refused(f"{growing} say --force when it is not to come back")
-        confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
-        done = groups.delete(link, session.keys, topic, name, force=force)
-        what = {"group": name, "force": force} | ({"growing": True} if growing else {})
-        remember(session, link, topic, "group delete", what, {"partitions": done.partitions})
-    if as_json:
-        emit(done)
-    else:
-        click.echo(f"{name} deleted from {count(done.partitions, 'partition')} of {topic}")
+    link = session.link
+    if name not in groups.names(link, session.keys, topic):
+        groups.known(link, session.keys, topic, name)  # says that there is none
+    growing = _growing(session, topic, name)
+    if growing and not force:
+        raise Refused(f"{growing} say --force when it is not to come back")
+    confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
+    done = groups.delete(link, session.keys, topic, name, force=force)
+    what = {"group": name, "force": force} | ({"growing": True} if growing else {})
+    session.record(topic, "group delete", what, {"partitions": done.partitions})
+    return CommandResult(
+        done, f"{name} deleted from {count(done.partitions, 'partition')} of {topic}"
+    )
 
 
-def _growing(link: Connection, session: Session, topic: str, name: str) -> str:
-    """What speaks against deleting a group while the topic grows; '' for nothing."""
-    progress = growth.look(link, session.keys, topic)
+def _growing(session: Session, topic: str, name: str) -> str:
+    """Why not to delete a group while its topic grows; '' when there is no reason."""
+    progress = growth.look(session.link, session.keys, topic)
     for row in progress.groups if progress is not None else ():
         if row.group == name and not row.done:
             return (
@@ -251,29 +255,50 @@ def _growing(link: Connection, session: Session, topic: str, name: str) -> str:
     return ""
 
 
+@group.command(short_help="Take over what other clients have pending.")
+@click.argument("topic")
+@click.argument("name", metavar="GROUP")
+@dry_run_option
+@yes_option
+@answering
+def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) -> CommandResult:
+    """Take over everything that other clients of a group have read and not acknowledged.
+
+    Stop those clients first: what they are handling would be handled twice. Refused while streamqd
+    owns a partition of the group. The first owner handles what was taken before anything else.
+    """
+    done = adoption.survey(session.link, session.keys, topic, name)
+    if not dry_run and done.entries:
+        confirm(f"Take over {count(done.entries, 'message')} of {topic}/{name}?", yes)
+    if not dry_run:
+        done = adoption.adopt(session.link, session.keys, topic, name)
+
+    def show() -> None:
+        if done.consumers:
+            table(
+                ("PARTITION", "CONSUMER", "PENDING", "IDLE"),
+                [
+                    (str(row.partition), row.consumer, row.pending, age(row.idle_ms))
+                    for row in done.consumers
+                ],
+            )
+        verb = "would be taken over" if dry_run else "taken over"
+        click.echo(f"{count(done.entries, 'message')} {verb}")
+
+    return CommandResult(done, show)
+
+
 @group.command(short_help="Stop handling for one group on all instances.")
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
 @reason_option
-@wait_options
-@dry_run_option
-@json_option
-@pass_session
-def stop(
-    session: Session,
-    topic: str,
-    name: str,
-    reason: str,
-    wait: bool,
-    timeout: float,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
+@directing
+def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool) -> DirectiveResult:
     """Stop handling for one group on all instances, until it is started again.
 
     Workers finish what they run and end, and their partitions are given back, so that `group reset`
-    and `group delete` can follow. Messages keep arriving and wait. The order is kept in Redis: it
-    survives restarts and holds for instances that start later. With --wait it returns when no
+    and `group delete` can follow. Messages keep arriving and wait. The directive is kept in Redis:
+    it survives restarts and holds for instances that start later. With --wait it returns when no
     instance owns a partition of the group; exit code 1: some still do.
 
     \b
@@ -282,35 +307,19 @@ def stop(
       streamqd group reset orders billing --to 2h
       streamqd group start orders billing --wait
     """
-    with session.link() as link:
-        fleet = fleet_of(session, link)
-        done = directives.stop(fleet, topic, name, reason, dry_run=dry_run)
-        return finish(
-            done,
-            f"{topic}/{name} is stopped",
-            as_json=as_json,
-            wait=wait,
-            timeout=timeout,
-            look=lambda: directives.not_stopped(fleet, topic, name),
-        )
+    fleet = session.fleet
+    return DirectiveResult(
+        directives.stop(fleet, topic, name, reason, dry_run=dry_run),
+        f"{topic}/{name} is stopped",
+        lambda: directives.not_stopped(fleet, topic, name),
+    )
 
 
 @group.command(short_help="Start a stopped group again.")
 @click.argument("topic")
 @click.argument("name", metavar="GROUP")
-@wait_options
-@dry_run_option
-@json_option
-@pass_session
-def start(
-    session: Session,
-    topic: str,
-    name: str,
-    wait: bool,
-    timeout: float,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
+@directing
+def start(session: Session, *, topic: str, name: str, dry_run: bool) -> DirectiveResult:
     """Start a stopped group again: instances take its partitions within seconds.
 
     With --wait it returns when every partition has an owner; exit code 1: some have none.
@@ -319,22 +328,9 @@ def start(
     Example:
       streamqd group start orders billing --wait
     """
-    with session.link() as link:
-        fleet = fleet_of(session, link)
-        done = directives.start(fleet, topic, name, dry_run=dry_run)
-        return finish(
-            done,
-            f"{topic}/{name} is started",
-            as_json=as_json,
-            wait=wait,
-            timeout=timeout,
-            look=lambda: directives.not_started(fleet, topic, name),
-        )
-
-
-def _lag(lag: int, exact: bool) -> str:
-    return f"{lag:,}{'' if exact else '+'}"
-
-
-def _ago(now: int, unix_ms: int | None) -> str | None:
-    return None if unix_ms is None else age(now - unix_ms)
+    fleet = session.fleet
+    return DirectiveResult(
+        directives.start(fleet, topic, name, dry_run=dry_run),
+        f"{topic}/{name} is started",
+        lambda: directives.not_started(fleet, topic, name),
+    )

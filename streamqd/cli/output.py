@@ -17,6 +17,7 @@ from streamqd.admin.unreadable import Unreadable
 from streamqd.errors import Refused
 
 WIDTH = 80  # of a table when no terminal says otherwise
+NO_MATCH = "nothing matches"
 BELOW = 4  # columns by which a line below a row is indented
 LEVELS = {"problem": "bad", "warning": "warn", "ok": "good"}  # word -> style
 _STYLES: dict[str, dict[str, Any]] = {
@@ -161,6 +162,16 @@ def age(milliseconds: float | None) -> str:
     return f"{whole}s"
 
 
+def ago(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
+    """The age of an instant, for a cell of a table; None where the instant is not known."""
+    return None if then_unix_ms is None else age(now_unix_ms - then_unix_ms)
+
+
+def at_least(number: int, exact: bool) -> str:
+    """A number, with `+` behind it when it may be greater."""
+    return f"{number:,}{'' if exact else '+'}"
+
+
 def memory(size: int | None) -> str:
     """Bytes as people read them, such as `12.3 MiB`; `-` for None."""
     if size is None:
@@ -184,9 +195,11 @@ def position(entry_id: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 dead letter`, `3 dead letters`, `no dead letters`."""
+    """`1 dead letter`, `3 dead letters`, `no dead letters`; `2 retries`."""
     shown = "no" if number == 0 else f"{number:,}"
-    return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+    if number == 1:
+        return f"{shown} {noun}"
+    return f"{shown} {noun[:-1]}ies" if noun.endswith("ry") else f"{shown} {noun}s"
 
 
 def confirm(question: str, yes: bool) -> None:

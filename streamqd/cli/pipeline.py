@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamqd.cli.arguments import Duration, Size, json_option
+from streamqd.cli.arguments import Command, Duration, Size, json_option
+from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
-from streamqd.cli.output import count, emit, table
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.output import count, emit, json_text, table
+from streamqd.cli.session import Session
 
-MASTER = click.option(
-    "--master", metavar="URL", help="Where Spark runs, as spark://host:7077. Default: local[*]."
-)
-CONF = click.option(
-    "--conf", metavar="NAME=VALUE", multiple=True, help="Setting of Spark; may be repeated."
-)
+if TYPE_CHECKING:
+    from streamqd.spark.pipelines.compact import Compacted
+    from streamqd.spark.pipelines.standing import Standing
+
 TOPICS = click.option(
     "-t", "--topic", "topics", metavar="TOPIC", multiple=True,
     help="This topic; may be repeated. Default: all.",
@@ -38,15 +39,27 @@ MAYBE_ARCHIVE = click.option(
 TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f")
 
 
+def spark_options(command: Command) -> Command:
+    """Give a command `--master` and `--conf`."""
+    for option in (
+        click.option(
+            "--conf", metavar="NAME=VALUE", multiple=True, help="Setting of Spark; may be repeated."
+        ),
+        click.option(
+            "--master", metavar="URL",
+            help="Where Spark runs, as spark://host:7077. Default: local[*].",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @click.group()
 def pipeline() -> None:
     """Archive topics, read archives, run jobs: on Spark.
 
     Needs the extra spark, pip install '.[spark]' in a clone of streamqd, and Java 17 or newer.
     """
-
-
-# --- verbs ----------------------------------------------------------------------------------------
 
 
 @pipeline.command()
@@ -60,12 +73,12 @@ def pipeline() -> None:
 @click.option(
     "--allow-loss", is_flag=True, help="Go on where entries were trimmed before they were archived."
 )
-@MASTER
-@CONF
+@spark_options
 @json_option
-@pass_session
+@connected
 def archive(
     session: Session,
+    *,
     topics: tuple[str, ...],
     folder: Path,
     every: float | None,
@@ -127,28 +140,28 @@ def _show_archived(document: dict[str, Any], as_json: bool) -> None:
     "--grace", type=Duration(), default="1h", show_default=True,
     help="How long replaced files stay for those who are reading them.",
 )  # fmt: skip
-@MASTER
-@CONF
-@json_option
-@pass_session
+@spark_options
+@answering
 def compact(
     session: Session,
+    *,
     topics: tuple[str, ...],
     folder: Path,
     target: int,
     grace: float,
     master: str | None,
     conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
+) -> CommandResult:
     """Write the many small files of an archive into few."""
     from streamqd.spark.pipelines.compact import compact as run
 
     with lend_engine(session, "compact", master, conf) as engine:
         done = run(session.settings, folder, engine.context, topics, target=target, grace=grace)
-    if as_json:
-        emit({"archive": str(folder), "topics": [dataclasses.asdict(each) for each in done]})
-        return
+    document = {"archive": str(folder), "topics": [dataclasses.asdict(each) for each in done]}
+    return CommandResult(document, lambda: _show_compacted(done))
+
+
+def _show_compacted(done: Iterable[Compacted]) -> None:
     table(
         ("TOPIC", "ROWS", "FILES", "BEFORE", "PURGED", "SECONDS"),
         [
@@ -180,12 +193,11 @@ def compact(
     help="Name of this replay. Under the same name no message is sent twice within 30 days.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only count.")
-@MASTER
-@CONF
-@json_option
-@pass_session
+@spark_options
+@answering
 def replay(
     session: Session,
+    *,
     topic: str,
     folder: Path | None,
     tier: str,
@@ -200,15 +212,14 @@ def replay(
     dry_run: bool,
     master: str | None,
     conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
+) -> CommandResult:
     """Send messages of TOPIC again. Their header x-replay-of names the entry they were."""
     from streamqd.spark.pipelines import replay as replays
     from streamqd.spark.pipelines.storage import Archive
 
     choice = replays.ReplayFilter(
-        since=since and since.replace(tzinfo=dt.UTC),
-        until=until and until.replace(tzinfo=dt.UTC),
+        since=_utc(since),
+        until=_utc(until),
         keys=keys,
         headers=dict(_pair("--header", each) for each in headers),
         where=where,
@@ -220,11 +231,11 @@ def replay(
             session.settings, engine(), topic, choice,
             archive=archive, target=target, rate=rate, name=name, dry_run=dry_run,
         )  # fmt: skip
-    if as_json:
-        emit(dataclasses.asdict(done))
-        return
     verb = "would be sent" if dry_run else "sent"
-    click.echo(f"{count(done.rows, 'message')} of {topic} {verb} to {done.target}")
+    return CommandResult(
+        dataclasses.asdict(done),
+        f"{count(done.rows, 'message')} of {topic} {verb} to {done.target}",
+    )
 
 
 @pipeline.command()
@@ -238,20 +249,18 @@ def replay(
     "--set", "arguments", metavar="NAME=VALUE", multiple=True,
     help="An argument of the job; may be repeated.",
 )  # fmt: skip
-@MASTER
-@CONF
-@json_option
-@pass_session
+@spark_options
+@answering
 def run(
     session: Session,
+    *,
     job: str,
     folder: Path | None,
     checkpoints: Path,
     arguments: tuple[str, ...],
     master: str | None,
     conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
+) -> CommandResult:
     """Run a function of your own, with Spark, topics and their sink prepared.
 
     It gets a streamqd.spark.pipelines.run.Job; what it returns is printed with --json.
@@ -271,8 +280,7 @@ def run(
                 dict(_pair("--set", each) for each in arguments),
             )
             returned = jobs.run(made, function)
-    if as_json:
-        emit(returned)
+    return CommandResult(returned, lambda: None)
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
@@ -280,3 +288,186 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     if not equals:
         raise click.UsageError(f"{option} {text}: write NAME=VALUE")
     return name, value
+
+
+def _utc(moment: dt.datetime | None) -> dt.datetime | None:
+    return moment and moment.replace(tzinfo=dt.UTC)
+
+
+@pipeline.command()
+@TOPICS
+@MAYBE_ARCHIVE
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True,
+    help="Folder of the report. It must not be there yet.",
+)  # fmt: skip
+@click.option("--since", type=click.DateTime(TIMES), help="Entries from this time on, UTC.")
+@click.option("--until", type=click.DateTime(TIMES), help="Entries before this time, UTC.")
+@click.option("--overwrite", is_flag=True, help="Replace the report that is in the folder.")
+@spark_options
+@answering
+def report(
+    session: Session,
+    *,
+    topics: tuple[str, ...],
+    folder: Path | None,
+    out: Path,
+    since: dt.datetime | None,
+    until: dt.datetime | None,
+    overwrite: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> CommandResult:
+    """Write figures of topics: dead letters by cause, key skew, latencies, throughput.
+
+    As a page to read, report.html, and as JSON and Parquet for programs.
+    """
+    from streamqd.spark.pipelines.report import Reporter
+    from streamqd.spark.pipelines.report_queries import Window
+    from streamqd.spark.pipelines.storage import Archive
+
+    window = Window(since=_utc(since), until=_utc(until))
+    archive = None if folder is None else Archive(folder)
+    with lend_engine(session, "report", master, conf) as engine:
+        reporter = Reporter(session.settings, engine, bar(session), archive=archive, window=window)
+        document = reporter.run(out, topics, overwrite=overwrite)
+    return CommandResult(document, lambda: _show_report(document, out))
+
+
+def _show_report(document: dict[str, Any], out: Path) -> None:
+    table(
+        ("TOPIC", "ROWS", "BYTES", "LETTERS", "PARTITIONS", "FULLEST/MEAN", "HOTTEST KEY %"),
+        [
+            (
+                *(each[name] for name in ("topic", "rows", "bytes", "letters", "partition_count")),
+                each["rows_max_over_mean"],
+                None if each["hottest_key_share"] is None else 100 * each["hottest_key_share"],
+            )
+            for each in document["topics"]
+        ],
+    )
+    for each in document["topics"]:
+        if each["rows"]:
+            click.echo(f"{each['topic']}: {each['recommendation']}")
+    click.echo(f"{count(len(document['topics']), 'topic')} in {out / 'report.html'}")
+
+
+@pipeline.command()
+@click.argument("query")
+@MAYBE_ARCHIVE
+@click.option(
+    "--stream", is_flag=True, help="Over topics as streams: new rows each time, and to the end."
+)
+@click.option("-f", "--follow", is_flag=True, help="With --stream: go on until interrupted.")
+@click.option(
+    "--mode", type=click.Choice(["append", "update"]), default="append", show_default=True,
+    help="With --stream: update shows the rows of an aggregation, each time they change.",
+)  # fmt: skip
+@click.option(
+    "--from", "start", type=click.Choice(["earliest", "latest"]), default="earliest",
+    show_default=True, help="With --stream: where to begin without a checkpoint.",
+)  # fmt: skip
+@click.option(
+    "--to", "target", metavar="TOPIC", default="",
+    help="With --stream: send the rows, as key and value, into this topic.",
+)  # fmt: skip
+@click.option(
+    "--partitions", type=click.IntRange(1, 4096), help="Create that topic with so many partitions."
+)
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path),
+    help="With --stream: folder that remembers how far it is.",
+)  # fmt: skip
+@spark_options
+@json_option
+@connected
+def sql(
+    session: Session,
+    *,
+    query: str,
+    folder: Path | None,
+    stream: bool,
+    follow: bool,
+    mode: str,
+    start: str,
+    target: str,
+    partitions: int | None,
+    checkpoint: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Ask over topics as tables: topic_access is what is archived and in Redis, dlq_access its
+    dead letters.
+
+    With --stream over topics as streams, from Redis; with --json each row is an object then.
+    """
+    from streamqd.spark.pipelines import tables
+    from streamqd.spark.pipelines.storage import Archive
+
+    if stream:
+        if folder is not None:
+            raise click.UsageError("--stream reads Redis only: leave --archive away")
+        if target and checkpoint is None:
+            raise click.UsageError("--to needs --checkpoint, so that nothing is sent twice")
+        from streamqd.spark.pipelines.standing import Standing
+
+        asked = Standing(query, mode, start, follow, target, partitions or 0)
+        _stand(session, asked, checkpoint, master, conf, as_json)
+        return
+    if follow or target or checkpoint or partitions:
+        raise click.UsageError("--follow, --to, --partitions and --checkpoint need --stream")
+    archive = None if folder is None else Archive(folder)
+    with lend_engine(session, "sql", master, conf) as engine:
+        names, rows = tables.ask(engine(), session.settings, archive, query)
+    if as_json:
+        emit([_readable(row) for row in rows])
+    else:
+        _show_rows(names, rows)
+
+
+def _stand(
+    session: Session,
+    asked: Standing,
+    checkpoint: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    from streamqd.spark.pipelines import standing
+
+    def show(names: list[str], rows: list[dict[str, Any]]) -> None:
+        if as_json:
+            for row in rows:
+                click.echo(json_text(_readable(row)))
+        else:
+            _show_rows(names, rows)
+        sys.stdout.flush()
+
+    with lend_engine(session, "sql", master, conf) as engine:
+        done = standing.run(engine(), session.settings, asked, show, checkpoint)
+    if asked.target:
+        document = dataclasses.asdict(done) | {"target": asked.target}
+        if as_json:
+            emit(document)
+        else:
+            click.echo(f"{done.entries:,} entries read, their rows sent to {asked.target}")
+
+
+def _show_rows(names: list[str], rows: list[dict[str, Any]]) -> None:
+    table(
+        [name.upper() for name in names], [[_readable(row[name]) for name in names] for row in rows]
+    )
+
+
+def _readable(value: Any) -> Any:
+    """A value of a row as text and JSON can have it."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {str(name): _readable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(each) for each in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

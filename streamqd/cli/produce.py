@@ -89,6 +89,7 @@ class Produced:
 @pass_session
 def produce(
     session: Session,
+    *,
     topic: str,
     payload: str | None,
     source: str | None,
@@ -288,7 +289,8 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
     named = {*settings.topics, *(each.topic for each in settings.consumers)}
     if create is not None or topic in named:
         return
-    with session.link() as link:
+    with session.using_redis():
+        link = session.link
         if registry.partition_count(link, session.keys, topic) is not None:
             return
         missing = f"the topic {topic} does not exist"

@@ -1,4 +1,4 @@
-"""The command itself: global options, the daemon as the default verb, errors as sentences."""
+"""The command itself: global options, the daemon as the default command, errors as sentences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import signal
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ import click
 
 from streamqd import config
 from streamqd.cli import early
-from streamqd.cli.lazy import LazyGroup
+from streamqd.cli.completion import equip
 from streamqd.cli.output import styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
@@ -40,6 +41,41 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_PIPE = 128 + signal.SIGPIPE  # as programs end that leave the broken pipe to the system
 
 
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used, so that the command line starts fast.
+
+    `places` says where each one is, as `module:name`.
+    """
+
+    def __init__(self, *args: Any, places: dict[str, str], **extra: Any) -> None:
+        super().__init__(*args, **extra)
+        self.places = places
+
+    def list_commands(self, _ctx: click.Context | None = None) -> list[str]:
+        """The names, without importing anything."""
+        return sorted(self.places)
+
+    def get_command(self, _ctx: click.Context | None, name: str) -> click.Command | None:
+        """Import a command. None: there is none of this name."""
+        if name not in self.places:
+            return None
+        module, _, attribute = self.places[name].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return equip(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with; of a mistyped one, name the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(
+                error.command_name, possibilities=self.list_commands(ctx), ctx=ctx
+            ) from None
+
+
 class Root(LazyGroup):
     """A group whose commands return their exit code, and whose failures are sentences."""
 
@@ -58,11 +94,11 @@ class Root(LazyGroup):
         except click.Abort:
             code = EXIT_INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last place where it can become a sentence
-            code = _told(error, session)
+            code = _explain(error, session)
         sys.exit(code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs under headings; what stands under none comes last."""
+        """List the commands under headings; what stands under none comes last."""
         there = self.list_commands(ctx)
         sections = {title: [n for n in names if n in there] for title, names in SECTIONS.items()}
         sections["Other"] = sorted({*there}.difference(*sections.values()))
@@ -74,7 +110,7 @@ class Root(LazyGroup):
                     formatter.write_dl(rows, col_max=12)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; end quietly when the reader of its output has gone."""
+        """Run the command; end quietly when the reader of its output has gone."""
         try:
             returned = super().invoke(ctx)
             sys.stdout.flush()
@@ -97,16 +133,16 @@ def _complain(text: str, session: Session) -> None:
 
 
 def _hint(error: click.ClickException) -> None:
-    """Say where a global option belongs that was given behind the verb."""
+    """Say where a global option belongs that was given behind the command."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or not error.ctx.parent:
         return
     name = error.option_name
     if any(name in (*each.opts, *each.secondary_opts) for each in cli.params):
         verb = error.ctx.info_name
-        click.echo(f"{name} stands before the verb: streamqd {name} … {verb} …", err=True)
+        click.echo(f"{name} stands before the command: streamqd {name} … {verb} …", err=True)
 
 
-def _told(error: Exception, session: Session) -> int:
+def _explain(error: Exception, session: Session) -> int:
     """Print what went wrong; return the exit code that belongs to it."""
     if session.verbose:
         traceback.print_exception(error)
@@ -142,7 +178,7 @@ def _told(error: Exception, session: Session) -> int:
 
 
 def _leave_pipe() -> NoReturn:
-    """End quietly: whoever read our output has seen enough, as `head` has."""
+    """End quietly: the reader of the output has seen enough, as `head` has."""
     # Python flushes standard output once more at its end and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_PIPE)
@@ -163,26 +199,33 @@ SECTIONS = {
     "Steer the fleet": (*("pause", "resume", "move", "drain", "rebalance", "reload", "control"),),
     "Spark": ("pipeline",),
 }
-VERBS = {
-    "pipeline": "streamqd.cli.pipelines:pipeline",
-    "resume": "streamqd.cli.pause:resume",
-    **{
-        name: f"streamqd.cli.{name}:{name}"
-        for name in (
-            *("check", "config", "control", "dlq", "doctor", "drain", "group", "init", "move"),
-            *("delayed", "partitions", "pause", "pending", "produce", "rebalance", "reload"),
-            *("retry", "status", "tail", "top", "topic", "trace", "trim", "why"),
-        )
-    },
+_FILES = {
+    "check": ("check",),
+    "config": ("config",),
+    "dlq": ("dlq",),
+    "doctor": ("doctor",),
+    "fleet": ("control", "drain", "move", "pause", "rebalance", "reload", "resume"),
+    "group": ("group",),
+    "init": ("init",),
+    "messages": ("delayed", "pending", "retry", "tail"),
+    "pipeline": ("pipeline",),
+    "produce": ("produce",),
+    "status": ("partitions", "status"),
+    "top": ("top",),
+    "topic": ("topic",),
+    "trace": ("trace",),
+    "trim": ("trim",),
+    "why": ("why",),
 }
+COMMANDS = {name: f"streamqd.cli.{file}:{name}" for file, names in _FILES.items() for name in names}
 
 EPILOG = """
 \b
-Exit codes of verbs: 0 done, 1 problems found, 2 usage, 3 configuration,
+Exit codes of commands: 0 done, 1 problems found, 2 usage, 3 configuration,
 4 Redis, 8 refused or not found. The daemon has some more: see the page
 exit-codes of the documentation.
 \b
-Completion of verbs, options, topics, groups and instances, for bash in
+Completion of commands, options, topics, groups and instances, for bash in
 ~/.bashrc (zsh: zsh_source in ~/.zshrc; fish: fish_source, `| source`):
   eval "$(_STREAMQD_COMPLETE=bash_source streamqd)"
 """
@@ -190,7 +233,7 @@ Completion of verbs, options, topics, groups and instances, for bash in
 
 @click.group(
     cls=Root,
-    places=VERBS,
+    places=COMMANDS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog=EPILOG,
@@ -254,7 +297,7 @@ def cli(
 ) -> int | None:
     """Run message handlers on Redis Streams.
 
-    `streamqd --config FILE` without a verb runs the daemon.
+    `streamqd --config FILE` without a command runs the daemon.
     """
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet exclude each other")
@@ -276,13 +319,13 @@ def cli(
         return _run(session, burst, only, watch)
     if burst or only or watch:
         option = "--burst" if burst else "--only" if only else "--reload"
-        raise click.UsageError(f"{option} is for the daemon, which runs when no verb is given")
+        raise click.UsageError(f"{option} is for the daemon, which runs when no command is given")
     return None
 
 
 def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> int:
     if burst and watch:
-        raise click.UsageError("--burst and --reload exclude each other: which is it to wait for?")
+        raise click.UsageError("--burst and --reload exclude each other: choose one")
     if session.config_path is None:
         raise click.UsageError(
             "no configuration: name one with --config FILE, or write a first one with"
@@ -292,7 +335,7 @@ def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> i
         topic_name, slash, group = name.partition("/")
         if not (topic_name and slash and group) or "/" in group:
             raise click.UsageError(f"--only {name}: write TOPIC/GROUP")
-    # Imported here because the other verbs have no use for it and should start fast.
+    # Imported here: the commands do not need it and should start fast.
     from streamqd import startup, supervisor
 
     try:

@@ -1,4 +1,4 @@
-"""What one invocation of the command shares: its configuration and its connection to Redis."""
+"""One invocation of `streamqd`: its configuration and its connection to Redis."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import redis
 
 from streamqd import config
 from streamqd.config.endpoint import EMBEDDED
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
-TIMEOUT = 5.0  # seconds that one exchange of a verb with Redis may take
+if TYPE_CHECKING:
+    from streamqd.admin.directives import FleetSnapshot
+
+TIMEOUT = 5.0  # seconds that one exchange of a command with Redis may take
+NOT_AUDITED = "the audit trail could not be written: this is not in it"
 
 
 @dataclass
@@ -30,10 +35,12 @@ class Session:
     verbose: bool = False
     quiet: bool = False
     color: bool | None = None  # what --color or --no-color says
+    timeout: float | None = None  # seconds that one exchange with Redis may take; None: TIMEOUT
     _settings: config.Settings | None = None
+    _link: Connection | None = None
 
     def load(self) -> config.Settings:
-        """Read the configuration, anew. Raises ConfigError."""
+        """Read the configuration again. Raises ConfigError."""
         return config.load(self.config_path, self.overrides)
 
     @property
@@ -48,24 +55,49 @@ class Session:
         """The names of the keys in Redis."""
         return Keys(self.settings.keys.control, self.settings.keys.streams)
 
-    @contextlib.contextmanager
-    def link(self, timeout: float = TIMEOUT) -> Iterator[Connection]:
-        """Lend a connection to Redis. Raises RedisUnavailable with a sentence for people."""
-        link: Connection | None = None
-        try:
+    @property
+    def link(self) -> Connection:
+        """The connection to Redis, made on first use. Raises ConfigError."""
+        if self._link is None:
             redis = config.resolved(self.settings).redis
-            link = connect(redis, timeout=timeout, name="streamqd:cli")
-            yield link
+            self._link = connect(redis, timeout=self.timeout or TIMEOUT, name="streamqd:cli")
+        return self._link
+
+    @contextlib.contextmanager
+    def using_redis(self) -> Iterator[None]:
+        """Explain errors of the connection, and close it at the end."""
+        try:
+            yield
         except RedisUnavailable as error:
             raise self.explained(error) from error
         finally:
+            link, self._link = self._link, None
             if link is not None:
                 link.close()
 
+    @property
+    def fleet(self) -> FleetSnapshot:
+        """The fleet that the configuration names."""
+        from streamqd.admin.directives import FleetSnapshot
+
+        daemon = self.settings.daemon
+        return FleetSnapshot(self.link, self.keys, daemon.fleet, daemon.lease_ttl)
+
+    def record(
+        self, topic: str, command: str, what: dict[str, Any], counts: dict[str, int]
+    ) -> None:
+        """Write into the audit trail of a topic what was done; note it when that fails."""
+        from streamqd.admin import audit
+
+        try:
+            audit.record(self.link, self.keys, topic, command, what=what, counts=counts)
+        except (RedisUnavailable, RedisRefused):
+            self.note(NOT_AUDITED)
+
     def explained(self, error: RedisUnavailable) -> RedisUnavailable:
-        """Say what it means that Redis does not answer."""
+        """The error in words for people: what it means that Redis does not answer."""
         if timed_out(error):
-            # Somebody listens: a server that is stopped, overloaded, or waits for its disk.
+            # A server is there: it is stopped, overloaded, or waits for its disk.
             return RedisUnavailable(f"Redis does not answer: {error}", sent=error.sent)
         if error.sent or not self.embedded:
             return error
@@ -94,15 +126,20 @@ class Session:
         return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def note(self, text: str) -> None:
-        """Say something beside the result, unless told to be quiet."""
+        """Print something beside the result on standard error; nothing with --quiet."""
         if not self.quiet:
             click.echo(text, err=True)
 
+    def more(self, cursor: str) -> None:
+        """Say how to see the next page; nothing after the last one."""
+        if cursor:
+            self.note(f"more: --cursor {cursor}")
+
 
 def timed_out(error: BaseException | None) -> bool:
-    """Whether it was waited for in vain, and nobody said that nobody is there."""
+    """Whether the server did not answer in time, and nothing refused the connection."""
     while error is not None:
-        # A unix socket whose queue is full says BlockingIOError: nobody takes connections from it.
+        # A unix socket whose queue is full says BlockingIOError: its server accepts no connections.
         if isinstance(error, TimeoutError | redis.TimeoutError | BlockingIOError):
             return True
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""`streamqd status`: the fleet at a glance."""
+"""`streamqd status` and `partitions`: the fleet at a glance, and who owns what."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import click
 
 from streamqd.admin import fleet
+from streamqd.admin import partitions as admin_partitions
 from streamqd.admin.condition import in_words
-from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, printable, sentence, table, unreadable
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import age, ago, count, printable, sentence, table, unreadable
+from streamqd.cli.session import Session
 
 STEADY = 0.5  # messages per second by which a lag must change to be said to change
 
 
 @click.command(short_help="Show the fleet, or one topic: groups, states, problems.")
 @click.argument("topic", required=False)
-@json_option
-@pass_session
-def status(session: Session, topic: str | None, as_json: bool) -> None:
+@answering
+def status(session: Session, *, topic: str | None) -> CommandResult:
     """Show the instances, the groups and what is wrong; with TOPIC its groups and partitions.
 
     There is a row for each group, with totals. STATE is the gravest of its partitions' states, and
@@ -34,14 +34,16 @@ def status(session: Session, topic: str | None, as_json: bool) -> None:
       streamqd status
       streamqd status orders
     """
-    with session.link() as link:
-        daemon = session.settings.daemon
-        seen = fleet.status(link, session.keys, daemon.fleet, stale=daemon.lease_ttl, topic=topic)
-    if as_json:
-        emit(seen)
-        return
+    daemon = session.settings.daemon
+    seen = fleet.status(
+        session.link, session.keys, daemon.fleet, stale=daemon.lease_ttl, topic=topic
+    )
+    return CommandResult(seen, lambda: _show(seen, topic))
+
+
+def _show(seen: fleet.StatusView, topic: str | None) -> None:
     unreadable(seen.unreadable)
-    _show_orders(seen)
+    _show_directives(seen)
     owned = sum(each.state == "owned" for each in seen.units)
     units = f"{owned} of {count(len(seen.units), 'partition')} owned" if seen.units else "no groups"
     if topic is None:
@@ -73,7 +75,7 @@ def _show_instances(seen: fleet.StatusView) -> None:
                 each.owned,
                 each.rate,
                 age(seen.now_unix_ms - each.beat_unix_ms),
-                _since(seen.now_unix_ms, each.started_unix_ms),
+                ago(seen.now_unix_ms, each.started_unix_ms),
                 None if each.pid is None else str(each.pid),
                 each.host,
             )
@@ -92,7 +94,7 @@ def _show_groups(seen: fleet.StatusView) -> None:
             each.pending,
             each.delayed,
             each.dead_letters,
-            _since(seen.now_unix_ms, each.oldest_unix_ms),
+            ago(seen.now_unix_ms, each.oldest_unix_ms),
             _group_state(each),
         )
         for each in seen.groups
@@ -117,7 +119,7 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
         sum(each.delayed for each in groups),
         # Of all groups together the count is always known, also of groups that are gone.
         sum(seen.dead_letters.values()),
-        _since(seen.now_unix_ms, min(oldest, default=None)),
+        ago(seen.now_unix_ms, min(oldest, default=None)),
         "",
     )
 
@@ -146,7 +148,7 @@ def _show_units(seen: fleet.StatusView) -> None:
                 each.lag,
                 each.pending,
                 each.delayed,
-                _since(seen.now_unix_ms, each.oldest_unix_ms),
+                ago(seen.now_unix_ms, each.oldest_unix_ms),
                 _state(each.condition, each.longest_run_seconds),
                 each.owner or "-",
             )
@@ -178,10 +180,10 @@ def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
     return f"{said}, shrinking by {-slope:,.1f}/s{left}"
 
 
-def _show_orders(seen: fleet.StatusView) -> None:
-    """What operators have ordered comes before all else: it explains what follows."""
+def _show_directives(seen: fleet.StatusView) -> None:
+    """The directives of operators come before all else: they explain what follows."""
     for each in seen.orders:
-        said = _ORDERS[each.kind].format(target=printable(each.target), to=printable(each.to))
+        said = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""
         gone = " (no such instance lives)" if each.gone else ""
         since = f"{age(seen.now_unix_ms - each.at_unix_ms)} by {printable(each.by)}"
@@ -190,10 +192,10 @@ def _show_orders(seen: fleet.StatusView) -> None:
         elif each.kind in ("drain", "move"):
             click.echo(f"{said}{gone} for {since}{reason}")
     for name, problem in seen.strange_orders.items():
-        click.echo(f"the order {printable(name)} cannot be read: {printable(problem)}")
+        click.echo(f"the directive {printable(name)} cannot be read: {printable(problem)}")
 
 
-_ORDERS = {
+_DIRECTIVES = {
     "pause": "PAUSED {target}",
     "stop": "STOPPED {target}",
     "drain": "DRAINED {target}",
@@ -203,5 +205,48 @@ _ORDERS = {
 }
 
 
-def _since(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
-    return None if then_unix_ms is None else age(now_unix_ms - then_unix_ms)
+# --- partitions -----------------------------------------------------------------------------------
+
+
+@click.command(short_help="Show who owns what, lag and pending.")
+@click.argument("topic", required=False)
+@click.option("-g", "--group", help="Only this group.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
+@answering
+def partitions(
+    session: Session, *, topic: str | None, group: str | None, partition: int | None
+) -> CommandResult:
+    """Show owner, epoch, lag and pending of every partition and group.
+
+    LAG counts unread messages, PENDING those handed out and not acknowledged, DELAYED those that
+    wait for their next attempt. OLDEST is the age of the oldest that is unread or pending.
+    """
+    if partition is not None and topic is None:
+        raise click.UsageError("--partition needs the topic before it")
+    seen = admin_partitions.view(session.link, session.keys, topic, group, partition)
+    return CommandResult(seen, lambda: _show_partitions(seen))
+
+
+def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
+    unreadable(seen.unreadable)
+    if seen.units:
+        table(
+            ("PARTITION", "OWNER", "EPOCH", "SINCE", "LAG", "PENDING", "DELAYED", "OLDEST"),
+            [
+                (
+                    f"{row.topic}/{row.partition}/{row.group}",
+                    f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-",
+                    str(row.epoch) if row.epoch else None,
+                    ago(seen.now_unix_ms, row.since_unix_ms),
+                    row.lag,
+                    row.pending,
+                    row.delayed,
+                    ago(seen.now_unix_ms, row.oldest_unix_ms),
+                )
+                for row in seen.units
+            ],
+        )
+    for name in seen.idle_topics:
+        click.echo(f"no group reads {name}")
+    if not seen.units and not seen.idle_topics:
+        click.echo("no topics")

@@ -25,11 +25,12 @@ from streamqd import config
 from streamqd.admin import live
 from streamqd.admin.live import LiveView
 from streamqd.cli.arguments import Duration, json_option
+from streamqd.cli.command import connected
 from streamqd.cli.output import emit, printable
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.frame import Shown, frame, rows_of, visible
 from streamqd.cli.screen.terminal import Terminal
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
@@ -51,8 +52,8 @@ WIDTH_ELSEWHERE = 132  # of --once where no terminal says otherwise
 )
 @click.option("--once", is_flag=True, help="Print one plain frame with all partitions, and end.")
 @json_option
-@pass_session
-def top(session: Session, interval: float, once: bool, as_json: bool) -> int | None:
+@connected
+def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int | None:
     """Watch partitions, owners, rates, lag, slow handlers and failures.
 
     Keys: q quits, s sorts by the next column, / filters, p or the arrows page, space freezes, ?
@@ -62,8 +63,7 @@ def top(session: Session, interval: float, once: bool, as_json: bool) -> int | N
         raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
     daemon = session.settings.daemon
     if once or as_json:
-        with session.link() as link:
-            seen = live.look(link, session.keys, daemon.fleet, stale=daemon.lease_ttl)
+        seen = live.look(session.link, session.keys, daemon.fleet, stale=daemon.lease_ttl)
         if as_json:
             emit(seen)
             return None

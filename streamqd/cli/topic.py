@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from streamqd.admin import directives, topics, topics_deletion, topics_settings
-from streamqd.cli.arguments import json_option, retired, yes_option
-from streamqd.cli.deeds import remember
-from streamqd.cli.growth import grow
-from streamqd.cli.output import confirm, count, emit, table, unreadable
-from streamqd.cli.renewal import renew
-from streamqd.cli.session import Session, pass_session
-from streamqd.cli.steering import fleet_of
+from streamqd.admin import directives, growth, renewal, topics, topics_deletion, topics_settings
+from streamqd.cli.arguments import retired, yes_option
+from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
+from streamqd.cli.output import at_least, confirm, count, memory, table, unreadable
+from streamqd.cli.session import Session
 from streamqd.config import Topic
 from streamqd.errors import ConfigError, Refused
+
+POLL_SECONDS = 1.0
 
 
 @click.group()
 def topic() -> None:
     """Create topics, look at them, change and delete them."""
-
-
-topic.add_command(grow)
-topic.add_command(renew)
 
 
 @topic.command()
@@ -37,69 +34,60 @@ topic.add_command(renew)
     type=click.IntRange(1, 4096),
     help="Default: what the configuration says of the topic, else 1.",
 )
-@json_option
-@pass_session
-def create(session: Session, name: str, partitions: int | None, as_json: bool) -> None:
+@answering
+def create(session: Session, *, name: str, partitions: int | None) -> CommandResult:
     """Register a topic. Its number of partitions can grow, never shrink."""
     wanted = session.settings.topics.get(name, Topic())
     if partitions is not None:
         wanted = dataclasses.replace(wanted, partitions=partitions)
-    with session.link() as link:
-        done = topics.create(link, session.keys, name, wanted)
-    if as_json:
-        emit(done)
-    else:
-        verb = "created with" if done.created else "exists already, with"
-        click.echo(f"{name} {verb} {count(done.partitions, 'partition')}")
+    done = topics.create(session.link, session.keys, name, wanted)
+    verb = "created with" if done.created else "exists already, with"
+    return CommandResult(done, f"{name} {verb} {count(done.partitions, 'partition')}")
 
 
 @topic.command("list")
-@json_option
-@pass_session
-def list_(session: Session, as_json: bool) -> None:
+@answering
+def list_(session: Session) -> CommandResult:
     """Show all topics."""
-    with session.link() as link:
-        rows = topics.listed(link, session.keys)
-    if as_json:
-        emit(rows)
-    elif not rows:
-        click.echo("no topics")
-    else:
-        unreadable([each for row in rows for each in row.unreadable])
-        table(
-            ("TOPIC", "PARTITIONS", "MESSAGES", "SCHEDULED", "DEAD", "GROUPS"),
-            [
-                (
-                    row.topic,
-                    row.partitions,
-                    row.messages,
-                    row.scheduled,
-                    row.dead,
-                    ", ".join(row.groups) or "-",
-                )
-                for row in rows
-            ],
-        )
+    rows = topics.listed(session.link, session.keys)
+    return CommandResult(rows, (lambda: _show_topics(rows)) if rows else "no topics")
+
+
+def _show_topics(rows: list[topics.TopicRow]) -> None:
+    unreadable([each for row in rows for each in row.unreadable])
+    table(
+        ("TOPIC", "PARTITIONS", "MESSAGES", "SCHEDULED", "DEAD", "GROUPS"),
+        [
+            (
+                row.topic,
+                row.partitions,
+                row.messages,
+                row.scheduled,
+                row.dead,
+                ", ".join(row.groups) or "-",
+            )
+            for row in rows
+        ],
+    )
 
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
-@json_option
-@pass_session
-def describe(session: Session, name: str, as_json: bool) -> None:
+@answering
+def describe(session: Session, *, name: str) -> CommandResult:
     """Show one topic: settings, partitions, and how far its groups are behind.
 
     LAG counts unread messages of each group, in the order of the line `groups`; `+` behind a number
     means at least so many. Settings are those that this configuration leads to.
     """
     configured = session.settings.topics.get(name)
-    with session.link() as link:
-        detail = topics.describe(link, session.keys, name, configured)
-    if as_json:
-        emit(detail)
-        return
+    detail = topics.describe(session.link, session.keys, name, configured)
+    return CommandResult(detail, lambda: _show_topic(detail))
+
+
+def _show_topic(detail: topics.TopicDetail) -> None:
     unreadable(detail.unreadable)
-    click.echo(f"topic {name}: {count(len(detail.partitions), 'partition')}")
+    click.echo(f"topic {detail.topic}: {count(len(detail.partitions), 'partition')}")
     if detail.created_unix_ms:
         moment = dt.datetime.fromtimestamp(detail.created_unix_ms / 1000).astimezone()
         click.echo(f"created {moment:%Y-%m-%d %H:%M:%S %z}")
@@ -107,33 +95,23 @@ def describe(session: Session, name: str, as_json: bool) -> None:
     if detail.growing_to:
         click.echo(f"growing to {detail.growing_to} partitions: see `streamqd topic grow`")
     click.echo(f"groups: {', '.join(detail.groups) or 'none'}")
-    if detail.totals.scheduled:
-        click.echo(f"scheduled: {count(detail.totals.scheduled, 'message')}")
-    click.echo()
     totals = detail.totals
+    if totals.scheduled:
+        click.echo(f"scheduled: {count(totals.scheduled, 'message')}")
+    click.echo()
     table(
         ("PARTITION", "MESSAGES", "SIZE", "DEAD", "LAG", "FIRST", "LAST"),
         [
             *(
                 (
-                    str(row.partition),
-                    row.messages,
-                    _size(row.bytes),
-                    row.dead,
-                    _lags(row.groups),
-                    row.first_id or "-",
-                    row.last_id or "-",
+                    *(str(row.partition), row.messages, memory(row.bytes), row.dead),
+                    *(_lags(row.groups), row.first_id or "-", row.last_id or "-"),
                 )
                 for row in detail.partitions
             ),
             (
-                "total",
-                totals.messages,
-                _size(totals.bytes),
-                totals.dead,
-                _lags(totals.groups),
-                "",
-                "",
+                *("total", totals.messages, memory(totals.bytes), totals.dead),
+                *(_lags(totals.groups), "", ""),
             ),
         ],
     )
@@ -158,24 +136,14 @@ def _print_settings(
 
 
 def _lags(groups: list[topics.GroupLag]) -> str:
-    return ", ".join(f"{each.lag:,}{'' if each.lag_exact else '+'}" for each in groups) or "-"
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return "-"
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size} B"
+    return ", ".join(at_least(each.lag, each.lag_exact) for each in groups) or "-"
 
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
 @click.argument("assignments", metavar="[NAME=VALUE]...", nargs=-1)
-@json_option
-@pass_session
-def settings(session: Session, name: str, assignments: tuple[str, ...], as_json: bool) -> None:
+@answering
+def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> CommandResult:
     """Show the settings of a topic, or change those that are registered.
 
     As in `streamqd topic settings access retention.max_age=24h archive=required`; the value none
@@ -183,18 +151,25 @@ def settings(session: Session, name: str, assignments: tuple[str, ...], as_json:
     nothing else of the same setting.
     """
     configured = session.settings.topics.get(name)
-    with session.link() as link:
-        topics.partition_count(link, session.keys, name)
-        if not assignments:
-            seen = topics_settings.show(link, session.keys, name, configured)
-        else:
-            try:
-                seen = topics_settings.change(link, session.keys, name, assignments, configured)
-            except ConfigError as error:
-                raise click.UsageError("; ".join(error.problems)) from None
-    if as_json:
-        emit(seen)
-        return
+    link = session.link
+    topics.partition_count(link, session.keys, name)
+    if not assignments:
+        seen = topics_settings.show(link, session.keys, name, configured)
+    else:
+        try:
+            seen = topics_settings.change(link, session.keys, name, assignments, configured)
+        except ConfigError as error:
+            raise click.UsageError("; ".join(error.problems)) from None
+
+    def show() -> None:
+        _show_settings(seen)
+        if assignments:
+            session.note("changed; daemons look every 30 s" if seen.changed else "nothing changed")
+
+    return CommandResult(seen, show)
+
+
+def _show_settings(seen: topics_settings.TopicSettings) -> None:
     unreadable(seen.unreadable)
     stated = dict(line.split(" = ", 1) for line in topics_settings.lines(seen.configured))
     stored = dict(line.split(" = ", 1) for line in topics_settings.lines(seen.registered))
@@ -207,8 +182,6 @@ def settings(session: Session, name: str, assignments: tuple[str, ...], as_json:
             )
         ],
     )
-    if assignments:
-        session.note("changed; daemons look every 30 s" if seen.changed else "nothing changed")
 
 
 @topic.command()
@@ -220,17 +193,10 @@ def settings(session: Session, name: str, assignments: tuple[str, ...], as_json:
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @yes_option
-@json_option
-@pass_session
+@answering
 def delete(
-    session: Session,
-    name: str,
-    force: bool,
-    while_offered: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
+    session: Session, *, name: str, force: bool, while_offered: bool, dry_run: bool, yes: bool
+) -> CommandResult:
     """Delete a topic with its messages, groups, retries and dead letters, for good.
 
     Refused while an instance owns a partition of it, or lives that has a consumer for it: that
@@ -238,45 +204,162 @@ def delete(
     fails). Interrupted, it is finished by the same command. What stays is one entry in the audit
     trail that says who did it: `streamqd dlq audit TOPIC`.
     """
-    with session.link() as link:
-        doomed = topics_deletion.look(link, session.keys, name)
-        if doomed.owned and not force and not dry_run:
-            raise Refused(
-                f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
-                " --force"
-            )
-        offering = directives.offering(fleet_of(session, link), name)
-        if dry_run:
-            if as_json:
-                emit(doomed)
-            else:
-                click.echo(f"would delete {_doomed(doomed)}")
-                for line in (*doomed.owned, *(f"offered by {each}" for each in offering)):
-                    click.echo(f"in use: {line}")
-            return
-        if offering and not while_offered:
-            raise Refused(
-                f"{', '.join(offering)} would create the topic again, empty: stop what has a"
-                " consumer for it, or take the consumer out and reload; or say --while-offered"
-            )
-        confirm(f"Delete {_doomed(doomed)}?", yes)
-        done = topics_deletion.delete(link, session.keys, name, force=force)
-        # The trail was the topic's own, and went with it: this begins a new one.
-        remember(
-            session, link, name, "topic delete",
-            {"groups": doomed.groups, "partitions": done.partitions, "force": force},
-            {"messages": doomed.messages, "dead": doomed.dead, "keys": done.keys},
-        )  # fmt: skip
-    if as_json:
-        emit(done)
-    else:
-        click.echo(f"{name} deleted: {count(done.partitions, 'partition')}, {done.keys:,} keys")
+    doomed = topics_deletion.look(session.link, session.keys, name)
+    if doomed.owned and not force and not dry_run:
+        raise Refused(
+            f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
+            " --force"
+        )
+    offering = directives.offering(session.fleet, name)
+    if dry_run:
+        return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
+    if offering and not while_offered:
+        raise Refused(
+            f"{', '.join(offering)} would create the topic again, empty: stop what has a"
+            " consumer for it, or take the consumer out and reload; or say --while-offered"
+        )
+    confirm(f"Delete {_doomed(doomed)}?", yes)
+    done = topics_deletion.delete(session.link, session.keys, name, force=force)
+    # The trail was the topic's own, and went with it: this begins a new one.
+    session.record(
+        name, "topic delete",
+        {"groups": doomed.groups, "partitions": done.partitions, "force": force},
+        {"messages": doomed.messages, "dead": doomed.dead, "keys": done.keys},
+    )  # fmt: skip
+    return CommandResult(
+        done, f"{name} deleted: {count(done.partitions, 'partition')}, {done.keys:,} keys"
+    )
+
+
+def _show_doomed(doomed: topics_deletion.Doomed, offering: Iterable[str]) -> None:
+    click.echo(f"would delete {_doomed(doomed)}")
+    for line in (*doomed.owned, *(f"offered by {each}" for each in offering)):
+        click.echo(f"in use: {line}")
 
 
 def _doomed(found: topics_deletion.Doomed) -> str:
     groups = f" and the groups {', '.join(found.groups)}" if found.groups else ""
-    begun = ", of which a part is gone already," if found.begun else ""
+    begun = ", a part of it gone already," if found.begun else ""
     return (
         f"{found.topic} with {count(found.partitions, 'partition')}{begun},"
         f" {count(found.messages, 'message')}, {count(found.dead, 'dead letter')}{groups}"
+    )
+
+
+# --- more partitions ------------------------------------------------------------------------------
+
+
+@topic.command()
+@click.argument("name", metavar="TOPIC")
+@click.argument("partitions", metavar="N", type=click.IntRange(1, growth.PARTITIONS_MAX))
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True,
+    help="Stay until every group reads the new partitions.",
+)  # fmt: skip
+@yes_option
+@answering
+def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool) -> CommandResult:
+    """Give a topic N partitions, a multiple of what it has, and keep the order of each key.
+
+    Producers use the new ones at once. A group reads them when it has settled what was in the old
+    ones, however long it takes; until then `topic-grow` owns them. Interrupted, the same command
+    goes on with it, and ended it changes nothing. Daemons are told to reload. Write the new number
+    into their configuration before.
+    """
+    under_way = growth.look(session.link, session.keys, name)
+    if under_way is None:
+        growth.check(session.link, session.keys, name, partitions)
+    _refuse_smaller_file(session, name, partitions)
+    if under_way is None:
+        confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)
+    tell = _daemons_of(session, f"{name} grows to {partitions} partitions")
+    done = growth.grow(session.link, session.keys, name, partitions, tell=tell)
+    try:
+        while wait and not done.done:
+            session.note(_left(done))
+            time.sleep(POLL_SECONDS)
+            done = growth.grow(session.link, session.keys, name, partitions, tell=tell)
+    except KeyboardInterrupt:
+        session.note("left; the same command goes on with it")
+        raise
+    if done.done:
+        return CommandResult(done, f"{name} has {count(partitions, 'partition')}")
+
+    def show() -> None:
+        session.note(_left(done))
+        session.note("the same command goes on with it")
+
+    return CommandResult(done, show, EXIT_WAITING)
+
+
+def _refuse_smaller_file(session: Session, name: str, partitions: int) -> None:
+    stated = session.settings.topics.get(name)
+    if stated and "partitions" in stated.stated and stated.partitions < partitions:
+        raise Refused(
+            f"{session.settings.source} says partitions = {stated.partitions} of {name}: write"
+            f" {partitions} there, and in the configuration of every daemon that reads it, else"
+            " they will not start any more"
+        )
+
+
+def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
+    """Return a function that tells the daemons of the fleet about a step of the growth."""
+    reloaded = False
+
+    def tell(step: str) -> None:
+        # One reload makes them read the new count; a wake-up says that partitions are free.
+        nonlocal reloaded
+        fleet = session.fleet
+        if step == growth.RELEASED:
+            fleet.link.execute("PUBLISH", fleet.keys.wake(fleet.name), growth.OWNER)
+        elif not reloaded:
+            reloaded = True
+            try:
+                directives.reload(fleet, None, why)
+            except Refused as refusal:
+                session.note(f"no daemon was told to reload: {refusal}")
+
+    return tell
+
+
+def _left(done: growth.Progress) -> str:
+    behind = [
+        f"{row.group} has {row.left:,}{'' if row.left_exact else ' or more'} to settle"
+        for row in done.groups
+        if not row.done
+    ]
+    return f"{done.topic}: {', '.join(behind)}"
+
+
+# --- a fresh stream -------------------------------------------------------------------------------
+
+
+@topic.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("-p", "--partition", type=click.IntRange(0), required=True, help="Which one.")
+@click.option("--force", is_flag=True, help="Take the partition away from its owners.")
+@yes_option
+@answering
+def renew(session: Session, *, name: str, partition: int, force: bool, yes: bool) -> CommandResult:
+    """Move a partition to a fresh stream, because its last id leaves no room for more.
+
+    A client that writes an id of its own choice can use up all ids, or most of them: `doctor` names
+    such a partition. Messages keep their order and their ids, but for ids that are a day and more
+    ahead of the clock. Groups keep their position and what is handed out. Refused while a partition
+    is owned; with --force its owners lose it, and what their workers still do is not recorded.
+    Interrupted, the same command goes on with it.
+    """
+    renewal.check(session.link, session.keys, name, partition, force=force)
+    confirm(f"Move partition {partition} of {name} to a fresh stream?", yes)
+    done = renewal.renew(session.link, session.keys, name, partition, force=force)
+    what = {"partition": partition, "force": force, "last_id": done.last_id}
+    counts = {"messages": done.messages, "pending": done.pending, "lost": done.lost}
+    session.record(name, "topic renew", what, counts)
+    # An instance that hears it takes the partition at once, others with their next look.
+    session.link.pipeline([("PUBLISH", session.keys.wake(session.fleet.name), "renew")])
+    lost = f", {count(done.lost, 'pending message')} had been trimmed" if done.lost else ""
+    return CommandResult(
+        done,
+        f"partition {partition} of {name} renewed: {count(done.messages, 'message')},"
+        f" {done.pending:,} pending, last id {done.last_id}{lost}",
     )

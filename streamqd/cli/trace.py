@@ -11,9 +11,9 @@ import click
 from streamqd.admin import as_json as plain
 from streamqd.admin import trace as admin
 from streamqd.admin.condition import in_words
-from streamqd.cli.arguments import json_option
-from streamqd.cli.output import age, count, emit, printable, sentence
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import age, count, printable, sentence
+from streamqd.cli.session import Session
 from streamqd.errors import Refused
 
 
@@ -23,9 +23,8 @@ from streamqd.errors import Refused
     "-a", "--archive", "folder", type=click.Path(path_type=Path),
     help="Look into this archive of `pipeline archive` too. Needs no Spark.",
 )  # fmt: skip
-@json_option
-@pass_session
-def trace(session: Session, uid: str, folder: Path | None, as_json: bool) -> None:
+@answering
+def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
     """Say what became of one message: in its partition and in every group.
 
     UID is TOPIC/PARTITION/ID, as handlers see it in `message.uid` and as `dlq` and `retry` show it;
@@ -40,14 +39,15 @@ def trace(session: Session, uid: str, folder: Path | None, as_json: bool) -> Non
     """
     name = admin.read_uid(uid)
     daemon = session.settings.daemon
-    with session.link() as link:
-        found = admin.trace(link, session.keys, daemon.fleet, name, stale=daemon.lease_ttl)
+    found = admin.trace(session.link, session.keys, daemon.fleet, name, stale=daemon.lease_ttl)
     looked = None
     if folder is not None and found.where != "scheduled":
         looked = _look(folder, found)
-    if as_json:
-        emit(plain(found) | {"archive": plain(looked)})
-        return
+    document = plain(found) | {"archive": plain(looked)}
+    return CommandResult(document, lambda: _show(found, folder, looked))
+
+
+def _show(found: admin.Trace, folder: Path | None, looked: Any) -> None:
     click.echo(printable(found.uid))
     for line in (*_message(found), *_archive(found, folder, looked)):
         sentence(line, "  ", 4)

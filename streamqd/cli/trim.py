@@ -8,9 +8,10 @@ import click
 
 from streamqd import config
 from streamqd.admin import retention as admin
-from streamqd.cli.arguments import Duration, Size, json_option, yes_option
-from streamqd.cli.output import age, confirm, count, emit, memory, table, unreadable
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.arguments import Duration, Size, yes_option
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import age, confirm, count, memory, table, unreadable
+from streamqd.cli.session import Session
 from streamqd.errors import Refused
 
 
@@ -18,14 +19,14 @@ from streamqd.errors import Refused
 @click.argument("topic")
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--max-age", type=Duration(), help="Keep what is younger, such as 24h.")
-@click.option("--max-length", type=click.IntRange(min=0), help="Keep so many per partition.")
-@click.option("--max-bytes", type=Size(), help="Keep so much memory per partition, such as 64MiB.")
+@click.option("--max-length", type=click.IntRange(min=0), help="Keep this many per partition.")
+@click.option("--max-bytes", type=Size(), help="Keep this much per partition, such as 64MiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @yes_option
-@json_option
-@pass_session
+@answering
 def trim(
     session: Session,
+    *,
     topic: str,
     partition: int | None,
     max_age: float | None,
@@ -33,9 +34,8 @@ def trim(
     max_bytes: int | None,
     dry_run: bool,
     yes: bool,
-    as_json: bool,
-) -> None:
-    """Remove the oldest entries of TOPIC that nobody needs any more.
+) -> CommandResult:
+    """Remove the oldest entries of TOPIC that are not needed any more.
 
     Without a limit here, those of the topic's retention hold. What a group has not acknowledged
     stays, and with archive = "required" what is not archived: HELD BY says who keeps the oldest
@@ -44,30 +44,27 @@ def trim(
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
     limits = (max_age, max_length, max_bytes)
-    with session.link() as link:
-        holds, partitions = admin.settings(link, session.keys, topic, stated)
-        if partition is not None and partition >= partitions:
-            raise Refused(f"{topic} has the partitions 0 to {partitions - 1}, not {partition}")
-        if any(each is not None for each in limits):
-            alone = config.Retention(*limits, without_groups=holds.retention.without_groups)
-            holds = dataclasses.replace(holds, retention=alone)
-        if not holds.retention.bounded:
-            raise Refused(
-                f"{topic} retains everything: say what may go with --max-age, --max-length or"
-                " --max-bytes"
-            )
-        if not dry_run:
-            confirm(f"Trim {topic}? What goes cannot be read or replayed any more.", yes)
-        chosen = range(partitions) if partition is None else [partition]
-        done = admin.trim(link, session.keys, topic, holds, chosen, expected, dry_run=dry_run)
-    if as_json:
-        emit(done)
-        return
-    unreadable(done.unreadable)
-    _show(done)
+    link = session.link
+    holds, partitions = admin.settings(link, session.keys, topic, stated)
+    if partition is not None and partition >= partitions:
+        raise Refused(f"{topic} has the partitions 0 to {partitions - 1}, not {partition}")
+    if any(each is not None for each in limits):
+        alone = config.Retention(*limits, without_groups=holds.retention.without_groups)
+        holds = dataclasses.replace(holds, retention=alone)
+    if not holds.retention.bounded:
+        raise Refused(
+            f"{topic} retains everything: say what may go with --max-age, --max-length or"
+            " --max-bytes"
+        )
+    if not dry_run:
+        confirm(f"Trim {topic}? What goes cannot be read or replayed any more.", yes)
+    chosen = range(partitions) if partition is None else [partition]
+    done = admin.trim(link, session.keys, topic, holds, chosen, expected, dry_run=dry_run)
+    return CommandResult(done, lambda: _show(done))
 
 
 def _show(done: admin.TrimReport) -> None:
+    unreadable(done.unreadable)
     table(
         ("PARTITION", "WOULD GO" if done.dry_run else "REMOVED", "MESSAGES", "MEMORY", "HELD BY"),
         [

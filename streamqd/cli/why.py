@@ -9,18 +9,17 @@ import click
 from streamqd.admin import why as admin
 from streamqd.admin.diagnosis.check import spans
 from streamqd.admin.why import WaitCause
-from streamqd.cli.arguments import json_option
-from streamqd.cli.output import emit, sentence, unreadable
-from streamqd.cli.session import Session, pass_session
+from streamqd.cli.command import CommandResult, answering
+from streamqd.cli.output import sentence, unreadable
+from streamqd.cli.session import Session
 
 EXIT_HELD = 1
 
 
 @click.command(short_help="Say why a topic or a partition does not move.")
 @click.argument("place", metavar="TOPIC[/PARTITION[/GROUP]]")
-@json_option
-@pass_session
-def why(session: Session, place: str, as_json: bool) -> int | None:
+@answering
+def why(session: Session, *, place: str) -> CommandResult:
     """Say why TOPIC, or one partition of it, does not move, and what to do about it.
 
     Of a topic one sentence for each group and cause, which names the partitions that share it. Of a
@@ -34,19 +33,19 @@ def why(session: Session, place: str, as_json: bool) -> int | None:
     """
     topic, partition, group = _place(place)
     daemon = session.settings.daemon
-    with session.link() as link:
-        answers = admin.answer(
-            link, session.keys, daemon.fleet, topic, partition, group, stale=daemon.lease_ttl
-        )
-    if as_json:
-        emit(answers)
-    elif partition is None:
-        _show_topic(answers)
-    else:
+    answers = admin.answer(
+        session.link, session.keys, daemon.fleet, topic, partition, group, stale=daemon.lease_ttl
+    )
+
+    def show() -> None:
+        if partition is None:
+            _show_topic(answers)
+            return
         unreadable(answers[0].unreadable)
         for each in answers:
             _show(each.causes, each.causes[0].sentence)
-    return None if all(each.moves for each in answers) else EXIT_HELD
+
+    return CommandResult(answers, show, 0 if all(each.moves for each in answers) else EXIT_HELD)
 
 
 def _show(causes: list[WaitCause], said: str) -> None:

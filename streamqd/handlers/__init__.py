@@ -16,15 +16,14 @@ from streamqd.handlers.loading import Loaded, import_paths, load, prepared
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
     TRACEBACK_BYTES_MAX,
+    Description,
     brief_of,
     failure_of,
-    fingerprint,
     outcome_of,
-    place_of,
     text_of,
 )
 from streamqd.handlers.probing import Probe, examine, misfits, probe
-from streamqd.handlers.redaction import passed, redacted
+from streamqd.handlers.redaction import TOO_SLOW, passed, redacted
 from streamqd.handlers.signatures import Signature, is_async
 from streamqd.handlers.verdicts import (
     AFTER_MAX,
@@ -41,9 +40,11 @@ from streamqd.handlers.verdicts import (
 __all__ = [
     "AFTER_MAX",
     "MESSAGE_CHARS_MAX",
+    "TOO_SLOW",
     "TRACEBACK_BYTES_MAX",
     "Context",
     "Dead",
+    "Description",
     "Failures",
     "Loaded",
     "Probe",
@@ -58,7 +59,6 @@ __all__ = [
     "error_of",
     "examine",
     "failure_of",
-    "fingerprint",
     "handler",
     "import_paths",
     "is_async",
@@ -66,7 +66,6 @@ __all__ = [
     "misfits",
     "outcome_of",
     "passed",
-    "place_of",
     "plain_options",
     "prepared",
     "probe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -22,6 +23,8 @@ STACKS_MAX = 64  # places of failures whose texts are kept
 # Between the call of a handler and its first line may lie frames of these folders.
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (f"{_PACKAGE / 'handlers'}/", f"{_PACKAGE / 'worker'}/")
+
+_SILENT = "<exception str() failed>"  # as Python says it
 
 _SAID = (Retry, Dead, Undecodable, Release)
 
@@ -99,6 +102,56 @@ def _wait_asked(error: BaseException) -> float | None:
     return None
 
 
+class Description:
+    """What people are told of an exception. Nothing of it raises.
+
+    What it says of itself is asked for once: that may take long, or not end.
+    """
+
+    __slots__ = ("_error", "_said", "_seen")
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._said: tuple[str, bool] | None = None
+        self._seen = _seen_at(_trace_of(error))
+
+    def text(self) -> str:
+        """Return what it says of itself, without passwords."""
+        said, _ = self._said = self._said or _said(self._error)
+        return masked(said[:MESSAGE_CHARS_MAX])
+
+    def place(self) -> str:
+        """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
+
+        Else the innermost line; '' when there is none.
+        """
+        return self._seen.place
+
+    def traceback(self) -> str:
+        """Return the traceback, '' where all of the stack is ours: a payload does not fit."""
+        if is_a(self._error, Undecodable):
+            return ""
+        said, well = self._said = self._said or _said(self._error)
+        try:
+            return _traceback(self._error, self._seen, said if well else _SILENT)
+        except BaseException:  # noqa: BLE001 - an exception's attributes are user code
+            return ""
+
+    def fingerprint(self, reference: str) -> str:
+        """Return a short stable name for "the same failure": class, frame of user code, handler."""
+        kind: Any = type(self._error)
+        prints = self._seen.prints
+        try:
+            found = prints.get((kind, reference))
+            if found is None:
+                found = fingerprint_of(_class_name(kind), self._seen.frame, reference)
+                if len(prints) < STACKS_MAX:
+                    prints[kind, reference] = found
+        except BaseException:  # noqa: BLE001 - the class's attributes are user code
+            found = fingerprint_of(type.__dict__["__name__"].__get__(kind), "", reference)
+        return found
+
+
 def text_of(error: BaseException) -> str:
     """Return what an exception says of itself. Never raises."""
     return _said(error)[0]
@@ -113,18 +166,13 @@ def _said(error: BaseException) -> tuple[str, bool]:
 
 
 def failure_of(error: BaseException, detail: str) -> Failed:
-    """Describe an exception as far as `detail` allows. Local variables are never recorded.
-
-    What it says of itself is asked for once: that may take long, or not end.
-    """
+    """Describe an exception as far as `detail` allows. Local variables are never recorded."""
     kind: Any = type(error)  # hashable, which mypy doubts
     text = trace = ""
     if detail in ("message", "traceback"):
-        said, well = _said(error)
-        text = masked(said[:MESSAGE_CHARS_MAX])
-        # That a payload does not fit is told by its text; what there is of a stack is all ours.
-        if detail == "traceback" and not is_a(error, Undecodable):
-            trace = _traceback(error, said if well else "<exception str() failed>")
+        described = Description(error)
+        text = described.text()
+        trace = described.traceback() if detail == "traceback" else ""
     return Failed(
         error_class="" if detail == "none" else _class_name(kind),
         message=text,
@@ -151,28 +199,10 @@ def lineage_of(kind: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def fingerprint(error: BaseException, reference: str) -> str:
-    """Return a short stable name for "the same failure": class, frame of user code, handler.
-
-    Never raises.
-    """
-    kind: Any = type(error)
-    seen = _seen_at(_of_user(error))
-    try:
-        found = seen.prints.get((kind, reference))
-        if found is None:
-            found = fingerprint_of(_class_name(kind), seen.frame, reference)
-            if len(seen.prints) < STACKS_MAX:
-                seen.prints[kind, reference] = found
-    except BaseException:  # noqa: BLE001 - the class's attributes are user code
-        found = fingerprint_of(type.__dict__["__name__"].__get__(kind), "", reference)
-    return found
-
-
-def _of_user(error: BaseException) -> TracebackType | None:
+def _of_user(begin: TracebackType | None) -> TracebackType | None:
     # The first frame is the worker's own call of the handler, and more of ours may follow: of no
     # use to the reader.
-    begin = trace = _trace_of(error)
+    trace = begin
     while trace is not None and trace.tb_next is not None:
         first = trace is begin
         if not first and not trace.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -181,10 +211,9 @@ def _of_user(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def _trace_of(error: BaseException) -> TracebackType | None:
-    # Not by the attribute, which the user's class may have made its own.
-    trace: TracebackType | None = BaseException.__dict__["__traceback__"].__get__(error)
-    return trace
+# Not by the attribute, which the user's class may have made its own.
+_trace_of: Callable[[BaseException], TracebackType | None]
+_trace_of = BaseException.__dict__["__traceback__"].__get__
 
 
 def _class_name(kind: type[BaseException]) -> str:
@@ -192,20 +221,12 @@ def _class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def place_of(error: BaseException) -> str:
-    """Return where it was raised, as `shop.py:41`: the innermost line of the user's own code.
-
-    Else the innermost line; '' when there is none.
-    """
-    return _seen_at(_of_user(error)).place
-
-
-def _traceback(error: BaseException, said: str) -> str:
-    trace = _of_user(error)
+def _traceback(error: BaseException, seen: _Seen, said: str) -> str:
+    trace = _of_user(_trace_of(error))
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
     if alone and trace is not None:
-        text = f"Traceback (most recent call last):\n{_stack(trace)}{_end(error, said)}"
+        text = f"Traceback (most recent call last):\n{_stack(seen, trace)}{_end(error, said)}"
     else:
         text = "".join(traceback.format_exception(type(error), error, trace))
     if len(text) > TRACEBACK_BYTES_MAX:
@@ -233,22 +254,22 @@ def _heading(kind: Any) -> str:
     return str(kind.__qualname__) if bare else f"{module}.{kind.__qualname__}"
 
 
-def _stack(trace: TracebackType) -> str:
+def _stack(seen: _Seen, trace: TracebackType) -> str:
     """Return the frames of a traceback as text.
 
     Finding their lines in the source, and what of them to underline, takes longer than all the rest
     of a dead letter.
     """
-    stack = _seen_at(trace).stack
+    stack = seen.stack
     if not stack:
         stack.append("".join(traceback.format_tb(trace)))
     return stack[0]
 
 
-def _seen_at(trace: TracebackType | None) -> _Seen:
+def _seen_at(begin: TracebackType | None) -> _Seen:
     """What is known of the place of a failure. They come in crowds that have failed at one."""
     places: list[int] = []
-    each = trace
+    each = begin
     while each is not None:
         places += (id(each.tb_frame.f_code), each.tb_lasti)
         each = each.tb_next
@@ -257,8 +278,10 @@ def _seen_at(trace: TracebackType | None) -> _Seen:
     if seen is None:
         if len(_seen) >= STACKS_MAX:
             _seen.clear()
-        codes = [frame.f_code for frame, _ in traceback.walk_tb(trace)]
-        frame = innermost((code.co_filename, code.co_name) for code in codes)
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(begin)]
+        trace = _of_user(begin)
+        names = (each.f_code for each, _ in traceback.walk_tb(trace))
+        frame = innermost((code.co_filename, code.co_name) for code in names)
         lines = ((each.f_code.co_filename, str(line)) for each, line in traceback.walk_tb(trace))
         seen = _seen[key] = _Seen(codes, frame, innermost(lines), {}, [])
     return seen

@@ -16,7 +16,7 @@ HOOK = "redact_error"
 
 Redact = Callable[[str], str]
 
-_TOO_SLOW = f"<{HOOK} failed: SoftTimeout>"
+TOO_SLOW = f"<{HOOK} failed: SoftTimeout>"
 
 
 def hook_of(module: Any) -> Redact | None:
@@ -36,7 +36,7 @@ def redacted(failure: Failed, hook: Redact | None) -> Failed:
     if hook is None:
         return failure
     message = passed(failure.message, hook)
-    if message == _TOO_SLOW:
+    if message == TOO_SLOW:
         return replace(failure, message=message, traceback=message)  # nor would it end here
     return replace(failure, message=message, traceback=passed(failure.traceback, hook))
 
@@ -48,7 +48,7 @@ def passed(text: str, hook: Redact | None) -> str:
     try:
         found: object = hook(text)
     except SoftTimeout:
-        return _TOO_SLOW
+        return TOO_SLOW
     except BaseException as error:  # noqa: BLE001 - user code may raise anything
         return f"<{HOOK} failed: {type(error).__name__}>"
     if not isinstance(found, str):

@@ -1,8 +1,8 @@
-"""Which partitions this instance should take or hand over now. Pure state, fed with beats.
+"""Which partitions this instance should take or hand over now. Pure state, fed with heartbeats.
 
-The assignment says where each partition belongs; this adds what makes moving gentle: members are
-not declared dead by age alone, owned partitions move only after the reason has lasted a while, and
-only a few at a time. Fairness lives here; safety lives in the fence.
+The assignment says where each partition belongs; this adds what makes moving gentle: owned
+partitions move only after the reason has lasted a while, and only a few at a time. Fairness lives
+here; safety lives in the fence. `silence` says who lives.
 """
 
 from __future__ import annotations
@@ -16,12 +16,6 @@ from typing import NamedTuple
 
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member, assign
-
-# A member must be silent over this many beats of our own before its silence means anything: after
-# a pause of Redis every member looks old to the first one that is back.
-SILENT_BEATS = 2
-# Whose silence has lasted so long may be forgotten, at most this many with one beat.
-FORGET_BEATS, FORGET_MAX = 10, 100
 
 # Free units that one instance takes at once, and per second after that. When a fleet starts, the
 # first to look would else take everything, and hand nearly all of it over again.
@@ -81,64 +75,6 @@ class Decision(NamedTuple):
     acquire: list[Unit]
     shed: list[Unit]
     more: bool = False
-
-
-class _Silence(NamedTuple):
-    """A beat, over how many of our own it has not moved, and since when (our clock, seconds)."""
-
-    beat_unix_ms: int
-    beats: int
-    since: float
-
-
-@dataclass
-class Liveness:
-    """Tells the living from the dead by the beats they leave in Redis."""
-
-    me: str
-    ttl: float
-    beat_interval: float
-    _last_counted: float = float("-inf")
-    _silent: dict[str, _Silence] = field(default_factory=dict)
-
-    def observe(
-        self, now: float, server_unix_ms: int, seen: Sequence[MemberView]
-    ) -> list[MemberView]:
-        """Return the live members. `now` is any monotonic clock, in seconds.
-
-        A member is dead when its beat has not moved while this instance beat at least
-        `SILENT_BEATS` times, and is older than the ttl: by the server's clock, or by ours, for a
-        clock that was set back would have it live for as long.
-        """
-        # A wake-up beat right after another proves nothing about the silence of others.
-        counts = now - self._last_counted >= self.beat_interval / 2
-        # What was counted before this instance itself heard nothing for a while proves nothing.
-        if now - self._last_counted > SILENT_BEATS * self.beat_interval:
-            self._silent = {name: _Silence(it[0], 0, now) for name, it in self._silent.items()}
-        if counts:
-            self._last_counted = now
-        live = []
-        silent: dict[str, _Silence] = {}
-        for one in seen:
-            name = one.member.id
-            known = self._silent.get(name)
-            if known is None or known.beat_unix_ms != one.beat_unix_ms:
-                known = _Silence(one.beat_unix_ms, 0, now)
-            else:
-                known = _Silence(known.beat_unix_ms, known.beats + counts, known.since)
-            silent[name] = known
-            old = server_unix_ms - one.beat_unix_ms > self.ttl * 1000
-            old = old or now - known.since > self.ttl
-            if name == self.me or not (old and known.beats >= SILENT_BEATS):
-                live.append(one)
-        self._silent = silent
-        return live
-
-    @property
-    def forgettable(self) -> list[str]:
-        """Members that were silent for long while this instance watched, some of them."""
-        found = (name for name, it in self._silent.items() if it.beats >= FORGET_BEATS)
-        return [name for name in found if name != self.me][:FORGET_MAX]
 
 
 @dataclass

@@ -103,6 +103,8 @@ def retries(failure: Failed, policy: RetryPolicy) -> bool:
     An overrun time limit is nothing that the handler raised: `retry_on` does not list it and does
     not exclude it, but `dead_on` may name its class.
     """
+    if not policy.dead_on and not policy.retry_on:
+        return True
     for name in failure.lineage:
         if name in policy.dead_on:
             return False

@@ -45,7 +45,7 @@ def listed(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
         own = [
             part
             for name, value in fields.items()
-            if name not in shared or shared[name] != value
+            if shared.get(name) != value
             for part in (name, value)
         ]
         flat += (*head, len(own), *own)

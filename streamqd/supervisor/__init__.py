@@ -1,10 +1,10 @@
 """The supervisor: the parent process. The control plane: who owns what, and which process runs it.
 
-`supervisor` is the loop, `exchange` its talk with Redis, `names` who resolves names for it, `wakes`
-what it hears from others, `holding` one unit's state, `crew` the children and their limits, `moves`
-what is taken and handed over, `steering` what operators want, `drain` the stop, `reload` the
-roll, `succession` how a worker follows on another, `watcher` what `--reload` looks at, `report`
-what others are told.
+`supervisor` is the loop: observe, plan, apply. `plan` is what a tick does, as a value. `partition`
+is one unit's state, `lease_manager` the talk with Redis, `worker_pool` the children. The others
+read and answer with wishes: `rebalance` what is taken and handed over, `control` what operators
+want, `drain` the stop, `reload` a new configuration, `rolling_replacement` how a worker follows
+another, `limits` and `process_capacity` what is too much. `report` is what others hear of it.
 It never runs user code, never starts a thread, and never blocks longer than a tick.
 """
 

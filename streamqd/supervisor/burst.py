@@ -26,21 +26,21 @@ class BurstState(NamedTuple):
 class BurstCheck:
     """Asks at most every half second, and not while a worker boots."""
 
-    exchange: LeaseManager
+    leases: LeaseManager
     _next_at: float = 0.0
     _passed: int = 0
 
-    def verdict(self, now: float, holdings: Mapping[Unit, OwnedPartition]) -> BurstState | None:
+    def verdict(self, now: float, partitions: Mapping[Unit, OwnedPartition]) -> BurstState | None:
         """Tell when nothing is unread, pending, delayed or waiting for a retry any more.
 
         Units of a worker that crashes in a loop are not waited for.
         """
-        if now < self._next_at or not self.exchange.ok:
+        if now < self._next_at or not self.leases.ok:
             return None
         self._next_at = now + CHECK_SECONDS
-        broken = [unit for unit, holding in holdings.items() if holding.broken_until > now]
-        busy = any(h.child is not None and not h.ready for h in holdings.values())
-        left = None if busy else self._left(list(holdings))
+        broken = [unit for unit, partition in partitions.items() if partition.broken_until > now]
+        busy = any(h.child is not None and not h.ready for h in partitions.values())
+        left = None if busy else self._left(list(partitions))
         if left is None or left - set(broken):
             self._passed = 0
             return None
@@ -49,10 +49,10 @@ class BurstCheck:
 
     def _left(self, units: list[Unit]) -> set[Unit] | None:
         """Return the units that are not settled, None when that cannot be told now."""
-        calls = [messages.snapshot(self.exchange.keys, unit, limit=1) for unit in units]
+        calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
         try:
-            with self.exchange.link.within(self.exchange.patience):
-                replies = self.exchange.link.run_many(calls)
+            with self.leases.client.deadline():
+                replies = self.leases.link.run_many(calls)
         except RedisUnavailable:
             return None
         left = set()

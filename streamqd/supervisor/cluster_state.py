@@ -1,23 +1,79 @@
-"""What the supervisor knows of the fleet."""
+"""What the supervisor knows of the fleet, and how it asks who owns the units that are not ours.
+
+It asks with as few commands as tell it.
+
+A token is made for one owner and one epoch, and whoever writes it into a lease has it in the fence:
+`lease_acquire`, `lease_refence` and `lease_renew` see to that. So while a lease carries the token
+that was read with a fence, the fence says what it said, and only the lease is read. A lease that is
+gone, or carries another token, has the fence read again, and so has one whose owner may be dead: of
+that also matters how long the lease lives. None of it decides anything by itself: to take a unit is
+to compare epochs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from streamqd.errors import BadValue, RedisUnavailable, StreamqdError
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, PartitionView
-from streamqd.store.directives import Directives
+from streamqd.store import leases
+from streamqd.store.keys import Keys
+from streamqd.store.leases import LeaseView
+
+# Runs equally many commands for each of the units, in order; what a node does not answer is an
+# error in its place.
+Ask = Callable[[Sequence[Unit], list[tuple[Any, ...]]], list[Any]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class ClusterState:
-    """What the last beat and the views after it have shown."""
+    """One look at the fleet: who lives, and who owns the partitions that are not ours."""
 
-    seen: list[MemberView] = field(default_factory=list)
-    server_unix_ms: int = 0
-    views: dict[Unit, PartitionView] = field(default_factory=dict)
-    tokens: dict[Unit, str] = field(default_factory=dict)  # of the fences, '' for none
-    fresh: bool = False  # the views belong to the last beat and have not been acted on
-    live: frozenset[str] = frozenset()  # ids of members that are certain to live
-    silent: list[str] = field(default_factory=list)  # members that may be forgotten
-    control: Directives | None = None  # what operators want; a new one when it has changed
+    live: Sequence[MemberView] = ()
+    views: Mapping[Unit, PartitionView] = field(default_factory=dict)
+    # Of the fences whose owner is proven dead: of this instance before, or of an expired lease.
+    dead_tokens: Mapping[Unit, str] = field(default_factory=dict)
+
+
+class OwnershipCache:
+    """The last look at each unit that somebody held then."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._held: dict[Unit, LeaseView] = {}
+        self.bad: list[BadValue] = []  # of the last look: the units are missing in what it returned
+
+    def take(self, units: Sequence[Unit], live: Collection[str], ask: Ask) -> dict[Unit, LeaseView]:
+        """Return what is to be seen of the units.
+
+        Those of a node that is silent are missing, and those whose fence cannot be read.
+
+        `live` are the owners that are known to live: of a unit that one of them holds as before the
+        `ttl` is that of an earlier look. Raises what `ask` raises.
+        """
+        held = {unit: view for unit, view in self._held.items() if view.owner in live}
+        known = [unit for unit in units if unit in held]
+        found: dict[Unit, LeaseView] = {}
+        silent: set[Unit] = set()
+        glances = ask(known, [leases.glance(self._keys, unit) for unit in known])
+        for unit, token in zip(known, glances, strict=True):
+            if isinstance(token, RedisUnavailable):
+                silent.add(unit)
+            elif token == held[unit].token.encode():
+                found[unit] = held[unit]
+        self.bad = []
+        rest = [unit for unit in units if unit not in found and unit not in silent]
+        replies = ask(rest, [each for unit in rest for each in leases.view(self._keys, unit)])
+        for unit, fence, ttl in zip(rest, replies[::2], replies[1::2], strict=True):
+            if not (isinstance(fence, StreamqdError) or isinstance(ttl, StreamqdError)):
+                try:
+                    found[unit] = LeaseView.parse(fence, ttl, self._keys.fence(*unit))
+                except BadValue as error:
+                    self.bad.append(error)
+        self._held = {
+            unit: view for unit, view in found.items() if view.token and view.ttl is not None
+        }
+        return found

@@ -1,110 +1,115 @@
-"""What operators want, as this instance reads it with its beats, and what it has obeyed of it.
+"""Directives: what operators want, as this instance reads it with its heartbeats.
 
 Pauses, moves and drains are states: they hold as long as they are written down, also for an
-instance that starts later. A reload and a rebalance are done once for each time of the order; those
-that an instance finds when it starts are of the past.
+instance that starts later. A reload and a rebalance are done once for each time of the directive;
+those that an instance finds when it starts belong to the past.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from streamqd import logs
 from streamqd.model import Unit
-from streamqd.policy.rebalance import Wishes, may_reload
+from streamqd.policy.rebalance import MemberView, Wishes, may_reload
 from streamqd.store.directives import Directive, Directives
 
-if TYPE_CHECKING:
-    from streamqd.supervisor.supervisor import Supervisor
+
+class ControlChange(NamedTuple):
+    """What a new reading asks of the supervisor now."""
+
+    pauses: bool = False  # workers that should pause, or go on, may be others now
+    hurry: bool = False  # move what is in the wrong place without delay
 
 
 class Control:
-    """Compares each new reading with the last one, and does what is new in it."""
+    """Compares each new reading with the last one, and says what is new in it."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-        self._me = supervisor.settings.daemon.instance
+    def __init__(self, instance: str) -> None:
+        self._me = instance
         self._read = False
-        self.control = Directives()
+        self.directives = Directives()
         self._strange = logs.Once(logs.event, "steer.ignored")
-        self._reloaded = 0  # time of the last order to reload that is done with
+        self._reloaded = 0  # time of the last directive to reload that is done with
         self._reloading = 0  # of the one under way, 0 = none
+        self._reload_problem = ""
 
     @property
     def drained(self) -> bool:
-        """Whether this instance shall own nothing."""
-        return self._me in self.control.drains
+        """Whether this instance should own nothing."""
+        return self._me in self.directives.drains
 
     def is_paused(self, unit: Unit) -> bool:
-        """Whether nothing of the unit shall be fetched."""
-        return self.control.pause_of(unit) is not None
+        """Whether no message of the unit should be fetched."""
+        return self.directives.pause_of(unit) is not None
 
     def wishes(self) -> Wishes:
         """What the rebalancer has to know."""
-        control = self.control
-        moves = {unit: (order.to, order.at_unix_ms) for unit, order in control.moves.items()}
-        stopped = {(str(scope.topic), str(scope.group)) for scope in control.stops}
-        return Wishes(moves, control.drains.keys(), stopped)
+        directives = self.directives
+        moves = {unit: (order.to, order.at_unix_ms) for unit, order in directives.moves.items()}
+        stopped = {(str(scope.topic), str(scope.group)) for scope in directives.stops}
+        return Wishes(moves, directives.drains.keys(), stopped)
 
-    def tick(self) -> None:
-        """Take a new reading, and go on with a reload that was ordered."""
-        control = self._supervisor.exchange.view.control
-        if control is not None and (control is not self.control or not self._read):
-            before, self.control = self.control, control
-            self._changed(before)
-        if self._read:
-            self._reload()
+    @property
+    def announcement(self) -> dict[str, object]:
+        """What heartbeats tell the fleet: how many directives this instance has followed."""
+        if not self._read:
+            return {}
+        return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
 
-    def _changed(self, before: Directives) -> None:
-        control = self.control
+    def read(self, directives: Directives | None) -> ControlChange:
+        """Take what the last heartbeat has brought, None before the first one."""
+        if directives is None or (directives is self.directives and self._read):
+            return ControlChange()
+        before, self.directives = self.directives, directives
         self._strange.look(
-            {name: {"order": name[:200], "problem": why} for name, why in control.strange.items()}
+            {
+                name: {"order": name[:200], "problem": why}
+                for name, why in directives.strange.items()
+            }
         )
-        _tell("steer.pause", "steer.resume", before.pauses, control.pauses)
-        _tell("steer.stop", "steer.start", before.stops, control.stops)
-        _tell("steer.move", "steer.unmove", before.moves, control.moves)
-        _tell("steer.drain", "steer.undrain", before.drains, control.drains)
+        _log_changes("steer.pause", "steer.resume", before.pauses, directives.pauses)
+        _log_changes("steer.stop", "steer.start", before.stops, directives.stops)
+        _log_changes("steer.move", "steer.unmove", before.moves, directives.moves)
+        _log_changes("steer.drain", "steer.undrain", before.drains, directives.drains)
         if not self._read:
             self._read = True
-            self._reloaded = control.reload_of(self._me)
-            self._obeyed("")
-        elif control.rebalance is not None and control.rebalance != before.rebalance:
-            order = control.rebalance
+            self._reloaded = directives.reload_of(self._me)
+            return ControlChange(pauses=True)
+        order = directives.rebalance
+        hurry = order is not None and order != before.rebalance
+        if order is not None and hurry:
             logs.event("steer.rebalance", by=order.by, why=order.why or None)
-            self._supervisor.moves.rebalancer.hurry()
-        self._supervisor.apply_pauses()
+        return ControlChange(pauses=True, hurry=hurry)
 
     # --- reload ---
 
-    def _reload(self) -> None:
-        supervisor = self._supervisor
-        if self._reloading:
-            if supervisor.reload.idle:
-                self._reloaded, self._reloading = self._reloading, 0
-                self._obeyed(supervisor.reload.problem)
-                # Whoever waits for its turn finds out at once.
-                supervisor.exchange.beat_soon()
-                supervisor.exchange.wake_fleet()
-            return
-        at = self.control.reload_of(self._me)
-        if at <= self._reloaded or not supervisor.reload.idle:
-            return
-        mine = self.control.reloads.get(self._me)
+    def wants_reload(self, live: Sequence[MemberView]) -> bool:
+        """Whether it is this instance's turn to reload. Ask only while no reload is under way."""
+        at = self.directives.reload_of(self._me)
+        if not self._read or self._reloading or at <= self._reloaded:
+            return False
+        mine = self.directives.reloads.get(self._me)
         named = mine is not None and mine.at_unix_ms == at
-        if named or may_reload(self._me, at, supervisor.moves.live):
-            logs.event("steer.reload", at=at)
-            self._reloading = at
-            supervisor.reload.request()
+        if not (named or may_reload(self._me, at, live)):
+            return False
+        logs.event("steer.reload", at=at)
+        self._reloading = at
+        return True
 
-    def _obeyed(self, problem: str) -> None:
-        """Let the next beats tell how far this instance is."""
-        self._supervisor.exchange.obeyed = {
-            "reloaded": self._reloaded,
-            "reload_problem": problem[:500],
-        }
+    def reload_ended(self, problem: str) -> bool:
+        """Note that no reload is under way. Tells whether one that was ordered has just ended."""
+        if not self._reloading:
+            return False
+        self._reloaded, self._reloading = self._reloading, 0
+        self._reload_problem = problem
+        return True
 
 
-def _tell(begun: str, ended: str, before: dict[Any, Directive], now: dict[Any, Directive]) -> None:
+def _log_changes(
+    begun: str, ended: str, before: dict[Any, Directive], now: dict[Any, Directive]
+) -> None:
     for name, order in now.items():
         if before.get(name) != order:
             logs.event(

@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.process import Child
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
 from streamqd.supervisor.partition import OwnedPartition
-from streamqd.supervisor.rolling_replacement import SPENT
-from streamqd.supervisor.worker_pool import WorkerPool
+from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 
 MEASURE_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # how late a limit may be noticed
@@ -31,156 +30,167 @@ AHEAD_SECONDS = 3.0  # how long before a worker has handled enough its successor
 IDLE_SECONDS = 5.0  # a worker that has begun nothing for so long has nothing to do
 
 
-class Limits:
-    """Enforces the limits of all workers, look by look."""
+SPENT = "max_messages"  # here the worker stops by itself, and not before it has to
 
-    def __init__(self, crew: WorkerPool, request: Callable[[OwnedPartition, str], bool]) -> None:
-        """`request` wants a worker replaced, for a reason; False: it is not wanted anew."""
-        self._crew = crew
-        self._request = request
+
+class Replacement(NamedTuple):
+    """A worker that should be replaced, and why: max_rss, max_age or max_messages."""
+
+    partition: OwnedPartition
+    reason: str
+    rss: int | None = None
+
+
+class LimitsExceeded(NamedTuple):
+    """What one look has found, and when to look again (monotonic)."""
+
+    actions: list[Action]
+    replacements: list[Replacement]
+    next_at: float
+
+
+class Limits:
+    """Judges all workers by their limits, look by look."""
+
+    def __init__(self) -> None:
         self._measured_at = 0.0
         self._looked_ns = 0
         self._frozen: list[tuple[int, int]] = []  # from, to
         self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
         self._suspected: dict[int, int] = {}  # slot -> the run that was over its hard limit
 
-    def watch(self, holdings: Iterable[OwnedPartition], now: float) -> float:
-        """Enforce what is due. Returns when to look again (monotonic)."""
+    def look(
+        self, partitions: Iterable[OwnedPartition], now: float, boot_timeout: float
+    ) -> LimitsExceeded:
+        """Return which limits are exceeded."""
         self._notice_freeze()
+        actions: list[Action] = []
+        replacements: list[Replacement] = []
         next_at = now + MEASURE_SECONDS
         measure = now - self._measured_at >= MEASURE_SECONDS
         if measure:
             self._measured_at = now
-        for holding in holdings:
-            child = holding.child
-            if child is None or holding.kill is not None:
+        for partition in partitions:
+            child = partition.child
+            if child is None or partition.kill is not None:
                 continue
-            if holding.ready and not holding.ready_at:
+            if partition.ready and not partition.ready_at:
                 # Also of one that runs a handler already: under load it does at every look.
-                holding.ready_at = now
-                holding.slot.rss_baseline = _rss(child.pid)
-                logs.event("worker.ready", unit=holding.unit, child=child.pid)
-            running = holding.slot.running
-            self._note_run(holding, now, running=bool(running))
-            if not running and self._idle_trouble(holding, child, now):
-                continue
-            if holding.ready_at:
+                partition.became_ready(now, _rss(child.pid))
+                logs.event("worker.ready", unit=partition.unit, child=child.pid)
+            running = partition.slot.running
+            self._note_run(partition, now, running=bool(running))
+            if not running:
+                ended, idle = self._idle_trouble(partition, child, now, boot_timeout)
+                actions += ended
+                if not idle:
+                    continue
+            if partition.ready_at:
                 if measure:
-                    self._memory(holding, child, now)
-                self._life(holding, now)
-            next_at = min(next_at, self._time(holding, child, running, now))
-        return next_at
+                    replacements += self._memory(partition, child, now)
+                replacements += self._life(partition, now)
+            found, due = self._time(partition, running, now)
+            actions += found
+            next_at = min(next_at, due)
+        return LimitsExceeded(actions, replacements, next_at)
 
-    def _idle_trouble(self, holding: OwnedPartition, child: Child, now: float) -> bool:
-        """Judge a worker that runs no handler: boot too long, no progress, no ear."""
-        if holding.slot.state == WorkerState.BOOTING:
-            if now > holding.started + self._crew.settings.daemon.boot_timeout:
-                self._crew.kill(holding, "boot")
-            return True
-        if not holding.ready_at or holding.is_quiet:
-            return True  # it has become ready since the look began, or it ends: see `Succession`
-        progress = max(holding.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
+    def _idle_trouble(
+        self, partition: OwnedPartition, child: Child, now: float, boot_timeout: float
+    ) -> tuple[list[Action], bool]:
+        """Judge a worker that runs no handler: boot too long, no progress, no ear.
+
+        Tells also whether it is ready and may begin a run at any moment.
+        """
+        if partition.slot.state == WorkerState.BOOTING:
+            late = now > partition.started + boot_timeout
+            return [KillWorker(partition.unit, "boot")] if late else [], False
+        if not partition.ready_at or partition.is_quiet:
+            return [], False  # it has become ready since the look began, or it ends
+        progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
         # A worker publishes its progress once per batch, which may hold many long messages.
-        silent = min(silent, now - self._ran[holding.slot.index][1], now - holding.ready_at)
+        silent = min(silent, now - self._ran[partition.slot.index][1], now - partition.ready_at)
         deaf = child.deaf_at and now - child.deaf_at > DEAF_SECONDS
         if deaf or silent > STALLED_SECONDS:
-            self._crew.kill(holding, "stalled")
-            return True
-        return False
+            return [KillWorker(partition.unit, "stalled")], False
+        return [], True
 
-    def _note_run(self, holding: OwnedPartition, now: float, *, running: bool) -> None:
-        index, sequence = holding.slot.index, holding.slot.run_seq
+    def _note_run(self, partition: OwnedPartition, now: float, *, running: bool) -> None:
+        index, sequence = partition.slot.index, partition.slot.run_seq
         if running or self._ran.get(index, (-1, 0.0))[0] != sequence:
             self._ran[index] = (sequence, now)
 
-    def _memory(self, holding: OwnedPartition, child: Child, now: float) -> None:
-        rss = holding.slot.rss = _rss(child.pid)
-        limit = holding.consumer.max_rss
-        if not limit or rss - holding.slot.rss_baseline <= limit:
-            return
-        if self._replace(holding, "max_rss", now, rss) and holding.settled() == 0:
-            logs.event(
-                "worker.tight_limit",
-                logging.WARNING,
-                unit=holding.unit,
-                rss=rss,
-                baseline=holding.slot.rss_baseline,
-                max_rss=limit,
-            )
+    def _memory(self, partition: OwnedPartition, child: Child, now: float) -> list[Replacement]:
+        rss = partition.slot.rss = _rss(child.pid)
+        limit = partition.consumer.max_rss
+        if not limit or rss - partition.slot.rss_baseline <= limit:
+            return []
+        return self._replace(partition, "max_rss", now, rss)
 
-    def _life(self, holding: OwnedPartition, now: float) -> None:
+    def _life(self, partition: OwnedPartition, now: float) -> list[Replacement]:
         """Have a worker replaced that is too old, or that will soon have handled enough."""
-        age, messages = holding.consumer.max_age, holding.consumer.max_messages
+        found: list[Replacement] = []
+        age, messages = partition.consumer.max_age, partition.consumer.max_messages
         # Workers that were born together should not retire together.
-        if age and now - holding.ready_at > age * (1 + holding.spread / 10):
-            self._replace(holding, "max_age", now)
+        if age and now - partition.ready_at > age * (1 + partition.spread / 10):
+            found = self._replace(partition, "max_age", now)
         if messages:
-            pace = holding.pace_of(now)
-            if pace and holding.left_of(messages) / pace < AHEAD_SECONDS:
-                self._request(holding, SPENT)
+            pace = partition.pace_of(now)
+            if pace and partition.left_of(messages) / pace < AHEAD_SECONDS:
+                found.append(Replacement(partition, SPENT))
+        return found
 
     def _replace(
-        self, holding: OwnedPartition, reason: str, now: float, rss: int | None = None
-    ) -> bool:
+        self, partition: OwnedPartition, reason: str, now: float, rss: int | None = None
+    ) -> list[Replacement]:
         """Have a worker replaced that has worked, or had nothing to do for long enough.
 
         Whatever its limits are, no worker is replaced before it has begun to handle a message, so
         that a limit that is too tight slows work down and never stops it.
         """
-        worked = holding.has_worked or now - holding.ready_at > IDLE_SECONDS
-        if holding.child is None or holding.stop_reason or not worked:
-            return False
-        if not self._request(holding, reason):
-            return False
-        logs.event(
-            "worker.recycled",
-            unit=holding.unit,
-            child=holding.child.pid,
-            reason=reason,
-            rss=rss,
-        )
-        return True
+        worked = partition.has_worked or now - partition.ready_at > IDLE_SECONDS
+        if partition.child is None or partition.stop_reason or not worked:
+            return []
+        return [Replacement(partition, reason, rss)]
 
     def _time(
-        self, holding: OwnedPartition, child: Child, running: list[RunningEntry], now: float
-    ) -> float:
-        consumer = holding.works_by or holding.consumer
+        self, partition: OwnedPartition, running: list[RunningEntry], now: float
+    ) -> tuple[list[Action], float]:
+        """Return what the time limits ask for, and when to look again."""
+        consumer = partition.works_by or partition.consumer
         soft, hard = consumer.timeout, consumer.hard_timeout
         if not soft and not hard:
-            return now + MEASURE_SECONDS
+            return [], now + MEASURE_SECONDS
         if not running:
             # A run may begin at any moment: look again before its limit could be over.
-            return now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
+            return [], now + min(soft or LOOK_SECONDS, hard or LOOK_SECONDS, LOOK_SECONDS)
         # Runs are numbered as they begin: of several, the lowest number is the oldest.
         spent = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
         oldest = min(spent)
         if hard and spent[oldest] > hard:
             # Two readings: the run that was over its limit must still be one that runs.
-            again = self._suspected.get(holding.slot.index) == oldest
-            if again and holding.slot.running_in(oldest):
-                self._crew.kill(holding, "hard-limit", oldest)
-                return now + MEASURE_SECONDS
-            self._suspected[holding.slot.index] = oldest
-            return now + 0.01
+            again = self._suspected.get(partition.slot.index) == oldest
+            if again and partition.slot.running_in(oldest):
+                kill = KillWorker(partition.unit, "hard-limit", oldest)
+                return [kill], now + MEASURE_SECONDS
+            self._suspected[partition.slot.index] = oldest
+            return [], now + 0.01
         over = max((each for each, seconds in spent.items() if soft and seconds > soft), default=0)
-        if over > holding.soft_limited:
-            # Meant for this run and for those that began before it.
-            holding.soft_limited = over
-            holding.slot.soft_kill_seq = over
-            child.signal(signal.SIGUSR1)
+        actions: list[Action] = []
+        if over > partition.soft_limited:
+            actions.append(InterruptRun(partition.unit, over))
         left = [
             limit - seconds
             for limit in (soft, hard)
             for seconds in spent.values()
             if limit and limit > seconds
         ]
-        return now + max(0.01, min(left, default=LOOK_SECONDS))
+        return actions, now + max(0.01, min(left, default=LOOK_SECONDS))
 
     # --- frozen time ---
 
     def _notice_freeze(self) -> None:
-        """Remember when everything stood still: nobody is to blame for that time."""
+        """Remember when everything stood still: no run is charged with that time."""
         now = now_ns()
         if self._looked_ns and now - self._looked_ns > FROZEN_NS:
             logs.event("frozen", logging.WARNING, seconds=round((now - self._looked_ns) / 1e9, 1))

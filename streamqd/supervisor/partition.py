@@ -1,6 +1,6 @@
 """One unit as the supervisor sees it: who owns it, which process handles it, what is due next.
 
-A holding is a small state machine. It says what it wants of Redis (`intent`), and is told the
+A partition is a small state machine. It says what it wants of Redis (`intent`), and is told the
 answer (`answered`); it says whether a process should run, and is told how one ended (`ended`).
 Every wanted call is repeated with equal arguments until it is answered, so a lost reply costs
 nothing. No I/O happens here.
@@ -33,6 +33,7 @@ from streamqd.supervisor.boards import Left
 from streamqd.worker import ExitCode
 
 SUSPECTS_MAX = 512
+RETIRE_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
 
 
 class Phase(enum.Enum):
@@ -151,6 +152,7 @@ class OwnedPartition:
     def give_up(self) -> None:
         """Want to release the unit; its process must have ended."""
         assert self.child is None
+        self.refused_since = 0.0
         if self.phase is Phase.REFENCING:
             self.release_after = True
         elif self.phase is Phase.HELD:
@@ -315,10 +317,15 @@ class OwnedPartition:
             cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
         return ExitAssessment(crashed, cause, charged)
 
-    def retired(self) -> tuple[Child, ExitAssessment]:
-        """Go on without the process: it is quiet, whatever it still does is no work."""
+    def retired(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
+        """Go on without the process: it is quiet, whatever it still does is no work.
+
+        `unexplained`: why it has ended is not known, perhaps because its group is gone.
+        """
         child = self.child
         assert child is not None
+        if unexplained:
+            self.groups_ready = False
         return child, self.ended(Exit(ExitCode.STOPPED, None))
 
     def abandon(self) -> Child | None:
@@ -337,6 +344,20 @@ class OwnedPartition:
             # Its slot is still its own: another instance goes on with the unit.
             self.release_after = True
         return child
+
+    def became_ready(self, now: float, rss: int) -> None:
+        """Note that the process has booted, and how much memory it had then."""
+        self.ready_at = now
+        self.slot.rss_baseline = rss
+
+    def note_quiet(self, now: float) -> None:
+        """Note since when the process has nothing to do any more."""
+        self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
+
+    def standby_ended(self) -> None:
+        """Note the end of the standby."""
+        self.standby = None
+        self.slot.standby_pid = 0
 
     def lived(self, now: float) -> float:
         """Seconds since the process was ready."""
@@ -409,6 +430,14 @@ class OwnedPartition:
     def owned(self) -> bool:
         """Whether a lease must be renewed for it."""
         return self.phase in (Phase.HELD, Phase.REFENCING)
+
+    @property
+    def releasable(self) -> bool:
+        """Whether `give_up` is possible and would change something."""
+        if self.child is not None:
+            return False
+        refencing = self.phase is Phase.REFENCING and not self.release_after
+        return refencing or self.phase in (Phase.ACQUIRING, Phase.HELD)
 
     @property
     def startable(self) -> bool:

@@ -8,35 +8,56 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from streamqd import logs, startup
 from streamqd.config import Settings
 from streamqd.errors import ConfigError
 from streamqd.handlers import Probe
-from streamqd.model import Unit
+from streamqd.notify import Notifier
 from streamqd.subprocess_task import SubprocessTask, TaskResult
-
-if TYPE_CHECKING:
-    from streamqd.supervisor.supervisor import Supervisor
+from streamqd.supervisor.rolling_replacement import RollResult
 
 # What the running processes were built on; a change of these needs a restart.
 FIXED = ("redis", "keys", "log")
 FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weight")
 
 
-class Reload:
-    """One reload at a time: probe, adopt, roll."""
+@dataclass(frozen=True)
+class Validated:
+    """What the child has found out about a new configuration.
 
-    def __init__(self, supervisor: Supervisor, load: Callable[[], Settings] | None) -> None:
-        self._supervisor = supervisor
+    `settings` are None when it cannot be used. `sources` are files of the code, read after
+    `since_unix_ns`; `groups_restored` had to be made again.
+    """
+
+    settings: Settings | None
+    partitions: dict[str, int]
+    sources: list[str]
+    since_unix_ns: int
+    groups_restored: int
+
+
+class Reload:
+    """One reload at a time: validate, adopt, roll."""
+
+    def __init__(
+        self,
+        load: Callable[[], Settings] | None,
+        only: frozenset[str],
+        forget: Sequence[Callable[[], None]],
+        notifier: Notifier,
+    ) -> None:
+        """`forget` is as for `process.spawn`."""
         self._load = load
+        self._only = only
+        self._forget = forget
+        self._notifier = notifier
         self._requested = False
         self._probe: SubprocessTask | None = None
         self._settings: Settings | None = None
-        self._queue: list[Unit] = []
-        self._rolling: Unit | None = None
+        self.rolling = False
         self._begun_unix_ns = 0
         self.problem = ""  # why the last reload was refused, '' when it was not
 
@@ -47,131 +68,117 @@ class Reload:
     @property
     def idle(self) -> bool:
         """Whether no reload is asked for or under way."""
-        return not (self._requested or self._probe or self._queue or self._rolling)
+        return not (self._requested or self._probe or self.rolling)
 
     @property
     def pids(self) -> set[int]:
         """Process ids that belong to a reload under way."""
         return {self._probe.pid} if self._probe is not None else set()
 
-    def tick(self) -> None:
-        """Go on with what is under way. Never blocks."""
-        if self._supervisor.drain.begun:
-            return
+    def tick(self, running: Settings) -> Validated | None:
+        """Begin what is asked for, or return what has been validated. Never blocks."""
         if self._probe is not None:
             found = self._probe.poll()
-            if found is not None:
-                self._probe = None
-                self._validated(found)
-        elif self._queue or self._rolling:
-            self._roll()
-        elif self._requested:
+            if found is None:
+                return None
+            self._probe = None
+            return self._validated(found)
+        if self._requested and not self.rolling:
             self._requested = False
-            self._begin()
+            self._begin(running)
+        return None
 
-    def _begin(self) -> None:
-        self._supervisor.notifier.reloading()
+    def _begin(self, running: Settings) -> None:
+        self._notifier.reloading()
         logs.event("reload.begun")
         self._begun_unix_ns = time.time_ns()
         self.problem = ""
         if self._load is None:
-            self._refused(["this daemon was started without a configuration file"])
+            self.refuse(["this daemon was started without a configuration file"])
             return
         try:
             settings = self._load()
         except ConfigError as error:
-            self._refused(error.problems)
+            self.refuse(error.problems)
             return
-        kept = self._settings = self._keep_fixed(settings)
-        only = self._supervisor.only
+        kept = self._settings = _keep_fixed(settings, running)
+        only = self._only
         try:
             self._probe = SubprocessTask(
                 lambda: startup.renew(kept, only),
                 title="streamqd: probe",
                 timeout=kept.daemon.boot_timeout,
-                forget=self._supervisor.crew.forget,
+                forget=self._forget,
             )
         except OSError as error:
-            self._refused([f"the system refuses another process: {error}"])
+            self.refuse([f"the system refuses another process: {error}"])
 
-    def _keep_fixed(self, new: Settings) -> Settings:
-        old = self._supervisor.settings
-        changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
-        fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
-        changed += [
-            f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
-        ]
-        # The address of an embedded server was resolved at start.
-        if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
-            changed.pop(0)
-        if changed:
-            logs.event("reload.needs_restart", logging.WARNING, settings=", ".join(changed))
-        return dataclasses.replace(
-            new,
-            redis=old.redis,
-            keys=old.keys,
-            log=old.log,
-            daemon=dataclasses.replace(new.daemon, **fixed),
-        )
-
-    def _validated(self, found: TaskResult) -> None:
-        supervisor, settings = self._supervisor, self._settings
+    def _validated(self, found: TaskResult) -> Validated | None:
+        settings = self._settings
         assert settings is not None
         if found.trouble:
-            self._refused([f"validating the new configuration failed: {found.trouble}"])
-            return
+            self.refuse([f"validating the new configuration failed: {found.trouble}"])
+            return None
         renewal = startup.Renewal(*found.result)
-        supervisor.board.add("groups_restored", renewal.restored)
-        if supervisor.watcher is not None:
-            supervisor.watcher.watch(renewal.sources, self._begun_unix_ns)
+        usable = None
         if renewal.problems:
-            self._refused(renewal.problems)
-            return
-        probe = Probe(renewal.declared, [])
-        settings = startup.complete(settings, probe, supervisor.only).settings
-        if not supervisor.fits(settings, renewal.partitions):
-            # A unit keeps its slot for the supervisor's life, also when it is not wanted any more.
-            self._refused(["no slot is left for the new partitions; restart the daemon"])
-            return
-        supervisor.adopt(settings, renewal.partitions)
-        supervisor.crew.replace_housekeeper(time.monotonic())
-        self._queue = [unit for unit, one in supervisor.holdings.items() if one.child is not None]
-        logs.event("reload.rolling", partitions=len(self._queue))
+            self.refuse(renewal.problems)
+        else:
+            probe = Probe(renewal.declared, [])
+            usable = startup.complete(settings, probe, self._only).settings
+        return Validated(
+            usable, renewal.partitions, renewal.sources, self._begun_unix_ns, renewal.restored
+        )
 
-    def _refused(self, problems: list[str]) -> None:
+    def refuse(self, problems: list[str]) -> None:
+        """Say why the configuration cannot be used; the old one goes on."""
         self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)
-        self._supervisor.notifier.ready("reload refused, the old configuration goes on")
+        self._notifier.ready("reload refused, the old configuration goes on")
 
-    def _abandoned(self, unit: Unit, why: str) -> None:
-        """Stop rolling: what does not start in one partition need not be tried in all."""
-        left, self._queue = len(self._queue) + 1, []
+    def roll(self, partitions: int) -> None:
+        """Note that so many workers are being replaced."""
+        self.rolling = True
+        logs.event("reload.rolling", partitions=partitions)
+
+    def rolled(self, result: RollResult) -> None:
+        """Report how the replacing of the workers has ended."""
+        self.rolling = False
+        if result.unit is None:
+            logs.event("reload.done")
+            self._notifier.ready("reloaded")
+            return
         self.problem = (
-            f"the new worker of {unit} does not start: {why}, its last events say why; {left}"
-            " workers go on with the code that they have"
+            f"the new worker of {result.unit} does not start: {result.problem}, its last events say"
+            f" why; {result.left} workers go on with the code that they have"
         )
-        logs.event("reload.stopped", logging.ERROR, unit=unit, workers=left, problem=self.problem)
-        self._supervisor.notifier.ready("reload stopped, the old workers go on")
+        logs.event(
+            "reload.stopped",
+            logging.ERROR,
+            unit=result.unit,
+            workers=result.left,
+            problem=self.problem,
+        )
+        self._notifier.ready("reload stopped, the old workers go on")
 
-    def _roll(self) -> None:
-        """Replace one worker; go on when its successor works."""
-        supervisor = self._supervisor
-        if self._rolling is not None:
-            holding = supervisor.holdings[self._rolling]
-            # A worker that lives for few messages may be wanted replaced again at once.
-            if supervisor.succession.wants(holding, "reload"):
-                return
-            self._rolling = None
-            why = supervisor.succession.failed.get(holding.slot.index)
-            if why is not None:
-                self._abandoned(holding.unit, why)
-                return
-        while self._queue:
-            unit = self._queue.pop(0)
-            if supervisor.holdings[unit].child is not None:
-                supervisor.succession.request(supervisor.holdings[unit], "reload")
-                self._rolling = unit
-                return
-        logs.event("reload.done")
-        supervisor.notifier.ready("reloaded")
+
+def _keep_fixed(new: Settings, old: Settings) -> Settings:
+    """Return new settings with the values that only a restart changes."""
+    changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
+    fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
+    changed += [
+        f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
+    ]
+    # The address of an embedded server was resolved at start.
+    if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
+        changed.pop(0)
+    if changed:
+        logs.event("reload.needs_restart", logging.WARNING, settings=", ".join(changed))
+    return dataclasses.replace(
+        new,
+        redis=old.redis,
+        keys=old.keys,
+        log=old.log,
+        daemon=dataclasses.replace(new.daemon, **fixed),
+    )

@@ -32,7 +32,7 @@ class StatusReporter:
 
     def tick(
         self,
-        holdings: Mapping[Unit, OwnedPartition],
+        partitions: Mapping[Unit, OwnedPartition],
         *,
         redis_ok: bool,
         fleet_seen: bool,
@@ -47,11 +47,13 @@ class StatusReporter:
         partition is no reason to take the others down. `fleet_seen`: who owns what is known.
         `capacity` is how many partitions the system lets it serve, None for no such limit.
         """
-        owned = [holding for holding in holdings.values() if holding.owned]
-        wanted = [holding for holding in holdings.values() if holding.phase is not Phase.FREE]
+        owned = [partition for partition in partitions.values() if partition.owned]
+        wanted = [
+            partition for partition in partitions.values() if partition.phase is not Phase.FREE
+        ]
         # Before the count: a worker that boots between the two looks is in the count then.
-        starting = any(not holding.ready and not holding.exits for holding in wanted)
-        running = sum(1 for holding in owned if holding.ready)
+        starting = any(not partition.ready and not partition.exits for partition in wanted)
+        running = sum(1 for partition in owned if partition.ready)
         flags = InstanceFlags.STARTED
         for condition, flag in (
             (redis_ok, InstanceFlags.REDIS_OK),
@@ -105,21 +107,21 @@ class StatusReporter:
             self._notifier.extend_timeout(EXTEND_SECONDS)
 
 
-def dump(holdings: Mapping[Unit, OwnedPartition]) -> None:
+def dump(partitions: Mapping[Unit, OwnedPartition]) -> None:
     """Log every unit's state, and print the stacks of this process and of all workers."""
-    for holding in holdings.values():
+    for partition in partitions.values():
         logs.event(
             "state",
-            unit=holding.unit,
-            phase=holding.phase.value,
-            epoch=holding.epoch,
-            child=holding.child.pid if holding.child else None,
-            worker=holding.slot.state,
-            in_hand=holding.slot.unfinished,
-            last_exit=holding.last_exit or None,
+            unit=partition.unit,
+            phase=partition.phase.value,
+            epoch=partition.epoch,
+            child=partition.child.pid if partition.child else None,
+            worker=partition.slot.state,
+            in_hand=partition.slot.unfinished,
+            last_exit=partition.last_exit or None,
         )
     logs.flush(1.0)
     faulthandler.dump_traceback(all_threads=True)
-    for holding in holdings.values():
-        if holding.child is not None:
-            holding.child.signal(signal.SIGUSR2)
+    for partition in partitions.values():
+        if partition.child is not None:
+            partition.child.signal(signal.SIGUSR2)

@@ -1,29 +1,35 @@
 """After a fence or a topic was gone: register topics and groups again, with their partitions.
 
-Done in an errand, because it takes an exchange for each topic and group.
+A child does it, because it takes an exchange for each topic and group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from streamqd import logs, startup
 from streamqd.config import Settings
 from streamqd.subprocess_task import SubprocessTask
-from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.worker_pool import WorkerPool
 
 RETRY_SECONDS = 2.0
 
 
+class Registered(NamedTuple):
+    """What one child has done: `partitions` are the counts of all topics that could be read."""
+
+    complete: bool = False
+    groups_restored: int = 0
+    partitions: Mapping[str, int] = {}
+
+
 @dataclass
 class Reregister:
-    """Wanted until it succeeds; one errand at a time."""
+    """Wanted until it succeeds; one child at a time."""
 
-    exchange: LeaseManager
-    crew: WorkerPool
-    _errand: SubprocessTask | None = None
+    forget: Sequence[Callable[[], None]]  # as for `process.spawn`
+    _task: SubprocessTask | None = None
     _next_at: float = 0.0
     _refusals: logs.Episode = field(
         default_factory=lambda: logs.Episode("topics.refused", "topics.restored")
@@ -31,39 +37,38 @@ class Reregister:
 
     @property
     def pids(self) -> set[int]:
-        """Process id of the errand under way."""
-        return {self._errand.pid} if self._errand is not None else set()
+        """Process id of the child that is at it."""
+        return {self._task.pid} if self._task is not None else set()
 
-    def tick(self, now: float, settings: Settings, known: Mapping[str, int]) -> dict[str, int]:
-        """Begin when it is wanted, collect what became of it. Never blocks.
+    def collect(self, now: float) -> Registered:
+        """Return what a child has done that has just ended; mostly nothing. Never blocks."""
+        found = self._task.poll() if self._task is not None else None
+        if found is None:
+            return Registered()
+        self._task = None
+        problem, restored, partitions = found.result or ("", 0, {})
+        trouble = found.trouble or problem
+        if trouble:
+            self._next_at = now + RETRY_SECONDS
+            self._refusals.failed(error=trouble)
+        else:
+            self._refusals.recovered()
+        return Registered(not trouble, restored, partitions)
 
-        `known` are the topics of which this instance knows how many partitions they have. Returns
-        the partition counts that were found, of all topics, once in a while; mostly nothing.
+    def begin(self, now: float, settings: Settings, known: Mapping[str, int]) -> None:
+        """Start a child, unless one is at it or has failed a moment ago.
+
+        `known` are the topics of which this instance knows how many partitions they have.
         """
-        partitions: dict[str, int] = {}
-        if self._errand is not None:
-            found = self._errand.poll()
-            if found is None:
-                return {}
-            self._errand = None
-            problem, restored, partitions = found.result or ("", 0, {})
-            trouble = found.trouble or problem
-            self.exchange.board.add("groups_restored", restored)
-            if trouble:
-                self._next_at = now + RETRY_SECONDS
-                self._refusals.failed(error=trouble)
-            else:
-                self._refusals.recovered()
-                self.exchange.suspects_empty = False
-        if self.exchange.suspects_empty and self.exchange.ok and now >= self._next_at:
-            try:
-                self._errand = SubprocessTask(
-                    lambda: startup.restore(settings, known),
-                    title="streamqd: restore",
-                    timeout=settings.daemon.boot_timeout,
-                    forget=self.crew.forget,
-                )
-            except OSError as error:
-                self._next_at = now + RETRY_SECONDS
-                self._refusals.failed(error=str(error))
-        return partitions
+        if self._task is not None or now < self._next_at:
+            return
+        try:
+            self._task = SubprocessTask(
+                lambda: startup.restore(settings, known),
+                title="streamqd: restore",
+                timeout=settings.daemon.boot_timeout,
+                forget=self.forget,
+            )
+        except OSError as error:
+            self._next_at = now + RETRY_SECONDS
+            self._refusals.failed(error=str(error))

@@ -1,4 +1,8 @@
-"""The loop: signals, dead children, one exchange with Redis, moves, forks, limits; again."""
+"""The loop: observe, plan, apply; again.
+
+A tick observes (signals, children that ended, the answers of Redis), merges the wishes of all parts
+into a list of actions (see `plan`), and applies it. Only `_apply` changes what runs.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,25 @@ from streamqd.errors import StreamqdError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
 from streamqd.policy import restart
+from streamqd.policy.rebalance import MORE_SECONDS
+from streamqd.process import Child
 from streamqd.scoreboard import HEAD_BYTES, WorkerState
-from streamqd.supervisor import report
+from streamqd.supervisor import plan, report
 from streamqd.supervisor.boards import Boards
 from streamqd.supervisor.burst import BurstCheck
 from streamqd.supervisor.control import Control
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.limits import Limits
+from streamqd.supervisor.limits import SPENT, Limits, Replacement
 from streamqd.supervisor.oom_monitor import OomMonitor
 from streamqd.supervisor.partition import OwnedPartition, Phase
-from streamqd.supervisor.rebalance import Rebalance
-from streamqd.supervisor.reload import Reload
+from streamqd.supervisor.plan import Action
+from streamqd.supervisor.process_capacity import ProcessCapacity
+from streamqd.supervisor.rebalance import Rebalance, hand_over
+from streamqd.supervisor.reload import Reload, Validated
 from streamqd.supervisor.reregister import Reregister
 from streamqd.supervisor.resolver import Resolver
-from streamqd.supervisor.rolling_replacement import RollingReplacement
-from streamqd.supervisor.serving import Serving
+from streamqd.supervisor.rolling_replacement import Circumstances, RollingReplacement
 from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
 
@@ -46,7 +53,7 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        partitions: dict[str, int],
+        counts: dict[str, int],
         lock: startup.InstanceLock,
         embedded: EmbeddedServer | None,
         load: Callable[[], Settings] | None,
@@ -56,47 +63,54 @@ class Supervisor:
         signals: process.SignalQueue,
         watched: Watched | None = None,
     ) -> None:
+        """`counts` are the partitions of each topic."""
         self.settings = settings
-        self.only = only
         self.embedded = embedded
         self.notifier = Notifier()
         boards = Boards(settings.daemon, lock)
-        self.board = boards.make(len(_units_of(settings, partitions)))
-        self.names = Resolver()
-        self.exchange = LeaseManager(settings, self.board, lock.identity, self.names)
-        forget = [self.exchange.link.detach, self.exchange.wakes.link.detach]
+        self.board = boards.make(len(_units_of(settings, counts)))
+        self.resolver = Resolver()
+        self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver)
+        forget = [self.leases.link.detach, self.leases.wakes.link.detach]
         if embedded is not None:
             forget.append(embedded.detach)
-        self.names.forget = forget
-        self.crew = WorkerPool(settings, self.board, forget, [lock.fileno()])
-        self.kernel_kills = OomMonitor()
-        self.holdings: dict[Unit, OwnedPartition] = {}
-        self.unwanted: set[Unit] = set()  # known units that a reload took out
-        self.partitions = dict(partitions)  # of each topic; of one that cannot be read, not yet
-        self._offer(settings, partitions)
-        running = [each for each in boards.left.values() if each.running and not each.following]
-        alone = len(running) <= 1
-        for unit, left in boards.left.items():
-            if unit in self.holdings:
-                self.holdings[unit].resume(left, alone=alone)
+        self.resolver.forget = forget
+        self.pool = WorkerPool(settings, self.board, forget, [lock.fileno()])
+        self.oom_monitor = OomMonitor()
+        self.partitions: dict[Unit, OwnedPartition] = {}
+        self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload took out
+        self.counts = dict(counts)  # of each topic; of one that cannot be read, not yet
+        self._offer(settings, counts)
+        self._resume(boards)
         boards.publish()
         self._boards = boards
-        self.moves = Rebalance(self)
-        self.serving = Serving(self)
-        self.steering = Control(self)
-        self.drain = Drain(self.holdings, self.crew, self.exchange, self.notifier)
-        self.succession = RollingReplacement(self)
-        self.limits = Limits(self.crew, self.succession.request)
-        self.reload = Reload(self, load)
-        self.watcher = Watcher(settings.source, watched, self.crew.forget) if watched else None
-        self.restore = Reregister(self.exchange, self.crew)
-        self.burst = BurstCheck(self.exchange) if burst else None
+        self.rebalance = Rebalance(settings.daemon, self.leases.interval)
+        self.capacity = ProcessCapacity()
+        self.control = Control(settings.daemon.instance)
+        self.drain = Drain(self.notifier)
+        self.replacement = RollingReplacement()
+        self.limits = Limits()
+        self.reload = Reload(load, only, forget, self.notifier)
+        self.watcher = Watcher(settings.source, watched, forget) if watched else None
+        self.reregister = Reregister(forget)
+        self.burst = BurstCheck(self.leases) if burst else None
         self.report = report.StatusReporter(self.board, self.notifier)
         self.signals = signals
         self.paused = False
         self.exit_code: int | None = None
+        self._fleet_seen = False
+        self._announced: Mapping[str, object] = {}  # of the capacity
+        self._pauses_due = False  # workers that should pause, or go on, are to be told
         self._next_look = 0.0
         self._embedded_at = 0.0
+
+    def _resume(self, boards: Boards) -> None:
+        """Go on with what a killed supervisor held."""
+        running = [each for each in boards.left.values() if each.running and not each.following]
+        alone = len(running) <= 1
+        for unit, left in boards.left.items():
+            if unit in self.partitions:
+                self.partitions[unit].resume(left, alone=alone)
 
     # --- life ---
 
@@ -109,9 +123,9 @@ class Supervisor:
                 "start",
                 instance=self.settings.daemon.instance,
                 config=self.settings.source,
-                topics=len({unit.topic for unit in self.holdings}),
-                units=len(self.holdings),
-                redis=self.exchange.link.address,
+                topics=len({unit.topic for unit in self.partitions}),
+                units=len(self.partitions),
+                redis=self.leases.link.address,
                 python=sys.version.split()[0],
             )
             while True:
@@ -119,111 +133,292 @@ class Supervisor:
                 if self.exit_code is not None:
                     break
                 self._wait()
-            self.exchange.leave()
-            if all(holding.phase is Phase.FREE for holding in self.holdings.values()):
+            self.leases.leave()
+            if all(each.phase is Phase.FREE for each in self.partitions.values()):
                 self._boards.remove()
             logs.event("drained", code=self.exit_code)
             return self.exit_code
         except BaseException:
-            for holding in self.holdings.values():
-                self.crew.kill(holding, "quit")
+            for partition in self.partitions.values():
+                self.pool.kill(partition, "quit")
             raise
         finally:
-            self.crew.stop_housekeeper(2.0)
+            self.pool.stop_housekeeper(2.0)
             if self.watcher is not None:
                 self.watcher.close()
-            self.exchange.close()
+            self.leases.close()
 
     def _tick(self) -> None:
         now = time.monotonic()
+        self._observe(now)
+        self._apply(plan.merge(self._wishes(now)))
+        self._try_capacity(now)
+        self._exchange()
+        if self.drain.begun and self.exit_code is None:
+            self.exit_code = self.drain.exit_code(
+                self.partitions.values(),
+                now,
+                self.pool.retiring(now),
+                redis_ok=self.leases.ok,
+            )
+        self._report()
+
+    def _observe(self, now: float) -> None:
+        """Take signals, the ends of children, and what the last exchange with Redis has brought."""
         for number in self.signals.take():
             self._signal(number)
         self._reap(now)
-        self.succession.tick(now)
-        self.crew.relay(self.holdings.values())
-        self.crew.abandon_undead(self.holdings.values(), now)
-        self.crew.keep_housekeeper(now)
+        self.pool.relay(self.partitions.values())
+        self.pool.abandon_undead(self.partitions.values(), now)
+        self.pool.keep_housekeeper(now)
         self._keep_embedded(now)
-        self.exchange.tick(now, self.holdings, self.wanted_units())
-        self._take_up(self.restore.tick(now, self.settings, self.partitions))
-        self._judge_twin()
-        self.steering.tick()
-        self.moves.tick(now)
-        self._start_workers(now)
-        self.serving.tick(now)
-        self._next_look = self.limits.watch(self.holdings.values(), time.monotonic())
-        if self.watcher is not None and self.watcher.tick(time.monotonic()):
-            self.reload.request()
-        self.reload.tick()
-        self._end_if_done(now)
-        self.report.tick(
-            self.holdings,
-            redis_ok=self.exchange.ok,
-            fleet_seen=self.moves.looked,
-            draining=self.drain.begun,
-            paused=self.paused,
-            drained=self.steering.drained,
-            capacity=self.serving.capacity.limit,
+        self._register_again(now)
+        self._check_duplicate()
+        self._follow_directives()
+        self._reload()
+        self._check_end(now)
+
+    def _wishes(self, now: float) -> list[Action]:
+        """Ask all parts what should be done now."""
+        partitions = self.partitions.values()
+        wishes: list[Action] = []
+        if self.exit_code == EXIT_TWIN:
+            wishes += [plan.KillWorker(unit, "quit") for unit in self.partitions]
+        if self.drain.begun:
+            wishes += self.drain.wishes(partitions, now, self.pool.retiring(now))
+        else:
+            running = sum(each.child is not None for each in partitions)
+            wishes += self._moves(now)
+            wishes += self.capacity.wishes(now, partitions, running, self.pool.refusal)
+            wishes += self._starts(now)
+            for unit in self.unwanted:
+                wishes += hand_over(self.partitions[unit])
+            # Another instance may be able to run it; this one looks again after the cool-down.
+            broken = [each for each in partitions if each.broken_until > now and each.releasable]
+            wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
+        for each in partitions:
+            if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
+                # The unit was lost while its worker ran: whatever it still does is refused.
+                wishes.append(plan.StopWorker(each.unit, "lost"))
+        given = Circumstances(
+            now,
+            self.settings.daemon,
+            self.drain.begun,
+            self.unwanted,
+            self.pool.retiring(now),
         )
-        logs.flush()
-        self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
+        wishes += self.replacement.wishes(self.partitions, given)
+        found = self.limits.look(partitions, time.monotonic(), self.settings.daemon.boot_timeout)
+        self._next_look = found.next_at
+        for replacement in found.replacements:
+            self._want_replaced(replacement)
+        return wishes + found.actions
+
+    # --- apply ---
+
+    def _apply(self, actions: list[Action]) -> None:
+        forked: list[OwnedPartition] = []
+        for action in actions:
+            partition = self.partitions[action.unit]
+            self._change(action, partition)
+            if isinstance(action, plan.ForkWorker):
+                forked.append(partition)
+        for partition in forked:
+            # Not between two forks: see `plan.merge`.
+            if partition.child is not None:
+                logs.event(
+                    "worker.started",
+                    unit=partition.unit,
+                    child=partition.child.pid,
+                    epoch=partition.epoch,
+                )
+        if self.drain.kill_reason:
+            self.pool.kill_retired()
+        if self._pauses_due:
+            self._pauses_due = False
+            for partition in self.partitions.values():
+                self.pool.pause(partition, paused=self._is_paused(partition))
+
+    def _change(self, action: Action, partition: OwnedPartition) -> None:
+        """Do one thing of the plan."""
+        match action:
+            case plan.Acquire(_, epoch, dead_token):
+                partition.take(epoch, dead_token)
+            case plan.ReleaseLease(_, reason):
+                self._count_release(partition, reason)
+                partition.give_up()
+            case plan.RotateToken(_, unexplained):
+                self._rotate_token(partition, unexplained=unexplained)
+            case _:
+                self._change_process(action, partition)
+
+    def _change_process(self, action: Action, partition: OwnedPartition) -> None:
+        match action:
+            case plan.ForkWorker():
+                self._end_rest(partition)
+                self.pool.start_worker(partition, paused=self._is_paused(partition))
+            case plan.AdoptStandby():
+                self._end_rest(partition)
+                self.pool.hand_over(partition, paused=self._is_paused(partition))
+            case plan.ForkStandby():
+                if not self.pool.start_standby(partition):
+                    self.replacement.standby_refused(partition)
+            case plan.StopWorker(_, reason):
+                self._count_release(partition, reason)
+                self.pool.stop(partition, reason)
+            case plan.KillWorker(_, reason, run_seq):
+                self.pool.kill(partition, reason, run_seq)
+            case plan.KillStandby():
+                self.pool.kill_standby(partition)
+            case plan.DismissStandby(_, idle):
+                if idle:
+                    partition.pace = 0.0
+                self.pool.dismiss_standby(partition)
+            case plan.InterruptRun(_, run_seq):
+                self.pool.interrupt(partition, run_seq)
+
+    def _count_release(self, partition: OwnedPartition, reason: str) -> None:
+        if reason == "shed":
+            self.board.add("rebalance_shed")
+            logs.event("rebalance.shed", unit=partition.unit, epoch=partition.epoch)
+        elif reason == "unstartable":
+            self.board.add("unstartable")
+
+    def _end_rest(self, partition: OwnedPartition) -> None:
+        if partition.broken_until:
+            partition.broken_until = 0.0
+            logs.event("worker.tried_again", unit=partition.unit)
+
+    def _exchange(self) -> None:
+        """Talk with Redis: tell what this instance is, ask for what the partitions want."""
+        daemon, now = self.settings.daemon, time.monotonic()
+        capacity = self.capacity.announcement(daemon.max_partitions)
+        if capacity != self._announced:
+            self._announced = capacity
+            self.leases.membership.beat_soon()
+            self.leases.wake_fleet()
+        self.leases.membership.announcement = {**self.control.announcement, **capacity}
+        if self.drain.begun:
+            self.leases.membership.depart()
+        if self.rebalance.rest_is_over(now, self.partitions):
+            self.leases.membership.beat_soon()  # see whether the partition is still free
+        self.leases.tick(now, self.partitions, self.wanted_units())
+
+    def _try_capacity(self, now: float) -> None:
+        """See whether more processes can be started, after the system has refused some."""
+        running = sum(each.child is not None for each in self.partitions.values())
+        count = 0 if self.drain.begun else self.capacity.to_try(now, running)
+        if count:
+            refusal = "" if self.pool.try_processes(count) else self.pool.refusal
+            wanted = len(self.wanted_units())
+            self.capacity.tried(now, running, count, wanted=wanted, refusal=refusal)
 
     def _wait(self) -> None:
         """Sleep until something happens or is due."""
         now = time.monotonic()
-        due = [now + TICK_SECONDS, self._next_look, self.exchange.next_at()]
-        if self.exchange.ok and any(holding.unsaid for holding in self.holdings.values()):
+        due = [now + TICK_SECONDS, self._next_look, self.leases.next_at()]
+        partitions = self.partitions.values()
+        if self.leases.news or (self.leases.ok and any(each.unsaid for each in partitions)):
             due.append(now)
-        free = [one for one in self.holdings.values() if one.startable and one.standby is None]
-        due += [holding.start_at for holding in free]
-        children = [holding.child for holding in self.holdings.values() if holding.child]
-        children += self.succession.children
-        if self.crew.housekeeper is not None:
-            children.append(self.crew.housekeeper)
+        free = [one for one in partitions if one.startable and one.standby is None]
+        due += [partition.start_at for partition in free]
+        children = self._children()
+        if self.pool.housekeeper is not None:
+            children.append(self.pool.housekeeper)
         rings = {child.control.fileno(): child for child in children if not child.deaf_at}
         descriptors = [self.signals.fileno(), *rings, *(child.pidfd for child in children)]
-        wake = self.exchange.wakes.link.fileno()
+        wake = self.leases.wakes.link.fileno()
         if wake is not None:
             descriptors.append(wake)
         for descriptor in process.wait_readable(descriptors, min(due) - now):
             if descriptor == wake:
-                self.exchange.drain_wakes()
+                self.leases.drain_wakes()
             elif descriptor in rings:
                 rings[descriptor].drain()
 
+    # --- wishes of the supervisor itself ---
+
+    def _moves(self, now: float) -> list[Action]:
+        """What a fresh view of the fleet asks for."""
+        view = self.leases.take_view()
+        if view is None:
+            return []
+        self._fleet_seen = True
+        owned = sum(each.phase is not Phase.FREE for each in self.partitions.values())
+        cap = self.settings.daemon.max_partitions or len(self.partitions)
+        moves = self.rebalance.decide(
+            now,
+            view,
+            self.partitions,
+            self.wanted_units(),
+            blocked=self.pool.lingering,
+            room=self.capacity.room(owned, cap),
+            wishes=self.control.wishes(),
+        )
+        if moves.more:
+            self.leases.membership.beat_by(now + MORE_SECONDS)
+        return moves.actions
+
+    def _starts(self, now: float) -> list[Action]:
+        """Owned partitions without a process get one."""
+        starts: list[Action] = []
+        for unit, partition in self.partitions.items():
+            if partition.startable and now >= partition.start_at and unit not in self.unwanted:
+                if partition.standby is None:
+                    starts.append(plan.ForkWorker(unit))
+                elif partition.standby_is_warm:
+                    starts.append(plan.AdoptStandby(unit))
+        return starts
+
+    def _want_replaced(self, found: Replacement) -> None:
+        """Hand a worker that has exceeded a limit to the rolling replacement."""
+        partition = found.partition
+        if not self.replacement.request(partition, found.reason) or found.reason == SPENT:
+            return
+        logs.event(
+            "worker.recycled",
+            unit=partition.unit,
+            child=partition.child.pid if partition.child else None,
+            reason=found.reason,
+            rss=found.rss,
+        )
+        if found.rss is not None and partition.settled() == 0:
+            logs.event(
+                "worker.tight_limit",
+                logging.WARNING,
+                unit=partition.unit,
+                rss=found.rss,
+                baseline=partition.slot.rss_baseline,
+                max_rss=partition.consumer.max_rss,
+            )
+
     # --- what is offered ---
 
-    def _offer(self, settings: Settings, partitions: dict[str, int]) -> None:
-        """Make a holding of every unit of every consumer; a known one keeps its state."""
+    def _offer(self, settings: Settings, counts: Mapping[str, int]) -> None:
+        """Make a record of every unit of every consumer; a known one keeps its state."""
         # A topic that cannot be read just now has the partitions that it had.
-        self.partitions |= partitions
-        wanted = _units_of(settings, self.partitions)
+        self.counts |= counts
+        wanted = _units_of(settings, self.counts)
         for unit, consumer in wanted.items():
-            holding = self.holdings.get(unit)
-            if holding is None:
-                self.holdings[unit] = OwnedPartition(unit, consumer, self.board.allot(unit))
+            partition = self.partitions.get(unit)
+            if partition is None:
+                self.partitions[unit] = OwnedPartition(unit, consumer, self.board.allot(unit))
             else:
-                holding.consumer = consumer
-        self.unwanted = self.holdings.keys() - wanted.keys()
+                partition.consumer = consumer
+        self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
-    def adopt(self, settings: Settings, partitions: dict[str, int]) -> None:
+    def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
         """Use a reloaded configuration from now on; running workers keep what they have."""
-        self.settings = self.crew.settings = self.exchange.settings = settings
-        self.moves.damp(settings.daemon)
-        self.succession.renew()
-        self._offer(settings, partitions)
-        self.exchange.beat_soon()
+        self.settings = self.pool.settings = settings
+        self.leases.configure(settings)
+        self.rebalance.configure(settings.daemon)
+        self.replacement.forget()
+        self._offer(settings, counts)
+        self.leases.membership.beat_soon()
 
-    def _take_up(self, partitions: Mapping[str, int]) -> None:
-        """Offer the topics that could not be read before."""
-        new = {name: count for name, count in partitions.items() if name not in self.partitions}
-        if new and self.fits(self.settings, new):
-            self._offer(self.settings, new)
-            self.exchange.beat_soon()
-
-    def fits(self, settings: Settings, partitions: dict[str, int]) -> bool:
+    def _fits(self, settings: Settings, counts: Mapping[str, int]) -> bool:
         """Whether the scoreboard has room for all units of a new configuration."""
-        new = _units_of(settings, partitions).keys() - self.holdings.keys()
+        new = _units_of(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
         if used + len(new) > self.board.size:
             return False
@@ -236,9 +431,22 @@ class Supervisor:
 
     def wanted_units(self) -> list[Unit]:
         """The units of all present consumers."""
-        return [unit for unit in self.holdings if unit not in self.unwanted]
+        return [unit for unit in self.partitions if unit not in self.unwanted]
 
-    # --- signals ---
+    def _register_again(self, now: float) -> None:
+        """After a fence or a topic was gone, and for topics that could not be read before."""
+        done = self.reregister.collect(now)
+        self.board.add("groups_restored", done.groups_restored)
+        if done.complete:
+            self.leases.suspects_empty = False
+        if self.leases.suspects_empty and self.leases.ok:
+            self.reregister.begin(now, self.settings, self.counts)
+        new = {name: count for name, count in done.partitions.items() if name not in self.counts}
+        if new and self._fits(self.settings, new):
+            self._offer(self.settings, new)
+            self.leases.membership.beat_soon()
+
+    # --- signals, directives, reload ---
 
     def _signal(self, number: signal.Signals) -> None:
         if number is signal.SIGCHLD:
@@ -252,67 +460,128 @@ class Supervisor:
         elif number is signal.SIGHUP:
             self.reload.request()
         elif number is signal.SIGUSR1:
-            report.dump(self.holdings)
+            report.dump(self.partitions)
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             self.paused = number is signal.SIGTSTP
-            self.apply_pauses()
+            self._pauses_due = True
 
-    def apply_pauses(self) -> None:
-        """Tell the workers to pause or to go on: the signal is for all, orders are for some."""
-        for holding in self.holdings.values():
-            self.crew.pause(holding, paused=self._is_paused(holding))
+    def _is_paused(self, partition: OwnedPartition) -> bool:
+        """The signal is for all, directives are for some."""
+        return self.paused or self.control.is_paused(partition.unit)
 
-    def _is_paused(self, holding: OwnedPartition) -> bool:
-        return self.paused or self.steering.is_paused(holding.unit)
+    def _follow_directives(self) -> None:
+        change = self.control.read(self.leases.membership.directives)
+        self._pauses_due |= change.pauses
+        if change.hurry:
+            self.rebalance.hurry()
+        if not self.reload.idle:
+            return
+        if self.control.reload_ended(self.reload.problem):
+            # An instance that waits for its turn finds out at once.
+            self.leases.membership.beat_soon()
+            self.leases.wake_fleet()
+        elif self.control.wants_reload(self.leases.view.live):
+            self.reload.request()
+
+    def _reload(self) -> None:
+        if self.watcher is not None and self.watcher.tick(time.monotonic()):
+            self.reload.request()
+        if self.drain.begun:
+            return
+        if self.reload.rolling:
+            result = self.replacement.rolled(self.partitions)
+            if result is not None:
+                self.reload.rolled(result)
+            return
+        found = self.reload.tick(self.settings)
+        if found is not None:
+            self._take_over(found)
+
+    def _take_over(self, found: Validated) -> None:
+        """Use a configuration that was validated, and replace all workers."""
+        self.board.add("groups_restored", found.groups_restored)
+        if self.watcher is not None:
+            self.watcher.watch(found.sources, found.since_unix_ns)
+        if found.settings is None:
+            return
+        if not self._fits(found.settings, found.partitions):
+            # A unit keeps its slot for the supervisor's life, also when it is not wanted any more.
+            self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
+            return
+        self._adopt(found.settings, found.partitions)
+        self.pool.replace_housekeeper(time.monotonic())
+        units = [unit for unit, one in self.partitions.items() if one.child is not None]
+        self.replacement.roll(units)
+        self.reload.roll(len(units))
 
     # --- children ---
 
     def _reap(self, now: float) -> None:
-        self.kernel_kills.look(now)
-        for holding in self.holdings.values():
-            child = holding.child
-            exit_ = child.reap() if child is not None else None
-            if child is None or exit_ is None:
-                continue
-            if holding.kill is None:  # else the signal was ours
-                exit_ = self.kernel_kills.explain(exit_)
-            reason, before = holding.stop_reason, (holding.lived(now), holding.settled())
-            verdict = holding.ended(exit_)
-            logs.event(
-                "worker.crashed" if verdict.crashed else "worker.exited",
-                logging.WARNING if verdict.crashed else logging.INFO,
-                unit=holding.unit,
-                child=child.pid,
-                how=str(exit_),
-                reason=reason or None,
-                charged=verdict.charged.decode() if verdict.charged else None,
-            )
-            self._follow_up(holding, restart.WorkerExit(now, verdict.cause, *before))
+        """Take the ends of children. What a worker leaves is settled under a new token."""
+        self.oom_monitor.look(now)
+        for partition in self.partitions.values():
+            self._reap_worker(partition, now)
+            self._reap_standby(partition, now)
+            partition.note_quiet(now)
+        self.pool.tend_retired(now)
         # Only those that our children left behind: everything that we started is in `known`.
         process.reap_adopted(self._known_pids())
 
-    def retire(self, holding: OwnedPartition) -> None:
+    def _reap_worker(self, partition: OwnedPartition, now: float) -> None:
+        child = partition.child
+        exit_ = child.reap() if child is not None else None
+        if child is None or exit_ is None:
+            return
+        if partition.kill is None:  # else the signal was ours
+            exit_ = self.oom_monitor.explain(exit_)
+        reason, before = partition.stop_reason, (partition.lived(now), partition.settled())
+        verdict = partition.ended(exit_)
+        logs.event(
+            "worker.crashed" if verdict.crashed else "worker.exited",
+            logging.WARNING if verdict.crashed else logging.INFO,
+            unit=partition.unit,
+            child=child.pid,
+            how=str(exit_),
+            reason=reason or None,
+            charged=verdict.charged.decode() if verdict.charged else None,
+        )
+        self._follow_up(partition, restart.WorkerExit(now, verdict.cause, *before))
+
+    def _reap_standby(self, partition: OwnedPartition, now: float) -> None:
+        standby = partition.standby
+        exit_ = standby.reap() if standby is not None else None
+        if standby is None or exit_ is None:
+            return
+        partition.standby_ended()
+        logs.event(
+            "worker.standby_failed",
+            logging.WARNING,
+            unit=partition.unit,
+            child=standby.pid,
+            how=str(exit_),
+        )
+        self.replacement.standby_died(partition, str(exit_), now, self.settings.daemon)
+
+    def _rotate_token(self, partition: OwnedPartition, *, unexplained: bool) -> None:
         """Go on without a worker that is quiet; its process ends by itself."""
-        now, reason = time.monotonic(), holding.stop_reason
-        before = holding.lived(now), holding.settled()
-        child, verdict = holding.retired()
-        self.crew.retire(holding, child, reason)
-        self._follow_up(holding, restart.WorkerExit(now, verdict.cause, *before))
+        now, reason = time.monotonic(), partition.stop_reason
+        before = partition.lived(now), partition.settled()
+        child, verdict = partition.retired(unexplained=unexplained)
+        self.pool.retire(partition, child, reason)
+        self._follow_up(partition, restart.WorkerExit(now, verdict.cause, *before))
 
-    def _follow_up(self, holding: OwnedPartition, end: restart.WorkerExit) -> None:
-        self._plan_restart(holding, end.at, end)
-        if holding.phase is Phase.FREE:
-            self.exchange.unit_lost()
-        if self.drain.begun or holding.unit in self.unwanted:
-            holding.give_up()
+    def _follow_up(self, partition: OwnedPartition, end: restart.WorkerExit) -> None:
+        self._plan_restart(partition, end.at, end)
+        if partition.phase is Phase.FREE:
+            self.leases.unit_lost()
 
-    def _plan_restart(self, holding: OwnedPartition, now: float, end: restart.WorkerExit) -> None:
+    def _plan_restart(self, partition: OwnedPartition, now: float, end: restart.WorkerExit) -> None:
         """Let the restart policy say when the next process may be forked."""
-        daemon, crashes = self.settings.daemon, holding.consumer.max_crashes
+        daemon, crashes = self.settings.daemon, partition.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
-        holding.exits = [*holding.exits, end][-kept:]
+        partition.exits = [*partition.exits, end][-kept:]
         decision = restart.decide(
-            holding.exits,
+            partition.exits,
             now,
             backoff=daemon.crash_backoff,
             crash_loop=daemon.crash_loop,
@@ -321,51 +590,35 @@ class Supervisor:
             jitter=random(),
         )
         if isinstance(decision, restart.Restart):
-            holding.start_at = now + decision.after
+            partition.start_at = now + decision.after
             return
-        holding.broken_until = holding.start_at = decision.until
-        holding.slot.state = WorkerState.BROKEN
+        partition.broken_until = partition.start_at = decision.until
+        partition.slot.state = WorkerState.BROKEN
         logs.event(
             "worker.crash_loop",
             logging.ERROR,
-            unit=holding.unit,
-            last_exit=holding.last_exit,
+            unit=partition.unit,
+            last_exit=partition.last_exit,
             seconds=round(decision.until - now, 1),
         )
-        # Another instance may be able to run it; this one looks again after the cool-down.
-        holding.give_up()
 
-    def _start_workers(self, now: float) -> None:
-        for holding in self.holdings.values():
-            if holding.phase is Phase.FREE and not holding.stop_reason:
-                # The unit was lost while its worker ran: whatever it still does is refused.
-                self.crew.stop(holding, "lost")
-        if self.drain.begun:
-            return
-        fresh: list[tuple[OwnedPartition, bool]] = []
-        for unit, holding in self.holdings.items():
-            if holding.startable and now >= holding.start_at and unit not in self.unwanted:
-                if holding.broken_until:
-                    holding.broken_until = 0.0
-                    logs.event("worker.tried_again", unit=unit)
-                paused = self._is_paused(holding)
-                if holding.standby is None:
-                    fresh.append((holding, paused))
-                elif holding.standby_is_warm:
-                    self.crew.hand_over(holding, paused=paused)
-        self.crew.start_workers(fresh)
+    def _children(self) -> list[Child]:
+        """Workers, standbys, and those that end beside the work."""
+        partitions = self.partitions.values()
+        found = [each.child for each in partitions if each.child is not None]
+        found += [each.standby for each in partitions if each.standby is not None]
+        return found + [one.child for one in self.pool.retired]
 
     def _known_pids(self) -> set[int]:
-        known = {holding.child.pid for holding in self.holdings.values() if holding.child}
-        known |= {child.pid for child in self.crew.lingering.values()}
-        known |= {child.pid for child in self.succession.children}
-        if self.crew.housekeeper is not None:
-            known.add(self.crew.housekeeper.pid)
+        known = {child.pid for child in self._children()}
+        known |= {child.pid for child in self.pool.lingering.values()}
+        if self.pool.housekeeper is not None:
+            known.add(self.pool.housekeeper.pid)
         if self.watcher is not None and self.watcher.child is not None:
             known.add(self.watcher.child.pid)
         if self.embedded is not None and self.embedded.pid is not None:
             known.add(self.embedded.pid)
-        return known | self.reload.pids | self.restore.pids | self.names.pids
+        return known | self.reload.pids | self.reregister.pids | self.resolver.pids
 
     def _keep_embedded(self, now: float) -> None:
         """Start the embedded server again when it has ended; the data is on disk."""
@@ -380,26 +633,22 @@ class Supervisor:
         else:
             logs.event("embedded.started", child=self.embedded.pid)
 
-    def _judge_twin(self) -> None:
+    def _check_duplicate(self) -> None:
         """Another instance beats under our id, for longer than one ttl: give way."""
-        if self.exchange.twin.stays:
+        if self.leases.membership.silence.duplicate_stays:
             logs.event("twin", logging.ERROR, instance=self.settings.daemon.instance)
-            for holding in self.holdings.values():
-                self.crew.kill(holding, "quit")
             self.exit_code = EXIT_TWIN
 
     # --- the end ---
 
-    def _end_if_done(self, now: float) -> None:
-        if self.exit_code is not None:
-            return
-        if self.drain.begun:
-            self.exit_code = self.drain.exit_code(now)
+    def _check_end(self, now: float) -> None:
+        """Drain when a burst has settled everything, or when nothing works any more."""
+        if self.drain.begun or self.exit_code is not None:
             return
         if self.burst is not None:
             self._end_burst(now, self.burst)
         wanted = self.wanted_units()
-        broken = [each for unit in wanted if (each := self.holdings[unit]).broken_until > now]
+        broken = [each for unit in wanted if (each := self.partitions[unit]).broken_until > now]
         if broken and len(broken) == len(wanted):
             causes = list(dict.fromkeys(each.last_exit for each in broken))
             more = [f"{len(causes) - CAUSES_MAX} more"] if len(causes) > CAUSES_MAX else []
@@ -409,7 +658,7 @@ class Supervisor:
             self.drain.begin(0.0)  # no worker is left; the leases are given back
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
-        wanted = {unit: self.holdings[unit] for unit in self.wanted_units()}
+        wanted = {unit: self.partitions[unit] for unit in self.wanted_units()}
         verdict = burst.verdict(now, wanted)
         if verdict is None:
             return
@@ -418,11 +667,24 @@ class Supervisor:
             self.drain.code = EXIT_CRASH_LOOP
         self.drain.begin(self.settings.daemon.drain_timeout)
 
+    def _report(self) -> None:
+        self.report.tick(
+            self.partitions,
+            redis_ok=self.leases.ok,
+            fleet_seen=self._fleet_seen,
+            draining=self.drain.begun,
+            paused=self.paused,
+            drained=self.control.drained,
+            capacity=self.capacity.limit,
+        )
+        logs.flush()
+        self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
 
-def _units_of(settings: Settings, partitions: dict[str, int]) -> dict[Unit, Consumer]:
+
+def _units_of(settings: Settings, counts: Mapping[str, int]) -> dict[Unit, Consumer]:
     """Return every unit of every consumer, with its consumer."""
     return {
         Unit(consumer.topic, partition, consumer.unit_group): consumer
         for consumer in settings.consumers
-        for partition in range(partitions.get(consumer.topic, 0))
+        for partition in range(counts.get(consumer.topic, 0))
     }

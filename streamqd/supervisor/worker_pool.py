@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from streamqd.config import Settings
 from streamqd.model import Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
-from streamqd.supervisor.partition import ORDERLY, Kill, OwnedPartition
+from streamqd.supervisor.partition import ORDERLY, RETIRE_SECONDS, Kill, OwnedPartition
 from streamqd.worker import STOP, Assignment, live
 
 UNDEAD_SECONDS = 5.0
@@ -27,7 +28,6 @@ KEPT_DESCRIPTORS = 16  # that no worker gets: to connect again, to fork a housek
 HOUSEKEEPER_SECONDS = 30.0  # without progress it is replaced
 QUIT_SECONDS = 5.0  # what a housekeeper that is told to end may take
 CAUTIOUS_AFTER = 2  # processes in a row that died with nothing to blame
-RETIRE_SECONDS = 30.0  # what `on_stop` and the end of a worker without work may take
 
 
 def _keep_descriptors() -> None:
@@ -52,7 +52,7 @@ class Retired:
     """A process that has nothing in hand any more: it runs `on_stop`, and ends."""
 
     child: Child
-    holding: OwnedPartition
+    partition: OwnedPartition
     reason: str
     since: float  # monotonic
     killed_at: float = 0.0
@@ -76,52 +76,41 @@ class WorkerPool:
 
     # --- starting ---
 
-    def start_workers(self, paused_of: Iterable[tuple[OwnedPartition, bool]]) -> None:
-        """Fork the processes that handle held units; of each it is said whether it is paused.
-
-        They are logged afterwards: what the supervisor does between two forks costs each child a
-        copy of the pages on which that is done.
-        """
-        started = [each for each, paused in paused_of if self.start_worker(each, paused=paused)]
-        for one in started:
-            pid = one.child.pid if one.child else None
-            logs.event("worker.started", unit=one.unit, child=pid, epoch=one.epoch)
-
-    def start_worker(self, holding: OwnedPartition, *, paused: bool) -> bool:
+    def start_worker(self, partition: OwnedPartition, *, paused: bool) -> bool:
         """Fork the process that handles a held unit. False: the system refuses it."""
-        orders = self._orders(holding)
-        self._clear_for_next(holding, paused=paused)
-        holding.spread = random()
-        child = self._fork_worker(holding, orders)
+        orders = self._orders(partition)
+        self._clear_for_next(partition, paused=paused)
+        partition.spread = random()
+        child = self._fork_worker(partition, orders)
         if child is None:
             # No process or descriptor is left: what runs goes on, this one is tried again.
-            holding.slot.state = WorkerState.GONE
+            partition.slot.state = WorkerState.GONE
             now = time.monotonic()
-            holding.start_at = now + FORK_RETRY_SECONDS
-            holding.refused_since = holding.refused_since or now
+            partition.start_at = now + FORK_RETRY_SECONDS
+            partition.refused_since = partition.refused_since or now
             return False
-        holding.refused_since = 0.0
-        holding.started_as(child, time.monotonic())
-        holding.slot.add("restarts")
+        partition.refused_since = 0.0
+        partition.started_as(child, time.monotonic())
+        partition.slot.add("restarts")
         return True
 
-    def _orders(self, holding: OwnedPartition) -> Assignment:
+    def _orders(self, partition: OwnedPartition) -> Assignment:
         return Assignment(
-            holding.unit,
-            holding.token,
-            holding.epoch,
-            cautious=holding.blameless >= CAUTIOUS_AFTER,
-            suspects=holding.suspects,
+            partition.unit,
+            partition.token,
+            partition.epoch,
+            cautious=partition.blameless >= CAUTIOUS_AFTER,
+            suspects=partition.suspects,
         )
 
-    def _clear_for_next(self, holding: OwnedPartition, *, paused: bool) -> None:
-        slot = holding.slot
+    def _clear_for_next(self, partition: OwnedPartition, *, paused: bool) -> None:
+        slot = partition.slot
         slot.state = WorkerState.BOOTING
         slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         slot.rss = slot.rss_baseline = 0
 
-    def _fork_worker(self, holding: OwnedPartition, orders: Assignment) -> Child | None:
-        settings, consumer, slot = self.settings, holding.consumer, holding.slot
+    def _fork_worker(self, partition: OwnedPartition, orders: Assignment) -> Child | None:
+        settings, consumer, slot = self.settings, partition.consumer, partition.slot
 
         def run(control: socket.socket) -> int:
             logs.assume("worker")
@@ -160,47 +149,52 @@ class WorkerPool:
 
     # --- a worker that follows on another ---
 
-    def start_standby(self, holding: OwnedPartition) -> bool:
+    def start_standby(self, partition: OwnedPartition) -> bool:
         """Fork a process that boots beside the present one. False: the system refuses it."""
-        slot = holding.slot
+        slot = partition.slot
         slot.warm_pid = 0
-        child = self._fork_worker(holding, Assignment(holding.unit, "", 0, cautious=False))
+        child = self._fork_worker(partition, Assignment(partition.unit, "", 0, cautious=False))
         if child is None:
             return False
-        holding.standby = child
+        partition.standby = child
         slot.standby_pid = child.pid
-        logs.event("worker.standby", unit=holding.unit, child=child.pid)
+        logs.event("worker.standby", unit=partition.unit, child=child.pid)
         return True
 
-    def hand_over(self, holding: OwnedPartition, *, paused: bool) -> None:
+    def hand_over(self, partition: OwnedPartition, *, paused: bool) -> None:
         """Give a held unit without a process to its standby, which is warm."""
-        child, holding.standby = holding.standby, None
+        child, partition.standby = partition.standby, None
         assert child is not None
-        holding.spread = random()
-        self._clear_for_next(holding, paused=paused)
-        holding.slot.standby_pid = holding.slot.warm_pid = 0
-        holding.started_as(child, time.monotonic())
-        holding.slot.add("restarts")
-        child.tell(self._orders(holding).packed())
-        logs.event("worker.handover", unit=holding.unit, child=child.pid, epoch=holding.epoch)
+        partition.spread = random()
+        self._clear_for_next(partition, paused=paused)
+        partition.slot.standby_pid = partition.slot.warm_pid = 0
+        partition.started_as(child, time.monotonic())
+        partition.slot.add("restarts")
+        child.tell(self._orders(partition).packed())
+        logs.event("worker.handover", unit=partition.unit, child=child.pid, epoch=partition.epoch)
 
-    def dismiss_standby(self, holding: OwnedPartition) -> None:
+    def dismiss_standby(self, partition: OwnedPartition) -> None:
         """Let a standby end that is not needed: it has nothing in hand."""
-        child, warm = holding.standby, holding.standby_is_warm
+        child, warm = partition.standby, partition.standby_is_warm
         if child is None:
             return
-        holding.standby = None
-        holding.slot.standby_pid = holding.slot.warm_pid = 0
+        partition.standby = None
+        partition.slot.standby_pid = partition.slot.warm_pid = 0
         if warm:
             child.tell(STOP)
         else:
             child.kill_group()
-        self.retired.append(Retired(child, holding, "unneeded", time.monotonic()))
+        self.retired.append(Retired(child, partition, "unneeded", time.monotonic()))
 
-    def retire(self, holding: OwnedPartition, child: Child, reason: str) -> None:
+    def kill_standby(self, partition: OwnedPartition) -> None:
+        """Kill a standby; its end is noticed like that of any other."""
+        if partition.standby is not None:
+            partition.standby.kill_group()
+
+    def retire(self, partition: OwnedPartition, child: Child, reason: str) -> None:
         """Go on without a process that is quiet: its end is seen to beside the work."""
-        holding.slot.leaving_pid = child.pid
-        self.retired.append(Retired(child, holding, reason, time.monotonic()))
+        partition.slot.leaving_pid = child.pid
+        self.retired.append(Retired(child, partition, reason, time.monotonic()))
 
     def tend_retired(self, now: float) -> None:
         """Collect the retired that have ended; kill those that do not."""
@@ -209,18 +203,18 @@ class WorkerPool:
             if exit_ is None:
                 if not one.killed_at and now - one.since > RETIRE_SECONDS:
                     one.killed_at = now
-                    self._tell_killed(one.holding, one.child, "on_stop")
+                    self._tell_killed(one.partition, one.child, "on_stop")
                     one.child.kill_group()
                 continue
             self.retired.remove(one)
-            slot = one.holding.slot
+            slot = one.partition.slot
             if slot.leaving_pid == one.child.pid:
                 slot.leaving_pid = 0
             well = exit_.code in ORDERLY or one.reason == "unneeded"
             logs.event(
                 "worker.exited",
                 logging.INFO if well else logging.WARNING,
-                unit=one.holding.unit,
+                unit=one.partition.unit,
                 child=one.child.pid,
                 how=str(exit_),
                 reason=one.reason or None,
@@ -268,7 +262,7 @@ class WorkerPool:
         """In the housekeeper, when the supervisor was killed: end what the workers have started.
 
         The workers die with the supervisor by themselves, but not their own children, and a child
-        that was forked would go on holding the lock of this instance.
+        that was forked would go on partition the lock of this instance.
         """
         for slot in self.board.slots():
             for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
@@ -322,57 +316,66 @@ class WorkerPool:
 
     # --- telling ---
 
-    def stop(self, holding: OwnedPartition, reason: str) -> None:
+    def stop(self, partition: OwnedPartition, reason: str) -> None:
         """Tell a worker to finish its current message and leave."""
-        if holding.child is None:
+        if partition.child is None:
             return
-        if not holding.stop_reason or reason in ("drain", "shed"):
-            holding.stop_reason = reason
-        holding.slot.command = WorkerCommand.STOP
-        holding.child.tell(b"stop")
-        if holding.slot.state == WorkerState.BOOTING:
+        if not partition.stop_reason or reason in ("drain", "shed"):
+            partition.stop_reason = reason
+        partition.slot.command = WorkerCommand.STOP
+        partition.child.tell(b"stop")
+        if partition.slot.state == WorkerState.BOOTING:
             # It reads its command before the first message: it has nothing in hand, nor will.
-            self.kill(holding, "unstarted")
+            self.kill(partition, "unstarted")
 
-    def relay(self, holdings: Iterable[OwnedPartition]) -> None:
+    def interrupt(self, partition: OwnedPartition, run_seq: int) -> None:
+        """Interrupt the run `run_seq` of a worker, and those that began before it."""
+        if partition.child is not None:
+            partition.soft_limited = partition.slot.soft_kill_seq = run_seq
+            partition.child.signal(signal.SIGUSR1)
+
+    def relay(self, partitions: Iterable[OwnedPartition]) -> None:
         """Wake workers that wait for messages while the housekeeper wants something of them."""
-        for holding in holdings:
-            wanted = holding.slot.reclaim_requested, Bells(holding.slot.words).missed
-            if holding.child is not None and wanted != holding.relayed:
-                holding.relayed = wanted
-                holding.child.tell(b"look")
+        for partition in partitions:
+            wanted = partition.slot.reclaim_requested, Bells(partition.slot.words).missed
+            if partition.child is not None and wanted != partition.relayed:
+                partition.relayed = wanted
+                partition.child.tell(b"look")
 
-    def pause(self, holding: OwnedPartition, *, paused: bool) -> None:
+    def pause(self, partition: OwnedPartition, *, paused: bool) -> None:
         """Tell a worker to pause or to go on, unless it knows or was told to leave."""
         wanted = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
-        if holding.child is not None and holding.slot.command not in (wanted, WorkerCommand.STOP):
-            holding.slot.command = wanted
-            holding.child.tell(b"look")
+        if partition.child is not None and partition.slot.command not in (
+            wanted,
+            WorkerCommand.STOP,
+        ):
+            partition.slot.command = wanted
+            partition.child.tell(b"look")
 
-    def kill(self, holding: OwnedPartition, reason: str, run_seq: int | None = None) -> None:
+    def kill(self, partition: OwnedPartition, reason: str, run_seq: int | None = None) -> None:
         """Kill a worker with everything in its process group, because of the run `run_seq`."""
-        if holding.child is None or holding.kill is not None:
+        if partition.child is None or partition.kill is not None:
             return
-        holding.kill = Kill(reason, holding.slot.run_seq if run_seq is None else run_seq)
-        holding.killed_at = time.monotonic()
+        partition.kill = Kill(reason, partition.slot.run_seq if run_seq is None else run_seq)
+        partition.killed_at = time.monotonic()
         if reason != "unstarted":
-            self._tell_killed(holding, holding.child, reason)
-        holding.child.kill_group()
+            self._tell_killed(partition, partition.child, reason)
+        partition.child.kill_group()
 
-    def _tell_killed(self, holding: OwnedPartition, child: Child, reason: str) -> None:
+    def _tell_killed(self, partition: OwnedPartition, child: Child, reason: str) -> None:
         logs.event(
-            "worker.killed", logging.WARNING, unit=holding.unit, child=child.pid, reason=reason
+            "worker.killed", logging.WARNING, unit=partition.unit, child=child.pid, reason=reason
         )
 
-    def abandon_undead(self, holdings: Iterable[OwnedPartition], now: float) -> None:
+    def abandon_undead(self, partitions: Iterable[OwnedPartition], now: float) -> None:
         """Go on without processes that SIGKILL has not ended; collect those that ended since."""
         for unit, killed in list(self.lingering.items()):
             if killed.reap() is not None:
                 del self.lingering[unit]
-        for holding in holdings:
-            if holding.kill is None or now - holding.killed_at < UNDEAD_SECONDS:
+        for partition in partitions:
+            if partition.kill is None or now - partition.killed_at < UNDEAD_SECONDS:
                 continue
-            child = holding.abandon()
+            child = partition.abandon()
             if child is not None:
-                self.lingering[holding.unit] = child
-                logs.event("worker.undead", logging.ERROR, unit=holding.unit, child=child.pid)
+                self.lingering[partition.unit] = child
+                logs.event("worker.undead", logging.ERROR, unit=partition.unit, child=child.pid)

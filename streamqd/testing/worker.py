@@ -37,7 +37,7 @@ from streamqd.testing.result import Run
 from streamqd.worker import dead_letters
 from streamqd.worker.batches import errors_of
 from streamqd.worker.hooks import Hooks
-from streamqd.worker.runs import RELEASE_SECONDS
+from streamqd.worker.verdicts import RELEASE_SECONDS
 
 INSTANCE, EPOCH = "test", 1
 RUNS_MAX = 100
@@ -266,7 +266,7 @@ class Worker:
                 assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
                 failure = handlers.redacted(failure, self._loaded.redact)
-                print_ = handlers.fingerprint(error, self._reference)
+                print_ = handlers.Description(error).fingerprint(self._reference)
                 fields = dead_letters.letter(
                     message, self._delivery, self._reference, reason, failure,
                     attempts=message.attempt, crashes=crashes, fingerprint=print_,

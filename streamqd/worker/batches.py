@@ -6,25 +6,20 @@ is charged; the next process runs each of them alone, as it does what has been c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
-from streamqd.message import Delivery, Message, remembered, restored
-from streamqd.scoreboard import (
-    DONE,
-    FAILED,
-    RUNNING,
-    WORD_RUN_SEQ,
-    WORD_TRUSTED_UNTIL,
-    WorkerSlot,
-    now_ns,
-)
-from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
-from streamqd.worker.runs import Runner
-from streamqd.worker.settler import Settler
+from streamqd.message import Message, remembered, restored
+from streamqd.scoreboard import DONE, FAILED, RUNNING, WORD_RUN_SEQ, now_ns
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.control_channel import ExitCode, Stop
+from streamqd.worker.guards import Guards
+from streamqd.worker.runs import Pace
 from streamqd.worker.throttle import RateLimiter
+from streamqd.worker.verdicts import Verdicts
 
 BATCH = 100  # messages at once, where the consumer does not say
 
@@ -41,71 +36,87 @@ class Taken:
     noted: dict[str, Any] | None  # as `restored` takes it
 
 
-class BatchRunner(Runner):
+def batch_size(consumer: Consumer) -> int:
+    """Return how many messages a call of the handler takes at most."""
+    return consumer.batch or BATCH
+
+
+class BatchRunner:
     """Collects messages, and runs the handler when the batch is full or nothing more comes."""
+
+    run_all = None  # none runs by itself
 
     def __init__(
         self,
-        consumer: Consumer,
-        delivery: Delivery,
-        slot: WorkerSlot,
-        gate: ControlChannel,
-        settler: Settler,
+        context: WorkerContext,
+        function: Callable[..., object],
+        verdicts: Verdicts,
+        guards: Guards | None,
+        throttle: RateLimiter | None,
     ) -> None:
-        super().__init__(consumer, delivery, slot, gate, settler)
+        self._context = context
+        self._function = function
+        self._verdicts = verdicts
+        self._guards = guards
+        self._pace = Pace(context, throttle)
+        self._last_run_ns = 0
         self._taken: list[Taken] = []
-        self._size = consumer.batch or BATCH
-        self.throttle = RateLimiter.of(consumer, slot, gate, settler, self._size)
-        if self.throttle is not None:
-            self._size = min(self._size, self.throttle.burst)
-        self._size = min(self._size, consumer.max_messages or self._size)
+        self._size = batch_size(context.consumer)
+        if throttle is not None:
+            self._size = min(self._size, throttle.burst)
+        self._size = min(self._size, context.consumer.max_messages or self._size)
 
     def handle(
         self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
     ) -> None:
         """Take the entry at `index` into the batch; run the handler when that fills it."""
-        if message.expires_at is not None and self.pass_over(index, message, retried, crashes):
+        if message.expires_at is not None and self._verdicts.pass_over(
+            index, message, retried, crashes
+        ):
             return
         noted = remembered(message) if message.failures_in_place else None
         charged = charged or crashes > 0
         self._taken.append(Taken(index, message, retried, crashes, charged, noted))
-        alone = self.guards is not None and self.guards.probing
+        alone = self._guards is not None and self._guards.probing
         if alone or len(self._taken) >= self._size:
             self.finish()
 
     def begin(self) -> None:
         """Forget what was collected of an earlier read."""
-        super().begin()
+        if self._guards is not None:
+            self._guards.heed()
         self._taken = []
+
+    @property
+    def collected(self) -> int:
+        """How many messages wait for their run."""
+        return len(self._taken)
 
     def finish(self) -> None:
         """Run the handler for what was collected."""
         batch, self._taken = self._taken, []
         if not batch:
             return
-        now = now_ns()
-        if self.settler.items or self.settler.since_ns:
-            now = self._settle_first(now)
-        if now > self.slot.words[WORD_TRUSTED_UNTIL]:
-            # Looked at last: what comes before may take as long as Redis lets it.
-            now = self.gate.await_trust()
-        if self.throttle is not None:
-            now = self.throttle.heed(now, len(batch))
+        now, settler = now_ns(), self._context.settler
+        if settler.items or settler.since_ns:
+            now = self._pace.settle_first(now, self._last_run_ns)
+        now = self._pace.await_turn(now, len(batch))
         # What is settled is named by what is known before the run.
         ids = [taken.message.id_bytes for taken in batch]
         errors = self._run(batch, now)
         self._note(batch, ids, errors)
-        if self.guards is not None:
-            self.guards.heed(more=self.slot.unfinished > 0)
-        limit = self.consumer.max_messages
-        if limit and self.handled >= limit:
+        if self._guards is not None:
+            self._guards.heed(more=self._context.slot.unfinished > 0)
+        limit, handled = self._context.consumer.max_messages, self._context.counts.handled
+        if limit and handled >= limit:
             raise Stop(ExitCode.RECYCLE)
         if limit:
-            self._size = min(self._size, limit - self.handled)
+            self._size = min(self._size, limit - handled)
 
     def _run(self, batch: list[Taken], now: int) -> list[BaseException | None]:
         """Call the handler. Returns what is wrong with each message, None for those done."""
-        states, words, lanes = self.slot.states, self.slot.words, self.slot.lanes
+        slot, soft = self._context.slot, self._context.limit
+        states, words, lanes = slot.states, slot.words, slot.lanes
         lanes[0], lanes[1] = batch[0].index, now
         words[WORD_RUN_SEQ] += 1
         for taken in batch:
@@ -114,39 +125,41 @@ class BatchRunner(Runner):
         logs.current.message = messages[0] if len(messages) == 1 else logs.Several(messages)
         end: object = None
         try:
-            self._in_handler = True
+            soft.in_handler = True
             try:
-                end = self.function(list(messages))
+                end = self._function(list(messages))
             finally:
-                self._in_handler = False
+                soft.in_handler = False
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
             end = raised
         logs.current.message = None
-        errors = self._judge(errors_of, end, messages)
+        errors = soft.judge(errors_of, end, messages)
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
             # One that has failed is RUNNING again while its own verdict is found: each for itself.
             states[taken.index] = DONE if error is None else FAILED
-        elapsed = now_ns() - now
-        self._note_time(elapsed, len(batch))
+        self._last_run_ns = now_ns() - now
+        self._context.counts.note_time(self._last_run_ns, len(batch))
         return errors
 
     def _note(
         self, batch: list[Taken], ids: list[bytes], errors: list[BaseException | None]
     ) -> None:
-        ended = now_ns()
+        ended, counts = now_ns(), self._context.counts
+        settler, states = self._context.settler, self._context.slot.states
         for taken, entry_id, error in zip(batch, ids, errors, strict=True):
             index, retried = taken.index, taken.retried
-            self.handled += 1
+            counts.handled += 1
             if error is None:
-                self.settler.ack(
+                settler.ack(
                     entry_id, retried=retried, index=index, charged=taken.charged, now=ended
                 )
             else:
-                self.slot.states[index] = RUNNING
+                states[index] = RUNNING
                 message = restored(taken.message, entry_id, retried=retried, noted=taken.noted)
-                self._failed(index, message, retried, taken.crashes + message.crash_count, error)
+                charged = taken.crashes + message.crash_count
+                self._verdicts.failed(index, message, retried, charged, error)
 
 
 def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:

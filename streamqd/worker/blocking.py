@@ -11,55 +11,55 @@ from __future__ import annotations
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WAITING, now_ns
-from streamqd.worker.runs import RELEASE_SECONDS, Runner
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.settler import place_of
-
-# In solo mode this is marked while nothing runs. No entry has this id, so nobody is suspected.
-NOBODY = b"m:0-0"
+from streamqd.worker.verdicts import RunAgain
 
 
-class BlockingRunner(Runner):
-    """Runs each message until it is done or dead."""
+class BlockedOrder:
+    """Each message runs until it is done or dead; those behind it wait."""
 
-    _again: float | None = None  # seconds until the message in hand runs again
-    _kept: Message | None = None  # that message, as no handler has seen it
+    def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
+        self._slot = context.slot
+        self._gate = context.gate
+        self._settler = context.settler
+        self._quarantine = quarantine
+        self._place = b""  # of the message that runs
+        self._kept: tuple[Message, float] | None = None  # and its wait, as no handler has seen it
 
-    def handle(
-        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
-    ) -> None:
-        """Run the handler for the entry at `index` of the batch, again and again."""
-        place = place_of(message.id_bytes, retried=retried)
+    def admits(self, _index: int, message: Message, retried: bool, _crashes: int) -> bool:
+        """Wait until a message that has failed before is due. Then it may run."""
+        self._place, self._kept = place_of(message.id_bytes, retried=retried), None
         if (left := message.due_in_place_ns - now_ns()) > 0:
-            self._wait(place, left / 1e9)
-        while True:
-            super().handle(index, message, retried, crashes, charged)
-            seconds, self._again = self._again, None
-            if seconds is None:
-                return
-            message, self._kept = self._kept or message, None
-            charged = message.failures_in_place > 0
-            self._wait(place, seconds)
+            self._wait(left / 1e9)
+        return True
 
-    def _leave(self, index: int, message: Message, retried: bool) -> None:
-        """Let what was released wait in its place. It costs no attempt."""
-        self._keep(index, message, retried, RELEASE_SECONDS, 0)
-
-    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
-        self.slot.states[index] = WAITING
-        self._again, self._kept = delay, message
-        if spent:
-            message.failures_in_place += spent
-            place = place_of(message.id_bytes, retried=retried)
+    def keep(
+        self, index: int, message: Message, _retried: bool, _crashes: int, again: RunAgain
+    ) -> None:
+        """Let a message whose run has failed wait in its place."""
+        self._slot.states[index] = WAITING
+        self._kept = message, again.delay
+        if again.spent:
+            message.failures_in_place += again.spent
             now = now_ns()
-            self.settler.note(place, message.failures_in_place, now + int(delay * 1e9), now)
+            due = now + int(again.delay * 1e9)
+            self._settler.note(self._place, message.failures_in_place, due, now)
 
-    def _wait(self, place: bytes, seconds: float) -> None:
-        self.settler.flush()
-        if self.mark:
-            self.mark(NOBODY)
-        waits = IdleReason(self.slot.words)
+    def next_run(self) -> Message | None:
+        """Wait until the message that was kept is due and return it; None when it has ended."""
+        if self._kept is None:
+            return None
+        (message, seconds), self._kept = self._kept, None
+        self._wait(seconds)
+        return message
+
+    def _wait(self, seconds: float) -> None:
+        self._settler.flush()
+        self._quarantine.nothing_runs()
+        waits = IdleReason(self._slot.words)
         waits.begin(Wait.BLOCKED, now_ns() + int(seconds * 1e9))
-        self.gate.sleep(seconds, self.slot.unfinished)
+        self._gate.sleep(seconds, self._slot.unfinished)
         waits.end()
-        if self.mark:
-            self.mark(place)
+        self._quarantine.run_again(self._place)

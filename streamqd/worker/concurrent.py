@@ -1,364 +1,127 @@
-"""The worker that handles several messages of its partition at once.
+"""Several messages at once: what comes into hand waits for a lane, and every end becomes a verdict.
 
-The main thread fetches, gives entries to lanes, and settles what has ended, each entry by itself.
-It never waits for one handler: a read that waits for new entries, and the settling of old ones, go
-over connections of their own, so nothing stands behind anything.
+The slot's batch is a table here, in which an entry keeps its index until it is settled. The main
+thread alone changes it and talks to Redis; lanes run the handler. What has ended is settled over a
+connection of its own, so it never waits for a read that waits for new entries.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+from collections.abc import Iterable
 
-from streamqd.bells import Bells
-from streamqd.errors import HandlerLoadError, RedisUnavailable
-from streamqd.message import of_read
-from streamqd.model import HOLD_KEY
-from streamqd.scoreboard import WORD_COMMAND, now_ns
-from streamqd.store.cluster import connect
-from streamqd.store.doubt import Silence
-from streamqd.store.fetch import FetchResult
-from streamqd.worker.assignment import Reconnect
-from streamqd.worker.control_channel import ExitCode, Stop
-from streamqd.worker.hooks import Hooks
-from streamqd.worker.lanes import RunningMessage, Runs, TaskRuns, ThreadRuns
-from streamqd.worker.pending_entry import PendingEntry
-from streamqd.worker.runs import ACK_DELAY_NS, RELEASE_SECONDS, Runner
-from streamqd.worker.settler import PARK_SECONDS, Fenced
-from streamqd.worker.several import SeveralRunner
-from streamqd.worker.several_holding import HoldingSeveralRunner
-from streamqd.worker.worker import (
-    BLOCK_SECONDS,
-    DOUBT_SECONDS,
-    IDLE_CHECK_SECONDS,
-    REPLY_SECONDS,
-    WorkerProcess,
-    unheard,
+from streamqd.config import Consumer
+from streamqd.idle_reason import IdleReason
+from streamqd.message import Entry, Message, of_read, remembered, restored
+from streamqd.model import EACH, HOLD_KEY
+from streamqd.scoreboard import (
+    RUNNING,
+    SETTLED,
+    WORD_RUN_SEQ,
+    WORD_TRUSTED_UNTIL,
+    now_ns,
 )
+from streamqd.store.fetch import FetchResult
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.guards import Guards
+from streamqd.worker.held_keys import report_full, report_held
+from streamqd.worker.lanes import Lanes, RunningMessage
+from streamqd.worker.ordering import HoldingOrdering, Ordering
+from streamqd.worker.pending_entry import PendingEntry
+from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
+from streamqd.worker.quarantine import Quarantine
+from streamqd.worker.runs import ACK_DELAY_NS
+from streamqd.worker.throttle import RateLimiter
+from streamqd.worker.verdicts import RunAgain, Verdicts
 
-PUBLISH_NS = 1_000_000_000
 
+class ConcurrentExecutor:
+    """Knows every entry in hand: those that wait, and those that run. Its lanes do the work."""
 
-class ConcurrentWorker(WorkerProcess):
-    """Handles one unit, `concurrency` messages at a time."""
+    at_once = False
 
-    runner: SeveralRunner
+    def __init__(
+        self,
+        context: WorkerContext,
+        lanes: Lanes,
+        verdicts: Verdicts,
+        guards: Guards | None,
+        throttle: RateLimiter | None,
+        quarantine: Quarantine,
+    ) -> None:
+        self._context = context
+        self._consumer: Consumer = context.consumer
+        self._slot = context.slot
+        self._settler = context.settler
+        self._lanes = lanes
+        self._verdicts = verdicts
+        self._guards = guards
+        self._throttle = throttle
+        self._quarantine = quarantine
+        self._ordering: Ordering[RunningMessage] = Ordering(by_key=context.consumer.order == "key")
+        holds = context.consumer.on_error == HOLD_KEY
+        self._holding = HoldingOrdering(self._ordering) if holds else None
+        self._waits = IdleReason(context.slot.words)
+        self._bytes_max = context.settings.daemon.max_message_bytes
+        self._rated = rated(context.consumer)
+        self._ack_each = context.consumer.ack == EACH
+        self._running: dict[int, RunningMessage] = {}  # by run sequence
+        self._bytes_in_hand = 0
+        self._run_ns = 0.0  # moving mean
+        self.alone = False  # nothing comes into hand beside what is there
+        self._may_expire = False  # whether a message that has come might have an end
+        self._free = list(range(context.consumer.lanes))
+        self._indexes: list[int] = []  # some that are free
+        self._judged: RunningMessage | None = None  # whose verdict is being found
+        self.bells = (lanes.ends.bell,)  # readable when a run has ended
+        context.slot.open_table()
+        context.limit.listen(self._on_soft_limit)
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        name = f"streamqd:{self.unit}:settle"
-        self.settler.link = connect(
-            self.settings.redis,
-            timeout=REPLY_SECONDS,
-            name=name,
-            key=self.keys.fence(*self.unit),
-            doubt=DOUBT_SECONDS,
-        )
-        self._bells = Bells(self.slot.words)
-        self._bell_ns = 0  # when the doorbell was sent that is not answered yet
-        self._silent: Silence | None = None  # since then
-        self._bell_count = 0
-        self._published_ns = 0
-        self._idle_since = 0
+    # --- what comes ---
 
-    def _make_runner(self, hooks: Hooks) -> Runner:
-        form, function = hooks.loaded.form, hooks.loaded.function
-        if form.batch:
-            raise HandlerLoadError(
-                f"{self.consumer.handler} takes batches, which are handled one at a time: remove "
-                "concurrency, or write it for one message"
-            )
-        kind = HoldingSeveralRunner if self.consumer.on_error == HOLD_KEY else SeveralRunner
-        runner = kind(self.consumer, self.delivery, self.slot, self.gate, self.settler)
-        lanes: Runs
-        if form.asynchronous:
-            assert hooks.loop is not None
-            limited = self.consumer.timeout is not None
-            lanes = TaskRuns(self.slot, function, hooks.loop, limited=limited)
-        else:
-            lanes = ThreadRuns(self.slot, function, self.consumer.lanes)
-        runner.lanes = lanes
-        return runner
+    def restart(self) -> None:
+        """Begin with a list of what is pending: drop what has not begun. It stays pending."""
+        self.alone = False
+        self.collect()
+        self._give_back(self._ordering.drop())
+        if self._holding is not None:
+            self._holding.restart(now_ns(), self._running.values())
 
-    def run(self) -> int:
-        """Live until stopped. Returns the exit code."""
-        try:
-            return super().run()
-        finally:
-            if isinstance(self.runner, SeveralRunner):
-                self.runner.lanes.close()
-            self.settler.link.close()
+    def expect(self, places: list[bytes]) -> None:
+        """Entries come one by one: each gets its index when it is admitted."""
 
-    def _work(self) -> ExitCode:
-        try:
-            return super()._work()
-        finally:
-            self._finish_running(whatever=True)
+    def admit(self, _position: int, place: bytes) -> int:
+        """Write an entry into the slot; return its index."""
+        return self._admit_all([place])[0]
 
-    # --- attach ---
-
-    def _attach(self) -> None:
-        self._bell_ns = 0
-        self._silent = None
-        self._bells.end()
-        self.runner.mark = None
-        self.runner.alone = False
-        self.runner.collect()
-        self.runner.forget_waiting()
-        super()._attach()
-
-    def _run_held(self, held: list[PendingEntry], session: str) -> None:
-        """Take entries that were pending before into hand, and handle those that must be alone."""
-        self.runner.mark = self.solo.marker(session) if session else None
-        known = {*self.runner.places(), *self.settler.parked_places}
-        for entry in held:
-            if entry.place in known:
-                continue
-            self._obey()
-            index = self.runner.admit(entry.place)
-            if entry.fields is None:
-                self.runner.settle_ghost(index, entry)
-                continue
-            message = entry.message(self.delivery)
-            self.runner.may_expire |= message.expires_at is not None
-            if self.runner.bury_crasher(index, message, entry):
-                continue
-            alone = session or entry.crashes or entry.place in self.suspects
-            if alone:
-                self._run_dry()
-            if session:
-                self.solo.begin(session, entry, message)
-            self.runner.add(
-                RunningMessage(
-                    index, entry.place, message, entry.retried, entry.crashes, entry.size
-                )
-            )
-            if session:
-                self._run_marked()
-            if alone:
-                self._run_dry()
-        while self._is_full():
-            self._advance()
-            self._wait()
-
-    # --- serve ---
-
-    def _serve(self) -> None:
-        empty = False
-        while True:
-            self._look()
-            ahead = not empty and self._may_read_ahead()
-            fetched = self._round(doorbell=False) if ahead else self._turn(empty)
-            if fetched is not None:
-                empty = not (fetched.retried or fetched.main)
-                self._take(fetched)
-
-    def _turn(self, empty: bool) -> FetchResult | None:
-        """Begin with what can begin, then do what is next. Returns what was read.
-
-        `empty`: the read before has brought nothing.
-        """
-        self._go_on()
-        if self.runner.released:
-            self._begin_anew()
-        elif self.takeover.wanted and self.takeover.has_turn(reading=self._hungry()):
-            if self._bell_ns:
-                raise Reconnect  # the bell keeps the connection for seconds
-            self._reclaim()
-        elif self._bell_ns:
-            return self._answer()
-        elif not (self._hungry() or self._overdue_may_ride()):
-            self._wait()
-        elif empty and not (self._overdue() or self.takeover.wanted):
-            self._ring()
-        else:
-            return self._round(doorbell=False)
-        return None
-
-    def _may_read_ahead(self) -> bool:
-        """Whether to read before what can begin does, which then runs while Redis answers."""
-        runner, busy = self.runner, self._bell_ns or self.takeover.wanted
-        if busy or runner.released or runner.ack_each or not self.settler.only_plain_acks:
-            return False
-        return runner.about_to_begin > 0 and self._hungry()
-
-    def _meanwhile(self) -> None:
-        if self.runner.about_to_begin:
-            self.runner.start_ready()
-
-    def _advance(self) -> None:
-        """Obey, note what has ended, begin with what can begin, settle what is due."""
-        self._look()
-        self._go_on()
-
-    def _look(self) -> None:
-        """Obey, and note what has ended."""
-        self._obey()
-        self.runner.collect()
-        if self.runner.spent:
-            raise Stop(ExitCode.RECYCLE)
-        guards = self.runner.guards
-        if guards is not None and guards.flooded:
-            self._finish_running(whatever=True)
-            guards.heed(more=False)
-        now = now_ns()
-        if now - self._published_ns > PUBLISH_NS:
-            self._published_ns = now
-            self.runner.publish()
-
-    def _go_on(self) -> None:
-        """Begin with what can begin, and settle what is due."""
-        if self.runner.ack_each and self.settler.since_ns:
-            self.settler.flush()
-        self.runner.start_ready()
-        if self._overdue():
-            if not self._overdue_may_ride():
-                self.settler.flush()
-        elif self.settler.items and not self.settler.since_ns:
-            self.settler.flush_verdicts()
-
-    def _obey(self) -> None:
-        """When the supervisor wants a stop or a pause, begin nothing and let the runs end."""
-        if not self.slot.words[WORD_COMMAND]:
-            return
-        self._finish_running()
-        rang = self._bell_ns
-        self.gate.check(self.runner.ordering.waiting)
-        if rang:
-            # Whatever the doorbell's read has moved meanwhile is found by listing.
-            raise Reconnect
-
-    def _finish_running(self, *, whatever: bool = False) -> None:
-        """Wait for the runs to end, as long as a command stands, or `whatever` is commanded."""
-        while self.runner_is_busy and (whatever or self.slot.words[WORD_COMMAND]):
-            self._wait()
-            self.runner.collect()
-            with contextlib.suppress(Fenced):
-                self.settler.try_to_flush()
-
-    @property
-    def runner_is_busy(self) -> bool:
-        """Whether handlers run. None does before the boot is over."""
-        return isinstance(self.runner, SeveralRunner) and bool(self.runner.running)
-
-    def _run_marked(self) -> None:
-        """Run what is in hand. Nothing is raised meanwhile: the turn lasts as long as the run."""
-        self.runner.alone = True
-        self.runner.start_ready()
-        self._finish_running(whatever=True)
-        self.solo.rest()
-
-    def _run_dry(self) -> None:
-        """Handle all that is in hand."""
-        self.runner.alone = True
-        while True:
-            self._advance()
-            if not (self.runner.running or self.runner.ordering.waiting):
-                break
-            if self.runner.running or self.runner.throttled:
-                self._wait()
-        self.runner.collect()
-        self.runner.alone = False
-
-    def _begin_anew(self) -> None:
-        self._run_dry()
-        self.settler.flush()
-        self.runner.released = 0
-        self.gate.sleep(RELEASE_SECONDS)
-        if self._bell_ns:
-            raise Reconnect
-        self._attach()
-
-    # --- reading ---
-
-    def _hungry(self) -> bool:
-        """Whether more entries should come into hand: lanes will want them, and there is room."""
-        return self.runner.wants(self.consumer.lanes) and not self._is_full()
-
-    def _overdue(self) -> bool:
-        """Whether something has waited for its settlement for long enough."""
-        since = self.settler.since_ns
-        return since > 0 and now_ns() - since > ACK_DELAY_NS
-
-    def _overdue_may_ride(self) -> bool:
-        """Whether all that is overdue are acknowledgements, and a read may take them along now.
-
-        What it brings nobody has asked for: it must not add to more than one read should bring.
-        """
-        return (
-            self._overdue()
-            and self.settler.only_plain_acks
-            and not (self._bell_ns or self.runner.alone or self._is_full())
-            and self.runner.wants(max(self.appetite.count, self.consumer.lanes))
+    def add(self, index: int, entry: PendingEntry, message: Message) -> None:
+        """Let an entry that was pending before wait for its turn."""
+        self._may_expire |= message.expires_at is not None
+        self._add_all(
+            [RunningMessage(index, entry.place, message, entry.retried, entry.crashes, entry.size)]
         )
 
-    def _is_full(self) -> bool:
-        """Whether nothing more may come into hand, by number or by bytes."""
-        runner = self.runner
-        return runner.is_full() or runner.bytes_in_hand >= self.consumer.prefetch_bytes
+    def finish(self) -> None:
+        """No more comes for now: what is in hand runs when its turn comes."""
 
-    def _await_room(self) -> int:
-        room = super()._await_room()
-        runner = self.runner
-        # A read may bring twice as many.
-        return max(1, min(room, runner.room, runner.free_indexes // 2))
+    def take(self, fetched: FetchResult) -> tuple[int, int]:
+        """Take what was read into hand.
 
-    def _ring(self) -> None:
-        """Send a read that waits for new entries. No acknowledgement rides on it: it may wait."""
-        seconds = self._bell_seconds()
-        bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
-        self._bell_count = min(self.appetite.count, self._await_room())
-        self.fetcher.send_round([], [], self._bell_count, bell)
-        self._bell_ns = now_ns()
-        self._bells.begin(self._bell_ns, self.last_retry, self.last_main)
-        self._silent = self._silence(seconds)
-
-    def _answer(self) -> FetchResult | None:
-        """Wait for the doorbell, or for anything else that happens. None: it has not answered."""
-        sock, silence = self.fetcher.sock, self._silent
-        assert silence is not None
-        if sock.fileno() not in self._wait(sock.fileno()):
-            if self._bells.is_missed:
-                raise unheard()
-            try:
-                if not silence.left():
-                    silence.judge(sock)
-            except TimeoutError as error:
-                raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
-            return None
-        fetched = self.fetcher.receive_round(rang=True)
-        silence.end()
-        self._bell_ns = 0
-        self._silent = None
-        self._bells.end()
-        self.slot.add("round_trips")
-        return self._accepted(fetched, self._bell_count)
-
-    def _take(self, fetched: FetchResult) -> None:
-        """Take what was read into hand, or see to what is due when nothing happens."""
+        Returns its bytes, and the nanoseconds that it will take by what others took.
+        """
         retried, main = fetched.retried, fetched.main
-        if not retried and not main:
-            self._idle()
-            return
-        self._idle_since = 0
-        size = self._add_read(retried, True) + self._add_read(main, False)
-        self.last_retry = retried[-1][0] if retried else self.last_retry
-        self.last_main = main[-1][0] if main else self.last_main
+        size = self._take_stream(retried, True) + self._take_stream(main, False)
         total = len(retried) + len(main)
-        self.slot.add("fetched", total)
-        self.slot.add("bytes", size)
-        spent = int(self.runner.run_ns * total / self.consumer.lanes)
-        self.appetite.fed(total, size, spent, fetched.received)
-        if self.runner.clock_is_old(now_ns()):
-            self.runner.read_clock(self.link)
+        self._slot.add("fetched", total)
+        self._slot.add("bytes", size)
+        return size, int(self._run_ns * total / self._consumer.lanes)
 
-    def _add_read(self, entries: list[Any], retried: bool) -> int:
+    def _take_stream(self, entries: list[Entry], retried: bool) -> int:
         """Take the entries that were read of one stream into hand. Returns their size in bytes."""
         if not entries:
             return 0
-        runner, bytes_max, prefix = self.runner, self.runner.bytes_max, b"r:" if retried else b"m:"
-        messages, may_expire = of_read(self.delivery, entries, retried)
-        runner.may_expire |= may_expire
+        bytes_max, prefix = self._bytes_max, b"r:" if retried else b"m:"
+        messages, may_expire = of_read(self._context.delivery, entries, retried)
+        self._may_expire |= may_expire
         sizes = [sum(map(len, fields)) for _, fields in entries]
         found = list(zip(messages, sizes, strict=True))
         # A giant is buried at once, which may fail: what is behind it must not be in hand then.
@@ -366,37 +129,340 @@ class ConcurrentWorker(WorkerProcess):
         for start in range(0, len(found), step):
             part = found[start : start + step]
             places = [prefix + message.id_bytes for message, _ in part]
-            indexes = runner.admit_all(places)
-            runner.add_all(
+            indexes = self._admit_all(places)
+            self._add_all(
                 [
                     RunningMessage(index, place, message, retried, 0, size)
                     for index, place, (message, size) in zip(indexes, places, part, strict=True)
-                    if size <= bytes_max or not runner.bury_giant(index, message, retried, 0)
+                    if size <= bytes_max
+                    or not self._verdicts.bury_giant(index, message, retried, 0)
                 ]
             )
         return sum(sizes)
 
-    def _idle(self) -> None:
-        now = now_ns()
-        # What a rate, a circuit or a held key lets wait is pending, too.
-        if self.runner.running or self.runner.ordering.waiting or self.settler.owed:
-            self._idle_since = 0
-            return
-        self._idle_since = self._idle_since or now
-        if now - self._idle_since > IDLE_CHECK_SECONDS * 1e9:
-            self._idle_since = now
-            if self.settler.pending_differs():
-                raise Reconnect
+    def _admit_all(self, places: list[bytes]) -> list[int]:
+        """Write entries into the slot; return their indexes. There must be room for them."""
+        count = len(places)
+        if count > len(self._indexes):
+            states = enumerate(bytes(self._slot.states))
+            self._indexes = [index for index, state in states if state == SETTLED]
+        indexes, self._indexes = self._indexes[:count], self._indexes[count:]
+        if places and indexes[-1] - indexes[0] < count:  # side by side: the usual case
+            self._slot.put(indexes[0], *places)
+        else:
+            for index, place in zip(indexes, places, strict=True):
+                self._slot.put(index, place)
+        return indexes
 
-    def _wait(self, *descriptors: int) -> set[int]:
-        """Wait until a run has ended, or a descriptor is readable, or settling is due."""
-        since = self.settler.since_ns
-        seconds = BLOCK_SECONDS
-        if since:
-            seconds = max(0.0, (since + ACK_DELAY_NS - now_ns()) / 1e9) + 0.001
-        elif self.settler.items:
-            seconds = PARK_SECONDS
-        seconds = self.runner.patience(seconds)
-        if descriptors and self._silent is not None:
-            seconds = min(seconds, self._silent.left() + 0.001)
-        return self.gate.await_any([self.runner.lanes.bell, *descriptors], seconds)
+    def _add_all(self, entries: list[RunningMessage]) -> None:
+        """Let entries wait for their turn, or with their key where that is held."""
+        self._bytes_in_hand += sum([entry.size for entry in entries])
+        if self._holding is None:
+            self._ordering.add_all(entries)
+        elif held := self._holding.add_all(entries, now_ns()):
+            self._give_back(held)
+            self._report_held()
+            self._quarantine.nothing_runs()
+
+    def _give_back(self, entries: list[RunningMessage]) -> None:
+        """Entries that wait no more for their turn give their indexes back."""
+        for entry in entries:
+            self._slot.states[entry.index] = SETTLED
+            self._bytes_in_hand -= entry.size
+
+    # --- what the reader asks ---
+
+    @property
+    def running(self) -> int:
+        """How many handlers run."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many entries in hand have not begun."""
+        return self._ordering.waiting
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything in hand runs, or has yet to."""
+        return bool(self._running or self._ordering.waiting)
+
+    @property
+    def places(self) -> Iterable[bytes]:
+        """The places of what runs, and of what is held."""
+        held = () if self._holding is None else self._holding.holds
+        return [entry.place for entry in (*self._running.values(), *held)]
+
+    @property
+    def spent(self) -> bool:
+        """Whether the worker has handled as many messages as it may."""
+        return 0 < self._consumer.max_messages <= self._context.counts.handled
+
+    @property
+    def about_to_begin(self) -> int:
+        """How many `start_ready` would begin now; 0 where it may do anything else, or wait."""
+        if self._ack_each or self._holding is not None or not self._begins_at_once:
+            return 0
+        return min(self._startable, self._ordering.ready)
+
+    @property
+    def _waiting_on(self) -> int:
+        """How many wait and are not about to begin."""
+        return self._ordering.waiting - self.about_to_begin
+
+    @property
+    def room(self) -> int:
+        """How many more entries of each stream may come into hand."""
+        # A read may bring twice as many.
+        room = min(self._consumer.prefetch_max - self._waiting_on, self._free_indexes // 2)
+        if self._holding is None:
+            return room
+        return min(room, (self._consumer.held_max - self._may_be_held(self._holding)) // 2)
+
+    def wants(self, count: int) -> bool:
+        """Whether fewer than `count` will be ready, and what is ready does not last for long.
+
+        Quick handlers find the next ones there when their lanes are free. What is slow lies in the
+        stream until a lane is free, and what the rate lets wait, where another worker may get it.
+        """
+        if self._holding is not None:
+            # There are lanes for what is due when fewer are ready than lanes free.
+            return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
+        quick, begin = self._run_ns < WORK_IN_HAND_NS, self.about_to_begin
+        ready = self._ordering.ready - begin
+        return (quick or len(self._free) > begin) and ready < min(count, self._rated)
+
+    def is_full(self) -> bool:
+        """Whether nothing more may come into hand, by number or by bytes."""
+        full = self._waiting_on >= self._consumer.prefetch_max
+        full = full or self._bytes_in_hand >= self._consumer.prefetch_bytes
+        if self._holding is None:
+            return full
+        holds, consumer = self._holding.holds, self._consumer
+        held = holds.entries >= consumer.held_max or holds.size >= consumer.prefetch_bytes
+        report_full(self._waits, (holds.next_due() or 0) if held else None)
+        return full or held or self._may_be_held(self._holding) >= consumer.held_max
+
+    def _may_be_held(self, holding: HoldingOrdering[RunningMessage]) -> int:
+        # All that waits could be behind the next message that fails.
+        return holding.holds.entries + self._ordering.waiting
+
+    @property
+    def _free_indexes(self) -> int:
+        """How many more entries could be in hand."""
+        return bytes(self._slot.states).count(SETTLED)
+
+    @property
+    def throttled(self) -> float:
+        """Seconds for which the rate, or a circuit, holds what could begin; 0 when nothing does."""
+        if not self._ordering.ready:
+            return 0.0
+        if self._guards is not None and (left := self._guards.seconds()):
+            return left
+        return 0.0 if self._throttle is None else self._throttle.left_ns(now_ns()) / 1e9
+
+    def patience(self, seconds: float) -> float:
+        """How much of a wait is over before something in hand could begin, or must be settled."""
+        if since := self._settler.since_ns:
+            due_ns = since + ACK_DELAY_NS - now_ns()
+            seconds = min(seconds, max(0.0, due_ns / 1e9) + 0.001)
+        holding = self._holding
+        if holding is not None and not self.alone and self._wants_due(holding):
+            due = holding.holds.next_due()
+            if due is not None:
+                seconds = min(seconds, max(0.0, (due - now_ns()) / 1e9))
+        if not self._free or not self._ordering.ready:
+            return seconds
+        if throttled := self.throttled:
+            return min(seconds, throttled)
+        return 0.0 if self._may_begin() else seconds  # what held it a moment ago may be over
+
+    # --- running ---
+
+    def start_ready(self) -> None:
+        """Begin with as many entries as there are lanes for, also with what is due."""
+        if self._ack_each and self._settler.since_ns:
+            self._settler.flush()  # each end is settled before its lane begins again
+        if self._holding is not None and not self.alone:
+            self._take_due(self._holding)
+        ordering = self._ordering
+        if ordering.ready and now_ns() > self._slot.words[WORD_TRUSTED_UNTIL]:
+            self._context.gate.await_trust()
+        if self._begins_at_once:
+            begun = ordering.take(self._startable)
+            self._mark_running(begun)
+        else:
+            begun = self._begin_each()
+        if begun:
+            self._lanes.start(begun)
+
+    def _take_due(self, holding: HoldingOrdering[RunningMessage]) -> None:
+        """Take held entries that are due into hand again, as if they had just been read."""
+        while self._wants_due(holding) and self._free_indexes:
+            entry = holding.take_due(now_ns())
+            if entry is None:
+                return
+            entry.index = self.admit(0, entry.place)
+            entry.interrupted = False
+            self._bytes_in_hand += entry.size
+
+    def _wants_due(self, holding: HoldingOrdering[RunningMessage]) -> bool:
+        return holding.holds.keys > 0 and self._ordering.ready < len(self._free)
+
+    @property
+    def _begins_at_once(self) -> bool:
+        """Whether nothing but lanes decides what begins."""
+        gated = self._guards is not None or self._throttle is not None
+        return not (self._may_expire or gated)
+
+    def _begin_each(self) -> list[RunningMessage]:
+        begun = []
+        while self._may_begin() and (entry := self._ordering.next()) is not None:
+            message = entry.message
+            if message.expires_at is not None and self._verdicts.pass_over(
+                entry.index, message, entry.retried, entry.crashes
+            ):
+                self._all_over([entry])
+            else:
+                self._mark_running([entry])
+                if self._throttle is not None:
+                    self._throttle.begun(entry.started_ns)
+                begun.append(entry)
+        return begun
+
+    @property
+    def _startable(self) -> int:
+        """How many may begin at most, by the free lanes and by the life of the process."""
+        free, limit = len(self._free), self._consumer.max_messages
+        if not limit:
+            return free
+        # The process ends when those that run have ended.
+        return min(free, max(0, limit - self._context.counts.handled - len(self._running)))
+
+    def _may_begin(self) -> bool:
+        guards = self._guards
+        if not self._ordering.ready or not self._startable:
+            return False
+        if guards is None and self._throttle is None:
+            return True
+        return not self.throttled and (guards is None or guards.room(len(self._running)) != 0)
+
+    def _mark_running(self, entries: list[RunningMessage]) -> None:
+        """Give entries their lanes, and write down that they run: what is in doubt is to blame."""
+        slot, free, running = self._slot, self._free, self._running
+        words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
+        sequence, now = words[WORD_RUN_SEQ], now_ns()
+        words[WORD_RUN_SEQ] = sequence + len(entries)
+        for entry in entries:
+            sequence += 1
+            lane = entry.lane = free.pop()
+            index = lanes[2 * lane] = entry.index
+            lanes[2 * lane + 1] = entry.started_ns = now
+            sequences[lane] = entry.sequence = sequence
+            states[index] = RUNNING
+            running[sequence] = entry
+
+    # --- ends ---
+
+    def collect(self) -> None:
+        """Note the verdicts on the runs that have ended."""
+        if ended := self._lanes.ends.take():
+            self._collect(ended)
+        if self._guards is not None:
+            self._guards.hear()
+
+    def _collect(self, ended: list[RunningMessage]) -> None:
+        slot, free, running, counts = self._slot, self._free, self._running, self._context.counts
+        lanes, sequences, times, ack = slot.lanes, slot.sequences, counts.times, self._settler.ack
+        mean, total = self._run_ns, 0
+        for entry in ended:
+            lane, at_ns = entry.lane, entry.ended_ns
+            del running[entry.sequence]
+            elapsed = at_ns - entry.started_ns
+            times[(elapsed >> 10).bit_length()] += 1
+            mean += (elapsed - mean) / 8
+            total += elapsed
+            counts.handled += 1
+            if entry.end is None:
+                ack(entry.place[2:], entry.index, at_ns, entry.retried, entry.charged)
+            else:
+                self._note_end(entry, entry.end)
+            # Last: while a verdict is found the entry runs, by its start and its number.
+            lanes[2 * lane + 1] = sequences[lane] = 0
+            free.append(lane)
+        self._run_ns = mean
+        counts.times_ns += total
+        self._all_over(ended)
+
+    def _all_over(self, entries: list[RunningMessage]) -> None:
+        """Entries that were given out are in hand no more, run or not: their keys go on."""
+        self._bytes_in_hand -= sum([entry.size for entry in entries])
+        self._ordering.all_ended(entries)
+        if self._holding is None:
+            return
+        kept = self._holding.all_ended(entries, now_ns())
+        self._report_held()
+        if kept:
+            self._quarantine.nothing_runs()  # last: it may fail, and the runs are over all the same
+
+    def _note_end(self, entry: RunningMessage, error: BaseException) -> None:
+        """Note the verdict on a run that has failed."""
+        entry.end = None  # a traceback knows the entry: a circle
+        retried, place = entry.retried, entry.place
+        message = restored(entry.message, place[2:], retried=retried, noted=entry.noted)
+        self._slot.states[entry.index] = RUNNING
+        self._judged = entry
+        crashes = entry.crashes + message.crash_count
+        again = self._verdicts.failed(entry.index, message, retried, crashes, error)
+        if again is not None:
+            self._keep(entry, message, again)
+        self._judged = None
+
+    def _keep(self, entry: RunningMessage, message: Message, again: RunAgain) -> None:
+        """Let a message whose run has failed wait with its key. Its lane and index are free."""
+        assert self._holding is not None
+        self._slot.states[entry.index] = SETTLED
+        now = now_ns()
+        due = now + int(again.delay * 1e9)
+        self._give_back(self._holding.keep(entry, due))
+        if again.spent:
+            message.failures_in_place += again.spent
+            entry.charged = True
+            self._settler.note(entry.place, message.failures_in_place, due, now)
+        entry.message, entry.noted = message, remembered(message)  # as no handler has seen it
+        self._report_held()
+
+    def _report_held(self) -> None:
+        if self._holding is not None:
+            report_held(self._waits, self._settler, self._holding.holds)
+
+    def settle(self, *, read_follows: bool) -> None:
+        """Settle what is due. Acknowledgements alone ride on a read that may follow."""
+        settler = self._settler
+        if self.settling_is_due:
+            if not (read_follows and settler.only_plain_acks):
+                settler.flush()
+        elif settler.items and not settler.since_ns:
+            settler.flush_verdicts()
+
+    @property
+    def settling_is_due(self) -> bool:
+        """Whether something has waited for its settlement for long enough."""
+        since = self._settler.since_ns
+        return since > 0 and now_ns() - since > ACK_DELAY_NS
+
+    def _on_soft_limit(self, _number: int, _frame: object) -> None:
+        # All runs have one limit: those that began before the one that is meant are over it too.
+        limit, last = self._context.limit, self._slot.soft_kill_seq
+        for sequence, entry in list(self._running.items()):
+            if sequence <= last and not entry.interrupted:
+                entry.interrupted = True
+                self._lanes.interrupt(entry, limit.error())
+        judged = self._judged if limit.in_handler else None
+        if judged and judged.sequence <= last and not judged.interrupted:
+            judged.interrupted, limit.in_handler = True, False
+            raise limit.error()
+
+    def close(self) -> None:
+        """Give up what it needs. Nothing runs any more."""
+        self._lanes.close()

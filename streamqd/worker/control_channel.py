@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 
 from streamqd import process
-from streamqd.bells import Bells
 from streamqd.scoreboard import (
     WORD_COMMAND,
     WORD_TRUSTED_UNTIL,
@@ -29,14 +28,6 @@ from streamqd.worker.forks import family
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # longest wait after which a worker shows that it lives
 WORD_BYTES_MAX = 65_536
-
-
-class Heard(enum.Enum):
-    """What ended a wait for an answer of Redis."""
-
-    NOTHING = "the time is over"
-    REPLY = "it is there, or its beginning"
-    ORDER = "the supervisor wants something, or the housekeeper found the connection silent"
 
 
 class ExitCode(enum.IntEnum):
@@ -107,28 +98,6 @@ class ControlChannel:
         while (left := deadline - time.monotonic()) > 0:
             self.check(unstarted)
             self._wait(min(left, BREATH_SECONDS))
-
-    def await_reply(self, descriptor: int, seconds: float) -> Heard:
-        """Wait until `descriptor` is readable, or the supervisor wants something."""
-        control = self.control.fileno()
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        poller.register(control, select.POLLIN)
-        deadline = time.monotonic() + seconds
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            ready = [found for found, _ in poller.poll(left * 1000)]
-            if control in ready:
-                self._read()
-                reclaim = self.slot.reclaim_requested != self.slot.reclaim_done
-                if self.slot.words[WORD_COMMAND] or reclaim:
-                    return Heard.ORDER
-            if descriptor in ready:
-                return Heard.REPLY
-            if control in ready and Bells(self.slot.words).is_missed:
-                return Heard.ORDER
-            if not left:
-                return Heard.NOTHING
 
     def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
         """Wait until some are readable, or the supervisor says something. Returns those that are.

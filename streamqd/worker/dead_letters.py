@@ -10,9 +10,11 @@ from streamqd.message import (
     FORGIVEN_AT,
     LAST_ERROR,
     LAST_ERROR_PLACE,
+    ORIGINAL_ID,
     REPLAY_COUNT,
     Delivery,
     Message,
+    has_field,
 )
 from streamqd.model import Failed
 from streamqd.policy.fingerprint import fingerprint
@@ -25,11 +27,13 @@ PLACE_BYTES_MAX = 200
 def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
     """Return the bookkeeping fields that travel with an entry to its next place."""
     fields = {
-        b"originalId": message.original_id.encode(),
-        b"retryCount": str(retries).encode(),
-        b"crashCount": str(crashes).encode(),
+        b"originalId": (
+            message.original_id.encode() if has_field(message, ORIGINAL_ID) else message.id_bytes
+        ),
+        b"retryCount": b"%d" % retries,
+        b"crashCount": b"%d" % crashes,
     }
-    if REPLAY_COUNT in message.fields:
+    if has_field(message, REPLAY_COUNT):
         # At its next place it would be believed, whoever wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _forgiven(message):
@@ -39,22 +43,25 @@ def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, byte
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
     """Return what a delayed retry tells people of the failure before it. Nothing depends on it."""
-    told = {
-        LAST_ERROR: _cut(error, ERROR_BYTES_MAX),
-        LAST_ERROR_PLACE: _cut(place, PLACE_BYTES_MAX),
-    }
+    told = {}
     # What a producer wrote under these names must not pass for ours.
-    return {name: text for name, text in told.items() if text or name in message.fields}
+    if error or has_field(message, LAST_ERROR):
+        told[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
+    if place or has_field(message, LAST_ERROR_PLACE):
+        told[LAST_ERROR_PLACE] = _cut(place, PLACE_BYTES_MAX)
+    return told
 
 
 def _cut(text: str, size: int) -> bytes:
-    raw = text[:size].encode("utf-8", "replace")[:size]
-    return raw.decode("utf-8", "ignore").encode()  # a character that was cut in two goes whole
+    raw = text[:size].encode("utf-8", "replace")
+    if len(raw) <= size:
+        return raw
+    return raw[:size].decode("utf-8", "ignore").encode()  # a character cut in two goes whole
 
 
 def _forgiven(message: Message) -> bool:
     """Whether the message has been told when it was forgiven, now or on its way here."""
-    return FORGIVEN_AT in message.fields or bool(vars(message).get("forgiven_at"))
+    return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
 def letter(

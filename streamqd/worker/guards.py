@@ -8,10 +8,8 @@ slot, so that a worker that follows on another, also after a crash, goes on wher
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from streamqd import logs
-from streamqd.config import Settings
 from streamqd.errors import RedisRefused
 from streamqd.idle_reason import CIRCUIT, FLOOD, PROBE, SETTLED, IdleReason, Wait
 from streamqd.message import Message
@@ -21,10 +19,8 @@ from streamqd.policy.circuit import Circuit, CircuitState
 from streamqd.policy.dead_letter_rate import DeadLetterRate
 from streamqd.scoreboard import now_ns
 from streamqd.store import directives
+from streamqd.worker.context import WorkerContext
 from streamqd.worker.outage import Outage
-
-if TYPE_CHECKING:
-    from streamqd.worker.runs import Runner
 
 # Two workers read the server's clock differently, by a round trip at most.
 CLOCK_SECONDS = 0.1
@@ -33,16 +29,20 @@ RESUME_SECONDS = 1.0  # how often a flooded worker that is not told to pause loo
 
 
 class Guards:
-    """The guards of one worker. They know its runs from its runner."""
+    """The guards of one worker. They know its runs from its counts."""
 
-    def __init__(self, runner: Runner, settings: Settings) -> None:
-        consumer = runner.consumer
-        self._runner = runner
-        self._gate = runner.gate
-        self._settler = runner.settler
-        self._unit = runner.delivery.unit
-        self._fleet = settings.daemon.fleet
-        self._waits = IdleReason(runner.slot.words)
+    def __init__(self, context: WorkerContext) -> None:
+        consumer, slot = context.consumer, context.slot
+        self._policy = consumer.policy
+        self._slot = slot
+        self._gate = context.gate
+        self._settler = context.settler
+        self._clock = context.clock
+        self._counts = context.counts
+        self._unit = context.unit
+        self._instance = context.delivery.instance
+        self._fleet = context.settings.daemon.fleet
+        self._waits = IdleReason(slot.words)
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
         failures, since = self._waits.kept(CIRCUIT)
@@ -50,7 +50,7 @@ class Guards:
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, left)
         shortest, longest = GLANCE_SECONDS
         self._glance: float = min(max(shortest, breaker.probe_every / 20), longest)
-        self._outage = Outage(runner.slot)
+        self._outage = Outage(slot)
         deaths, since, settled = self._waits.kept(FLOOD)
         died = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
         self._flood = DeadLetterRate(guard.letters, guard.window, guard.share, died)
@@ -61,18 +61,6 @@ class Guards:
         self.flooded = False
         self._hear()
         self._unsaid = self.probing
-
-    @classmethod
-    def of(cls, runner: Runner, settings: Settings) -> Guards | None:
-        """Return the guards that the consumer of a runner asks for, None when it asks for none."""
-        breaker, guard = runner.consumer.breaker.failures, runner.consumer.flood_guard.letters
-        waits = IdleReason(runner.slot.words)
-        runner.slot.words[PROBE] = 0
-        if not breaker:
-            waits.forget(CIRCUIT)
-        if not guard:
-            waits.forget(FLOOD)
-        return cls(runner, settings) if breaker or guard else None
 
     # --- being told ---
 
@@ -85,11 +73,11 @@ class Guards:
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
         self.hear()
-        of_message = not settlement.retries(outcome, self._runner.policy)
+        of_message = not settlement.retries(outcome, self._policy)
         if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
             # It says nothing of the dependency, neither good nor bad.
             return False
-        now, unix, outage = _now(), self._runner.server_time(), self._outage
+        now, unix, outage = _now(), self._clock.time(), self._outage
         forgiven = None
         if message.forgiven_at:
             forgiven = now - (unix - message.forgiven_at) - CLOCK_SECONDS
@@ -157,7 +145,7 @@ class Guards:
 
     @property
     def _successes(self) -> int:
-        return self._runner.handled - self._runner.failed_runs
+        return self._counts.succeeded
 
     @property
     def _settled(self) -> int:
@@ -218,7 +206,7 @@ class Guards:
             return
         while left := self._left():
             self._settler.flush()
-            self._gate.sleep(left, self._runner.slot.unfinished)
+            self._gate.sleep(left, self._slot.unfinished)
             self.hear()
         if self.probing:
             self._probe()
@@ -240,10 +228,10 @@ class Guards:
         """Pause the partition as an operator would, and wait until somebody resumes it."""
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
-        link, keys, slot = self._settler.link, self._settler.keys, self._runner.slot
+        link, keys, slot = self._settler.link, self._settler.keys, self._slot
         name = f"pause:{directives.Scope(*self._unit)}"
         why = f"{self._guard.letters} dead letters within {self._guard.window:g} s"
-        by = f"the flood guard of {self._runner.delivery.instance}"
+        by = f"the flood guard of {self._instance}"
         problem = ""
         try:
             reply = link.run(directives.change(keys, self._fleet, name, by=by, why=why))
@@ -262,6 +250,19 @@ class Guards:
             self._gate.sleep(RESUME_SECONDS, slot.unfinished)
         self.flooded = False
         self._waits.end()
+
+
+def guards_of(context: WorkerContext) -> Guards | None:
+    """Return the guards that a consumer asks for, None when it asks for none."""
+    consumer, slot = context.consumer, context.slot
+    waits = IdleReason(slot.words)
+    slot.words[PROBE] = 0
+    if not consumer.breaker.failures:
+        waits.forget(CIRCUIT)
+    if not consumer.flood_guard.letters:
+        waits.forget(FLOOD)
+    wanted = consumer.breaker.failures or consumer.flood_guard.letters
+    return Guards(context) if wanted else None
 
 
 def _now() -> float:

@@ -18,7 +18,7 @@ from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from time import CLOCK_BOOTTIME, clock_gettime_ns
-from typing import Any
+from typing import Any, Protocol
 
 from streamqd import handlers, logs
 from streamqd.message import Message, remembered
@@ -63,9 +63,29 @@ class RunningMessage:
         self.interrupted = False
         self.run: CoroutineRun | Task[None] | None = None  # what it runs in, as a coroutine
 
+    @property
+    def due_ns(self) -> int:
+        """When it is due, if it has failed before and waits in its place."""
+        return self.message.due_in_place_ns
 
-class Runs:
-    """Runs handlers, and keeps their ends until somebody asks. `bell` is readable when it has."""
+
+class Lanes(Protocol):
+    """Run handlers beside the main thread."""
+
+    ends: RunEnds
+
+    def start(self, entries: list[RunningMessage]) -> None:
+        """Begin to handle entries."""
+
+    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
+        """Raise an exception in a handler that runs. Called by a signal handler."""
+
+    def close(self) -> None:
+        """Give up what they need. Nothing runs any more."""
+
+
+class RunEnds:
+    """Keeps the ends of runs until the main thread asks. `bell` is readable when there are some."""
 
     def __init__(self, slot: WorkerSlot) -> None:
         self._slot = slot
@@ -73,29 +93,8 @@ class Runs:
         self._rung = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def start(self, entries: list[RunningMessage]) -> None:
-        """Begin to handle entries."""
-        raise NotImplementedError
-
-    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
-        """Raise an exception in a handler that runs. Called by a signal handler."""
-        raise NotImplementedError
-
-    def ended(self) -> list[RunningMessage]:
-        """Return the entries whose runs have ended since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
-        self._rung = False  # before the look, so that what comes after it rings again
-        found = []
-        while self._ended:
-            found.append(self._ended.popleft())
-        return found
-
-    def close(self) -> None:
-        """Give up what it needs. Nothing runs any more."""
-        os.close(self.bell)
-
-    def _over(self, entry: RunningMessage, end: object) -> None:
+    def add(self, entry: RunningMessage, end: object, ring: Callable[[], None]) -> None:
+        """Note that the run of an entry is over. `ring` is called when the bell must be rung."""
         if family.child:
             family.end_child()
         error = None if end is None else handlers.error_of(end)
@@ -107,13 +106,28 @@ class Runs:
         if not self._rung:
             # Whoever has rung before is not answered yet: this run is found together with that one.
             self._rung = True
-            self._ring()
+            ring()
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        """Wake the main thread."""
         os.eventfd_write(self.bell, 1)
 
+    def take(self) -> list[RunningMessage]:
+        """Return the entries whose runs have ended since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+        self._rung = False  # before the look, so that what comes after it rings again
+        found = []
+        while self._ended:
+            found.append(self._ended.popleft())
+        return found
 
-class TaskRuns(Runs):
+    def close(self) -> None:
+        """Give up the bell. Nothing runs any more."""
+        os.close(self.bell)
+
+
+class TaskRuns:
     """Coroutines on the worker's event loop, each in a task of its own."""
 
     def __init__(
@@ -125,7 +139,7 @@ class TaskRuns(Runs):
         limited: bool,
     ) -> None:
         """`limited`: a run may be interrupted."""
-        super().__init__(slot)
+        self.ends = RunEnds(slot)
         self._function = function
         self._loop = loop
         self._limited = limited
@@ -182,16 +196,23 @@ class TaskRuns(Runs):
         if isinstance(run, CoroutineRun):
             self._loop.interrupt(run, limit)
 
+    def _over(self, entry: RunningMessage, end: object) -> None:
+        self.ends.add(entry, end, self._ring)
+
     def _ring(self) -> None:
         # After all that can run now: each ring wakes the main thread, and stops this one.
-        self._loop.soon(super()._ring)
+        self._loop.soon(self.ends.ring)
+
+    def close(self) -> None:
+        """Give up what they need. Nothing runs any more."""
+        self.ends.close()
 
 
-class ThreadRuns(Runs):
+class ThreadRuns:
     """Threads, as many as there are lanes."""
 
     def __init__(self, slot: WorkerSlot, function: Callable[..., object], lanes: int) -> None:
-        super().__init__(slot)
+        self.ends = RunEnds(slot)
         self._function = function
         self._work: SimpleQueue[RunningMessage | None] = SimpleQueue()
         self._open: dict[RunningMessage, _Window] = {}
@@ -219,7 +240,7 @@ class ThreadRuns(Runs):
             self._work.put(None)
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
-        super().close()
+        self.ends.close()
 
     def _serve(self) -> None:
         while True:
@@ -241,7 +262,7 @@ class ThreadRuns(Runs):
                 end.args = window.limit.args  # no other has come without a text
             self._open.pop(entry, None)
             logs.running.set(None)
-            self._over(entry, end)
+            self.ends.add(entry, end, self.ends.ring)
 
 
 class _Window:

@@ -1,10 +1,16 @@
-"""Which of the entries in hand may begin. No I/O, and the only place that knows of keys."""
+"""Which of the entries in hand may begin, where several run at once. No I/O.
+
+`Ordering` lets all begin, or of each key one at a time. `HoldingOrdering` keeps what has failed,
+with all of its key.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
+
+from streamqd.worker.key_blocker import KeyBlocker
 
 
 class Keyed(Protocol):
@@ -115,3 +121,76 @@ class Ordering(Generic[Entry]):
         self._ready.clear()
         self.waiting = 0
         return dropped
+
+
+class Holdable(Keyed, Protocol):
+    """What may be held: its size in bytes, and when it is due, if it has failed before."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def due_ns(self) -> int: ...
+
+
+Held = TypeVar("Held", bound=Holdable)
+
+
+class HoldingOrdering(Generic[Held]):
+    """What has failed waits beside an ordering by key, and all of its key behind it."""
+
+    def __init__(self, ordering: Ordering[Held]) -> None:
+        self._ordering = ordering
+        self.holds: KeyBlocker[Held] = KeyBlocker()
+
+    def add_all(self, entries: Iterable[Held], now: float) -> list[Held]:
+        """Put entries into the ordering, but those of held keys. Returns those that are held."""
+        return [entry for entry in entries if self._is_held(entry, now)]
+
+    def _is_held(self, entry: Held, now: float) -> bool:
+        """Put an entry where it belongs. Whether it is held there."""
+        key = entry.key
+        if key is not None and key in self.holds:
+            self.holds.behind(key, entry)
+        elif key is not None and entry.due_ns > now and not self._ordering.knows(key):
+            self.holds.hold(key, entry, entry.due_ns)
+        else:
+            self._ordering.add(entry)
+            return False
+        return True
+
+    def keep(self, entry: Held, due: float) -> list[Held]:
+        """Hold an entry that was given out. Returns those behind it, which are now held too."""
+        assert entry.key is not None
+        self.holds.hold(entry.key, entry, due)
+        behind = self._ordering.surrender(entry)
+        for other in behind:
+            self.holds.behind(entry.key, other)
+        return behind
+
+    def take_due(self, now: float) -> Held | None:
+        """Put a held entry that is due into the ordering and return it; None when none is due."""
+        key = self.holds.take(now)
+        if key is None:
+            return None
+        (entry,) = self.holds.line(key, 1)
+        self._ordering.add(entry)
+        return entry
+
+    def all_ended(self, entries: Iterable[Held], now: float) -> bool:
+        """Entries that were given out have ended: held keys go on. Whether any entry was kept."""
+        kept = False
+        for entry in entries:
+            key = entry.key
+            if key is None or key not in self.holds:
+                continue
+            if self.holds.waits(key):
+                kept = True
+            else:
+                self.holds.done(key)
+                self.holds.go_on(key, now)
+        return kept
+
+    def restart(self, now: float, running: Iterable[Held]) -> None:
+        """Let what was about to run be due: the ordering has dropped it."""
+        self.holds.restart(now, [entry.key for entry in running])

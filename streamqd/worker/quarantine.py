@@ -16,8 +16,6 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from streamqd import logs
 from streamqd.errors import Refused
@@ -25,59 +23,81 @@ from streamqd.message import Message
 from streamqd.paths import below
 from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, now_ns
 from streamqd.store import messages
-from streamqd.store.scripts import Call
-from streamqd.worker.blocking import NOBODY
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.fenced import FencedCalls
+from streamqd.worker.guards import Guards
 from streamqd.worker.pending_entry import PendingEntry
-
-if TYPE_CHECKING:
-    from streamqd.worker.worker import WorkerProcess
+from streamqd.worker.throttle import RateLimiter
 
 POLL_SECONDS = 0.05  # how often a turn is asked for: the lock's own queue could not be left
 SHARE_SECONDS = 1.0  # of turns, after which a worker lets those go first that ask for one
+
+# Marked while nothing runs. No entry has this id, so nobody is suspected.
+NOBODY = b"m:0-0"
 
 
 class Quarantine:
     """Marks and turns of one worker. Turns are a lock that all workers of the instance share."""
 
-    def __init__(self, worker: WorkerProcess, run_script: Callable[[Call], object]) -> None:
-        self._worker = worker
-        self._run_script = run_script
+    def __init__(
+        self,
+        context: WorkerContext,
+        calls: FencedCalls,
+        guards: Guards | None,
+        throttle: RateLimiter | None,
+    ) -> None:
+        self._context = context
+        self._calls = calls
+        self._guards = guards
+        self._throttle = throttle
+        self._session = ""  # while entries of a lost owner are handled
         self._lock: int | None = None
         self._since = 0.0  # when the present turn began
         self._had_seconds = 0.0  # of turns since the others could go first
         self._suspects: set[bytes] = set()  # places; also of what is kept in hand
         self._marked = NOBODY
         self._told = False  # that there are no turns
-        worker.gate.before_wait = self.rest
+        context.gate.before_wait = self.rest
         _everyone.add(self)
 
-    def begin(self, session: str, entry: PendingEntry, message: Message) -> None:
+    def open(self, session: str) -> None:
+        """Mark every run of this session; '' for none."""
+        self._session = session
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every run is marked."""
+        return self._session != ""
+
+    def begin(self, entry: PendingEntry, message: Message) -> None:
         """Settle what is done, wait for this entry's turn, and write down that it comes next.
 
         Raises Stop, Fenced, RedisUnavailable.
         """
-        self._worker.settler.flush()
+        self._context.settler.flush()
         if self._is_suspect(entry, message):
             self._suspects.add(entry.place)
-        self._begin(session, entry.place)
+        self._begin(entry.place)
 
-    def marker(self, session: str) -> Callable[[bytes], None]:
-        """What a runner calls when the same entry waits to run again (NOBODY), and when it does."""
+    def run_again(self, place: bytes) -> None:
+        """An entry that was kept runs again now: wait for its turn. Raises as `begin`."""
+        if self._session:
+            self._context.settler.flush()
+            self._begin(place)
 
-        def mark(place: bytes) -> None:
-            if place == NOBODY:
-                self.rest()
-                self._mark(session, NOBODY)
-            else:
-                self._begin(session, place)
+    def nothing_runs(self) -> None:
+        """The entry that was begun last is kept for a later run: suspect nobody meanwhile."""
+        if self._session:
+            self.rest()
+            self._mark(NOBODY)
 
-        return mark
-
-    def end(self, session: str) -> None:
-        """Nothing inherited is left."""
-        self._mark(session, b"")
-        self._suspects.clear()
-        self.rest()
+    def end(self) -> None:
+        """Nothing is left of a lost owner."""
+        if self._session:
+            self._mark(b"")
+            self._suspects.clear()
+            self.rest()
+            self._session = ""
 
     def rest(self) -> None:
         """End the turn: the others may go on."""
@@ -97,32 +117,32 @@ class Quarantine:
 
     def _is_suspect(self, entry: PendingEntry, message: Message) -> bool:
         """Whether it was charged before, or the next charge would already bury it."""
-        return entry.crashes + message.crash_count > 0 or self._worker.consumer.max_crashes == 1
+        return entry.crashes + message.crash_count > 0 or self._context.consumer.max_crashes == 1
 
-    def _begin(self, session: str, place: bytes) -> None:
+    def _begin(self, place: bytes) -> None:
         """Wait until nothing holds the entry back, then take its turn and mark it."""
-        gate = self._worker.gate
+        gate = self._context.gate
         if self._had_seconds > SHARE_SECONDS:
             self._had_seconds = 0.0
-            self._unmark(session)
+            self._unmark()
             gate.sleep(2 * POLL_SECONDS)
         while True:
             if self._is_held_back():
-                self._unmark(session)
+                self._unmark()
                 self._wait_out()
             elif not self._take_turn(alone=place in self._suspects):
-                self._unmark(session)
+                self._unmark()
                 gate.sleep(POLL_SECONDS)
             else:
-                self._mark(session, place)
+                self._mark(place)
                 if not self._is_held_back():
                     return
                 self.rest()
 
     def _is_held_back(self) -> bool:
         """Whether a run would wait: for an order's end, for trust, the rate or the guards."""
-        runner, words = self._worker.runner, self._worker.slot.words
-        now, guards, throttle = now_ns(), runner.guards, runner.throttle
+        words, now = self._context.slot.words, now_ns()
+        guards, throttle = self._guards, self._throttle
         return bool(
             words[WORD_COMMAND]
             or now > words[WORD_TRUSTED_UNTIL]
@@ -132,26 +152,28 @@ class Quarantine:
 
     def _wait_out(self) -> None:
         """Wait for all that could hold a run back. Nothing runs, so none of it comes again soon."""
-        worker, runner = self._worker, self._worker.runner
-        worker.gate.check(worker.slot.unfinished)
-        if runner.guards is not None:
-            runner.guards.heed()
-        if runner.throttle is not None:
-            runner.throttle.wait(now_ns())
-        worker.gate.await_trust()
+        gate = self._context.gate
+        gate.check(self._context.slot.unfinished)
+        if self._guards is not None:
+            self._guards.heed()
+        if self._throttle is not None:
+            self._throttle.wait(now_ns())
+        gate.await_trust()
 
-    def _mark(self, session: str, place: bytes) -> None:
+    def _mark(self, place: bytes) -> None:
         """Write durably which entry comes next, so that a host-killer is found."""
-        worker = self._worker
+        settler = self._context.settler
         self._marked = b""  # unknown, if there is no answer
-        call = messages.solo_mark(worker.keys, worker.unit, worker.token, session, place, [])
-        self._run_script(call)
+        call = messages.solo_mark(
+            settler.keys, settler.unit, settler.token, self._session, place, []
+        )
+        self._calls.run(call)
         self._marked = place
 
-    def _unmark(self, session: str) -> None:
+    def _unmark(self) -> None:
         """Suspect nobody: the last one that ran may still be pending, because it was kept."""
         if self._marked != NOBODY:
-            self._mark(session, NOBODY)
+            self._mark(NOBODY)
 
     def _take_turn(self, *, alone: bool) -> bool:
         """Try to begin a turn: when no suspect runs here; `alone`, when no inherited entry does.
@@ -159,7 +181,7 @@ class Quarantine:
         The turn ends with `rest`, or with the process.
         """
         self.rest()
-        daemon = self._worker.settings.daemon
+        daemon = self._context.settings.daemon
         wanted = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         try:
             path = below(daemon.state_dir, f"{daemon.instance}.solo")
@@ -175,7 +197,7 @@ class Quarantine:
             self.disown()
             if not self._told:
                 self._told = True
-                unit = self._worker.unit
+                unit = self._context.unit
                 logs.event("solo.unlocked", logging.WARNING, unit=unit, error=str(error))
         return True
 

@@ -6,31 +6,29 @@ of it fresh: it is looked through page by page, and reading goes on between two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from streamqd import logs
 from streamqd.store import messages
-from streamqd.store.scripts import Call, Reply
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.pending_entry import PendingEntry
-
-if TYPE_CHECKING:
-    from streamqd.worker.worker import WorkerProcess
 
 
 class Reclaim:
     """How far a worker has looked through both streams since the flag was raised."""
 
-    def __init__(self, worker: WorkerProcess, run_script: Callable[[Call], Reply]) -> None:
-        self._worker = worker
-        self._run_script = run_script
+    def __init__(self, context: WorkerContext, calls: FencedCalls) -> None:
+        self._context = context
+        self._slot = context.slot
+        self._calls = calls
         self._pages: dict[bool, messages.Cursor] = {}  # the next of each stream, by `retried`
         self._looked = False  # a look has been done, and no reading since
 
     @property
     def wanted(self) -> bool:
         """Whether the flag is up."""
-        slot = self._worker.slot
+        slot = self._slot
         return slot.reclaim_requested != slot.reclaim_done
 
     def has_turn(self, *, reading: bool = True) -> bool:
@@ -44,37 +42,36 @@ class Reclaim:
 
         The flag is taken down once both have been looked through.
         """
-        worker = self._worker
-        wanted = worker.slot.reclaim_requested
+        wanted = self._slot.reclaim_requested
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}
         yield from list(self._pages)
         self._looked = True  # what failed is done again first
         if not self._pages:
-            worker.slot.reclaim_done = wanted
+            self._slot.reclaim_done = wanted
 
-    def take(self, retried: bool, count: int) -> list[PendingEntry]:
+    def take(self, retried: bool, session: str, count: int) -> list[PendingEntry]:
         """Take over at most `count` entries of the next page.
 
         Raises Fenced, RedisRefused, RedisUnavailable.
         """
-        worker = self._worker
+        settler, slot = self._context.settler, self._slot
         call = messages.reclaim(
-            worker.keys,
-            worker.unit,
-            worker.token,
-            worker.session,
+            settler.keys,
+            settler.unit,
+            settler.token,
+            session,
             source="r" if retried else "m",
-            idle=worker.consumer.reclaim_idle,
+            idle=self._context.consumer.reclaim_idle,
             count=count,
             page=self._pages[retried],
         )
-        entries, ghosts, after = messages.Reclaimed.parse(self._run_script(call))
+        entries, ghosts, after = messages.Reclaimed.parse(self._calls.run(call))
         if after is None:
             del self._pages[retried]
         else:
             self._pages[retried] = after
-        worker.slot.add("ghosts", ghosts)
-        worker.slot.add("reclaimed", len(entries))
+        slot.add("ghosts", ghosts)
+        slot.add("reclaimed", len(entries))
         if entries:
-            logs.event("reclaim", unit=worker.unit, entries=len(entries), ghosts=ghosts)
+            logs.event("reclaim", unit=self._context.unit, entries=len(entries), ghosts=ghosts)
         return [PendingEntry(retried, entry_id, fields, 0, b"") for entry_id, fields in entries]

@@ -22,6 +22,7 @@ from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.worker.fenced import Fenced
 
 BATCH_MAX = 128  # items of one settle script; bounds how long one call occupies the server
 PARK_SECONDS = 1.0  # between two tries to settle what the server refused
@@ -42,10 +43,6 @@ _KNOWN = (
 
 # The server takes no writes at all for now. Any other refusal may be about one entry or one key.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
-
-
-class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
-    """A newer owner exists. Drop everything and end."""
 
 
 class Settlement(NamedTuple):

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 
-from streamqd.config import Consumer
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.policy.rate import Rate
-from streamqd.scoreboard import WORD_TRUSTED_UNTIL, WorkerSlot, now_ns
-from streamqd.worker.control_channel import ControlChannel
-from streamqd.worker.settler import Settler
+from streamqd.scoreboard import WORD_TRUSTED_UNTIL, now_ns
+from streamqd.worker.context import WorkerContext
 
 SHORT_NS = 2_000_000
 BURST_SECONDS = 0.02
@@ -23,38 +21,14 @@ BURST_SECONDS = 0.02
 class RateLimiter:
     """The rate of one worker. Whoever is about to run handlers asks it last."""
 
-    def __init__(
-        self, rate: Rate, slot: WorkerSlot, gate: ControlChannel, settler: Settler
-    ) -> None:
+    def __init__(self, rate: Rate, context: WorkerContext) -> None:
+        slot = self._slot = context.slot
         self._rate = rate
-        self._slot = slot
-        self._gate = gate
-        self._settler = settler
+        self._gate = context.gate
+        self._settler = context.settler
         self._waits = IdleReason(slot.words)
         slot.rate_due_ns = rate.inherited(slot.rate_due_ns, now_ns())
         self._since_ns = 0  # when the present wait began, 0 = nobody waits
-
-    @classmethod
-    def of(
-        cls,
-        consumer: Consumer,
-        slot: WorkerSlot,
-        gate: ControlChannel,
-        settler: Settler,
-        burst: int = 1,
-    ) -> RateLimiter | None:
-        """Return the throttle that a consumer asks for, None when it asks for none.
-
-        `burst` holds where the consumer does not say how much may begin at once, or what comes in
-        some milliseconds when that is more: nothing wakes up in time to the microsecond.
-        """
-        per_second = consumer.rate_per_second
-        slot.rate_micro = round(per_second * 1e6)
-        if not per_second:
-            slot.rate_due_ns = 0
-            return None
-        least = max(burst, int(per_second * BURST_SECONDS))
-        return cls(Rate(per_second, consumer.rate_burst or least), slot, gate, settler)
 
     @property
     def burst(self) -> int:
@@ -98,3 +72,19 @@ class RateLimiter:
             self._slot.add("throttled_ns", now - self._since_ns)
             self._since_ns = 0
             self._waits.end()
+
+
+def rate_limiter_of(context: WorkerContext, burst: int = 1) -> RateLimiter | None:
+    """Return the rate limiter that a consumer asks for, None when it asks for none.
+
+    `burst` holds where the consumer does not say how much may begin at once, or what comes in
+    some milliseconds when that is more: nothing wakes up in time to the microsecond.
+    """
+    consumer, slot = context.consumer, context.slot
+    per_second = consumer.rate_per_second
+    slot.rate_micro = round(per_second * 1e6)
+    if not per_second:
+        slot.rate_due_ns = 0
+        return None
+    least = max(burst, int(per_second * BURST_SECONDS))
+    return RateLimiter(Rate(per_second, consumer.rate_burst or least), context)

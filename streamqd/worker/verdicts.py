@@ -1,91 +1,94 @@
-"""How runs end: every message in hand becomes a verdict, whether its handler has run or not.
+"""How a run's end becomes a settlement, and how a message is settled that is not run at all.
 
-What is done is acknowledged, what has failed is set aside for a retry or becomes a dead letter, as
-`policy.settlement` decides. `runs` has the other half: what leads to the end of a run.
+`policy.settlement` decides what becomes of a message. Here that is carried to the settler: as an
+acknowledgement, a retry or a dead letter. What the policy keeps for another run in its place is
+returned to the executor, which knows the place.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from random import random
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 from streamqd import handlers, logs
-from streamqd.config import Consumer
-from streamqd.message import Delivery, Message
+from streamqd.message import Message
 from streamqd.model import (
+    BLOCK,
+    HOLD_KEY,
     Ack,
     DeadAsked,
     Failed,
     KeepVerdict,
     Leave,
     Outcome,
+    ReleaseAsked,
     RetryAsked,
     RetryVerdict,
 )
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
-from streamqd.scoreboard import DONE, FAILED, SETTLED, WorkerSlot, now_ns
-from streamqd.store.client import Connection
+from streamqd.scoreboard import DONE, FAILED, SETTLED, now_ns
 from streamqd.worker import dead_letters
-from streamqd.worker.control_channel import ControlChannel
-from streamqd.worker.forks import family
+from streamqd.worker.context import WorkerContext
 from streamqd.worker.guards import Guards
 from streamqd.worker.pending_entry import PendingEntry
-from streamqd.worker.settler import Settlement, Settler, place_of
+from streamqd.worker.settler import Settlement, place_of
 
-CLOCK_AGE_NS = 60_000_000_000  # how old the knowledge of the server's time may be
-TOO_LARGE = "too-large"  # the reason of a letter
+RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
+TOO_LARGE = "too-large"  # the reason of a dead letter
 UNTOLD = "<its text took longer than the time limit of the run>"
-Found = TypeVar("Found")
+TELL_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep what an error says
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a run has failed of, in words that may be kept."""
+class Judged:
+    """What is found out of a failed run, step by step: a time limit may end the search."""
 
-    failure: Failed
-    place: str  # as shop.py:41, '' when it is not told
-    fingerprint: str = ""
+    __slots__ = ("described", "error", "fingerprint", "outcome", "place", "text", "traceback")
 
-    @property
-    def error(self) -> str:
-        """Class and text in one: `ValueError: the card was declined`."""
-        name, text = self.failure.error_class, self.failure.message
-        return f"{name}: {text}" if name and text else name or text
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.outcome: Outcome | None = None  # without text and traceback
+        self.described: handlers.Description | None = None
+        # In words that may be kept.
+        self.text = ""
+        self.place = ""  # as shop.py:41, '' when it is not told
+        self.traceback = ""
+        self.fingerprint = ""
+
+
+class RunAgain(NamedTuple):
+    """The message keeps its place in the order and runs again in `delay` seconds."""
+
+    delay: float
+    spent: int  # attempts that this run has cost: 0 where it was released, or not at fault
 
 
 class Verdicts:
-    """What a runner says of its messages, and the counters of its unit that follow from that."""
+    """Settles messages, with or without a run, and counts what became of them."""
 
     def __init__(
         self,
-        consumer: Consumer,
-        delivery: Delivery,
-        slot: WorkerSlot,
-        gate: ControlChannel,
-        settler: Settler,
+        context: WorkerContext,
+        guards: Guards | None,
+        redact: Callable[[str], str] | None,
     ) -> None:
-        self.consumer = consumer
-        self.delivery = delivery
-        self.slot = slot
-        self.gate = gate
-        self.settler = settler
-        self.policy = consumer.policy
-        self.guards: Guards | None = None
-        self.redact: Callable[[str], str] | None = None  # of texts that a letter keeps
-        self.mark: Callable[[bytes], None] | None = None  # writes down which entry runs next
-        self.bytes_max = sys.maxsize  # of a payload, and of key and headers
-        # What a soft limit may interrupt: the handler, or what of its error is the user's code too.
-        self._in_handler = False
-        self._judging = False  # it is the latter, which runs in the main thread
-        self.failed_runs = 0
-        self.released = 0  # entries that were given back since somebody looked
-        self._server_ahead_ns = 0  # the server's unix time less `now_ns`
-        self._clock_read_ns = 0  # 0 = not read yet
+        """`redact` is what texts pass that a dead letter keeps."""
+        self._context = context
+        self._consumer = context.consumer
+        self._delivery = context.delivery
+        self._slot = context.slot
+        self._settler = context.settler
+        self._counts = context.counts
+        self._clock = context.clock
+        self._judge = context.limit.judge
+        self._policy = context.consumer.policy
+        self._guards = guards
+        self._redact = redact
+        self._bytes_max = context.settings.daemon.max_message_bytes
+        self.released = 0  # entries given back that the worker has not listed again yet
         self._dead_lines = logs.Limit("message.dead", logging.WARNING)
         self._given_up_lines = logs.Limit("letter.given_up", logging.WARNING)
         self._retry_lines = logs.Limit("message.retry", logging.INFO)
@@ -96,37 +99,39 @@ class Verdicts:
     def pass_over(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
         """Acknowledge a message that has expired, without a run; False when it has not."""
         expires_at = message.expires_at
-        if expires_at is None or self.server_time() < expires_at:
+        if expires_at is None or self._clock.time() < expires_at:
             return False
-        self.slot.states[index] = DONE
-        self.slot.add("expired")
+        self._slot.states[index] = DONE
+        self._slot.add("expired")
         charged = crashes > 0 or message.failures_in_place > 0
-        self.settler.ack(
+        self._settler.ack(
             message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
         )
-        self._expired_lines.event(unit=self.delivery.unit, uid=message.uid, attempt=message.attempt)
+        self._expired_lines.event(
+            unit=self._delivery.unit, uid=message.uid, attempt=message.attempt
+        )
         return True
 
     def settle_ghost(self, index: int, entry: PendingEntry) -> None:
         """Acknowledge an entry that somebody has trimmed away."""
-        self.slot.add("ghosts")
+        self._slot.add("ghosts")
         place = entry.place.decode()
-        logs.event("message.ghost", logging.WARNING, unit=self.delivery.unit, place=place)
-        self.slot.states[index] = DONE
-        self.settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
+        logs.event("message.ghost", logging.WARNING, unit=self._delivery.unit, place=place)
+        self._slot.states[index] = DONE
+        self._settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
 
     def bury_crasher(self, index: int, message: Message, entry: PendingEntry) -> bool:
         """Dead-letter a message that has killed its process too often, or is too large."""
         if self.bury_giant(index, message, entry.retried, entry.crashes):
             return True
         crashes = message.crash_count + entry.crashes
-        verdict = settlement.before_run(crashes, self.policy) if entry.crashes else None
+        verdict = settlement.before_run(crashes, self._policy) if entry.crashes else None
         if verdict is None:
             return False
         what, context = dead_letters.crash_fields(entry.context)
-        if self.delivery.unit.reads_letters:
-            self._give_up(index, message, entry.retried, True, verdict.reason, _crash(what))
-            self.settler.flush()
+        if self._delivery.unit.reads_letters:
+            self._give_up(index, message, entry.retried, True, verdict.reason, what)
+            self._settler.flush()
             return True
         text = f"the process that handled it ended by {what}"
         self._bury(index, message, entry.retried, crashes, (verdict.reason, what, text), context)
@@ -134,8 +139,8 @@ class Verdicts:
 
     def bury_giant(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
         """Dead-letter a message that is larger than any producer may send; False when it is not."""
-        text = dead_letters.too_large(message, self.bytes_max)
-        if not text or self.delivery.unit.reads_letters:
+        text = dead_letters.too_large(message, self._bytes_max)
+        if not text or self._delivery.unit.reads_letters:
             return False
         crashes += message.crash_count
         self._bury(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
@@ -151,162 +156,133 @@ class Verdicts:
         context: dict[bytes, bytes],
     ) -> None:
         """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
-        handler = self.consumer.handler
-        fields = dead_letters.unhandled(message, self.delivery, handler, why, crashes=crashes)
+        handler = self._consumer.handler
+        fields = dead_letters.unhandled(message, self._delivery, handler, why, crashes=crashes)
         self._set_aside(index, message, retried, None, context | fields)
-        self._say_end(self._dead_lines, message, why[0], _crash(why[1]))
-        self.settler.flush()
-        if self.guards is not None and self.consumer.lanes == 1:
-            self.guards.heed(more=self.slot.unfinished > 0)
-
-    # --- the server's clock ---
-
-    def read_clock(self, link: Connection) -> None:
-        """Learn the server's time: it gave the messages their ids, and they may have an end."""
-        seconds, micros = link.execute("TIME")
-        self._clock_read_ns = now_ns()
-        unix_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000
-        self._server_ahead_ns = unix_ns - self._clock_read_ns
-
-    def clock_is_old(self, now: int) -> bool:
-        """Whether `read_clock` should be called again."""
-        return bool(self._clock_read_ns) and now - self._clock_read_ns > CLOCK_AGE_NS
-
-    def server_time(self) -> float:
-        """The server's unix time, as far as it is known here."""
-        return (now_ns() + self._server_ahead_ns) / 1e9
-
-    def _age(self, message: Message) -> float:
-        # Both times are the server's: hosts need not agree on theirs.
-        if self.policy.max_age is None:
-            return 0.0
-        # A letter begins anew when it is one: its message may be old.
-        since = message.timestamp if message.letter is None else message.letter.failed_at
-        return max(0.0, self.server_time() - since)
+        self._say_end(self._dead_lines, message, why[0], why[1])
+        self._settler.flush()
+        if self._guards is not None and self._consumer.lanes == 1:
+            self._guards.heed(more=self._slot.unfinished > 0)
 
     # --- after a run that has failed ---
 
-    def _judge(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
-        """Call what looks at the end of a run, by the user's code as a rule: limits go on.
+    def error_of(self, end: object) -> BaseException | None:
+        """Return what is wrong with the end of a run, None when its message is done."""
+        if issubclass(type(end), BaseException):  # `isinstance` may ask the user's code
+            assert isinstance(end, BaseException)
+            return end
+        return self._judge(handlers.error_of, end)
 
-        Returns the exception of the soft limit when that has come. What it interrupts must only
-        find something out: nothing of ours may stay half done.
-        """
-        family.end_child()  # one that has raised, or returned something
-        try:
-            self._judging = self._in_handler = True
-            try:
-                return work(*given)
-            finally:
-                self._judging = self._in_handler = False
-        except handlers.SoftTimeout as limit:
-            self._judging = False
-            return limit
-
-    def _failed(
+    def failed(
         self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
-    ) -> None:
-        """Note the verdict on a run that has failed. `message` is as before the handler had it.
+    ) -> RunAgain | None:
+        """Settle a message whose run has failed, or return when it runs again in its place.
 
-        Until then its state byte is RUNNING: what kills the process here is charged to it.
+        `message` is as before the handler had it. Until its verdict is found its state byte is
+        RUNNING: what kills the process here is charged to it.
         """
-        self.failed_runs += 1
-        detail = self.consumer.dlq_error
-        outcome = self._judge(handlers.brief_of, error, detail)
-        if isinstance(outcome, handlers.SoftTimeout):
-            outcome = _untold(error, detail)
+        self._counts.failed += 1
+        judged = Judged(error)
+        self._judge(self._look, judged)
+        outcome = judged.outcome or _untold(error, self._consumer.dlq_error)
         attempt = message.attempt
-        free = self.guards is not None and self.guards.blameless(outcome, message)
+        free = self._guards is not None and self._guards.blameless(outcome, message)
         verdict = settlement.decide(
             outcome,
             attempt=attempt,
             crashes=crashes,
             age=self._age(message),
-            policy=self.policy,
+            policy=self._policy,
             jitter=random(),
             keyed=message.key is not None,
             blameless=free,
         )
         if isinstance(verdict, Leave):
-            self.slot.add("released")
-            self._leave(index, message, retried)
-            return
-        retry = isinstance(verdict, RetryVerdict | KeepVerdict)
-        told = self._tell(error, _failure(outcome), whole=not retry)
-        failure = told.failure
-        self.slot.add("failed")
-        self.slot.failures.note(failure.error_class, now_ns())
+            self._slot.add("released")
+            return self._leave(index, message)
+        failure = _failure(outcome)
+        told = _in_one(failure.error_class, judged.text)
+        self._slot.add("failed")
+        self._slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
-            self.slot.add("timeouts")
+            self._slot.add("timeouts")
         fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
-        if isinstance(verdict, RetryVerdict | KeepVerdict):
-            fields |= dead_letters.last_error(message, told.error, told.place)
+        if isinstance(verdict, (RetryVerdict, KeepVerdict)):
+            fields |= dead_letters.last_error(message, told, judged.place)
             if not self._retry_lines.held():
-                self._retry_lines.event(
-                    trace=failure.traceback if logs.verbose() else "",
-                    unit=self.delivery.unit,
-                    uid=message.uid,
-                    attempt=attempt,
-                    delay=round(verdict.delay, 3),
-                    error=told.error,
-                    at=told.place or None,
-                )
+                self._say_retry(message, verdict.delay, told, judged)
             if isinstance(verdict, KeepVerdict):
-                self._keep(index, message, retried, verdict.delay, 1 - free)
-            else:
-                self._set_aside(index, message, retried, verdict.delay, fields)
-            return
+                return RunAgain(verdict.delay, 1 - free)
+            self._set_aside(index, message, retried, verdict.delay, fields)
+            return None
         assert not isinstance(verdict, Ack)
-        if self.delivery.unit.reads_letters:
+        self._judge(self._look_closer, judged)
+        if self._delivery.unit.reads_letters:
             charged = crashes > message.crash_count
-            self._give_up(index, message, retried, charged, verdict.reason, told)
-            return
+            self._give_up(index, message, retried, charged, verdict.reason, told, judged)
+            return None
+        handler = self._consumer.handler
         fields |= dead_letters.letter(
             message,
-            self.delivery,
-            self.consumer.handler,
+            self._delivery,
+            handler,
             verdict.reason,
-            failure,
+            replace(failure, message=judged.text, traceback=judged.traceback),
             attempts=attempt,
             crashes=crashes,
-            fingerprint=told.fingerprint,
+            fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
         )
         self._set_aside(index, message, retried, None, fields)
-        self._say_end(self._dead_lines, message, verdict.reason, told)
+        self._say_end(self._dead_lines, message, verdict.reason, told, judged)
+        return None
 
-    def _tell(self, error: BaseException, brief: Failed, *, whole: bool) -> Told:
-        """Put into words what a run has failed of, as far as `dlq_error` and `redact_error` allow.
+    def _look(self, judged: Judged) -> None:
+        """Find out all that decides, and what is told of every failure.
 
-        `whole`: for a letter, with traceback and fingerprint.
+        As far as `dlq_error` and `redact_error` allow.
         """
-        detail, handler = self.consumer.dlq_error, self.consumer.handler
-        if detail == "traceback" and not (whole or logs.verbose()):
-            detail = "message"
+        error, detail = judged.error, self._consumer.dlq_error
+        judged.outcome = outcome = handlers.brief_of(error, detail)
+        if type(outcome) is ReleaseAsked:
+            return
+        described = handlers.Description(error)
+        if detail != "none":
+            judged.place = described.place()
+        if detail in TELL_TEXT:
+            judged.text = UNTOLD  # until it is there
+            judged.text = handlers.passed(described.text(), self._redact)
+        judged.described = described
 
-        def words() -> Told:
-            failure = handlers.redacted(_failure(handlers.outcome_of(error, detail)), self.redact)
-            place = "" if detail == "none" else handlers.place_of(error)
-            return Told(failure, place, handlers.fingerprint(error, handler) if whole else "")
+    def _look_closer(self, judged: Judged) -> None:
+        """Find out what a letter tells beside that: the traceback and the fingerprint."""
+        described = judged.described
+        if described is None:
+            return  # the time was over
+        judged.fingerprint = described.fingerprint(self._consumer.handler)
+        if judged.text == handlers.TOO_SLOW:
+            judged.traceback = judged.text  # nor would it end here
+        elif self._consumer.dlq_error == "traceback":
+            judged.traceback = handlers.passed(described.traceback(), self._redact)
 
-        told = self._judge(words)
-        if isinstance(told, Told):
-            return told
-        text = UNTOLD if detail in ("message", "traceback") else ""
-        failure = replace(brief, message=text, traceback="")
-        return Told(failure, "", fingerprint(failure.error_class, "", handler))
+    def _leave(self, index: int, message: Message) -> RunAgain | None:
+        """Release a message. Where the order is kept it waits in its place; it costs no attempt.
 
-    def _leave(self, index: int, _message: Message, _retried: bool) -> None:
-        """Give an entry back: it stays pending, and the next listing brings it back."""
-        self.slot.states[index] = SETTLED
+        Elsewhere it stays pending, and the next listing brings it back.
+        """
+        order = self._policy.on_error
+        if order == BLOCK or (order == HOLD_KEY and message.key is not None):
+            return RunAgain(RELEASE_SECONDS, 0)
+        self._slot.states[index] = SETTLED
         self.released += 1
+        return None
 
-    def _keep(self, index: int, message: Message, retried: bool, delay: float, spent: int) -> None:
-        """Keep an entry in hand for its next run, in `delay` seconds; `spent` attempts are gone."""
-        raise NotImplementedError(f"on_error of {self.consumer.name} keeps no message")
-
-    def places(self) -> Iterable[bytes]:
-        """The places of what stays in hand when the connection is lost."""
-        return ()
+    def _age(self, message: Message) -> float:
+        # Both times are the server's: hosts need not agree on theirs.
+        if self._policy.max_age is None:
+            return 0.0
+        # A dead letter begins again when it becomes one: its message may be old.
+        since = message.timestamp if message.letter is None else message.letter.failed_at
+        return max(0.0, self._clock.time() - since)
 
     def _set_aside(
         self,
@@ -317,13 +293,13 @@ class Verdicts:
         fields: dict[bytes, bytes],
     ) -> None:
         if delay is None:
-            fields |= dead_letters.withheld(message, self.consumer.dlq_body)
-            if self.guards is not None:
-                self.guards.died()
+            fields |= dead_letters.withheld(message, self._consumer.dlq_body)
+            if self._guards is not None:
+                self._guards.died()
         place = place_of(message.id_bytes, retried=retried)
-        item = Settlement(place, index, delay, fields, message._fields, self.settler.read)
-        self.slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
-        self.settler.set_aside(item, now_ns())
+        item = Settlement(place, index, delay, fields, message._fields, self._settler.read)
+        self._slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
+        self._settler.set_aside(item, now_ns())
 
     def _give_up(
         self,
@@ -332,17 +308,18 @@ class Verdicts:
         retried: bool,
         charged: bool,
         reason: str,
-        told: Told,
+        error: str,
+        judged: Judged | None = None,
     ) -> None:
         """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
-        self.slot.states[index] = DONE
-        self.slot.add("given_up")
-        self.settler.ack(
+        self._slot.states[index] = DONE
+        self._slot.add("given_up")
+        self._settler.ack(
             message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
         )
-        self._say_end(self._given_up_lines, message, reason, told)
+        self._say_end(self._given_up_lines, message, reason, error, judged)
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Say how many lines were left out, when it is time to."""
         for lines in (
             self._dead_lines,
@@ -350,18 +327,39 @@ class Verdicts:
             self._retry_lines,
             self._expired_lines,
         ):
-            lines.catch_up(unit=self.delivery.unit)
+            lines.catch_up(unit=self._delivery.unit)
 
-    def _say_end(self, lines: logs.Limit, message: Message, reason: str, told: Told) -> None:
+    def _say_retry(self, message: Message, delay: float, error: str, judged: Judged) -> None:
+        if logs.verbose():
+            self._judge(self._look_closer, judged)
+        self._retry_lines.event(
+            trace=judged.traceback,
+            unit=self._delivery.unit,
+            uid=message.uid,
+            attempt=message.attempt,
+            delay=round(delay, 3),
+            error=error,
+            at=judged.place or None,
+        )
+
+    def _say_end(
+        self,
+        lines: logs.Limit,
+        message: Message,
+        reason: str,
+        error: str,
+        judged: Judged | None = None,
+    ) -> None:
+        """Log what a message has died of; `judged` when that was a run."""
         if not lines.held():
             lines.event(
-                trace=told.failure.traceback if logs.verbose() else "",
-                unit=self.delivery.unit,
+                trace=judged.traceback if judged and logs.verbose() else "",
+                unit=self._delivery.unit,
                 uid=message.uid,
                 attempt=message.attempt,
                 reason=reason,
-                error=told.error,
-                at=told.place or None,
+                error=error,
+                at=(judged.place if judged else "") or None,
             )
 
 
@@ -371,11 +369,13 @@ def _untold(error: BaseException, detail: str) -> Failed:
     return Failed("" if detail == "none" else name, "", "", (name,))
 
 
-def _crash(what: str) -> Told:
-    """What a message has died of without a run."""
-    return Told(Failed(what, "", "", ()), "")
+def _in_one(name: str, text: str) -> str:
+    """Class and text in one: `ValueError: the card was declined`."""
+    return f"{name}: {text}" if name and text else name or text
 
 
 def _failure(outcome: Outcome) -> Failed:
-    assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
-    return outcome if isinstance(outcome, Failed) else outcome.failure
+    if isinstance(outcome, Failed):
+        return outcome
+    assert isinstance(outcome, RetryAsked | DeadAsked)
+    return outcome.failure

@@ -1,7 +1,14 @@
-"""A worker's life: boot, attach (recover what is pending), serve (fetch rounds), leave."""
+"""A worker's life: boot, attach (what is pending comes first), serve, leave.
+
+One loop serves all shapes: obey the supervisor, note what has ended, begin what can begin, settle
+what is due, and read when the executor wants more. The executor knows what is in hand and runs it;
+how a run ended goes over `verdicts` to the settler, and from there with the next read, or in a
+script, to Redis.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -21,26 +28,32 @@ from streamqd.errors import (
 from streamqd.idle_reason import IdleReason
 from streamqd.message import Delivery
 from streamqd.model import Unit
-from streamqd.scoreboard import WorkerSlot, WorkerState, now_ns
+from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
 from streamqd.store import items, messages
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.doubt import Silence
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
-from streamqd.store.scripts import Call, Reply
 from streamqd.worker.assignment import Assignment, Reconnect
-from streamqd.worker.control_channel import ControlChannel, ExitCode, Heard, Stop
+from streamqd.worker.batches import batch_size
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
+from streamqd.worker.executor import Executor, check_form, executor_for
+from streamqd.worker.fenced import Fenced, FencedCalls
 from streamqd.worker.forks import family
-from streamqd.worker.guards import Guards
+from streamqd.worker.guards import Guards, guards_of
 from streamqd.worker.hooks import Hooks, boot
-from streamqd.worker.kinds import runner_class
 from streamqd.worker.pending_entry import PendingEntry, in_order
-from streamqd.worker.prefetch import PrefetchController, bytes_of
+from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reclaim import Reclaim
-from streamqd.worker.runs import RELEASE_SECONDS, Runner
-from streamqd.worker.settler import PARK_SECONDS, Fenced, Settler
+from streamqd.worker.run_counts import RunCounts
+from streamqd.worker.server_clock import ServerClock
+from streamqd.worker.settler import PARK_SECONDS, Settler
+from streamqd.worker.soft_limit import SoftLimit
+from streamqd.worker.throttle import rate_limiter_of
+from streamqd.worker.verdicts import RELEASE_SECONDS, Verdicts
 
 BLOCK_SECONDS = 15.0  # longest wait of one doorbell
 REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
@@ -48,12 +61,13 @@ DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.
 RECOVER_PAGE = 64
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
+PUBLISH_NS = 1_000_000_000
 
 
-def new_link(settings: Settings, unit: Unit) -> Connection:
-    """Make the connection of a worker, which is not opened yet."""
+def new_link(settings: Settings, unit: Unit, suffix: str = "") -> Connection:
+    """Make a connection of a worker, which is not opened yet."""
     fence = Keys(settings.keys.control, settings.keys.streams).fence(*unit)
-    name = f"streamqd:{unit}"
+    name = f"streamqd:{unit}{suffix}"
     return connect(settings.redis, timeout=REPLY_SECONDS, name=name, key=fence, doubt=DOUBT_SECONDS)
 
 
@@ -79,14 +93,17 @@ class WorkerProcess:
         self.hooks: Hooks | None
         self.hooks, self.link = booted or (None, new_link(settings, orders.unit))
         self.fetcher = Fetcher(self.link, self.keys, self.unit, self.token)
-        self.settler = Settler(self.link, self.keys, self.unit, self.token, slot)
+        # Where runs go on during a read, what has ended is settled beside it.
+        apart = consumer.lanes > 1
+        settling = new_link(settings, orders.unit, ":settle") if apart else self.link
+        self.settler = Settler(settling, self.keys, self.unit, self.token, slot)
         self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch, slot.beat)
         self.suspects = orders.suspects
         self.gate = ControlChannel(slot, control, self.settler.try_to_flush)
-        self.runner = Runner(consumer, self.delivery, slot, self.gate, self.settler)
-        self.session = ""  # of the present connection
-        self.solo = Quarantine(self, self._run_script)
-        self.takeover = Reclaim(self, self._run_script)
+        self.clock = ServerClock()
+        self.counts = RunCounts()
+        self.limit = SoftLimit(slot, consumer.timeout)
+        self.calls = FencedCalls(self.link, slot)
         batch_max = 1 if orders.cautious else consumer.prefetch_max
         self.appetite = PrefetchController(
             consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
@@ -94,9 +111,22 @@ class WorkerProcess:
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
         self._bad = logs.bad_values()
         self.reconnect_wait = 0.0  # 0 = the last round was completed
+        self.session = ""  # of the present connection
         self.last_main = b"0-0"
         self.last_retry = b"0-0"
         self._listed = False  # all that was pending has been read since the connection was opened
+        self._bells = Bells(slot.words)
+        self._silence: Silence | None = None  # since a doorbell was sent that is not answered yet
+        self._bell_count = 0
+        self._published_ns = 0
+        self._idle_since = 0
+
+    # Made at boot, when the handler is known.
+    executor: Executor
+    verdicts: Verdicts
+    quarantine: Quarantine
+    reclaim: Reclaim
+    guards: Guards | None
 
     def run(self) -> int:
         """Live until stopped. Returns the exit code."""
@@ -108,6 +138,14 @@ class WorkerProcess:
             self.gate.fail(str(error))
             return ExitCode.BOOT_FAILED
         family.end_child()  # `on_start` may fork too
+        try:
+            return self._live()
+        finally:
+            self.executor.close()
+            if self.settler.link is not self.link:
+                self.settler.link.close()
+
+    def _live(self) -> ExitCode:
         self.slot.state = WorkerState.READY
         self.gate.ring()
         try:
@@ -116,7 +154,7 @@ class WorkerProcess:
             code = stop.code
         finally:
             family.end_child()
-            self.solo.rest()
+            self.quarantine.rest()
         if code is not ExitCode.FENCED:
             try:
                 self.settler.flush_last()
@@ -126,7 +164,7 @@ class WorkerProcess:
                 pass  # what stays unsettled is in the slot, the supervisor acknowledges it
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
-        self.runner.publish()
+        self._publish()
         # From here on the slot may be a successor's: nothing is in hand, nothing is written.
         self.slot.state = WorkerState.QUIET
         self.gate.ring()
@@ -135,23 +173,31 @@ class WorkerProcess:
         return code
 
     def _boot(self) -> None:
+        """Import the handler, and put the worker together that it needs."""
         hooks = self.hooks = self.hooks or boot(self.settings, self.consumer, self.unit)
-        self.runner = self._make_runner(hooks)
-        self.runner.guards = Guards.of(self.runner, self.settings)
-        self.runner.function = hooks.function
-        self.runner.interrupt = hooks.interrupt
-        self.runner.redact = hooks.loaded.redact
-        self.runner.bytes_max = self.settings.daemon.max_message_bytes
-        self.runner.listen_for_soft_limit()
-
-    def _make_runner(self, hooks: Hooks) -> Runner:
-        kind = runner_class(self.consumer, hooks.loaded.form)
-        if kind is Runner:
-            return self.runner
-        return kind(self.consumer, self.delivery, self.slot, self.gate, self.settler)
+        check_form(self.consumer, hooks)
+        context = WorkerContext(
+            *(self.settings, self.consumer, self.delivery, self.slot, self.gate),
+            *(self.settler, self.clock, self.counts, self.limit),
+        )
+        burst = batch_size(self.consumer) if hooks.loaded.form.batch else 1
+        throttle = rate_limiter_of(context, burst)
+        guards = self.guards = guards_of(context)
+        self.verdicts = Verdicts(context, guards, hooks.loaded.redact)
+        self.quarantine = Quarantine(context, self.calls, guards, throttle)
+        self.reclaim = Reclaim(context, self.calls)
+        self.executor = executor_for(
+            context, hooks, self.verdicts, guards, throttle, self.quarantine
+        )
 
     def _work(self) -> ExitCode:
-        """Serve for ever; every trouble with the connection leads back to attach."""
+        """Serve until something ends it; every trouble with the connection leads back to attach."""
+        try:
+            return self._work_on()
+        finally:
+            self._finish_running(commanded=False)
+
+    def _work_on(self) -> ExitCode:
         IdleReason(self.slot.words).reset()
         while True:
             try:
@@ -169,6 +215,8 @@ class WorkerProcess:
                     self.link.close()
                     continue
                 self._failed(error)
+            finally:
+                self._forget_bell()
 
     def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
         """Begin with a new connection, after a wait that grows."""
@@ -185,11 +233,11 @@ class WorkerProcess:
         none of it may be skipped. Without an answer it is said again: it may not have been heard,
         and then what was acknowledged would be handled once more.
         """
-        if not self._listed or self.runner.released:
+        if not self._listed or self.verdicts.released:
             return False
         reply = None
         while reply is None:
-            in_hand = {*self.slot.unsettled(), *self.settler.parked_places, *self.runner.places()}
+            in_hand = {*self.slot.unsettled(), *self.settler.parked_places, *self.executor.places}
             call = messages.restore_group(
                 self.keys, self.unit, self.token, self.last_main, self.last_retry, sorted(in_hand)
             )
@@ -228,8 +276,11 @@ class WorkerProcess:
         because the session was written into the fence, or its entries are in these lists.
         """
         self._listed = False
+        self._forget_bell()
+        self.quarantine.open("")
+        self.executor.restart()
         self.settler.flush()
-        self.runner.read_clock(self.link)
+        self.clock.read(self.link)
         session = self.session = secrets.token_hex(8)
         after = {False: b"", True: b""}
         opened = over = False
@@ -245,89 +296,221 @@ class WorkerProcess:
                 after_retry=after[True],
                 count=count,
             )
-            page = messages.Recovered.parse(self._run_script(call), self.keys.attempts(*self.unit))
+            page = messages.Recovered.parse(self.calls.run(call), self.keys.attempts(*self.unit))
             if page.bad:
                 self._bad.values(page.bad)
             opened = True
             self.last_main, self.last_retry = page.last_main, page.last_retry
-            held, over = in_order(page)
-            for entry in held:
+            pending, over = in_order(page)
+            for entry in pending:
                 after[entry.retried] = entry.id
-            self._run_held(held, session if page.solo else "")
+            self.quarantine.open(session if page.solo else "")
+            self._run_pending(pending)
             self.settler.flush()
-        if page.solo:
-            self.solo.end(session)
-        self.runner.mark = None
+        self.quarantine.end()
         self._listed = True
         if not self.fetcher.watch():
             raise Fenced
 
-    def _run_held(self, held: list[PendingEntry], session: str) -> None:
-        """Handle entries that were pending before. With a session each gets a durable mark."""
-        self.runner.mark = self.solo.marker(session) if session else None
-        known = {*self.settler.parked_places, *self.runner.places()}
-        held = [entry for entry in held if entry.place not in known]
-        if not held:
-            return
-        self._post([entry.place for entry in held])
+    def _run_pending(self, found: list[PendingEntry]) -> None:
+        """Handle entries that were pending before, those alone that must be alone.
+
+        In quarantine each of them gets a durable mark, and a turn.
+        """
+        executor, marked = self.executor, self.quarantine.is_open
+        known = {*self.settler.parked_places, *executor.places}
+        pending = [entry for entry in found if entry.place not in known]
+        if pending:
+            executor.expect([entry.place for entry in pending])
         began = now_ns()
-        for index, entry in enumerate(held):
-            self.gate.check(len(held) - index)
+        for position, entry in enumerate(pending):
+            self._obey(len(pending) - position)
+            index = executor.admit(position, entry.place)
             if entry.fields is None:
-                self.runner.settle_ghost(index, entry)
+                self.verdicts.settle_ghost(index, entry)
                 continue
             message = entry.message(self.delivery)
-            if self.runner.bury_crasher(index, message, entry):
+            if self.verdicts.bury_crasher(index, message, entry):
                 continue
-            alone = session or entry.crashes or entry.place in self.suspects
+            alone = marked or entry.crashes or entry.place in self.suspects
             if alone:
-                self.runner.finish()
-            if session:
-                self.solo.begin(session, entry, message)
-            self.runner.handle(index, message, entry.retried, entry.crashes, entry.failures > 0)
+                self._run_dry()
+            if marked:
+                self.quarantine.begin(entry, message)
+            executor.add(index, entry, message)
+            if marked:
+                self._run_marked()
             if alone:
-                self.runner.finish()
-                self.solo.rest()
-        self.runner.finish()
-        self.appetite.fed(len(held), sum(entry.size for entry in held), now_ns() - began)
-        self.runner.publish()
+                self._run_dry()
+        executor.finish()
+        if pending and executor.at_once:
+            size = sum(entry.size for entry in pending)
+            self.appetite.fed(len(pending), size, now_ns() - began)
+            self._publish()
+        while executor.is_full():
+            self._advance()
+            if executor.is_full():
+                self._wait()
 
-    # --- serve: fetch rounds ---
+    def _run_marked(self) -> None:
+        """Run what is in hand. Nothing is raised meanwhile: the turn lasts as long as the run."""
+        self.executor.alone = True
+        self.executor.start_ready()
+        self._finish_running(commanded=False)
+        self.quarantine.rest()
+
+    def _run_dry(self) -> None:
+        """Handle all that is in hand, and nothing beside it."""
+        executor = self.executor
+        executor.alone = True
+        while executor.busy:
+            self._advance()
+            if executor.running or executor.throttled:
+                self._wait()
+        executor.collect()
+        executor.alone = False
+
+    # --- serve ---
 
     def _serve(self) -> None:
-        idle_since = 0
+        empty = False
         while True:
-            self.gate.check()
-            if self.runner.released:
-                self._begin_anew()
-                continue
-            if not self.settler.only_plain_acks:
-                # Verdicts first: only plain acknowledgements ride on a read.
-                self.settler.flush_verdicts()
-            if self.takeover.has_turn():
-                self._reclaim()
-                idle_since = 0
-                continue
-            fetched = self._round(doorbell=bool(idle_since) and not self.settler.acks_owed)
-            if fetched.retried or fetched.main:
-                idle_since = 0
-                self._run_fetched(fetched)
-                continue
-            self.runner.publish()
-            logs.flush()
-            now = now_ns()
-            idle_since = idle_since or now
-            if now - idle_since > IDLE_CHECK_SECONDS * 1e9:
-                idle_since = now
-                if self.settler.pending_differs():
-                    self._attach()
+            self._look()
+            ahead = not empty and self._may_read_ahead()
+            fetched = self._round() if ahead else self._turn(empty)
+            if fetched is not None:
+                empty = not (fetched.retried or fetched.main)
+                self._take(fetched)
 
-    def _begin_anew(self) -> None:
+    def _turn(self, empty: bool) -> FetchResult | None:
+        """Begin with what can begin, then do what is next. Returns what was read.
+
+        `empty`: the read before has brought nothing.
+        """
+        if self._silence is None or not self.executor.at_once:  # else the connection is taken
+            self._go_on()
+        hungry = self._may_read(self.consumer.lanes)
+        if self.verdicts.released:
+            self._begin_again()
+        elif self.reclaim.wanted and self.reclaim.has_turn(reading=hungry):
+            if self._silence is not None:
+                raise Reconnect  # the bell keeps the connection for seconds
+            self._reclaim()
+            return None
+        elif self._silence is not None:
+            return self._answer()
+        elif not (hungry or self._settling_may_ride()):
+            self._wait()
+        elif empty and not (self.executor.settling_is_due or self.reclaim.wanted):
+            self._ring()
+        else:
+            return self._round()
+        return None
+
+    def _look(self) -> None:
+        """Obey, and note what has ended."""
+        self._obey()
+        self.executor.collect()
+        if self.executor.spent:
+            raise Stop(ExitCode.RECYCLE)
+        if self.guards is not None and self.guards.flooded:
+            self._finish_running(commanded=False)
+            self.guards.heed(more=False)
+        if now_ns() - self._published_ns > PUBLISH_NS:
+            self._publish()
+
+    def _go_on(self) -> None:
+        """Begin with what can begin, and settle what is due."""
+        self.executor.start_ready()
+        due = self.executor.settling_is_due
+        self.executor.settle(read_follows=due and self._may_read(self._read_count))
+
+    def _advance(self) -> None:
+        """Obey, note what has ended, begin with what can begin, settle what is due."""
+        self._look()
+        self._go_on()
+
+    def _publish(self) -> None:
+        """Bring what others see of the runs up to date."""
+        if self.guards is not None:
+            self.guards.look()
+        now = self._published_ns = now_ns()
+        self.counts.publish(self.slot)
+        self.slot.progress_ns = now
+        self.verdicts.catch_up()
+
+    def _obey(self, unstarted: int = 0) -> None:
+        """When the supervisor wants a stop or a pause, begin nothing and let the runs end.
+
+        `unstarted` entries in hand are released beside those that the executor has.
+        """
+        if not self.slot.words[WORD_COMMAND]:
+            return
+        self._finish_running()
+        rang = self._silence is not None
+        if rang:
+            # Whatever the doorbell's read has moved meanwhile is found by listing.
+            self._forget_bell()
+            self.link.close()
+        self.gate.check(unstarted if self.executor.at_once else self.executor.waiting)
+        if rang:
+            raise Reconnect
+
+    def _finish_running(self, *, commanded: bool = True) -> None:
+        """Wait for the runs to end; `commanded`: as long as the supervisor commands something."""
+        while self.executor.running and (self.slot.words[WORD_COMMAND] or not commanded):
+            self._wait()
+            self.executor.collect()
+            with contextlib.suppress(Fenced):
+                self.settler.try_to_flush()
+
+    def _begin_again(self) -> None:
         """Wait a little, and begin with the oldest pending entry, because some were given back."""
+        self._run_dry()
         self.settler.flush()
-        self.runner.released = 0
+        self.verdicts.released = 0
         self.gate.sleep(RELEASE_SECONDS)
+        if self._silence is not None:
+            raise Reconnect
         self._attach()
+
+    def _wait(self, *descriptors: int) -> set[int]:
+        """Wait until a run has ended, a descriptor is readable, or something is due."""
+        seconds = PARK_SECONDS if self.settler.items else BLOCK_SECONDS
+        if not (descriptors and self.executor.at_once):
+            seconds = self.executor.patience(seconds)
+        if descriptors and self._silence is not None:
+            seconds = min(seconds, self._silence.left() + 0.001)
+        return self.gate.await_any([*self.executor.bells, *descriptors], seconds)
+
+    # --- reading ---
+
+    @property
+    def _read_count(self) -> int:
+        """How many entries the next read may ask for, beside what lanes want."""
+        return max(self.appetite.count, self.consumer.lanes)
+
+    def _may_read(self, count: int) -> bool:
+        """Whether a read may bring entries: fewer than `count` will be ready, and there is room."""
+        executor = self.executor
+        if self._silence is not None or executor.alone or executor.is_full():
+            return False
+        return executor.wants(count)
+
+    def _settling_may_ride(self) -> bool:
+        """Whether all that is to be settled are acknowledgements, and a read may take them along.
+
+        What it brings nobody has asked for: it must not add to more than one read should bring.
+        """
+        due = self.executor.settling_is_due and self.settler.only_plain_acks
+        return due and self._may_read(self._read_count)
+
+    def _may_read_ahead(self) -> bool:
+        """Whether to read before what can begin does, which then runs while Redis answers."""
+        executor = self.executor
+        if not executor.about_to_begin or self.verdicts.released or self.reclaim.wanted:
+            return False
+        return self.settler.only_plain_acks and self._may_read(self.consumer.lanes)
 
     def _await_room(self) -> int:
         """Return how many more entries may come into hand, 1 at least.
@@ -339,62 +522,61 @@ class WorkerProcess:
             self.settler.flush()
             if self.settler.items:
                 self.gate.sleep(0.2)
-        return min(room, self.appetite.batch_max)
+        return max(1, min(room, self.appetite.batch_max, self.executor.room))
 
-    def _round(self, *, doorbell: bool) -> FetchResult:
+    def _round(self) -> FetchResult:
         """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
         settler = self.settler
-        room = self._await_room()
-        bell, seconds = b"", 0.0
-        if doorbell:
-            seconds = self._bell_seconds()
-            bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
-        count = min(self.appetite.count, room)
-        self.fetcher.send_round(settler.main_acks, settler.retry_acks, count, bell)
-        self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
-        self._meanwhile()
-        if doorbell:
-            self._await_bell(seconds)
-        fetched = self.fetcher.receive_round(rang=doorbell)
+        count = min(self.appetite.count, self._await_room())
+        self.fetcher.send_round(settler.main_acks, settler.retry_acks, count)
+        self.slot.add("round_trips")
+        if self.executor.about_to_begin:
+            self.executor.start_ready()  # it must not add to what is acknowledged
+        fetched = self.fetcher.receive_round(rang=False)
         if fetched.executed and settler.acks_owed:
             settler.acks_confirmed(now_ns())
         return self._accepted(fetched, count)
 
-    def _await_bell(self, seconds: float) -> None:
-        """Wait for the answer to a doorbell that lasts so many seconds.
-
-        Raises Anew when the supervisor wants something, Stop, RedisUnavailable.
-        """
-        sock, bells = self.fetcher.sock, Bells(self.slot.words)
-        bells.begin(now_ns(), self.last_retry, self.last_main)
-        silence = self._silence(seconds)
-        try:
-            while (heard := self.gate.await_reply(sock.fileno(), silence.left())) is Heard.NOTHING:
-                silence.judge(sock)
-            if heard is Heard.ORDER:
-                # A blocked round is left by closing the connection: whatever a racing EXEC moved
-                # stays pending for the next owner, or for our own next session.
-                missed = bells.is_missed
-                self.link.close()
-                self.gate.check()
-                raise unheard() if missed else Reconnect
-        except TimeoutError as error:
-            raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
-        finally:
-            bells.end()
-        silence.end()
-
-    def _silence(self, seconds: float) -> Silence:
-        """The silence of a doorbell, which may last so many seconds."""
+    def _ring(self) -> None:
+        """Send a read that waits for new entries. No acknowledgement rides on it: it may wait."""
+        seconds = PARK_SECONDS if self.settler.items else BLOCK_SECONDS
+        if self.executor.at_once:  # it needs the connection, too
+            seconds = max(0.001, self.executor.patience(seconds))
+        bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
+        self._bell_count = min(self.appetite.count, self._await_room())
+        self.fetcher.send_round([], [], self._bell_count, bell)
+        self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
+        self._bells.begin(now_ns(), self.last_retry, self.last_main)
         assert self.link.doubt is not None
-        return self.link.doubt.silence(time.monotonic() + seconds, REPLY_SECONDS)
+        self._silence = self.link.doubt.silence(time.monotonic() + seconds, REPLY_SECONDS)
 
-    def _meanwhile(self) -> None:
-        """What is done while Redis answers. It must not add to what is acknowledged."""
+    def _answer(self) -> FetchResult | None:
+        """Wait for the doorbell, or for anything else that happens. None: it has not answered.
 
-    def _bell_seconds(self) -> float:
-        """How long a doorbell waits. What a full server refused is tried again soon."""
-        return PARK_SECONDS if self.settler.items else BLOCK_SECONDS
+        Raises RedisUnavailable, and SilentConnection when the housekeeper has seen an entry.
+        """
+        sock, silence = self.fetcher.sock, self._silence
+        assert silence is not None
+        if sock.fileno() not in self._wait(sock.fileno()):
+            if self._bells.is_missed:
+                raise SilentConnection(
+                    "the connection is silent: a message came, and it was not told", sent=True
+                )
+            try:
+                if not silence.left():
+                    silence.judge(sock)
+            except TimeoutError as error:
+                raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
+            return None
+        fetched = self.fetcher.receive_round(rang=True)
+        silence.end()
+        self._forget_bell()
+        return self._accepted(fetched, self._bell_count)
+
+    def _forget_bell(self) -> None:
+        """No answer to a doorbell is waited for."""
+        self._silence = None
+        self._bells.end()
 
     def _accepted(self, fetched: FetchResult, count: int) -> FetchResult:
         """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
@@ -417,67 +599,50 @@ class WorkerProcess:
         self.settler.flush()
         share = max(1, count * items.BYTES_MAX // self.consumer.prefetch_bytes)
         call = messages.fetch(self.keys, self.unit, self.token, self.session, min(count, share))
-        retried, main = self._run_script(call).rest
+        retried, main = self.calls.run(call).rest
         received = sum(sum(map(len, fields)) for _, fields in retried + main)
         return FetchResult(True, True, 0, retried, main, "", received)
 
-    def _run_fetched(self, fetched: FetchResult) -> None:
-        """Handle one fetched batch: the retry stream's entries, then the partition's."""
-        retried, main, received = fetched.retried, fetched.main, fetched.received
-        if retried:
-            self.last_retry = retried[-1][0]
-        if main:
-            self.last_main = main[-1][0]
-        places = [b"r:" + entry[0] for entry in retried]
-        places += [b"m:" + entry[0] for entry in main]
-        self._post(places)
-        total = len(places)
-        self.slot.add("fetched", total)
-        size = bytes_of(retried or main, total)
-        self.slot.add("bytes", size)
-        began = now_ns()
-        for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
-            if entries:
-                self.gate.check(total - first)
-                self.runner.handle_read(entries, first, was_retried, received)
-        self.runner.finish()
-        now = now_ns()
-        self.appetite.fed(total, size, now - began, received)
-        self.runner.publish()
-        if self.runner.clock_is_old(now):
-            self.runner.read_clock(self.link)
+    def _take(self, fetched: FetchResult) -> None:
+        """Take what was read into hand, or see to what is due when nothing happens."""
+        retried, main = fetched.retried, fetched.main
+        if not retried and not main:
+            self._idle()
+            return
+        self._idle_since = 0
+        self.last_retry = retried[-1][0] if retried else self.last_retry
+        self.last_main = main[-1][0] if main else self.last_main
+        size, spent_ns = self.executor.take(fetched)
+        self.appetite.fed(len(retried) + len(main), size, spent_ns, fetched.received)
+        if self.executor.at_once:
+            self._publish()
+        if self.clock.is_old(now_ns()):
+            self.clock.read(self.link)
 
-    def _post(self, places: list[bytes]) -> None:
-        """Write the batch into the scoreboard, with the parked entries behind it."""
-        self.runner.begin()
-        self.slot.post_batch(places + self.settler.parked_places)
-        self.settler.renumber_parked(len(places))
+    def _idle(self) -> None:
+        """See whether all that is pending is known here, from time to time."""
+        now = now_ns()
+        # What a rate, a circuit or a held key lets wait is pending, too.
+        if self.executor.busy or self.settler.owed:
+            self._idle_since = 0
+            return
+        self._publish()
+        logs.flush()
+        self._idle_since = self._idle_since or now
+        if now - self._idle_since > IDLE_CHECK_SECONDS * 1e9:
+            self._idle_since = now
+            if self.settler.pending_differs():
+                self._attach()
 
     # --- what others left behind ---
 
     def _reclaim(self) -> None:
         """Take over from foreign consumers, as far as a page goes."""
+        self._idle_since = 0
         self.settler.flush()
-        for retried in self.takeover.turn():
+        for retried in self.reclaim.turn():
             count = min(RECOVER_PAGE, self.appetite.count, self._await_room())
-            held = self.takeover.take(retried, count)
-            if held:
-                self._run_held(held, "")
+            found = self.reclaim.take(retried, self.session, count)
+            if found:
+                self._run_pending(found)
                 self.settler.flush()
-
-    def _run_script(self, call: Call) -> Reply:
-        reply = self.link.run(call)
-        self.slot.add("round_trips")
-        if reply.word == "FENCED":
-            raise Fenced
-        if reply.word == "SESSION":
-            # A copy of an earlier recover has come late. The unit is still ours.
-            raise RedisUnavailable("the session is not the last one opened", sent=True)
-        return reply
-
-
-def unheard() -> SilentConnection:
-    """The housekeeper has found an entry of which the doorbell should have told."""
-    return SilentConnection(
-        "the connection is silent: a message came, and it was not told", sent=True
-    )

@@ -41,7 +41,7 @@ class Talk:
 
     def until(self, what: str, phase: Phase) -> None:
         """Renew and beat, and tick until the holding is in a phase and nothing is left to say."""
-        self.exchange.beat_at = self.holding.renew_at = 0.0
+        self.exchange.membership.beat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
             self.now += 10.0
             self.exchange.tick(self.now, self.holdings, [UNIT])
@@ -75,7 +75,7 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
     try:
         talk.until("the fleet is known", Phase.FREE)
         view = talk.exchange.view
-        talk.holding.take(view.views[UNIT].epoch, view.tokens[UNIT])
+        talk.holding.take(view.views[UNIT].epoch, view.dead_tokens[UNIT])
         talk.until("acquired", Phase.HELD)
         fence = desk.do("HGETALL", desk.fence)
         talk.run_until_killed()

@@ -16,7 +16,7 @@ from streamqd.message import Message
 from streamqd.model import Backoff
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import leases
-from streamqd.worker import concurrent, worker
+from streamqd.worker import worker
 from streamqd.worker.control_channel import ExitCode
 from tests.contract.desk import OWNER, TTL, UNIT, Desk
 from tests.faults.rehearsal import Stage
@@ -124,10 +124,7 @@ def judge(desk: Desk, book: Ledger) -> None:
 def _hurried() -> Iterator[None]:
     """Waits of a worker that this cannot wait for."""
     idle = {"BLOCK_SECONDS": 0.02, "PARK_SECONDS": 0.02, "IDLE_CHECK_SECONDS": 0.0}
-    with (
-        mock.patch.multiple(worker, RECONNECT_SECONDS=(0.001, 0.01), **idle),
-        mock.patch.multiple(concurrent, **idle),
-    ):
+    with mock.patch.multiple(worker, RECONNECT_SECONDS=(0.001, 0.01), **idle):
         yield
 
 

@@ -567,7 +567,7 @@ def test_letters_that_stay_are_a_refusal(run: Run, at: At) -> None:
     result = run("dlq", "replay", "access", "--all", "--yes", code=8)
 
     assert result.stdout == "no dead letters of access replayed\n"
-    assert "not replayed: 1 letter: its group does not exist any more" in result.stderr
+    assert "not replayed: 1 dead letter: its group does not exist any more" in result.stderr
 
 
 def test_what_cannot_be_undone_is_not_done_without_yes(run: Run, at: At) -> None:

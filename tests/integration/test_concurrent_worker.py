@@ -292,7 +292,7 @@ def test_what_waits_in_hand_is_no_reason_to_connect_anew(
     held: dict[str, Any],
 ):
     """However long it waits, it is pending because it is in hand, and not because it got lost."""
-    monkeypatch.setattr(concurrent, "IDLE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "IDLE_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(worker, "BLOCK_SECONDS", 0.01)
     for number in range(1, 7):
         desk.add(f"{number}-0", "payload", "x", "key", f"k{number % 5}")

@@ -16,8 +16,8 @@ import pytest
 from streamqd.message import Message
 from streamqd.scoreboard import RUNNING, WorkerSlot
 from streamqd.worker import ExitCode
+from streamqd.worker.concurrent import ConcurrentExecutor
 from streamqd.worker.eventloop import DESCRIPTOR_MAX, EventLoop, new_loop
-from streamqd.worker.several import SeveralRunner
 from tests.contract.desk import Desk
 from tests.support.life import Life
 
@@ -186,9 +186,9 @@ def test_the_next_are_asked_for_before_those_in_hand_begin(
     fetcher = worker.fetcher
     monkeypatch.setattr(fetcher, "send_round", told("ask ", fetcher.send_round))
     monkeypatch.setattr(fetcher, "receive_round", told("answer ", fetcher.receive_round))
-    begin = SeveralRunner._mark_running
+    begin = ConcurrentExecutor._mark_running
     monkeypatch.setattr(
-        SeveralRunner,
+        ConcurrentExecutor,
         "_mark_running",
         lambda runner, entries: told("begin ", begin)(runner, entries) if entries else None,
     )

@@ -72,7 +72,7 @@ def test_all_renewals_travel_in_one_round_trip(
             each.phase is Phase.HELD and each.groups_ready for each in holdings.values()
         ):
             tick()
-        exchange.beat_at = float("inf")
+        exchange.membership.beat_at = float("inf")
         for _ in range(2):  # the first lets the server learn the script
             for each in holdings.values():
                 each.renew_at = 0.0
@@ -91,7 +91,7 @@ def test_all_renewals_travel_in_one_round_trip(
             tick()
         assert (cost.trips, cost.scripts) == (1, UNITS - 1), "what is due soon comes along"
         assert len({round(each.renew_at, 1) for each in (first, *others)}) <= 2, "and stays with it"
-        exchange.beat_at = 0.0
+        exchange.membership.beat_at = 0.0
         with meter.measuring() as cost:
             tick()
             tick()  # looks at what others own: nothing

@@ -130,8 +130,8 @@ def test_replaying_by_filter_and_target(dlq: Run, at: At, link: Connection, keys
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("replay", "access"), "say which letters"),
-        (("purge", "access"), "say which letters"),
+        (("replay", "access"), "say which dead letters"),
+        (("purge", "access"), "say which dead letters"),
         (("replay", "access", "--all", "--id", "0:1-0"), "exclude each other"),
         (("replay", "access", "--all", "--everyone", "--to-topic", "x"), "leave --everyone out"),
         (("replay", "access", "--all", "--rate", "0/s"), "is not a rate"),
@@ -182,7 +182,7 @@ def test_a_replay_that_leaves_some_names_why(dlq: Run, at: At) -> None:
     write(at(1), 2, replayCount="1")
     result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
     assert result.stdout == "1 dead letter of access replayed\n"
-    assert "not replayed: 2 letters: it was replayed before, and died again" in result.stderr
+    assert "not replayed: 2 dead letters: it was replayed before, and died again" in result.stderr
 
 
 def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
@@ -246,7 +246,7 @@ def test_a_replay_without_redis_says_how_far_it_came(
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=150)
     result = dlq("replay", "access", "--all", "--yes", code=4)
     assert result.stdout == "100 dead letters of access replayed\n"
-    assert "100 letters may have been replayed or not" in result.stderr
+    assert "100 dead letters may have been replayed or not" in result.stderr
     [again] = [line for line in result.stderr.splitlines() if "go on with: " in line]
     words = again.partition("go on with: ")[2].split()
     assert words[4:7] == ["replay", "access", "--all"]
@@ -279,7 +279,7 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, key
     assert started.returncode == 130
     assert (done["ended"], done["unknown"]) == ("stopped", 0)
     assert done["replayed"] == link.execute("XLEN", at(0).retry) < 60
-    assert "letters …" in err.decode()
+    assert "dead letters …" in err.decode()
     assert b"stopping after this batch" in err
     assert b"go on with: streamqd" in err
     assert b"--rate 10/s" in err
@@ -295,7 +295,7 @@ def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:
     dlq("purge", "access", "--all", "--yes")
 
     [heading, purge, replay, export] = dlq("audit", "access").stdout.splitlines()
-    assert heading.split() == ["AGE", "WHO", "VERB", "COUNTS", "WHAT"]
+    assert heading.split() == ["AGE", "WHO", "COMMAND", "COUNTS", "WHAT"]
     assert "dlq purge" in purge
     assert "purged 1" in purge
     assert "replayed 1" in replay

@@ -67,7 +67,7 @@ def test_what_people_see(surgery: Surgery) -> None:
     shown = invoke(surgery.path, "--only", "topics", "--only", "fleet", code=1).stdout.splitlines()
     assert shown[0] == "topics:"
     assert shown[1].startswith("  problem topics.without-meta: ghost is in the registry")
-    assert shown[2].startswith("    mend: `streamqd topic create ghost")
+    assert shown[2].startswith("    fix: `streamqd topic create ghost")
     assert shown[3].startswith("    seen: registered=true")
     assert shown[-1] == "22 checks: 1 problem, no warnings"
 

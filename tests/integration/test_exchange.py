@@ -13,6 +13,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.supervisor import renewal_scheduler
+from streamqd.supervisor.cluster_state import ClusterState
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import OwnedPartition, Phase
 from tests.support.costs import Meter
@@ -58,7 +59,7 @@ class Talk:
             ),
             what="all is held",
         )
-        self.exchange.beat_at = float("inf")
+        self.exchange.membership.beat_at = float("inf")
 
     def renew_all(self) -> None:
         for each in self.held:
@@ -100,7 +101,7 @@ def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
         link.execute("SET", keys.fence(*each.unit), "not a hash")
     talk.renew_all()
     for _ in range(2):  # they are wanted again
-        talk.exchange.view.views, talk.exchange.beat_at = {}, 0.0
+        talk.exchange.view, talk.exchange.membership.beat_at = ClusterState(), 0.0
         ticks = 1
         while talk.tick():
             ticks += 1

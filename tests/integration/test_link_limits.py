@@ -195,7 +195,7 @@ def test_the_beat_waits_for_its_own_node(cluster: Cluster) -> None:
         assert not exchange.ok
         wait_until(lambda: tick(held) > 0, what="the rest has nothing to say")
         home.pause()
-        exchange.beat_at = 0.0
+        exchange.membership.beat_at = 0.0
         asked = board.counter("exchange_errors")
         for _ in range(2):
             held.renew_at = 0.0

@@ -11,7 +11,7 @@ from streamqd.store import leases
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
-from streamqd.supervisor.ownership_cache import OwnershipCache
+from streamqd.supervisor.cluster_state import OwnershipCache
 from tests.contract.desk import OWNER, TTL, UNIT, Desk
 
 OTHER = UNIT._replace(partition=UNIT.partition + 1)

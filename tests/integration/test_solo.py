@@ -22,6 +22,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.worker import ExitCode
 from streamqd.worker.pending_entry import PendingEntry
+from streamqd.worker.quarantine import Quarantine
 from tests.contract.desk import Desk
 from tests.support import life as lives
 from tests.support.life import Life
@@ -276,15 +277,20 @@ def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
 
 @KINDS
 def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
-    desk: Desk, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any]
+    desk: Desk,
+    life: Life,
+    slot: WorkerSlot,
+    turns: Turns,
+    kind: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Else the message would be suspected as long as the pause lasts, and then run in no turn."""
     shared: list[tuple[str, bool]] = []
     worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
-    true_begin = worker.solo.begin
+    true_begin = Quarantine.begin
 
-    def begin(session: str, entry: PendingEntry, message: Message) -> None:
-        true_begin(session, entry, message)
+    def begin(quarantine: Quarantine, entry: PendingEntry, message: Message) -> None:
+        true_begin(quarantine, entry, message)
         if entry.id == b"1-0":
             life.tell(WorkerCommand.PAUSE)
 
@@ -292,7 +298,7 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
         wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
         life.tell(WorkerCommand.NONE)
 
-    worker.solo.begin = begin  # type: ignore[method-assign]
+    monkeypatch.setattr(Quarantine, "begin", begin)
     resumer = threading.Thread(target=resume)
     resumer.start()
 

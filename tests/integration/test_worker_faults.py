@@ -22,8 +22,8 @@ from streamqd.message import Message
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store import messages
 from streamqd.worker import ExitCode
-from streamqd.worker.runs import Runner
 from streamqd.worker.settler import Settlement, Settler
+from streamqd.worker.soft_limit import SoftLimit
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy
@@ -225,16 +225,16 @@ def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
     worker = life.worker("t1")
     waits: list[float] = []
 
-    def refuse(**_named: Any) -> Any:
+    def refuse(*_given: Any) -> Any:
         raise RedisRefused("NOPERM", "this user has no permissions")
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 6:
-            del worker._round  # type: ignore[attr-defined]  # from now on it can read
+            del worker._turn  # type: ignore[attr-defined]  # from now on it can read
             desk.add("1-0")
 
-    worker._round = refuse  # type: ignore[assignment, method-assign]
+    worker._turn = refuse  # type: ignore[assignment, method-assign]
     worker.gate.sleep = sleep  # type: ignore[method-assign]
     life.run(worker, lambda _message: life.stop())
 
@@ -410,12 +410,12 @@ def test_the_age_of_a_message_is_told_by_the_servers_clock(
 
 def test_the_servers_clock_is_read_again_when_the_reading_is_old(desk: Desk, life: Life):
     worker = life.worker("t1", retry_max_age=60.0)
-    runner = worker.runner
-    assert not runner.clock_is_old(1 << 60)
-    runner.read_clock(desk.link)
-    read = runner._clock_read_ns
-    assert not runner.clock_is_old(read + 59_000_000_000)
-    assert runner.clock_is_old(read + 61_000_000_000)
+    clock = worker.clock
+    assert not clock.is_old(1 << 60)
+    clock.read(desk.link)
+    read = clock._read_ns
+    assert not clock.is_old(read + 59_000_000_000)
+    assert clock.is_old(read + 61_000_000_000)
 
 
 @pytest.mark.fault("F25")
@@ -557,13 +557,13 @@ def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
     worker = life.worker("t1", max_messages=1, timeout=1.0)
     flags = [True]
 
-    class Late(Runner):
+    class Late(SoftLimit):
         @property
-        def _in_handler(self) -> bool:
+        def in_handler(self) -> bool:
             return flags[-1]
 
-        @_in_handler.setter
-        def _in_handler(self, value: bool) -> None:
+        @in_handler.setter
+        def in_handler(self, value: bool) -> None:
             if not value and len(flags) == 2:
                 flags.append(True)
                 os.kill(os.getpid(), signal.SIGUSR1)
@@ -571,7 +571,7 @@ def test_a_soft_limit_at_the_last_moment_of_a_run_does_not_reach_beyond_it(
 
     flags.clear()
     flags.append(False)
-    worker.runner.__class__ = Late
+    worker.limit.__class__ = Late
 
     def work(_message: Message) -> None:
         slot.soft_kill_seq = slot.run_seq

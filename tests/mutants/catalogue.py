@@ -191,7 +191,7 @@ DEATH = (
         "a lane that begins anew before its end is acknowledged",
         'with ack = "each" a lost host repeats one message of each lane',
         "streamqd/worker/concurrent.py",
-        ("if self.runner.ack_each and self.settler.since_ns:", "if False:"),
+        ("if self._ack_each and self._settler.since_ns:", "if False:"),
         tests={
             "integration/test_acknowledging.py": (
                 "test_each_end_is_acknowledged_before_its_lane_begins_anew[in threads]"
@@ -300,7 +300,7 @@ LIMITS = (
         "a handler that is about to finish is not killed (T11)",
         "streamqd/supervisor/limits.py",
         (
-            "again = self._suspected.get(holding.slot.index) == oldest",
+            "again = self._suspected.get(partition.slot.index) == oldest",
             "again = True",
         ),
         tests={
@@ -320,9 +320,9 @@ LIMITS = (
     mutant(
         "a soft limit that fires between two messages",
         "between messages the signal does nothing (Q23)",
-        "streamqd/worker/runs.py",
+        "streamqd/worker/soft_limit.py",
         (
-            "if self._in_handler and self.slot.soft_kill_seq",
+            "if self.in_handler and self.slot.soft_kill_seq",
             "if self.slot.soft_kill_seq",
         ),
         tests={
@@ -334,10 +334,10 @@ LIMITS = (
     mutant(
         "a soft limit that hits whatever runs",
         "the run after the one that was over its limit is left alone (Q23)",
-        "streamqd/worker/runs.py",
+        "streamqd/worker/soft_limit.py",
         (
-            "self._in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
-            "self._in_handler:",
+            "self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:",
+            "self.in_handler:",
         ),
         tests={
             "integration/test_mutant_gaps.py": (
@@ -349,7 +349,7 @@ LIMITS = (
         "a drain that kills",
         "a drain waits for the messages that run",
         "streamqd/supervisor/drain.py",
-        ('self.crew.stop(holding, "drain")', 'self.crew.kill(holding, "deadline")'),
+        ('StopWorker(each.unit, "drain")', 'KillWorker(each.unit, "deadline")'),
         tests={
             "unit/test_mutant_gaps.py": [
                 "test_a_drain_lets_the_running_message_finish_and_releases",
@@ -390,7 +390,7 @@ LIMITS = (
         "a reload that fences the old worker out while it works",
         "a reload repeats no message",
         "streamqd/supervisor/rolling_replacement.py",
-        ("        if holding.is_quiet:\n", "        if holding.child is not None:\n"),
+        ("        if partition.is_quiet:\n", "        if partition.child is not None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_a_reload_hands_over_when_the_old_worker_is_quiet"
@@ -510,8 +510,8 @@ SETTLING = (
         "a message is buried after max_crashes, retries in between or not (T8)",
         "streamqd/worker/runs.py",
         (
-            "self._failed(index, message, retried, crashes + message.crash_count, error)",
-            "self._failed(index, message, retried, message.crash_count, error)",
+            "charged = crashes + message.crash_count",
+            "charged = message.crash_count",
         ),
         tests={
             "integration/test_mutant_gaps.py": (
@@ -737,8 +737,8 @@ AROUND = (
     mutant(
         "members that are dead by age alone",
         "a pause of the server moves no partition (T10)",
-        "streamqd/policy/rebalance.py",
-        ("not (old and known.beats >= SILENT_BEATS):", "not old:"),
+        "streamqd/policy/silence.py",
+        ("not (old and silence.looks >= SILENT_BEATS):", "not old:"),
         tests={
             "unit/test_rebalance.py": (
                 "test_after_a_pause_of_the_server_nobody_is_dead_by_age_alone"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from streamqd.model import Backoff, Unit
 from streamqd.policy import heartbeats, restart
 from streamqd.policy.assignment import Member
-from streamqd.policy.rebalance import MORE_SECONDS, Liveness, MemberView, PartitionView, Rebalancer
+from streamqd.policy.rebalance import MORE_SECONDS, MemberView, PartitionView, Rebalancer
+from streamqd.policy.silence import SilenceDetector
 
 if TYPE_CHECKING:
     from tests.simulation.fleet import Fleet
@@ -57,7 +58,7 @@ class Instance:
         self.alive, self.leaving = True, False
         self.held, self.broken_until, self.exits = {}, {}, {}
         self.interval = self.fleet.ttl / 5
-        self.liveness = Liveness(name, self.fleet.ttl, self.interval)
+        self.silence = SilenceDetector(name, self.fleet.ttl, self.interval)
         self.rebalancer = Rebalancer(name, *damping, patience=2 * self.interval)
         self.units = [u for u in self.fleet.units if (u.topic, u.group) in self.member.offers]
         self.beat_at = self.retry_at = self.last_beat = 0.0
@@ -208,10 +209,10 @@ class Instance:
     # --- decisions ---
 
     def _decide(self, now: float, views: dict[Unit, PartitionView]) -> None:
-        """As Moves.tick."""
+        """As the supervisor does with a fresh view."""
         if self.leaving:
             return
-        live = self.liveness.observe(now, self.server_unix_ms, self.seen)
+        live = self.silence.live(now, self.server_unix_ms, self.seen)
         mine = {unit: held.since for unit, held in self.held.items()}
         tokens: dict[Unit, str] = {}
         me = self.member.id

@@ -26,7 +26,6 @@ import psutil
 
 from streamqd.housekeeper import Task
 from streamqd.housekeeper.reclaimer import Reclaimer
-from streamqd.message import Message
 from streamqd.model import Unit
 from streamqd.producer.sender import Sender
 from streamqd.scoreboard import WorkerSlot
@@ -35,6 +34,8 @@ from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.scripts import Call, Reply, Script
 from streamqd.supervisor.partition import OwnedPartition
 from streamqd.supervisor.worker_pool import WorkerPool
+from streamqd.worker.hooks import Hooks
+from streamqd.worker.serial import SerialExecutor
 from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerProcess
@@ -204,9 +205,9 @@ def place() -> None:
     _around(Fetcher, "send_round", before=_unsent, after=_sent)
     _around(Fetcher, "receive_round", after=_answered)
     _around(WorkerProcess, "__init__", after=_know_own)
-    _around(WorkerProcess, "_boot", after=_around_handler)
-    _around(WorkerProcess, "_post", after=lambda *_: reached("batch-posted"))
-    _around(Verdicts, "_failed", before=lambda *_: reached("verdict-begins"))
+    _around_handler()
+    _around(SerialExecutor, "expect", after=lambda *_: reached("batch-posted"))
+    _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
     _around(Settler, "set_aside", before=lambda *_: reached("verdict-noted"))
     _around(OwnedPartition, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
@@ -282,17 +283,23 @@ def _know_own(_none: None, worker: WorkerProcess, *_: object) -> None:
     _own = str(worker.unit.partition)
 
 
-def _around_handler(_none: None, worker: WorkerProcess) -> None:
-    function = worker.runner.function
+def _around_handler() -> None:
+    function = Hooks.function.fget
+    assert function is not None
 
-    def handle(message: Message) -> object:
-        reached("handler-begins")
-        try:
-            return function(message)
-        finally:
-            reached("handler-ended")
+    def handler(hooks: Hooks) -> Callable[..., object]:
+        handled = function(hooks)
 
-    worker.runner.function = handle
+        def handle(taken: object) -> object:
+            reached("handler-begins")
+            try:
+                return handled(taken)
+            finally:
+                reached("handler-ended")
+
+        return handle
+
+    Hooks.function = property(handler)  # type: ignore[assignment,method-assign]
 
 
 def _at(point: str, at: int = 0) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamqd.message import Message
-from streamqd.worker import ExitCode, concurrent, prefetch, runs, several
+from streamqd.worker import ExitCode, concurrent, prefetch, runs
 from tests.contract.desk import Desk
 from tests.support.costs import Cost, Meter
 from tests.support.life import Life, Work
@@ -34,7 +34,7 @@ CLOCKS: tuple[tuple[Any, str, int, int], ...] = (
     (concurrent, "ACK_DELAY_NS", 5 * MS, 100 * MS),
     (runs, "QUICK_RUN_NS", 1 * MS, 10 * MS),
     (prefetch, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),
-    (several, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),
+    (concurrent, "WORK_IN_HAND_NS", 100 * MS, 5_000 * MS),
 )
 A_DAY_NS = 86_400_000 * MS
 

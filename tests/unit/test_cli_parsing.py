@@ -382,7 +382,7 @@ def test_a_global_option_behind_the_verb_is_told_where_it_belongs(
     result = invoke(*args)
 
     assert result.exit_code == 2
-    assert "stands before the verb: streamqd " in result.stderr
+    assert "stands before the command: streamqd " in result.stderr
 
 
 def test_letters_are_named_in_one_way_only(invoke: Invoke) -> None:

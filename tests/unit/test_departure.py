@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.admin.directives import DepartingUnit, Departure, takers
-from streamqd.cli import departure
+from streamqd.cli import fleet
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
@@ -80,7 +80,7 @@ def test_many_that_stay_behind_are_summed_up(capsys: pytest.CaptureFixture[str])
     units = [unit(n, "", "no-offer") for n in range(8)]
     units += [unit(n, "b", "") for n in range(8, 40)]
 
-    departure.show(Departure("a", False, units, None, ""))
+    fleet.show_departure(Departure("a", False, units, None, ""))
 
     said = capsys.readouterr().out.splitlines()
     assert said[4] == "! nobody takes access/4/hits: no other instance offers it"

@@ -80,7 +80,7 @@ def test_a_letter_without_one_gets_the_one_that_the_worker_would_have_written() 
         b"handler": b"m:handler",
     }
 
-    assert of_letter(fields) == handlers.fingerprint(error, "m:handler")
+    assert of_letter(fields) == handlers.Description(error).fingerprint("m:handler")
     assert of_letter(fields) == fingerprint(
         "json.decoder.JSONDecodeError", "test_fingerprint.py:handler", "m:handler"
     )

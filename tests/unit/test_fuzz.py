@@ -34,12 +34,13 @@ from streamqd.model import Unit
 from streamqd.producer.encoding import HEADERS_MAX, Outgoing, fields_of
 from streamqd.store import directives, members, topics
 from streamqd.worker import dead_letters
+from tests.support.quick import examples
 
 pytestmark = pytest.mark.fault("F35")
 
 quick = settings(
     deadline=None,
-    max_examples=80,
+    max_examples=examples(80),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -129,7 +130,7 @@ ANNOTATIONS: list[Any] = [bytes, str, Order, dict[str, Any], list[int], int | No
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 @pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(raws)
 def test_a_payload_is_decoded_or_undecodable(codec: str, annotation: Any, raw: bytes) -> None:
     decode = decoder(annotation, codec, "work:obey")
@@ -264,7 +265,7 @@ urls = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(urls)
 def test_a_url_is_understood_or_refused(url: str) -> None:
     fault = url_fault(url)

@@ -418,7 +418,7 @@ def test_a_class_that_does_not_tell_its_module_is_named_all_the_same():
     brief = handlers.brief_of(raised(Odd("no")), "class")
     assert isinstance(brief, Failed)
     assert brief.error_class == "Odd"
-    assert len(handlers.fingerprint(raised(Odd("no")), "h:go")) == LENGTH
+    assert len(handlers.Description(raised(Odd("no"))).fingerprint("h:go")) == LENGTH
 
 
 def test_retry_and_dead_are_asked_for():
@@ -446,13 +446,13 @@ def test_a_soft_timeout_is_a_failure_that_timed_out():
 
 
 def test_the_fingerprint_is_the_same_for_the_same_failure_only():
-    one = handlers.fingerprint(raised(RefusalError("a")), "h:go")
-    assert one == handlers.fingerprint(raised(RefusalError("b")), "h:go"), (
+    one = handlers.Description(raised(RefusalError("a"))).fingerprint("h:go")
+    assert one == handlers.Description(raised(RefusalError("b"))).fingerprint("h:go"), (
         "the text differs, no more"
     )
-    assert one != handlers.fingerprint(raised(KeyError("a")), "h:go")
-    assert one != handlers.fingerprint(raised(RefusalError("a")), "h:other")
-    assert handlers.fingerprint(RefusalError("never raised"), "h:go") != one
+    assert one != handlers.Description(raised(KeyError("a"))).fingerprint("h:go")
+    assert one != handlers.Description(raised(RefusalError("a"))).fingerprint("h:other")
+    assert handlers.Description(RefusalError("never raised")).fingerprint("h:go") != one
 
 
 def test_a_retry_policy_gives_its_settings_and_what_is_written_out_wins(write: Write, folder: Path):

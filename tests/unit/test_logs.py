@@ -23,6 +23,7 @@ import pytest
 import streamqd
 from streamqd import logs
 from streamqd.model import Unit
+from tests.support.sources import module
 
 PACKAGE = Path(streamqd.__file__).parent
 
@@ -385,9 +386,7 @@ def test_the_root_logger_is_not_touched(pipe: tuple[int, int]) -> None:
 
 def _sources() -> list[tuple[Path, ast.Module]]:
     return [
-        (path, ast.parse(path.read_text()))
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != "events.py"
+        (path, module(path)) for path in sorted(PACKAGE.rglob("*.py")) if path.name != "events.py"
     ]
 
 

@@ -17,6 +17,7 @@ from streamqd.metrics import METRICS, Exporter, MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
 from streamqd.store.statistics import Backlog, PartitionFigures, UnitFigures
+from tests.support.sources import nodes
 
 UNIT = Unit("access", 3, "hits")
 HERE = {"topic": "access", "partition": "3", "group": "hits"}
@@ -295,7 +296,7 @@ def test_openmetrics_is_given_to_those_who_ask(view: MetricsView, slot: WorkerSl
 def _importers(module: str) -> Iterator[str]:
     package = Path(streamqd.__file__).parent
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +20,14 @@ from streamqd.store.scripts import Reply
 from streamqd.supervisor.drain import EXIT_DEADLINE, EXIT_DRAINED, Drain
 from streamqd.supervisor.limits import Limits
 from streamqd.supervisor.partition import OwnedPartition
+from streamqd.supervisor.plan import (
+    Action,
+    InterruptRun,
+    KillWorker,
+    ReleaseLease,
+    StopWorker,
+    merge,
+)
 from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.worker import ExitCode
 
@@ -56,7 +64,7 @@ class Scene:
         self.holding = OwnedPartition(UNIT, settled, board.allot(UNIT))
         self.slot = self.holding.slot
         self.crew = WorkerPool(Settings(), board, [], [])
-        self.limits = Limits(self.crew, lambda *_: True)
+        self.limits = Limits()
         self.child = FakeChild()
         self.holding.take(seen_epoch=6)
         self.answer(b"7", 0, b"")
@@ -74,8 +82,23 @@ class Scene:
         self.slot.states[index] = RUNNING
         self.slot.lanes[0], self.slot.lanes[1] = index, now_ns() - int(age * 1e9)
 
-    def look(self) -> None:
-        self.limits.watch([self.holding], time.monotonic())
+    def look(self, now: float | None = None) -> None:
+        """Look at the limits and do what they ask for."""
+        at = time.monotonic() if now is None else now
+        self.apply(self.limits.look([self.holding], at, boot_timeout=60.0).actions)
+
+    def apply(self, actions: Iterable[Action]) -> None:
+        """Do what concerns processes and leases, as the supervisor does."""
+        for action in merge(actions):
+            if isinstance(action, KillWorker):
+                self.crew.kill(self.holding, action.reason, action.run_seq)
+            elif isinstance(action, StopWorker):
+                self.crew.stop(self.holding, action.reason)
+            elif isinstance(action, ReleaseLease):
+                self.holding.give_up()
+            else:
+                assert isinstance(action, InterruptRun)
+                self.crew.interrupt(self.holding, action.run_seq)
 
 
 # --- the hard limit -------------------------------------------------------------------------------
@@ -123,13 +146,13 @@ def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
     """It publishes its progress once per batch; here the batch has lasted long already."""
     scene = Scene()
     scene.holding.ready_at = now = 1_000.0
-    scene.limits.watch([scene.holding], now + 100)
+    scene.look(now + 100)
     scene.slot.states[0] = DONE
-    scene.limits.watch([scene.holding], now + 101)
+    scene.look(now + 101)
     scene.begin(1, age=0.0)
-    scene.limits.watch([scene.holding], now + 125)
+    scene.look(now + 125)
     scene.slot.states[1] = DONE
-    scene.limits.watch([scene.holding], now + 150)
+    scene.look(now + 150)
     assert not scene.child.killed
 
 
@@ -137,48 +160,58 @@ def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
     scene = Scene()
     scene.holding.ready_at = now = 1_000.0
     scene.slot.states[0] = DONE
-    scene.limits.watch([scene.holding], now + 100)
+    scene.look(now + 100)
     assert not scene.child.killed
-    scene.limits.watch([scene.holding], now + 131)
+    scene.look(now + 131)
     assert scene.child.killed
 
 
 # --- the drain ------------------------------------------------------------------------------------
 
 
-def drain_of(scene: Scene) -> Drain:
-    exchange = SimpleNamespace(leaving=False, beat_soon=lambda: None, ok=True)
-    return Drain({UNIT: scene.holding}, scene.crew, exchange, Notifier({}))  # type: ignore[arg-type]
+class DrainOf:
+    """A drain of one scene."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.drain = Drain(Notifier({}))
+        self.drain.begin(30.0)
+
+    def look(self, now: float | None = None) -> int | None:
+        """One tick: the exit code, if everything has ended."""
+        at = time.monotonic() if now is None else now
+        self.scene.apply(self.drain.wishes([self.scene.holding], at, retiring=0))
+        return self.drain.exit_code([self.scene.holding], at, retiring=0, redis_ok=True)
 
 
 def test_a_drain_lets_the_running_message_finish_and_releases() -> None:
     scene = Scene()
-    drain = drain_of(scene)
-    drain.begin(30.0)
+    drain = DrainOf(scene)
+    assert drain.look() is None
     assert (scene.slot.command, scene.child.told) == (WorkerCommand.STOP, [b"stop"])
-    assert drain.exit_code(time.monotonic()) is None
+    assert drain.look() is None
     assert not scene.child.killed
 
     scene.slot.post_batch([])
     scene.slot.state = WorkerState.QUIET
     verdict = scene.holding.ended(Exit(ExitCode.STOPPED, None))
     assert (verdict.crashed, verdict.charged) == (False, None)
-    assert drain.exit_code(time.monotonic()) is None, "the lease is still to be released"
+    assert drain.look() is None, "the lease is still to be released"
     scene.answer()
-    assert drain.exit_code(time.monotonic()) == EXIT_DRAINED
+    assert drain.look() == EXIT_DRAINED
 
 
 def test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody() -> None:
     scene = Scene()
-    drain = drain_of(scene)
-    drain.begin(30.0)
-    assert drain.exit_code(drain.deadline + 0.1) is None
+    drain = DrainOf(scene)
+    assert drain.look() is None
+    assert drain.look(drain.drain.deadline + 0.1) is None
     assert scene.child.killed
     verdict = scene.holding.ended(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
     scene.answer(b"8", 0)
     scene.answer()
-    assert drain.exit_code(time.monotonic()) == EXIT_DEADLINE
+    assert drain.look() == EXIT_DEADLINE
 
 
 # --- tokens ---------------------------------------------------------------------------------------

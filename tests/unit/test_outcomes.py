@@ -64,5 +64,5 @@ def test_no_exception_keeps_its_verdict_from_being_found(kind: Any, detail: str)
     expected = DeadAsked if kind is DeadAndSilent else Failed
     assert type(handlers.outcome_of(error, detail)) is expected
     assert type(handlers.brief_of(error, detail)) is expected
-    assert handlers.place_of(error).startswith("test_outcomes.py:")
-    assert len(handlers.fingerprint(error, "work:handle")) > 8
+    assert handlers.Description(error).place().startswith("test_outcomes.py:")
+    assert len(handlers.Description(error).fingerprint("work:handle")) > 8

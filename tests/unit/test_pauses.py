@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.supervisor.node_backoff import SPENT_SECONDS, NodeBackoff
+from streamqd.supervisor.bounded_client import SPENT_SECONDS, NodeBackoff
 
 
 @pytest.mark.fault("F16")

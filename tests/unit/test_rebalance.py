@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
-from streamqd.policy.expired_leases import ExpiredLeases
 from streamqd.policy.rebalance import (
-    FORGET_BEATS,
-    FORGET_MAX,
-    Liveness,
     MemberView,
     PartitionView,
     Rebalancer,
@@ -23,6 +19,7 @@ from streamqd.policy.rebalance import (
     may_reload,
     place,
 )
+from streamqd.policy.silence import FORGET_BEATS, FORGET_MAX, SilenceDetector
 
 TTL = 15.0
 BEAT = TTL / 5
@@ -46,13 +43,13 @@ class Watch:
     """`me` beats once per interval; the others' last beats are given in seconds."""
 
     def __init__(self) -> None:
-        self.liveness = Liveness("me", TTL, BEAT)
+        self.silence = SilenceDetector("me", TTL, BEAT)
 
     def beat(self, at: float, others: dict[str, float], *, server: float | None = None) -> set[str]:
         now_ms = int((at if server is None else server) * 1000)
         seen = [member("me", beat_unix_ms=now_ms)]
         seen += [member(name, beat_unix_ms=int(last * 1000)) for name, last in others.items()]
-        return names(self.liveness.observe(at, now_ms, seen))
+        return names(self.silence.live(at, now_ms, seen))
 
 
 def test_a_member_that_beats_lives():
@@ -122,13 +119,13 @@ def test_only_who_was_silent_while_i_watched_may_be_forgotten():
     }
     for number in range(2, FORGET_BEATS + 1):
         at = number * BEAT
-        assert watch.liveness.forgettable == []
+        assert watch.silence.forgettable == []
         watch.beat(at, {"you": at + jump, "dead": 0.0}, server=at + jump)
-    assert watch.liveness.forgettable == ["dead"]
+    assert watch.silence.forgettable == ["dead"]
     dead = {f"dead-{number}": 0.0 for number in range(FORGET_MAX + 50)}
     for number in range(FORGET_BEATS + 1):
         watch.beat(number * BEAT + 2 * jump, dead)
-    assert len(watch.liveness.forgettable) == FORGET_MAX
+    assert len(watch.silence.forgettable) == FORGET_MAX
 
 
 @pytest.mark.fault("F10")
@@ -143,7 +140,7 @@ class Leases:
     """`me` looks once per interval at the one lease of `dead`; its life is given in seconds."""
 
     def __init__(self) -> None:
-        self.stranded = ExpiredLeases(BEAT)
+        self.silence = SilenceDetector("me", TTL, BEAT)
         self.ttl: float | None = TTL
 
     def look(
@@ -151,7 +148,7 @@ class Leases:
     ) -> bool:
         me, dead = member("me"), member("dead")._replace(ttl=self.ttl)
         views = {UNITS[0]: PartitionView(epoch, owner, True, left), UNITS[1]: FREE}
-        found = self.stranded.observe(at, views, [me, dead], [me, dead] if alive else [me])
+        found = self.silence.expired(at, views, [me, dead], [me, dead] if alive else [me])
         assert found <= {UNITS[0]}
         return bool(found)
 
@@ -189,9 +186,9 @@ def test_what_happens_while_nobody_looks_proves_nothing_of_a_lease():
 
 
 def test_i_am_alive_whatever_the_server_says_of_me():
-    liveness = Liveness("me", TTL, BEAT)
+    silence = SilenceDetector("me", TTL, BEAT)
     for number in range(5):
-        live = liveness.observe(number * BEAT, 10**9, [member("me", beat_unix_ms=1)])
+        live = silence.live(number * BEAT, 10**9, [member("me", beat_unix_ms=1)])
         assert names(live) == {"me"}
 
 

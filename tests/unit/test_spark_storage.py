@@ -18,6 +18,7 @@ from streamqd.errors import Refused
 from streamqd.spark.pipelines import manifest as manifests
 from streamqd.spark.pipelines.manifest import Manifest, ManifestError, Range
 from streamqd.spark.pipelines.storage import Archive
+from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
 dataset = pytest.importorskip("pyarrow.dataset")
@@ -267,7 +268,9 @@ def everything(archive: Archive) -> dict[str, bytes]:
 
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=10)))
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @example("..")
 def test_no_name_of_a_topic_harms_another(archive: Archive, topic: str) -> None:

@@ -29,6 +29,7 @@ from streamqd.store import (
 )
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from tests.support.quick import examples
 
 ODD = [
     *(b"", b"abc", b"1e308", b"inf", b"-inf", b"nan", b"9" * 26, b"-1", b"0x10", b" 7", b"7 "),
@@ -43,7 +44,11 @@ nested = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=5,
 )
-quick = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(
+    deadline=None,
+    max_examples=examples(150),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 T = TypeVar("T")

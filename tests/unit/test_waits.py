@@ -8,7 +8,7 @@ from streamqd.housekeeper.summary import worker_state
 from streamqd.idle_reason import IdleReason, Wait, Waiting
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot, WorkerState
-from streamqd.worker.holding import tell_full
+from streamqd.worker.held_keys import report_full
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def test_the_state_of_a_ready_worker_says_what_it_waits_for(
 @pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
 def test_that_held_keys_fill_the_hand_is_said_when_nothing_else_is(slot: WorkerSlot, other: Wait):
     waits = IdleReason(slot.words)
-    tell_full(waits, 9.0)
+    report_full(waits, 9.0)
     assert waits.read()[:2] == (Wait.FULL, 9)
     waits.begin(other, 5)
-    tell_full(waits, 9.0)
+    report_full(waits, 9.0)
     assert waits.read()[:2] == (other, 5)
-    tell_full(waits, None)
+    report_full(waits, None)
     assert waits.read()[:2] == (other, 5)
     waits.end()
-    tell_full(waits, 9.0)
-    tell_full(waits, None)
+    report_full(waits, 9.0)
+    report_full(waits, None)
     assert waits.read().kind is Wait.NOTHING

@@ -1,6 +1,6 @@
 """Whether the topics that are consumed are still registered, asked with each look at the fleet.
 
-Somebody may delete a topic's entry while everything else stays: senders are refused then, and no
+An operator may delete a topic's entry while everything else stays: senders are refused then, and no
 fence is missing that would tell. Or a count that could not be read when this instance began can be
 read now.
 """
@@ -22,7 +22,7 @@ LOOK_SECONDS = 2.0
 Ask = Callable[[list[tuple[Any, ...]]], list[Any]]
 
 
-class Metas:
+class TopicPresence:
     """The last look at the entries of the topics."""
 
     def __init__(self, keys: Keys) -> None:

@@ -1,0 +1,149 @@
+"""What commands share: their connection, `--json`, the exit code, and how a directive ends.
+
+A command returns a `CommandResult`, or a `DirectiveResult` when it steers the fleet. The decorators
+here give it its options, wait where that is wanted, and print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from streamqd.admin import as_json as document_of
+from streamqd.cli.arguments import dry_run_option, json_option, wait_options
+from streamqd.cli.output import emit, printable, styled
+from streamqd.cli.session import Session, pass_session
+from streamqd.errors import StreamqdError
+
+EXIT_WAITING = 1
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command found or did.
+
+    `document` is for programs; `show` is for people: a sentence, or a function that prints. `notes`
+    follow on standard error in both cases; `error` is raised at the end.
+    """
+
+    document: Any
+    show: str | Callable[[], object]
+    code: int = 0
+    notes: Sequence[str] = ()
+    error: StreamqdError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectiveResult:
+    """A directive that was sent to the fleet.
+
+    `done` is what `admin` made of it, `said` the same as a sentence, `missing` returns who has not
+    obeyed yet. `refusals` are asked for once the wait is over. `show` prints in place of `said`: it
+    gets `done`, and whether the command has waited. `more` stands beside `done` in JSON.
+    """
+
+    done: Any
+    said: str
+    missing: Callable[[], list[str]]
+    refusals: Callable[[], list[str]] = list
+    show: Callable[[Any, bool], None] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def connected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its session, whose connection closes when the command ends."""
+
+    @pass_session
+    @functools.wraps(function)
+    def run(session: Session, /, *args: Any, **params: Any) -> Any:
+        with session.using_redis():
+            return function(session, *args, **params)
+
+    return run
+
+
+def answering(function: Callable[..., CommandResult | int]) -> Callable[..., int]:
+    """Give a command a session and `--json`, print its answer, and end with its exit code.
+
+    A command that returns a number has printed for itself.
+    """
+
+    @json_option
+    @pass_session
+    @functools.wraps(function)
+    def run(session: Session, /, *args: Any, as_json: bool, **params: Any) -> int:
+        with session.using_redis():
+            found = function(session, *args, **params)
+        return found if isinstance(found, int) else _print(session, found, as_json)
+
+    return run
+
+
+def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
+    """Give a command that steers the fleet `--wait`, `--timeout`, `--dry-run` and `--json`.
+
+    It gets `dry_run`; the rest happens here.
+    """
+
+    @wait_options
+    @dry_run_option
+    @json_option
+    @connected
+    @functools.wraps(function)
+    def run(
+        session: Session, /, *args: Any,
+        wait: bool, timeout: float, dry_run: bool, as_json: bool, **params: Any,
+    ) -> int:  # fmt: skip
+        sent = function(session, *args, dry_run=dry_run, **params)
+        done, waited = sent.done, wait and not dry_run
+        if waited:
+            left = wait_until_obeyed(sent.missing, timeout) + sent.refusals()
+            done = dataclasses.replace(done, waiting=left)
+        if as_json:
+            emit(document_of(done) | sent.more)
+        elif sent.show is not None:
+            sent.show(done, waited)
+        else:
+            _show_sent(done, sent.said)
+        if not as_json:
+            for each in done.waiting:
+                click.echo(styled(printable(f"not yet: {each}"), "warn"), err=True)
+        return EXIT_WAITING if done.waiting else 0
+
+    return run
+
+
+def wait_until_obeyed(missing: Callable[[], list[str]], timeout: float) -> list[str]:
+    """Look again and again until all have obeyed or the time is over; return who has not."""
+    deadline = time.monotonic() + timeout
+    while (waiting := missing()) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return waiting
+
+
+def _show_sent(done: Any, said: str) -> None:
+    if done.changed or done.at_unix_ms is not None:
+        click.echo(printable(f"would be: {said}" if done.dry_run else said))
+    for note in done.notes:
+        click.echo(printable(note))
+
+
+def _print(session: Session, found: CommandResult, as_json: bool) -> int:
+    if as_json:
+        emit(found.document)
+    elif isinstance(found.show, str):
+        click.echo(printable(found.show))
+    else:
+        found.show()
+    for note in found.notes:
+        session.note(note)
+    if found.error is not None:
+        raise found.error
+    return found.code

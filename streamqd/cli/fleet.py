@@ -1,0 +1,380 @@
+"""The commands that steer the fleet: pause, move, drain, rebalance, reload, and `control`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import click
+
+from streamqd.admin import as_json as document_of
+from streamqd.admin import directives
+from streamqd.admin.directives import Departure
+from streamqd.cli.arguments import Command, dry_run_option, reason_option, yes_option
+from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
+from streamqd.cli.output import age, confirm, count, printable, styled, table, unreadable
+from streamqd.cli.session import Session
+from streamqd.model import Unit
+from streamqd.store.directives import Scope, scope_of
+
+ALIKE_MAX = 5  # partitions that are named with the same problem
+SHOWN_MAX = 20  # partitions that one instance takes; --json names all
+_WHY_STRANDED = {
+    "no-offer": "no other instance offers it",
+    "broken": "its worker crashes in a loop everywhere else",
+    "caps-full": "the others own as many partitions as they may",
+}
+
+
+def _scope_arguments(command: Command) -> Command:
+    for decorate in (
+        click.option("--all", "everything", is_flag=True, help="Everything in the fleet."),
+        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
+        click.option("-g", "--group", help="Only this group."),
+        click.argument("name", metavar="[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]", required=False),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.command(short_help="Stop fetching of a topic, group or partition.")
+@_scope_arguments
+@reason_option
+@directing
+def pause(
+    session: Session,
+    *,
+    name: str | None,
+    group: str | None,
+    partition: int | None,
+    everything: bool,
+    reason: str,
+    dry_run: bool,
+) -> DirectiveResult:
+    """Fetch nothing more of a topic, a group or a partition, until it is resumed.
+
+    What runs is finished; the partitions stay owned. The pause is kept in Redis: it survives
+    restarts and holds for instances that start later. `status` shows it first.
+    """
+    scope = read_scope(name, group, partition, everything=everything)
+    fleet = session.fleet
+    done = directives.pause(fleet, scope, reason, dry_run=dry_run)
+    at = done.at_unix_ms or 0
+    return DirectiveResult(
+        done, f"{scope} is paused", lambda: directives.not_paused(fleet, scope, at)
+    )
+
+
+@click.command(short_help="End a pause.")
+@_scope_arguments
+@directing
+def resume(
+    session: Session,
+    *,
+    name: str | None,
+    group: str | None,
+    partition: int | None,
+    everything: bool,
+    dry_run: bool,
+) -> DirectiveResult:
+    """End the pause of what is named, and of all its parts.
+
+    A part of something that is paused as a whole cannot be resumed alone.
+    """
+    scope = read_scope(name, group, partition, everything=everything)
+    fleet = session.fleet
+    done = directives.resume(fleet, scope, dry_run=dry_run)
+    at = done.at_unix_ms or 0
+    return DirectiveResult(
+        done, f"{scope} is resumed", lambda: directives.not_resumed(fleet, scope, at)
+    )
+
+
+def read_scope(
+    name: str | None, group: str | None, partition: int | None, *, everything: bool
+) -> Scope:
+    """Read TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, with the options that complete it."""
+    if everything:
+        if name is not None or group is not None or partition is not None:
+            raise click.UsageError("--all stands alone")
+        return Scope()
+    if name is None:
+        raise click.UsageError("name TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, or say --all")
+    parts = name.split("/")
+    scope = Scope(parts[0])
+    if len(parts) == 2:
+        scope = Scope(parts[0], None, parts[1])
+    elif len(parts) != 1:
+        scope = _scope(name)
+    if not all(parts):
+        raise click.UsageError(f"{name}: write TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP")
+    if group is not None:
+        if scope.group not in (None, group):
+            raise click.UsageError(f"{name} and --group {group} name different groups")
+        scope = scope._replace(group=group)
+    if partition is not None:
+        if scope.partition not in (None, partition):
+            raise click.UsageError(f"{name} and --partition {partition} name different partitions")
+        scope = scope._replace(partition=partition)
+    return scope
+
+
+def _scope(name: str) -> Scope:
+    try:
+        return scope_of(name)
+    except ValueError as error:
+        raise click.UsageError(f"{name}: {error}") from None
+
+
+# --- who owns what --------------------------------------------------------------------------------
+
+
+@click.command(short_help="Move a partition to an instance.")
+@click.argument("name", metavar="TOPIC/PARTITION/GROUP")
+@click.argument("instance", required=False)
+@click.option("--to", metavar="INSTANCE", help="The same as the second argument.")
+@reason_option
+@directing
+def move(
+    session: Session, *, name: str, instance: str | None, to: str | None, reason: str, dry_run: bool
+) -> DirectiveResult:
+    """Move a partition to an instance, and keep it there.
+
+    \b
+      streamqd move orders/3/bill web-2 --wait
+
+    The owner finishes the message that runs and hands over. The partition stays with the instance
+    until it is moved again or `rebalance` forgets it; while the instance cannot have it, it is
+    placed like any other.
+    """
+    topic, partition, group = _scope(name)
+    if topic is None or partition is None or group is None:
+        raise click.UsageError(f"{name}: name one partition of one group")
+    unit = Unit(topic, partition, group)
+    if instance is not None and to is not None:
+        raise click.UsageError("name the instance once, behind the partition or with --to")
+    owner = instance if instance is not None else to
+    if owner is None:
+        raise click.UsageError(f"name the instance that is to own {unit}")
+    fleet = session.fleet
+    return DirectiveResult(
+        directives.move(fleet, unit, owner, reason, dry_run=dry_run),
+        f"{unit} belongs on {owner}",
+        lambda: directives.not_moved(fleet, unit, owner),
+    )
+
+
+@click.command(short_help="Level the fleet now, forgetting moves.")
+@reason_option
+@directing
+def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResult:
+    """Level the fleet now: forget all ordered moves, and do not wait for delay and hold time.
+
+    --dry-run shows which partitions would change hands. Still only a few move at once
+    (rebalance_moves).
+    """
+    fleet = session.fleet
+    done = directives.rebalance(fleet, reason, dry_run=dry_run)
+    return DirectiveResult(done, "", lambda: directives.not_levelled(fleet), show=_show_rebalanced)
+
+
+def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
+    if done.forgotten:
+        verb = "would be forgotten" if done.dry_run else "forgotten"
+        click.echo(f"{count(len(done.forgotten), 'ordered move')} {verb}")
+    if done.moves:
+        table(
+            ("PARTITION", "FROM", "TO"),
+            [
+                (f"{each.topic}/{each.partition}/{each.group}", each.owner or "-", each.to or "-")
+                for each in done.moves
+            ],
+        )
+    else:
+        click.echo("nothing has to move")
+
+
+@click.command(short_help="Let an instance own nothing.")
+@click.argument("instance")
+@click.option("--undo", is_flag=True, help="Let it own partitions again.")
+@reason_option
+@directing
+def drain(
+    session: Session, *, instance: str, undo: bool, reason: str, dry_run: bool
+) -> DirectiveResult:
+    """Let an instance hand over all its partitions and take none, until --undo.
+
+    It finishes the messages that run and stays as a standby, after a restart too. Partitions that
+    no other instance offers wait for it. --dry-run says who would take what, and what would be
+    left: the same happens when the instance is stopped.
+    """
+    fleet = session.fleet
+    if undo:
+        done = directives.undrain(fleet, instance, dry_run=dry_run)
+        return DirectiveResult(done, f"{instance} may own partitions again", list)
+    done = directives.drain(fleet, instance, reason, dry_run=dry_run)
+    if dry_run:
+        planned = directives.departure(fleet, instance)
+        return DirectiveResult(
+            done,
+            "",
+            list,
+            show=lambda _done, _waited: show_departure(planned),
+            more={"departure": document_of(planned)},
+        )
+    return DirectiveResult(
+        done,
+        f"{instance} hands over what it owns",
+        lambda: directives.not_drained(fleet, instance),
+    )
+
+
+def show_departure(departure: Departure) -> None:
+    """Say in sentences what happens when an instance goes, partitions without a taker first."""
+    name = printable(departure.instance)
+    if not departure.units:
+        click.echo(f"{name} owns nothing: nothing happens")
+        return
+    if departure.last:
+        click.echo(f"{name} is the last instance: everything it owns waits until one starts")
+    stranded: dict[str, list[str]] = defaultdict(list)
+    takers: dict[str, list[str]] = defaultdict(list)
+    for unit in departure.units:
+        place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
+        if unit.to:
+            takers[unit.to].append(place)
+    for unit in departure.stranded:
+        place = printable(f"{unit.topic}/{unit.partition}/{unit.group}")
+        stranded[unit.stranded].append(place)
+    for why, places in stranded.items():
+        more = [f"{len(places) - ALIKE_MAX:,} more"] if len(places) > ALIKE_MAX else []
+        for place in places[:ALIKE_MAX] + more:
+            click.echo(styled(f"! nobody takes {place}: {_WHY_STRANDED[why]}", "warn"))
+    for to, places in sorted(takers.items()):
+        more = [f"and {len(places) - SHOWN_MAX:,} more"] if len(places) > SHOWN_MAX else []
+        shown = ", ".join(places[:SHOWN_MAX] + more)
+        click.echo(f"{printable(to)} takes {count(len(places), 'partition')}: {shown}")
+    if departure.longest_run_seconds:
+        run = age(departure.longest_run_seconds * 1000)
+        click.echo(
+            f"the longest running message has been running for {run}, in"
+            f" {printable(departure.longest_run)}: a drain waits for it, up to drain_timeout"
+        )
+    else:
+        click.echo("no message was running when it last told")
+
+
+# --- configuration and code -----------------------------------------------------------------------
+
+
+@click.command(short_help="Reload one instance, or all in turn.")
+@click.argument("instance", required=False)
+@reason_option
+@directing
+def reload(
+    session: Session, *, instance: str | None, reason: str, dry_run: bool
+) -> DirectiveResult:
+    """Let an instance read its configuration and code again, as SIGHUP does; or all, in turn.
+
+    Each replaces its workers one by one, after the message that runs. An instance that finds a
+    mistake changes nothing. With --wait the exit code is 1 when one has found a mistake.
+    """
+    fleet = session.fleet
+    sight = directives.look(fleet)
+    who = [instance] if instance else sorted(sight.live)
+    silent = [] if instance else sorted(sight.silent)
+    done = directives.reload(fleet, instance, reason, dry_run=dry_run)
+    at = done.at_unix_ms or 0
+
+    def refusals() -> list[str]:
+        found = directives.reload_problems(fleet, who)
+        return [f"{name} refused: {problem}" for name, problem in found.items()]
+
+    def show(done: Any, waited: bool) -> None:
+        verb = "would reload" if done.dry_run else "has reloaded" if waited else "shall reload"
+        if not done.waiting:
+            click.echo(printable(f"{verb}: {', '.join(who)}"))
+        for each in silent:
+            text = f"{each} is silent: if it lives, it reloads when it is back"
+            click.echo(printable(text), err=True)
+
+    return DirectiveResult(
+        done, "", lambda: directives.not_reloaded(fleet, who, at), refusals, show
+    )
+
+
+# --- the directives that are stored ---------------------------------------------------------------
+
+
+@click.group()
+def control() -> None:
+    """See and clear the directives to the fleet: pauses, stops, moves, drains."""
+
+
+@control.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also those that all have obeyed.")
+@answering
+def list_(session: Session, *, everything: bool) -> CommandResult:
+    """Show the directives that hold.
+
+    A `gone` one names an instance that does not live. A reload or a rebalance that every live
+    instance has obeyed is over: only --all shows it, as `done`.
+
+    \b
+    Example:
+      streamqd control list --all
+    """
+    seen = directives.view(session.fleet)
+    return CommandResult(seen, lambda: _show_directives(seen, everything))
+
+
+def _show_directives(seen: directives.ControlView, everything: bool) -> None:
+    unreadable(seen.unreadable)
+    shown = [row for row in seen.orders if everything or not row.done]
+    if not shown and not seen.strange:
+        over = "no directive holds; --all shows those that are done"
+        click.echo(over if seen.orders else "no directives")
+    if shown:
+        table(
+            ("DIRECTIVE", "TO", "AGE", "BY", "", "REASON"),
+            [
+                (
+                    row.name,
+                    row.to or "-",
+                    age(seen.now_unix_ms - row.at_unix_ms),
+                    row.by,
+                    "gone" if row.gone else "done" if row.done else "",
+                    row.why,
+                )
+                for row in shown
+            ],
+        )
+    for name, problem in seen.strange.items():
+        click.echo(printable(f"! {name} cannot be read: {problem}"))
+
+
+@control.command()
+@click.argument("names", metavar="DIRECTIVE...", nargs=-1)
+@click.option("--gone", is_flag=True, help="Those to instances that do not live.")
+@dry_run_option
+@yes_option
+@answering
+def clear(
+    session: Session, *, names: tuple[str, ...], gone: bool, dry_run: bool, yes: bool
+) -> CommandResult:
+    """Take directives back, by the names that `control list` shows."""
+    if not names and not gone:
+        raise click.UsageError("name directives, or say --gone")
+    fleet = session.fleet
+    chosen = directives.clear(fleet, list(names), gone=gone, dry_run=True)
+    if not dry_run and chosen.orders:
+        confirm(f"Take back {', '.join(chosen.orders)}?", yes)
+        chosen = directives.clear(fleet, chosen.orders)
+    verb = "would be taken back" if dry_run else "taken back"
+
+    def show() -> None:
+        click.echo(f"{count(len(chosen.orders), 'directive')} {verb}")
+        for name in chosen.orders:
+            click.echo(f"  {printable(name)}")
+
+    return CommandResult(chosen, show)

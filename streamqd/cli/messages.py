@@ -1,0 +1,591 @@
+"""Messages on their way: `tail`, `pending`, `delayed` (sends) and `retry` (next attempts)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from streamqd.admin import delayed as sends
+from streamqd.admin import pending as admin_pending
+from streamqd.admin import retries, topics
+from streamqd.admin import tail as admin_tail
+from streamqd.admin.pages import server_unix_ms
+from streamqd.cli.arguments import (
+    Command,
+    Duration,
+    Moment,
+    json_option,
+    page_options,
+    unix_ms,
+    yes_option,
+)
+from streamqd.cli.command import CommandResult, answering, connected
+from streamqd.cli.output import (
+    NO_MATCH,
+    age,
+    ago,
+    confirm,
+    count,
+    json_text,
+    printable,
+    table,
+    unreadable,
+)
+from streamqd.cli.session import Session
+from streamqd.errors import Refused
+from streamqd.model import LETTERS
+
+EXIT_NOT_ALL = 8
+ERROR_CHARS = 80  # of an error in the table; --json has all that is kept of it
+
+
+# --- messages that were sent ----------------------------------------------------------------------
+
+
+@click.command(short_help="Show the last messages of a topic.")
+@click.argument("topic")
+@click.option(
+    "-n", "--limit", "--lines", "limit", type=click.IntRange(0, 10_000),
+    help="Show so many of the last messages. Default: 10, or with --since all.",
+)  # fmt: skip
+@click.option(
+    "--since", type=Moment(), metavar="TIME",
+    help="Only those written at this time or later: 10m (ago), or 2026-11-21T08:30 (UTC).",
+)  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Then show new ones, until interrupted.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@json_option
+@connected
+def tail(
+    session: Session,
+    *,
+    topic: str,
+    limit: int | None,
+    since: tuple[float, bool] | None,
+    follow: bool,
+    partition: int | None,
+    as_json: bool,
+) -> None:
+    """Show the last messages of a topic, of all partitions together.
+
+    \b
+      streamqd tail orders --since 10m --follow
+
+    Nothing is taken from anybody: no group is involved. A line is PARTITION:ID, the key and the
+    payload; with --json each line is an object.
+    """
+    watched = admin_tail.Tail(session.link, session.keys, topic, partition)
+    if since is None:
+        shown = _print_entries(watched.last(10 if limit is None else limit), as_json)
+    else:
+        now = server_unix_ms(session.link)
+        begin = unix_ms(since, now)
+        if begin > now:
+            raise click.UsageError("nothing can match: --since lies in the future")
+        every = watched.since(begin) if limit is None else watched.last(limit, begin)
+        shown = _print_entries(every, as_json)
+    if follow:
+        for seen in watched.follow():
+            _print_entries(seen, as_json)
+    elif not shown and limit != 0 and not as_json:
+        session.note(f"no messages in {topic}" if since is None else NO_MATCH)
+
+
+def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) -> int:
+    """Print messages, one a line; return how many."""
+    number = 0
+    for each in messages:
+        number += 1
+        if as_json:
+            click.echo(json_text(each))
+        else:
+            key = "-" if each.key is None else printable(each.key) or '""'
+            click.echo(f"{each.partition}:{each.id}  {key}  {printable(each.payload)}")
+    return number
+
+
+@click.command(short_help="Show what is handed out and not settled.")
+@click.argument("topic")
+@click.option("-g", "--group", help="Needed when several groups read the topic.")
+@click.option(
+    "-s",
+    "--sort",
+    type=click.Choice(admin_pending.ORDERS),
+    default="id",
+    show_default=True,
+    help="id: the oldest first; idle: the longest first; deliveries: the most first.",
+)
+@page_options(50)
+@answering
+def pending(
+    session: Session, *, topic: str, group: str | None, sort: str, limit: int, cursor: str
+) -> CommandResult:
+    """Show the messages of a group that are handed out and not settled.
+
+    All partitions are merged. Pages sorted by id fit together exactly; the other orders are a
+    ranking of the moment.
+    """
+    name = group or _only_group(session, topic)
+    seen = admin_pending.view(
+        session.link, session.keys, topic, name, order=sort, limit=limit, cursor=cursor
+    )
+
+    def show() -> None:
+        unreadable(seen.unreadable)
+        if not seen.rows:
+            click.echo(f"no {'more ' if cursor else ''}pending messages in {topic} for {name}")
+            return
+        table(
+            ("PARTITION", "PLACE", "IDLE", "DELIVERIES", "CRASHES", "CONSUMER"),
+            [
+                (
+                    str(row.partition),
+                    row.place,
+                    None if row.idle_ms is None else age(row.idle_ms),
+                    row.deliveries,
+                    row.crashes,
+                    row.consumer or "(unowned)",
+                )
+                for row in seen.rows
+            ],
+        )
+        session.note(f"{count(seen.total, 'pending message')} in {topic} for {name}")
+        if not seen.complete:
+            session.note(f"only the first {admin_pending.SCAN_MAX:,} of each were ranked")
+        session.more(seen.cursor)
+
+    return CommandResult(seen, show)
+
+
+def _only_group(session: Session, topic: str) -> str:
+    partitions = range(topics.partition_count(session.link, session.keys, topic))
+    found = topics.groups(session.link, session.keys, topic, partitions)
+    if not found:
+        raise Refused(f"no group reads the topic {topic}")
+    if len(found) > 1:
+        raise Refused(f"several groups read {topic}; say --group with one of {', '.join(found)}")
+    return found[0]
+
+
+# --- which of those that wait ---------------------------------------------------------------------
+
+
+def _filters(command: Command) -> Command:
+    for option in (
+        click.option("-p", "--partition", type=click.IntRange(0), help="Of this partition only."),
+        click.option("-k", "--key", help="With this key only."),
+        click.option(
+            "--due-within", type=Duration(), metavar="DURATION", help="Due within this time."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _retry_filters(command: Command) -> Command:
+    attempt = click.option(
+        "--attempt", "attempt_min", type=click.IntRange(1), default=1,
+        help="Waiting for this attempt or a later one.",
+    )  # fmt: skip
+    return _filters(attempt(command))
+
+
+def _named(metavar: str) -> Callable[[Command], Command]:
+    """Let a command name what waits, or take --all that pass the filters."""
+
+    def add(command: Command) -> Command:
+        for option in (
+            click.option("--dry-run", is_flag=True, help="Only count them."),
+            click.option("--all", "every", is_flag=True, help="All that pass the filters."),
+            click.argument("ids", metavar=metavar, nargs=-1),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _require_choice(ids: tuple[str, ...], every: bool, filtered: bool, noun: str) -> None:
+    """Refuse a command that does not say which, or says it twice."""
+    if ids and (every or filtered):
+        raise click.UsageError(f"name {noun}, or choose them by --all and filters, not both")
+    if not ids and not every:
+        raise click.UsageError(f"name {noun}, or say --all (filters may narrow it)")
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+# --- delayed sends --------------------------------------------------------------------------------
+
+
+@click.group()
+def delayed() -> None:
+    """Look at delayed sends, cancel them, send them now."""
+
+
+@delayed.command("list")
+@click.argument("topic")
+@_filters
+@page_options(50)
+@answering
+def list_sends(
+    session: Session, *, topic: str, limit: int, cursor: str, **filters: Any
+) -> CommandResult:
+    """Show what was sent with a delay and waits, the first due first, over all partitions.
+
+    \b
+      streamqd delayed list orders --due-within 1h
+
+    The ID is the partition and what the producer's send returned. The message gets its uid when it
+    is due.
+    """
+    choice = _send_filter(**filters)
+    seen = sends.listed(
+        session.link, session.keys, topic, choice=choice, limit=limit, cursor=cursor
+    )
+    if not seen.rows:
+        none = f"no {'more ' if cursor else ''}delayed sends in {topic}"
+        return CommandResult(seen, NO_MATCH if choice != sends.DelayedFilter() else none)
+
+    def show() -> None:
+        table(
+            ("ID", "DUE IN", "SENT", "BYTES", "KEY"),
+            [
+                (
+                    row.id,
+                    age(row.due_unix_ms - seen.now_unix_ms),
+                    _sent(seen.now_unix_ms, row.sent_unix_ms),
+                    row.payload_bytes,
+                    row.key or "-",
+                )
+                for row in seen.rows
+            ],
+        )
+        session.note(f"{seen.total:,} delayed in {topic}")
+        session.more(seen.cursor)
+
+    return CommandResult(seen, show)
+
+
+@delayed.command()
+@click.argument("topic")
+@click.argument("name", metavar="PARTITION:SEND-ID")
+@answering
+def show(session: Session, *, topic: str, name: str) -> CommandResult:
+    """Show everything that is known of one delayed send.
+
+    \b
+      streamqd delayed show orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
+    """
+    found = sends.show(session.link, session.keys, topic, name)
+    now_unix_ms = server_unix_ms(session.link)
+    return CommandResult(found, lambda: _show_send(found, now_unix_ms))
+
+
+def _show_send(found: sends.DelayedSend, now_unix_ms: int) -> None:
+    pairs = [
+        ("id", found.id),
+        ("topic", found.topic),
+        ("due in", age(found.due_unix_ms - now_unix_ms)),
+        ("sent", _sent(now_unix_ms, found.sent_unix_ms)),
+        ("key", "-" if found.key is None else printable(found.key)),
+        *((f"header {name}", value) for name, value in (found.headers or {}).items()),
+        *found.other.items(),
+    ]
+    for label, value in pairs:
+        click.echo(f"{printable(label) + ':':<13}{printable(value)}")
+    click.echo()
+    click.echo(f"payload, {len(found.payload):,} bytes:")
+    click.echo(printable(found.payload, lines=True))
+
+
+@delayed.command("now")
+@click.argument("topic")
+@_named("[PARTITION:SEND-ID]...")
+@_filters
+@answering
+def send_now(
+    session: Session,
+    *,
+    topic: str,
+    ids: tuple[str, ...],
+    every: bool,
+    dry_run: bool,
+    **filters: Any,
+) -> CommandResult:
+    """Send now what is delayed: those named, or --all that pass the filters.
+
+    \b
+      streamqd delayed now orders --all --key customer-7
+
+    The housekeeper of a running daemon sends them within seconds. Exit code 8 when one that is
+    named does not wait any more.
+    """
+    choice = _asked_sends(ids, every, filters)
+    if dry_run:
+        return _foretell_sends(session, topic, ids, choice, "would be due now")
+    names = ids or sends.chosen(session.link, session.keys, topic, choice)
+    done = sends.hasten(session.link, session.keys, topic, names)
+    text = f"{count(done.due, 'delayed send')} due now" if done.due or ids else NO_MATCH
+    return _changed_sends(done, text, ids)
+
+
+@delayed.command("cancel")
+@click.argument("topic")
+@_named("[PARTITION:SEND-ID]...")
+@_filters
+@yes_option
+@answering
+def cancel_sends(
+    session: Session,
+    *,
+    topic: str,
+    ids: tuple[str, ...],
+    every: bool,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> CommandResult:
+    """Cancel what is delayed, for good: those named, or --all that pass the filters.
+
+    \b
+      streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
+
+    Each is cancelled or was sent already, never both; of those sent the uid is told. Exit code 8
+    when one that is named was not cancelled. A dedup_id stays used for its time.
+    """
+    choice = _asked_sends(ids, every, filters)
+    if dry_run:
+        return _foretell_sends(session, topic, ids, choice, "would be cancelled")
+    names: Iterable[str] = ids
+    if every:
+        number = sum(1 for _ in sends.chosen(session.link, session.keys, topic, choice))
+        what = count(number, "delayed send")
+        confirm(f"Cancel {what} of {topic} for good?", yes or not number)
+        names = sends.chosen(session.link, session.keys, topic, choice)
+    done = sends.cancel(session.link, session.keys, topic, names)
+    if done.cancelled:
+        asked = {
+            "sends": list(ids) or "--all",
+            "key": choice.key,
+            "partition": choice.partition,
+        }
+        counts = {"cancelled": done.cancelled, "sent": len(done.sent)}
+        session.record(topic, "delayed cancel", asked, counts)
+    found_any = done.cancelled or ids
+    text = f"{count(done.cancelled, 'delayed send')} cancelled" if found_any else NO_MATCH
+    return _changed_sends(done, text, ids)
+
+
+def _changed_sends(
+    done: sends.DelayedHastened | sends.DelayedCancelled, text: str, ids: tuple[str, ...]
+) -> CommandResult:
+    def show() -> None:
+        click.echo(text)
+        for each in done.sent:
+            click.echo(f"{printable(each.id)} has been sent: it is {each.uid}", err=True)
+        for name in done.unknown:
+            click.echo(
+                f"{printable(name)} is unknown: it was sent, cancelled or never was", err=True
+            )
+
+    return CommandResult(done, show, EXIT_NOT_ALL if ids and (done.sent or done.unknown) else 0)
+
+
+def _asked_sends(ids: tuple[str, ...], every: bool, filters: dict[str, Any]) -> sends.DelayedFilter:
+    choice = _send_filter(**filters)
+    _require_choice(ids, every, choice != sends.DelayedFilter(), "delayed sends")
+    return choice
+
+
+def _send_filter(
+    *, partition: int | None, key: str | None, due_within: float | None
+) -> sends.DelayedFilter:
+    return sends.DelayedFilter(partition=partition, key=key, due_within_ms=_ms(due_within))
+
+
+def _foretell_sends(
+    session: Session, topic: str, ids: tuple[str, ...], choice: sends.DelayedFilter, what: str
+) -> CommandResult:
+    """Say how many it would be; of those named, refuse one that does not wait."""
+    if ids:
+        names = [sends.show(session.link, session.keys, topic, each).id for each in ids]
+        number = len(dict.fromkeys(names))
+    else:
+        number = sum(1 for _ in sends.chosen(session.link, session.keys, topic, choice))
+    text = f"{count(number, 'delayed send')} {what}" if number else NO_MATCH
+    return CommandResult({"topic": topic, "would_be": number}, text)
+
+
+def _sent(now_unix_ms: int, sent_unix_ms: int | None) -> str:
+    sent = ago(now_unix_ms, sent_unix_ms)
+    return "-" if sent is None else f"{sent} ago"
+
+
+# --- delayed retries ------------------------------------------------------------------------------
+
+
+@click.group()
+def retry() -> None:
+    """Look at delayed retries, run them now, cancel them."""
+
+
+@retry.command("list")
+@click.argument("topic")
+@click.argument("group")
+@_retry_filters
+@page_options(50)
+@answering
+def list_retries(
+    session: Session, *, topic: str, group: str, limit: int, cursor: str, **filters: Any
+) -> CommandResult:
+    """Show the delayed retries of a group, the first due first, over all partitions."""
+    choice = _retry_filter((), **filters)
+    seen = retries.listed(
+        session.link, session.keys, topic, group, choice=choice, limit=limit, cursor=cursor
+    )
+
+    def show() -> None:
+        unreadable(seen.unreadable)
+        if not seen.rows:
+            none = f"no {'more ' if cursor else ''}delayed retries in {topic} for {group}"
+            click.echo(NO_MATCH if choice != retries.RetryFilter(attempt_min=1) else none)
+            return
+        table(
+            ("ID", "DUE IN", "ATTEMPT", "CRASHES", "BYTES", "KEY", "ERROR"),
+            [
+                (
+                    row.id,
+                    age(row.due_unix_ms - seen.now_unix_ms),
+                    row.attempt,
+                    row.crashes,
+                    row.payload_bytes,
+                    row.key or "-",
+                    _error(row),
+                )
+                for row in seen.rows
+            ],
+            last_below=True,
+        )
+        session.note(f"{seen.total:,} delayed in {topic} for {group}")
+        session.more(seen.cursor)
+
+    return CommandResult(seen, show)
+
+
+@retry.command("now")
+@click.argument("topic")
+@click.argument("group")
+@_named("[ID]...")
+@_retry_filters
+@answering
+def retry_now(
+    session: Session,
+    *,
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    every: bool,
+    dry_run: bool,
+    **filters: Any,
+) -> CommandResult:
+    """Run delayed retries now: those named, or --all that pass the filters."""
+    choice = _asked_retries(ids, every, filters)
+    rows = retries.chosen(session.link, session.keys, topic, group, choice)
+    if dry_run:
+        return _foretell_retries(rows, "would be due now")
+    done = retries.hasten(session.link, session.keys, topic, group, rows)
+    gone = f", {done.gone:,} had run before" if done.gone else ""
+    return CommandResult(done, f"{count(done.due, 'retry')} due now{gone}")
+
+
+@retry.command("cancel")
+@click.argument("topic")
+@click.argument("group")
+@_named("[ID]...")
+@_retry_filters
+@click.option("--drop", is_flag=True, help="Lose them instead of making dead letters.")
+@yes_option
+@answering
+def cancel_retries(
+    session: Session,
+    *,
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    every: bool,
+    drop: bool,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> CommandResult:
+    """Make dead letters of delayed retries: those named, or --all that pass the filters.
+
+    The reason of these dead letters is `cancelled`; they can be replayed as others can. Of a group
+    that reads dead letters (NAME@dlq) the retries are dropped: their dead letters have stayed.
+    """
+    drop = drop or group.endswith(LETTERS)
+    choice = _asked_retries(ids, every, filters)
+    rows = retries.chosen(session.link, session.keys, topic, group, choice)
+    if dry_run:
+        return _foretell_retries(rows, "would be lost" if drop else "would become dead letters")
+    total = sum(map(len, rows.values()))
+    what = "Lose" if drop else "Make dead letters of"
+    confirm(f"{what} {count(total, 'retry')} in {topic} for {group}?", yes or not total)
+    done = retries.cancel(session.link, session.keys, topic, group, rows, drop=drop)
+    if total:
+        asked = {"group": group, "retries": list(ids) or "--all", "drop": drop}
+        counts = {"dead": done.dead, "dropped": done.dropped, "gone": done.gone}
+        session.record(topic, "retry cancel", asked, counts)
+
+    def show() -> None:
+        gone = f", {done.gone:,} had run before" if done.gone else ""
+        became = f"{done.dropped:,} lost" if drop else f"{count(done.dead, 'dead letter')} made"
+        click.echo(f"{became}{gone}")
+        if done.unreadable:
+            session.note(
+                f"{done.unreadable:,} stay, because they cannot be read: --drop loses them"
+            )
+
+    return CommandResult(done, show)
+
+
+def _asked_retries(
+    ids: tuple[str, ...], every: bool, filters: dict[str, Any]
+) -> retries.RetryFilter:
+    choice = _retry_filter(ids, **filters)
+    filtered = choice != retries.RetryFilter(ids=ids, attempt_min=1)
+    _require_choice(ids, every, filtered, "retries by their ids")
+    return choice
+
+
+def _retry_filter(
+    ids: tuple[str, ...],
+    *,
+    partition: int | None,
+    key: str | None,
+    attempt_min: int,
+    due_within: float | None,
+) -> retries.RetryFilter:
+    return retries.RetryFilter(
+        ids=ids,
+        partition=partition,
+        key=key,
+        attempt_min=attempt_min,
+        due_within_ms=_ms(due_within),
+    )
+
+
+def _foretell_retries(rows: dict[int, list[retries.RetryRow]], what: str) -> CommandResult:
+    found = [row for _, page in sorted(rows.items()) for row in page]
+    return CommandResult(found, f"{count(len(found), 'retry')} {what}")
+
+
+def _error(row: retries.RetryRow) -> str:
+    """What failed before this attempt, and where in the code."""
+    text = row.error if len(row.error) <= ERROR_CHARS else row.error[: ERROR_CHARS - 1] + "…"
+    return (f"{text} ({row.at})" if row.at else text) or "-"

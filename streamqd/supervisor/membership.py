@@ -1,0 +1,137 @@
+"""This instance as a member of the fleet: its heartbeat, and what the answers say of the others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from random import random
+
+from streamqd import logs, startup
+from streamqd.config.schema import Daemon
+from streamqd.errors import BadValue, RedisRefused
+from streamqd.model import Unit
+from streamqd.policy import heartbeats
+from streamqd.policy.rebalance import MemberView
+from streamqd.policy.silence import SilenceDetector
+from streamqd.store import directives, members
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.version import __version__
+
+
+class Membership:
+    """When to send a heartbeat, what it says, and what its last answer was."""
+
+    def __init__(self, daemon: Daemon, keys: Keys, lock_id: str) -> None:
+        self.daemon = daemon  # a reload replaces it
+        self.announcement: Mapping[str, object] = {}  # what heartbeats tell beside
+        self.beat_at = 0.0  # monotonic, when the next heartbeat is due
+        self.seen: list[MemberView] = []  # by the last heartbeat
+        self.server_unix_ms = 0  # at that time
+        self.directives: directives.Directives | None = None  # what operators want
+        self.interval = daemon.lease_ttl / 5
+        self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
+        self.dead_nonce = ""  # of a predecessor that is to be taken out of the fleet
+        self._keys = keys
+        self._lock_id = lock_id
+        self._nonce = secrets.token_hex(8)
+        self._started = time.time()
+        self._beaten_at = 0.0
+        self._leaving = False
+        self._stored_directives: list[bytes] | None = None
+        self._bad_members = logs.bad_values()
+
+    def beat_soon(self) -> None:
+        """Send a heartbeat and look at the fleet at the next tick; later when it is large."""
+        at = heartbeats.woken_beat(self._beaten_at, self.interval, len(self.seen), random())
+        self.beat_by(at)
+
+    def beat_by(self, at: float) -> None:
+        """Send a heartbeat no later than `at` (monotonic)."""
+        self.beat_at = min(self.beat_at, at)
+
+    def depart(self) -> None:
+        """Tell the fleet that this instance is leaving."""
+        if not self._leaving:
+            self._leaving = True
+            self.beat_soon()
+
+    def wake_up(self) -> tuple[str, ...]:
+        """The command that tells the other instances that something has changed."""
+        return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
+
+    def heartbeat(
+        self, now: float, partitions: Mapping[Unit, OwnedPartition], offers: Sequence[Unit]
+    ) -> Call:
+        """The call that says that this instance lives, and what it does."""
+        daemon = self.daemon
+        info = {
+            "boot": startup.boot_id(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "lock": self._lock_id,
+            "weight": daemon.weight,
+            "cap": daemon.max_partitions,
+            "offers": sorted({(unit.topic, unit.group) for unit in offers}),
+            "broken": sorted(unit for unit in offers if partitions[unit].broken_until > now),
+            "owned": sum(each.phase is not Phase.FREE for each in partitions.values()),
+            "leaving": self._leaving,
+            "ttl": daemon.lease_ttl,
+            "version": __version__,
+            "started": round(self._started, 3),
+            **self.announcement,
+        }
+        return members.beat(
+            self._keys,
+            daemon.fleet,
+            daemon.instance,
+            self._nonce,
+            info,
+            daemon.lease_ttl,
+            self.silence.forgettable,
+        )
+
+    def answered(self, reply: Reply | RedisRefused, jitter: float) -> bool:
+        """Take the answer to a heartbeat. Tells whether it says who the members are."""
+        now = self._beaten_at = time.monotonic()
+        self.beat_at = heartbeats.next_beat(now, self.interval, jitter)
+        if isinstance(reply, RedisRefused):
+            logs.event("redis.refused", logging.ERROR, what="beat", error=str(reply))
+            return False
+        if reply.word == "TWIN":
+            _, beaten, other, _ = members.twin(reply)
+            # We hold the lock: a run that had it before is dead, and so are all its processes.
+            dead = self.silence.duplicate_seen(beaten, now)
+            if dead or other.get("lock") == self._lock_id:
+                self.dead_nonce = str(other.get("nonce", ""))
+            return False
+        self.silence.duplicate_gone()
+        present = members.Present.parse(reply)
+        self.server_unix_ms = present.now_unix_ms
+        strange: list[BadValue] = []
+        self.seen = [self._described(member, strange) for member in present.members]
+        self._bad_members.values(strange)
+        if present.orders != self._stored_directives:
+            self._stored_directives = present.orders
+            self.directives = directives.read(present.orders)
+        return True
+
+    def _described(self, member: members.Heartbeat, strange: list[BadValue]) -> MemberView:
+        try:
+            return members.described(member, self._keys.info(self.daemon.fleet))
+        except BadValue as error:
+            strange.append(error)
+            return members.seen_of(member)
+
+    def removal_of_predecessor(self) -> Call:
+        """The call that takes a killed predecessor out of the fleet, before its beat is old."""
+        return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self.dead_nonce)
+
+    def departure(self) -> Call:
+        """The call that takes this instance out of the fleet."""
+        return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self._nonce)

@@ -1,0 +1,31 @@
+"""Scripts that act for the owner of a unit: each is refused once there is a newer one."""
+
+from __future__ import annotations
+
+from streamqd.errors import RedisUnavailable
+from streamqd.scoreboard import WorkerSlot
+from streamqd.store.client import Connection
+from streamqd.store.scripts import Call, Reply
+
+
+class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
+    """A newer owner exists. Drop everything and end."""
+
+
+class FencedCalls:
+    """Runs scripts over one connection, and judges whether the unit is still ours."""
+
+    def __init__(self, link: Connection, slot: WorkerSlot) -> None:
+        self.link = link
+        self._slot = slot
+
+    def run(self, call: Call) -> Reply:
+        """Run a script. Raises Fenced, RedisUnavailable, RedisRefused."""
+        reply = self.link.run(call)
+        self._slot.add("round_trips")
+        if reply.word == "FENCED":
+            raise Fenced
+        if reply.word == "SESSION":
+            # A copy of an earlier recover has come late. The unit is still ours.
+            raise RedisUnavailable("the session is not the last one opened", sent=True)
+        return reply

@@ -1,0 +1,222 @@
+"""Messages one after the other: what comes into hand runs at once, in the main thread.
+
+The slot's batch is what was read last, or listed. All of it has ended, or is kept by its order,
+before the next read is sent; acknowledgements ride on that read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from streamqd.message import Entry, Message, of_read
+from streamqd.scoreboard import SETTLED, WORD_COMMAND, now_ns
+from streamqd.store.fetch import FetchResult
+from streamqd.worker.context import WorkerContext
+from streamqd.worker.held_keys import HeldKeys
+from streamqd.worker.pending_entry import PendingEntry
+from streamqd.worker.prefetch import bytes_of
+from streamqd.worker.verdicts import Verdicts
+
+RunAll = Callable[[Sequence[Message], int, bool], None]
+
+
+class SerialRunner(Protocol):
+    """Runs the handler for the messages that it is given, one by one or in batches."""
+
+    @property
+    def run_all(self) -> RunAll | None:
+        """Runs messages of which each may run at once; None where something stands between them."""
+
+    @property
+    def collected(self) -> int:
+        """How many messages wait for their run."""
+
+    def handle(
+        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
+    ) -> None:
+        """Handle a message, or collect it."""
+
+    def begin(self) -> None:
+        """Entries of a new read are in hand."""
+
+    def finish(self) -> None:
+        """Run what was collected."""
+
+
+class SerialExecutor:
+    """Runs messages as they come, over the one connection of its worker."""
+
+    at_once = True
+    bells: tuple[int, ...] = ()
+    running = 0
+    about_to_begin = 0
+    throttled = 0.0
+    spent = False
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        runner: SerialRunner,
+        verdicts: Verdicts,
+        held: HeldKeys | None,
+    ) -> None:
+        self.alone = False
+        self._context = context
+        self._slot = context.slot
+        self._settler = context.settler
+        self._runner = runner
+        self._verdicts = verdicts
+        self._held = held
+        self._bytes_max = context.settings.daemon.max_message_bytes
+
+    # --- what comes ---
+
+    def restart(self) -> None:
+        """Begin with a list of what is pending: nothing else is in hand but what is held."""
+        self.alone = False
+        if self._held is not None:
+            self._held.restart()
+
+    def expect(self, places: list[bytes]) -> None:
+        """Write the batch into the scoreboard, with the parked entries behind it."""
+        self._runner.begin()
+        self._slot.post_batch(places + self._settler.parked_places)
+        self._settler.renumber_parked(len(places))
+
+    def admit(self, position: int, _place: bytes) -> int:
+        """Return the index in the slot of an entry that was expected."""
+        return position
+
+    def add(self, index: int, entry: PendingEntry, message: Message) -> None:
+        """Handle an entry that was pending before."""
+        self._runner.handle(index, message, entry.retried, entry.crashes, entry.failures > 0)
+
+    def finish(self) -> None:
+        """Run what was only collected: no more comes for now."""
+        self._runner.finish()
+
+    def take(self, fetched: FetchResult) -> tuple[int, int]:
+        """Handle what was read: the retry stream's entries, then the partition's.
+
+        Returns its bytes, about, and the nanoseconds that it took.
+        """
+        retried, main = fetched.retried, fetched.main
+        places = [b"r:" + entry[0] for entry in retried]
+        places += [b"m:" + entry[0] for entry in main]
+        self.expect(places)
+        total = len(places)
+        self._slot.add("fetched", total)
+        size = bytes_of(retried or main, total)
+        self._slot.add("bytes", size)
+        began = now_ns()
+        for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
+            if entries:
+                self._context.gate.check(total - first)
+                self._take_stream(entries, first, was_retried, fetched.received)
+        self._runner.finish()
+        return size, now_ns() - began
+
+    def _take_stream(self, entries: list[Entry], first: int, retried: bool, received: int) -> None:
+        """Handle the entries of one stream. They are at `first` of the batch and after it."""
+        context, slot, runner = self._context, self._slot, self._runner
+        self._settler.read = slot.generation
+        messages, may_expire = of_read(context.delivery, entries, retried)
+        giants = received > self._bytes_max  # there may be some
+        run_all = runner.run_all
+        if run_all is not None and not giants and not may_expire:
+            run_all(messages, first, retried)
+            return
+        for index, message in enumerate(messages, first):
+            if slot.words[WORD_COMMAND]:
+                context.gate.check(slot.unfinished)
+            if not giants or not self._verdicts.bury_giant(index, message, retried, 0):
+                runner.handle(index, message, retried, 0)
+
+    # --- running ---
+
+    def collect(self) -> None:
+        """Nothing: what has begun has ended."""
+
+    def start_ready(self) -> None:
+        """Run what was collected, and the held messages that are due.
+
+        Of each held key those behind the first run too, until one of them fails.
+        """
+        self._runner.finish()
+        lines = [] if self._held is None or self.alone else self._held.take_due()
+        if self._held is None or not lines:
+            return
+        self._settler.flush()
+        self.expect([kept.place for _, line in lines for kept in line])
+        first = 0
+        for key, line in lines:
+            indexes = range(first, first + len(line))
+            first += len(line)
+            for index, kept in zip(indexes, line, strict=True):
+                self._context.gate.check(self._slot.unfinished)
+                message = kept.message
+                self._held.begin(kept)
+                charged = message.failures_in_place > 0
+                self._runner.handle(index, message, kept.retried, kept.crashes, charged)
+                if not self._held.ended(key):
+                    self._give_back(indexes[index - indexes.start + 1 :])
+                    break
+            self._held.go_on(key)
+        self._held.report()
+        self._settler.flush()
+
+    def _give_back(self, indexes: range) -> None:
+        """Let what is in the batch behind a message that failed again be in hand no more."""
+        for index in indexes:
+            self._slot.states[index] = SETTLED
+
+    def settle(self, *, read_follows: bool) -> None:
+        """Settle what was not done; acknowledgements alone ride on the read that follows."""
+        if not read_follows:
+            self._settler.flush()
+        elif not self._settler.only_plain_acks:
+            self._settler.flush_verdicts()
+
+    @property
+    def settling_is_due(self) -> bool:
+        """Whether the next read must go out at once, for what rides on it."""
+        return self._settler.acks_owed
+
+    # --- what the reader asks ---
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything in hand has yet to run."""
+        return self._runner.collected > 0
+
+    @property
+    def waiting(self) -> int:
+        """How many entries in hand have not begun."""
+        return self._slot.unfinished
+
+    @property
+    def places(self) -> Iterable[bytes]:
+        """The places of what stays in hand when the connection is lost."""
+        return () if self._held is None else self._held.places
+
+    def wants(self, _count: int) -> bool:
+        """Whether more entries should come into hand."""
+        return True
+
+    def is_full(self) -> bool:
+        """Whether nothing more may come into hand."""
+        return self._held is not None and self._held.is_full()
+
+    @property
+    def room(self) -> int:
+        """How many more entries of each stream may come into hand."""
+        return self._context.consumer.prefetch_max if self._held is None else self._held.room
+
+    def patience(self, seconds: float) -> float:
+        """How much of a wait is over before something in hand could begin."""
+        due = None if self._held is None else self._held.next_due()
+        return seconds if due is None else min(seconds, max(0.0, (due - now_ns()) / 1e9))
+
+    def close(self) -> None:
+        """Give up what it needs: nothing."""

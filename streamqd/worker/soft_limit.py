@@ -1,0 +1,66 @@
+"""The soft time limit: the supervisor sends SIGUSR1, and the handler sees a SoftTimeout.
+
+Only user code is interrupted: the handler, and what looks at the error that it has raised, which
+may be the user's code too. Nothing of the worker's own is left half done.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from streamqd import handlers
+from streamqd.scoreboard import WORD_RUN_SEQ, WorkerSlot
+from streamqd.worker.forks import family
+
+Found = TypeVar("Found")
+
+
+class SoftLimit:
+    """The limit of one worker's runs."""
+
+    def __init__(self, slot: WorkerSlot, seconds: float | None) -> None:
+        self.slot = slot
+        self._seconds = seconds
+        # What may be interrupted runs now: the handler, or what looks at its error.
+        self.in_handler = False
+        self.judging = False  # it is the latter, which runs in the main thread
+        # How a run is interrupted that is not in the main thread.
+        self.interrupt: Callable[[BaseException], None] | None = None
+
+    def listen(self, on_signal: Callable[[int, object], None] | None = None) -> None:
+        """Let the supervisor interrupt the run in the main thread, or as `on_signal` does it."""
+        signal.signal(signal.SIGUSR1, on_signal or self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        # The supervisor names the run that it means; by now another one may be running, or none.
+        if self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
+            # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
+            self.in_handler = False
+            if self.interrupt is None or self.judging:
+                raise self.error()
+            self.interrupt(self.error())
+
+    def error(self) -> handlers.SoftTimeout:
+        """Return the exception of a run that is over its soft limit."""
+        return handlers.SoftTimeout(
+            f"the handler ran longer than its time limit of {self._seconds:g} s"
+        )
+
+    def judge(self, work: Callable[..., Found], *given: Any) -> Found | handlers.SoftTimeout:
+        """Call what looks at the end of a run; the limit goes on, for it may call user code.
+
+        Returns the exception of the soft limit when that has come. `work` must only find something
+        out: nothing of ours may stay half done.
+        """
+        family.end_child()  # one that has raised, or returned something
+        try:
+            self.judging = self.in_handler = True
+            try:
+                return work(*given)
+            finally:
+                self.judging = self.in_handler = False
+        except handlers.SoftTimeout as limit:
+            self.judging = False
+            return limit

@@ -1,0 +1,19 @@
+"""Source files as trees, each parsed once per process. Nobody may change what is returned."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def module(path: Path) -> ast.Module:
+    """The tree of a file."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, the module first."""
+    return tuple(ast.walk(module(path)))

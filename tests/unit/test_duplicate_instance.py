@@ -1,0 +1,57 @@
+"""Another run under our id: who lives beats, and who is dead does not, whatever the clock says."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.policy.silence import SilenceDetector
+
+TTL, INTERVAL = 15.0, 3.0
+
+
+@pytest.fixture
+def twin() -> SilenceDetector:
+    return SilenceDetector("me", TTL, INTERVAL)
+
+
+def test_one_that_beats_stays_and_is_waited_for(twin: SilenceDetector) -> None:
+    for number in range(7):
+        assert not twin.duplicate_seen(1000 + number, 3.0 * number)
+        assert not twin.duplicate_stays, "it may be about to end"
+    assert not twin.duplicate_seen(1007, 21.0)
+    assert twin.duplicate_stays
+    twin.duplicate_gone()
+    assert not twin.duplicate_stays
+
+
+def test_one_that_does_not_beat_for_a_ttl_is_dead(twin: SilenceDetector) -> None:
+    for number in range(6):
+        assert not twin.duplicate_seen(1000, 100.0 + 3.0 * number)
+    assert twin.duplicate_seen(1000, 118.0)
+    assert not twin.duplicate_stays
+
+
+def test_one_that_beats_once_more_and_dies_is_dead_and_does_not_stay(
+    twin: SilenceDetector,
+) -> None:
+    dead = [twin.duplicate_seen(1000 if number < 3 else 1001, 3.0 * number) for number in range(10)]
+    assert dead == [False] * 9 + [True]
+    assert not twin.duplicate_stays
+
+
+def test_who_has_not_asked_for_a_while_has_not_seen_who_beats(twin: SilenceDetector) -> None:
+    """The server stood still for both, and the other may beat next."""
+    twin.duplicate_seen(1000, 0.0)
+    assert not twin.duplicate_seen(1000, 60.0)
+    for number in range(1, 6):
+        assert not twin.duplicate_seen(1000, 60.0 + 3.0 * number)
+    assert not twin.duplicate_stays
+    assert twin.duplicate_seen(1000, 78.0)
+
+
+def test_the_next_one_is_another_matter(twin: SilenceDetector) -> None:
+    for number in range(8):
+        twin.duplicate_seen(1000 + number, 3.0 * number)
+    twin.duplicate_gone()
+    assert not twin.duplicate_seen(2000, 1000.0)
+    assert not twin.duplicate_stays

@@ -1,0 +1,71 @@
+"""The plan of a tick: of the wishes for one partition the first one wins, by one order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from streamqd.model import Unit
+from streamqd.supervisor.plan import (
+    Acquire,
+    Action,
+    AdoptStandby,
+    DismissStandby,
+    ForkStandby,
+    ForkWorker,
+    InterruptRun,
+    KillStandby,
+    KillWorker,
+    ReleaseLease,
+    RotateToken,
+    StopWorker,
+    merge,
+)
+
+UNIT, OTHER = Unit("access", 0, "hits"), Unit("access", 1, "hits")
+
+IN_ORDER: list[Action] = [
+    KillWorker(UNIT, "stalled"),
+    StopWorker(UNIT, "drain"),
+    StopWorker(UNIT, "lost"),
+    StopWorker(UNIT, "shed"),
+    RotateToken(UNIT),
+    StopWorker(UNIT, "recycle"),
+    ForkStandby(UNIT),
+    Acquire(UNIT, 7),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(IN_ORDER, 2)))
+def test_of_two_wishes_the_first_in_order_wins(first: Action, second: Action) -> None:
+    assert merge([first, second]) == merge([second, first]) == [first]
+
+
+def test_a_release_ranks_by_its_reason() -> None:
+    assert merge([ForkWorker(UNIT), ReleaseLease(UNIT, "shed"), ReleaseLease(UNIT, "drain")]) == [
+        ReleaseLease(UNIT, "drain")
+    ]
+    assert merge([ForkWorker(UNIT), ReleaseLease(UNIT, "unstartable")]) == [
+        ReleaseLease(UNIT, "unstartable")
+    ]
+
+
+def test_partitions_do_not_compete_and_forks_come_last() -> None:
+    assert merge([ForkWorker(UNIT), StopWorker(OTHER, "shed")]) == [
+        StopWorker(OTHER, "shed"),
+        ForkWorker(UNIT),
+    ]
+
+
+def test_an_interrupt_goes_with_any_other_action() -> None:
+    assert merge([StopWorker(UNIT, "drain"), InterruptRun(UNIT, 3)]) == [
+        InterruptRun(UNIT, 3),
+        StopWorker(UNIT, "drain"),
+    ]
+
+
+@pytest.mark.parametrize("ending", [DismissStandby(UNIT), KillStandby(UNIT)])
+def test_a_standby_that_should_end_is_not_adopted(ending: Action) -> None:
+    assert merge([AdoptStandby(UNIT), ending]) == [ending]
+    assert merge([AdoptStandby(OTHER), ending]) == [ending, AdoptStandby(OTHER)]
