@@ -75,10 +75,10 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
         raise click.UsageError(
             "top needs a terminal; --once prints one frame, and --json one document, without"
         )
-    return Watch(session, Terminal(colour=session.coloured), interval).run()
+    return TopScreen(session, Terminal(colour=session.coloured), interval).run()
 
 
-class Watch:
+class TopScreen:
     """One sitting: 1. a reader thread looks 2. the loop paints what it has, and obeys keys."""
 
     def __init__(self, session: Session, terminal: Terminal, interval: float) -> None:

@@ -38,7 +38,7 @@ class Unchanged(NamedTuple, Generic[Value]):
 
 
 @dataclass
-class Watch(Generic[Key, Value]):
+class SilenceWatch(Generic[Key, Value]):
     """Counts for how long each of many things has not changed. Times are seconds.
 
     `interval` lies between two looks, about. `alive` tells from the value before and the one now
@@ -83,9 +83,9 @@ class SilenceDetector:
         self._me = me
         self._ttl = ttl
         self._interval = interval
-        self._members: Watch[str, int] = Watch(interval)
-        self._leases: Watch[Unit, PartitionView] = Watch(interval, _is_renewed)
-        self._duplicate: Watch[str, int] = Watch(interval)
+        self._members: SilenceWatch[str, int] = SilenceWatch(interval)
+        self._leases: SilenceWatch[Unit, PartitionView] = SilenceWatch(interval, _is_renewed)
+        self._duplicate: SilenceWatch[str, int] = SilenceWatch(interval)
         self._duplicate_first = 0.0  # when another run under our id was first heard of
         self._duplicate_changed = 0.0  # when it was last seen to have sent a heartbeat
 
@@ -157,7 +157,7 @@ class SilenceDetector:
 
     def duplicate_gone(self) -> None:
         """Note that there is no other run under our id."""
-        self._duplicate = Watch(self._interval)
+        self._duplicate = SilenceWatch(self._interval)
 
     @property
     def duplicate_stays(self) -> bool:

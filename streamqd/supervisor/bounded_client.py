@@ -24,6 +24,8 @@ SPENT_SECONDS = 3.0  # after the end of a pause; a node that is wanted is asked 
 Answer = Callable[[Reply | RedisRefused], None]
 Calls = list[tuple[Call, Answer]]
 
+_ALL = "*"  # for the nodes of which none answered
+
 
 class BoundedClient:
     """The supervisor's connection: it never waits for longer than `patience`, in seconds."""

@@ -17,7 +17,7 @@ from streamqd.scoreboard import DONE, FAILED, RUNNING, WORD_RUN_SEQ, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.guards import Guards
-from streamqd.worker.runs import Pace
+from streamqd.worker.runs import RunPace
 from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
@@ -58,7 +58,7 @@ class BatchRunner:
         self._function = function
         self._verdicts = verdicts
         self._guards = guards
-        self._pace = Pace(context, throttle)
+        self._pace = RunPace(context, throttle)
         self._last_run_ns = 0
         self._taken: list[Taken] = []
         self._size = batch_size(context.consumer)

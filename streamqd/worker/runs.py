@@ -49,7 +49,7 @@ class RunOrder(Protocol):
         """Return what runs next in the same place, when it is due; None where others may run."""
 
 
-class Pace:
+class RunPace:
     """What comes between two runs: what has ended is settled, and the next one may have to wait."""
 
     def __init__(self, context: WorkerContext, throttle: RateLimiter | None) -> None:
@@ -101,7 +101,7 @@ class Runner:
         self._throttle = throttle
         self._order = order
         self.run_all = self.run_each if order is None else None
-        self._pace = Pace(context, throttle)
+        self._pace = RunPace(context, throttle)
         self._last_run_ns = 0
         self._ack_each = context.consumer.ack == EACH
 
