@@ -29,6 +29,7 @@ from tests.support.verbs import At, Run
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]
+pytestmark = pytest.mark.slow  # a process for each command, in a terminal of its own
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
