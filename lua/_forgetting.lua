@@ -1,4 +1,4 @@
--- Forgetting what a group has in hand, some in each call: the server frees all of it at one go when
+-- Forgetting what a group has in flight, some in each call: the server frees all of it at once when
 -- the group goes, and serves nobody meanwhile. Between the calls the partition is kept from others
 -- by a lease like any other. Needs _clock, _numbers and _places.
 

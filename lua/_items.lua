@@ -1,5 +1,5 @@
 -- Many entries in one call to settle. First comes what changes alike in all of them: field_count,
--- then so many names and values. An item is: place, [delay_ms,] field_count, then so many names and
+-- then that many names and values. An item is: place, [delay_ms,] field_count, that many names and
 -- values of its own. Of a name that all have, its own value stands in the place of the shared one;
 -- the others come last. Needs _lists.
 
@@ -17,7 +17,7 @@ local function read_items(first, delayed)
     at = delayed and at + 2 or at + 1
     last = at + tonumber(ARGV[at])
     local own = {unpack(ARGV, at + 1, last)}
-    -- All at once: a table that grows field by field is made anew four times.
+    -- All at once: a table that grows field by field is made again four times.
     items[#items + 1] = {
       place = place, delay_ms = delay_ms, own = own, source = false, id = false, word = false,
       body = false,

@@ -23,7 +23,7 @@ end
 
 -- Says for each item what will become of it: sets `word`, `source` and `id`, and for MOVED `body`.
 -- Only reads. Answers the refusal of the call, if there is one: a text that is not a place, or a
--- group that somebody has destroyed, which its owner makes again with what is in hand. With
+-- group that somebody has destroyed, which its owner makes again with what is in flight. With
 -- `adjacent`, the caller says that no other entry lies between those of a stream; where that is
 -- wrong, it only takes longer: what is not found together is looked for alone.
 local function judge_items(items, shared, adjacent, stream, retry, group)

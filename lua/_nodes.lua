@@ -28,7 +28,7 @@ end
 
 -- Remove whole nodes of what is before an id, of `room` entries or so; but the first node also if
 -- it holds more, up to `most`. A server may be told to make nodes of any size: a bound smaller than
--- a node would remove nothing, for ever. `info` is what XINFO STREAM told before the first call.
+-- a node would remove nothing, forever. `info` is what XINFO STREAM told before the first call.
 local function remove_nodes(stream, info, before, room, most)
   local nodes, removed, gone, piece, taken = info['radix-tree-keys'], 0, 0, 0, 0
   -- A few at first: mostly there are no more, and to look at nodes takes time as well.

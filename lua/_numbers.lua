@@ -15,7 +15,7 @@ local function bad_value(key, field, wanted)
   return redis.error_reply('BADVALUE ' .. field .. ' of ' .. key .. ' is not ' .. wanted)
 end
 
--- Count on; what is no number begins anew. What it counts has happened, so it is never refused.
+-- Count on; what is no number begins again. What it counts has happened, so it is never refused.
 local function count_on(key, field, by)
   local counted = redis.pcall('HINCRBY', key, field, by)
   if type(counted) == 'table' or counted < by then

@@ -8,7 +8,7 @@
 -- KEYS[2]  moving  HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  before  id      delete what is older than this id; '' = only the letters named
--- ARGV[2]  count   int     at most so many of the older ones
+-- ARGV[2]  count   int     at most this many of the older ones
 -- ARGV[3..] ids    list    letters to delete
 --
 -- Returns  OK      [2] removed [3] 1 = there may be more of the older ones

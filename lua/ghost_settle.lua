@@ -1,8 +1,8 @@
 -- ghost_settle: in-flight, its entry gone -> settled, counted
 --
--- Settle what a group still has in hand of entries that are no longer in the partition. Partitions
+-- Settle what a group still has in flight of entries that are no longer in the partition. Partitions
 -- are trimmed from the old end only, so what is older than the first entry never comes back. Only
--- for a topic that drops what is not settled: elsewhere somebody else has trimmed, and the owner,
+-- for a topic that drops what is not settled: elsewhere another client has trimmed, and the owner,
 -- who may still have the body, settles it.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
@@ -10,7 +10,7 @@
 -- KEYS[3]  trim      HASH    streaming:mq:trim:{T:p:i}       the record
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  count     int     at most so many
+-- ARGV[2]  count     int     at most this many
 --
 -- Returns  OK       [2] settled; fewer than count = no more there
 -- Returns  NOGROUP  the group does not exist on the partition

@@ -25,7 +25,7 @@
 -- Returns  UNSETTLED  [2] pending [3] delayed [4] 1 = the retry stream holds unread entries
 --
 -- Cost     O(n), n = pending entries, at most `at_once`
--- Repeat   safe; a late copy removes a group that was made anew. Left after MORE the group stays,
+-- Repeat   safe; a late copy removes a group that was made again. Left after MORE the group stays,
 --          without what was forgotten. Works when memory is full
 -- @include _clock
 -- @include _groups

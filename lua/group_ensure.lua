@@ -11,7 +11,7 @@
 -- ARGV[1]  group   str     consumer group
 -- ARGV[2]  start   str     0 = every message kept, $ = only later ones
 --
--- Returns  OK       was there (its retry side may have been mended)
+-- Returns  OK       was there (its retry side may have been fixed)
 -- Returns  CREATED  made on the partition      [2] id after which it begins
 --
 -- Cost     O(g), g = groups of the partition

@@ -1,7 +1,7 @@
 -- group_restore: absent -> present, for a group whose owner knows what it has read and settled
 --
 -- Somebody has destroyed the group while its owner works. It goes on where it was: behind the last
--- entry that was delivered, with all in hand that is not settled. So nothing that was acknowledged
+-- entry that was delivered, with all in flight that is not settled. So nothing that was acknowledged
 -- is handled again, and nothing is skipped. A stream that is not the one that was read, because it
 -- was deleted too, is read from its first entry.
 --

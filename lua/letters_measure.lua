@@ -6,7 +6,7 @@
 -- KEYS[1]  dlq    STREAM  stream:topic:{T:p:i}:dlq
 --
 -- ARGV[1]  after  id   last letter of the page before; '' = begin
--- ARGV[2]  count  int  at most so many letters
+-- ARGV[2]  count  int  at most this many letters
 --
 -- Returns  OK  [2] names of groups and their counts by turns [3] last letter of the page, or `after`
 --              [4] 1 = there may be more [5] letters there are

@@ -9,7 +9,7 @@
 --
 -- ARGV[1]  group   str     consumer group
 -- ARGV[2]  cursor  id      where the page begins, 0-0 at first
--- ARGV[3]  count   int     at most so many
+-- ARGV[3]  count   int     at most this many
 --
 -- Returns  OK      [2] the next page's cursor, 0-0 at the end [3] how many this page took
 -- Returns  HELD    somebody of streamqd owns the unit       [2] epoch [3] owner

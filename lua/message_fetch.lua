@@ -13,7 +13,7 @@
 -- ARGV[1]  token    token   the owner's
 -- ARGV[2]  session  token   the one that message_recover opened
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  count    int     at most so many of each stream
+-- ARGV[4]  count    int     at most this many of each stream
 --
 -- Returns  OK       [2] entries of the retry stream [3] of the partition stream; each id, fields
 -- Returns  SESSION  a newer connection has opened a session

@@ -7,7 +7,7 @@
 --
 -- ARGV[1]  original  id   what `originalId` must be
 -- ARGV[2]  from      id   first entry to look at
--- ARGV[3]  count     int  look at no more than so many
+-- ARGV[3]  count     int  look at no more than this many
 --
 -- Returns  OK  [2] copies, each id, fields without payload, headers and traceback [3] entry to go on
 --              with, or '' when all were looked at

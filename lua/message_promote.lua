@@ -9,7 +9,7 @@
 -- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or …:delayed:item:{T:p:i}
 -- KEYS[3]  target   STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 --
--- ARGV[1]  count    int     at most so many
+-- ARGV[1]  count    int     at most this many
 --
 -- Returns  OK       [2] moved [3] members without an item, removed [4] next due time, unix ms, or ''
 --                   [5] members whose item cannot be read, put off by a minute [6] 1 = more is due

@@ -3,7 +3,7 @@
 -- Take over what a client that is not streamqd read from the group and left pending. Only names
 -- other than the owner's are looked at: its own slow entries are idle too, and running. An idle
 -- entry without a body is acknowledged and counted. An entry that no consumer has (XNACK of Redis
--- 8.8 leaves it so, with the name '' and an idle time of -1) counts as idle for ever; no list of
+-- 8.8 leaves it so, with the name '' and an idle time of -1) counts as idle forever; no list of
 -- consumers has it, so it is looked for among all that is pending, when the server counts more of
 -- that than the consumers hold. Looks at a page of what those clients hold, busy
 -- or not, and says where the next page begins: to ask the server for idle entries alone would let it
@@ -18,7 +18,7 @@
 -- ARGV[2]  session  token   the one that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     pending for so long without being touched
--- ARGV[5]  count    int     take at most so many; fewer come when they are large
+-- ARGV[5]  count    int     take at most this many; fewer come when they are large
 -- ARGV[6]  at_name  bytes   the consumer at which the page begins; '' = what no consumer has
 -- ARGV[7]  after    bytes   behind this entry of it; '' = begin with the first entry of the first
 --

@@ -16,7 +16,7 @@
 -- ARGV[4]  open         flag    1 = the first page: write the session
 -- ARGV[5]  after_main   id      list what comes after it in the partition stream; '' = all
 -- ARGV[6]  after_retry  id      the same in the retry stream
--- ARGV[7]  count        int     at most so many of each stream
+-- ARGV[7]  count        int     at most this many of each stream
 --
 -- Returns  OK      [2] 1 = solo mode [3] last id delivered to the group in the partition stream
 --                  [4] the same in the retry stream [5] entries of the partition stream [6] of the

@@ -9,7 +9,7 @@
 -- KEYS[5]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}
 --
 -- ARGV[1]  group      str     consumer group
--- ARGV[2]  limit      int     count at most so many unread entries of each stream
+-- ARGV[2]  limit      int     count at most this many unread entries of each stream
 --
 -- Returns  OK       [2] length [3] unread [4] pending [5] delayed [6] retry unread [7] retry
 --                   pending [8] dead letters of all groups [9] scheduled; unread -1 = more than

@@ -9,7 +9,7 @@
 -- KEYS[3]  renewal   HASH    streaming:mq:renewal:{T:p:i}
 --
 -- ARGV[1]  ahead_ms  int     ids that are so much ahead of the clock get new ones
--- ARGV[2]  count     int     copy at most so many
+-- ARGV[2]  count     int     copy at most this many
 --
 -- Returns  OK       [2] copied [3] 1 = there may be more
 -- Returns  ROOM     the partition has room, nothing was begun    [2] last id

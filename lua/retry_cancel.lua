@@ -8,7 +8,7 @@
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
 -- ARGV[1]  drop      flag    1 = no dead letter is made
--- ARGV[2..] entries  list    for each: place, field_count, so many names and values that change
+-- ARGV[2..] entries  list    for each: place, field_count, that many names and values that change
 --
 -- Returns  OK  [2] a word for each entry [3] the letter's id for each entry, or ''
 --

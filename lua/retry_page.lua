@@ -8,7 +8,7 @@
 --
 -- ARGV[1]  after_due    int   due time of the last row of the page before, unix ms; 0 = begin
 -- ARGV[2]  after_place  str   place of that row; '' = begin
--- ARGV[3]  count        int   at most so many rows
+-- ARGV[3]  count        int   at most this many rows
 --
 -- Returns  OK  [2] rows, each place, due, payload bytes (-1 when the item cannot be read), fields
 --              without payload and headers [3] 1 = there may be more

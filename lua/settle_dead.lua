@@ -12,8 +12,8 @@
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3]  adjacent  flag    no other entry lies between those of a stream: they are read at once
--- ARGV[4..] entries  list    what changes alike in all: field_count, so many names and values; then
---                            for each entry: place, field_count, so many names and values that
+-- ARGV[4..] entries  list    what changes alike in all: field_count, that many names and values; then
+--                            for each entry: place, field_count, that many names and values that
 --                            change in it. With a `payload` among them, they are the whole body of
 --                            an entry that has lost its own
 --

@@ -11,7 +11,7 @@
 -- ARGV[1]  writer  str     the query and the number of the task in its batch
 -- ARGV[2]  batch   int     number of the batch; a writer's batches grow
 -- ARGV[3]  first   int     how many rows of the task precede the first of this call
--- ARGV[4..] rows   list    for each row: digest, value_count, so many names and values
+-- ARGV[4..] rows   list    for each row: digest, value_count, that many names and values
 --
 -- Returns  OK     written, or there before     [2] rows written now
 -- Returns  PAST   a later batch was written    [2] its number

@@ -2,7 +2,7 @@
 --
 -- Remove the oldest entries, whole nodes at a time, also those that a group has still to read or to
 -- finish: only for a topic whose settings ask for it by name. What is not archived stays, if the
--- topic requires an archive. What each group had not read is counted here; what it had in hand keeps
+-- topic requires an archive. What each group had not read is counted here; what it had in flight keeps
 -- its place among the pending ones and is counted when `ghost_settle` settles it.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
@@ -11,7 +11,7 @@
 -- ARGV[1]  drop_before  id      entries before this id go; 0-0 = none goes for its age
 -- ARGV[2]  max_len      int     more entries than this go; -1 = no such bound
 -- ARGV[3]  archive      flag    1 = what is not archived stays
--- ARGV[4]  limit        int     remove at most so many, 1 or more, and 16 MiB of them;
+-- ARGV[4]  limit        int     remove at most this many, 1 or more, and 16 MiB of them;
 --                               one node at least, or 512 KiB of one if its entries must be counted
 -- ARGV[5..] expected    list    groups that must exist
 --

@@ -16,7 +16,7 @@
 --                             no such bound. Needs the record
 -- ARGV[5]  archive    flag    1 = what is not archived stays
 -- ARGV[6]  groupless  flag    1 = trim also what no group reads
--- ARGV[7]  limit      int     remove at most so many, 1 or more, and 16 MiB of them, about; one node at
+-- ARGV[7]  limit      int     remove at most this many, 1 or more, and 16 MiB of them, about; one node at
 --                             least
 -- ARGV[8..] expected  list    groups that must exist
 --
@@ -71,7 +71,7 @@ floor, holder = floor or successor(last), holder or ''
 local keep = keep_from == '' and successor(last) or keep_from
 if shrink_ms >= 0 then
   local known = redis.call('HMGET', trim, 'shrunk', 'shrink_from', 'shrink_next')
-  -- What cannot be read of it begins anew, which keeps entries for longer.
+  -- What cannot be read of it begins again, which keeps entries for longer.
   local now, from = now_unix_ms(), is_id(known[2]) and known[2] or '0-0'
   local shrunk = known[1] and whole(known[1])
   local since = shrunk and now - shrunk

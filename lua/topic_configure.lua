@@ -9,7 +9,7 @@
 -- ARGV[2]  settings  str   JSON
 --
 -- Returns  OK       replaced
--- Returns  CHANGED  somebody else changed them meanwhile    [2] the present ones
+-- Returns  CHANGED  another client changed them meanwhile    [2] the present ones
 -- Returns  MISSING  there is no such topic
 --
 -- Cost     O(1)

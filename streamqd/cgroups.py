@@ -1,4 +1,4 @@
-"""The control groups of the kernel, as far as they can be seen from here."""
+"""The control groups of the kernel, as they can be seen from here."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 One thread of the housekeeper, one selector loop, every socket non-blocking, every size and time
 bounded: a slow or silent client costs a descriptor for some seconds and delays nobody. It knows
-nothing of what it serves. An address that cannot be bound is tried again for ever; the daemon's
+nothing of what it serves. An address that cannot be bound is tried again forever; the daemon's
 work never depends on it.
 """
 

@@ -26,7 +26,7 @@ class Wait(enum.IntEnum):
 
     NOTHING = 0
     BLOCKED = 1  # the message at the head of the line has failed, and runs again later
-    FULL = 2  # so many messages of held keys are in hand that nothing is read
+    FULL = 2  # so many messages of held keys are in flight that nothing is read
     OPEN = 3  # the circuit is open: a dependency is down
     PROBING = 4  # the circuit is half open: one message at a time
     FLOODED = 5  # the flood guard has paused the partition

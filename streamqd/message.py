@@ -49,7 +49,7 @@ class Delivery:
     unit: Unit
     instance: str
     epoch: int
-    progress: Callable[[], None] = _nobody_watches  # tells the daemon that a run gets on
+    progress: Callable[[], None] = _nobody_watches  # tells the daemon that a run makes progress
 
 
 class Message:
@@ -61,7 +61,7 @@ class Message:
 
     __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
 
-    failures_in_place = 0  # runs that have failed since it was fetched, where it is kept in hand
+    failures_in_place = 0  # runs that have failed since it was fetched, where it is kept in flight
     due_in_place_ns = 0  # when it runs again (`now_ns`), where an owner before has kept it
 
     def __init__(
@@ -226,7 +226,7 @@ class Message:
         return _parsed("payload", self.payload)
 
     def progress(self) -> None:
-        """Say that this run gets on: `why` and `status --json` tell when it was said last.
+        """Say that this run makes progress: `why` and `status --json` tell when it was said last.
 
         It costs nothing, and extends no limit: `timeout` and `hard_timeout` count from the
         beginning of the run. A long run needs no sign of life to keep its message.
@@ -256,7 +256,7 @@ def of_read(delivery: Delivery, entries: list[Entry], retried: bool) -> tuple[li
 
 
 def remembered(message: Message) -> dict[str, Any]:
-    """Return what a worker has noted on a message that it keeps in hand; for `restored`."""
+    """Return what a worker has noted on a message that it keeps in flight; for `restored`."""
     return {name: value for name, value in vars(message).items() if name in _NOTED}
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 LETTERS = "@dlq"  # ends the names of groups that read dead letters; no configured name has an @
 
-# What verbs call themselves where they keep a unit for a moment, as an owner does.
+# What commands call themselves where they keep a unit for a moment, as an owner does.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete", "topic-renew"})
 
@@ -49,7 +49,7 @@ class Backoff:
 class RetryPolicy:
     """When a message is tried again and when it is dead. Counts are total handler runs.
 
-    `max_attempts` and `max_crashes` 0 mean for ever. `max_age` in seconds since the first write:
+    `max_attempts` and `max_crashes` 0 mean forever. `max_age` in seconds since the first write:
     what fails when it is older is dead. `retry_on` and `dead_on` are exception classes, or their
     names: what is in neither is tried again when `retry_on` is empty. `on_error` is where a message
     waits for its next run: requeue, block or hold-key.
@@ -128,7 +128,7 @@ class RetryVerdict:
 
 @dataclass(frozen=True, slots=True)
 class KeepVerdict:
-    """The message stays in hand, pending, and runs again in `delay` seconds."""
+    """The message stays in flight, pending, and runs again in `delay` seconds."""
 
     delay: float
 

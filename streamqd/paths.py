@@ -1,7 +1,7 @@
-"""Paths below a folder of ours that are made of names which somebody else has chosen.
+"""Paths below a folder of ours that are made of names that another program has chosen.
 
 Topics, groups and instances become parts of paths. `..`, an absolute part or a symbolic link would
-lead out of the folder, and what is written or removed there would be somebody else's.
+lead out of the folder, and what is written or removed there would belong to another program.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        if folder.exists():  # something in it was removed by somebody else meanwhile
+        if folder.exists():  # another process has removed something in it meanwhile
             raise Refused(f"{folder} is being removed by somebody else: try again") from None
     except OSError as error:
         raise Refused(f"{folder} cannot be removed ({error.strerror}): {error.filename}") from error

@@ -144,14 +144,15 @@ def spawn(
     title: str,
     forget: Iterable[Callable[[], None]] = (),
     keep: Iterable[int] = (),
-    bereaved: Callable[[], None] | None = None,
+    on_parent_death: Callable[[], None] | None = None,
 ) -> Child:
     """Fork a child that runs `run(control)` and exits with its result.
 
     `forget` are the `detach` methods of every connection the parent holds: they run first in the
     child, so that no later clean-up there can speak on the parent's sockets. `keep` lists file
     descriptors that stay open besides the standard ones and the control socket. When the parent
-    dies, `bereaved` is called in the child, which ends then; without it the kernel kills the child.
+    dies, `on_parent_death` is called in the child, which ends then; without it the kernel kills the
+    child.
     """
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -166,7 +167,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _child(run, title, parent_pid, parent_end, child_end, forget, keep, bereaved)
+            _child(run, title, parent_pid, parent_end, child_end, forget, keep, on_parent_death)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
@@ -192,7 +193,7 @@ def _child(
     child_end: socket.socket,
     forget: Iterable[Callable[[], None]],
     keep: Iterable[int],
-    bereaved: Callable[[], None] | None,
+    on_parent_death: Callable[[], None] | None,
 ) -> None:
     code = 1
     try:
@@ -201,10 +202,10 @@ def _child(
         parent_end.detach()
         os.setpgid(0, 0)
         _reset_signals()
-        if bereaved is None:
+        if on_parent_death is None:
             die_with_parent(parent_pid)
         else:
-            _call_at_death_of(parent_pid, bereaved)
+            _call_at_death_of(parent_pid, on_parent_death)
         _close_all_but({0, 1, 2, child_end.fileno(), *keep})
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
@@ -280,12 +281,12 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _call_at_death_of(parent_pid: int, bereaved: Callable[[], None]) -> None:
+def _call_at_death_of(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
             return  # not from the kernel: somebody has sent it to all processes of the daemon
         try:
-            bereaved()
+            on_parent_death()
         finally:
             os._exit(1)
 

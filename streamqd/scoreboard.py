@@ -6,9 +6,9 @@ Every (topic, partition, group) unit that this instance ever owned has a slot, a
 supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory. Each field
 has one writer, but for two (`worker/outage.py`); there are no locks.
 
-A slot also holds the fetched batch: the places of all entries in hand, written once per batch, and
-one state byte per entry. After a worker's death the supervisor reads from it what had finished and
-what was running, which is what makes blame exact.
+A slot also holds the fetched batch: the places of all entries in flight, written once per batch,
+and one state byte per entry. After a worker's death the supervisor reads from it what had finished
+and what was running, which is what makes blame exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.model import Unit
 
 LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
-ENTRIES_MAX = 1024  # entries in hand of one worker: two streams x 256, and room for concurrency
+ENTRIES_MAX = 1024  # entries in flight of one worker: two streams x 256, and room for concurrency
 RUNNING_MAX = 128  # entries that may be running at once in one worker
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 
@@ -74,7 +74,7 @@ _libc.mmap.argtypes = (
 
 _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 
-# State bytes of an entry in hand.
+# State bytes of an entry in flight.
 WAITING, RUNNING, DONE, FAILED, SETTLED = range(5)
 
 COUNTERS = (
@@ -135,7 +135,7 @@ class RunningEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The entries in hand as a dead worker left them."""
+    """The entries in flight as a dead worker left them."""
 
     done: list[bytes]
     running: list[bytes]
@@ -191,7 +191,7 @@ class WorkerSlot:
     reclaim_done = _Field(16)
     rate_due_ns = _Field(24)  # state of the rate, kept from worker to worker; 0 = there is none
     rate_micro = _Field(25)  # runs per second that may begin, in millionths; 0 = no limit
-    beat_ns = _Field(17)  # when a handler has last said that it gets on
+    beat_ns = _Field(17)  # when a handler has last said that it makes progress
     # written by the housekeeper
     reclaim_requested = _Field(20)
     _name_length = _Field(30)
@@ -243,7 +243,7 @@ class WorkerSlot:
         return values[:-1], values[-1] / 1e9
 
     def beat(self) -> None:
-        """Note that a handler gets on."""
+        """Note that a handler makes progress."""
         self.beat_ns = now_ns()
 
     def leave(self) -> None:
@@ -288,7 +288,7 @@ class WorkerSlot:
     # --- the batch ---
 
     def post_batch(self, places: list[bytes]) -> None:
-        """Write the places of all entries in hand; every state becomes WAITING."""
+        """Write the places of all entries in flight; every state becomes WAITING."""
         raw = b" ".join(places)
         if len(places) > ENTRIES_MAX:
             raise ValueError(f"{len(places)} entries in hand, the slot holds {ENTRIES_MAX}")
@@ -330,7 +330,7 @@ class WorkerSlot:
         return Batch(by_state[DONE], by_state[RUNNING], by_state[FAILED], len(by_state[WAITING]))
 
     def unsettled(self) -> list[bytes]:
-        """Return the places of what is in hand and has not ended well, to the worker itself."""
+        """Return the places of what is in flight and has not ended well, to the worker itself."""
         states = bytes(self.states[: self.in_hand])
         return [
             place
@@ -348,7 +348,7 @@ class WorkerSlot:
 
     @property
     def unfinished(self) -> int:
-        """How many entries in hand wait for their handler or run in it, to an outside look.
+        """How many entries in flight wait for their handler or run in it, to an outside look.
 
         A batch stays on the page until the next one comes; what has ended no longer counts.
         """
@@ -410,7 +410,7 @@ class WorkerSlot:
                 self.states[index] = WAITING
 
     def forget_batch(self) -> None:
-        """Forget what was in hand: it is settled, or of a process of the past."""
+        """Forget what was in flight: it is settled, or of a process of the past."""
         self.words[13] = 0
         self.words[18] = 0
         generation = self.words[12]

@@ -73,7 +73,7 @@ def prepare(
 def everything_wrong(error: ConfigError) -> ConfigError:
     """Add to the mistakes of a file what is wrong with its handlers and its server.
 
-    So one answer names all there is to mend. Only what the file did say rightly is looked at.
+    So one answer names all there is to fix. Only what the file did say rightly is looked at.
     """
     settings: Settings | None = error.salvaged
     if settings is None:
@@ -326,7 +326,7 @@ class InstanceLock:
 
     @property
     def identity(self) -> str:
-        """Names the lock for others: whoever holds this very file has no living predecessor."""
+        """Name the lock for others: the holder of this very file has no living predecessor."""
         found = os.fstat(self.fileno())
         return f"{boot_id()}:{found.st_dev}:{found.st_ino}"
 

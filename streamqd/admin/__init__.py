@@ -1,13 +1,39 @@
-"""What operators see and do: the views and transitions behind the verbs of the command line.
+"""What operators see and do: the views and transitions behind the commands of the command line.
 
-Every function takes a Link and the key names, and returns frozen dataclasses. `as_json` turns them
-into what `--json` prints, so their docstrings are the reference of those documents: fields keep
-their names, instants are unix milliseconds by the server's clock, None is null. Nothing here
-prints, and what only looks writes nothing.
+Every function takes a Connection and the key names, and returns frozen dataclasses. `as_json` turns
+them into the documents of `--json`, so their docstrings are the reference: fields keep their names,
+instants are unix milliseconds by the server's clock, None is null. Nothing here prints, and a view
+writes nothing.
 """
 
 from __future__ import annotations
 
-from streamqd.admin.document import as_json
+import base64
+import dataclasses
+from typing import Any
 
-__all__ = ["as_json"]
+
+def as_json(value: Any) -> Any:
+    """Turn dataclasses into JSON values.
+
+    A field that holds bytes becomes text, or, when it is not UTF-8, a field of the same name with
+    `_base64` behind it.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    elif isinstance(value, dict):
+        pairs = [(str(name), content) for name, content in value.items()]
+    elif isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    else:
+        return value
+    return dict(_pair(name, content) for name, content in pairs)
+
+
+def _pair(name: str, value: Any) -> tuple[str, Any]:
+    if not isinstance(value, bytes):
+        return name, as_json(value)
+    try:
+        return name, value.decode()
+    except UnicodeDecodeError:
+        return f"{name}_base64", base64.b64encode(value).decode()

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from streamqd.admin import partitions, published, steering, topics
+from streamqd.admin import directives, partitions, published, topics
 from streamqd.admin.condition import condition, gravity, lasting
-from streamqd.admin.diagnosis.declaration import spans
+from streamqd.admin.diagnosis.check import spans
+from streamqd.admin.directives import OrderRow
 from streamqd.admin.partitions import UnitRow
-from streamqd.admin.steering import OrderRow
 from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
 from streamqd.model import Unit
 from streamqd.store import members, statistics
@@ -161,16 +161,16 @@ def status(
 
     `stale`: seconds after which a silent instance counts as gone.
     """
-    place = steering.FleetSnapshot(link, keys, fleet, stale)
+    place = directives.FleetSnapshot(link, keys, fleet, stale)
     bad = BadValues()
-    scores, infos, orders = ask_each(link, steering.stored(place), bad)
+    scores, infos, orders = ask_each(link, directives.stored(place), bad)
     beats = published.beats(keys, fleet, scores, infos, bad)
     names = [beat.instance for beat in beats]
     summaries = published.summaries(link, keys, fleet, names, bad)
     published.bad_orders(keys, fleet, orders, bad)
     seen = partitions.view(link, keys, topic)
     now = seen.now_unix_ms
-    sight = steering.sight_of(place, scores, infos, orders, now_unix_ms=now)
+    sight = directives.sight_of(place, scores, infos, orders, now_unix_ms=now)
     # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
     # topic that would be too few, and the others are not looked at.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
@@ -204,7 +204,7 @@ def status(
     return StatusView(
         fleet=fleet,
         now_unix_ms=now,
-        orders=steering.rows(sight),
+        orders=directives.rows(sight),
         strange_orders=sight.control.strange,
         problems=_problems(fleet, instances, units, summaries, letters, now),
         unreadable=bad.rows,

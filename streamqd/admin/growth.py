@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import groups_lag, topics
+from streamqd.admin import backlog, topics
 from streamqd.admin.pages import BATCH, ask, measure, read_id
 from streamqd.admin.unreadable import BadValues, lease_views
 from streamqd.errors import ContractError, Refused
@@ -238,10 +238,10 @@ def _settling(link: Connection, keys: Keys, topic: str, found: Growth, name: str
             # Unread first: what is read in between is pending afterwards, and counts.
             unread = 0
             if read_id(position) < read_id(barrier):
-                unread, whole = groups_lag.count_between(link, stream, position, barrier)
+                unread, whole = backlog.count_between(link, stream, position, barrier)
                 exact = exact and whole
-            waiting = link.execute("XPENDING", stream, name, "-", barrier, groups_lag.PENDING_MAX)
-            exact = exact and len(waiting) < groups_lag.PENDING_MAX
+            waiting = link.execute("XPENDING", stream, name, "-", barrier, backlog.PENDING_MAX)
+            exact = exact and len(waiting) < backlog.PENDING_MAX
             left += unread + len(waiting)
     return GroupSettling(name, left, exact, done=left == 0 and bool(found.barriers))
 
@@ -250,7 +250,7 @@ def _positions(
     link: Connection, keys: Keys, topic: str, found: Growth, name: str, numbers: Sequence[int]
 ) -> list[tuple[str, str, str | None]]:
     streams = [keys.stream(topic, number) for number in numbers]
-    known = groups_lag.positions(link, streams, BadValues())
+    known = backlog.positions(link, streams, BadValues())
     return [
         (stream, found.barriers[number], known[stream].get(name))
         for number, stream in zip(numbers, streams, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from streamqd.admin import groups_lag, topics
+from streamqd.admin import backlog, topics
 from streamqd.admin.pages import measure, server_unix_ms
 from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measure_each
 from streamqd.errors import Refused
@@ -98,7 +98,7 @@ def rows(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) -> lis
     views = lease_views(link, keys, units, bad)
     measured = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
     figures = [
-        groups_lag.unit_figures(unit, reply, keys, bad)
+        backlog.unit_figures(unit, reply, keys, bad)
         for unit, reply in zip(units, measured, strict=True)
     ]
     told = zip(units, figures, strict=True)
@@ -120,10 +120,10 @@ def _counted(
     left: list[tuple[Unit, str, str]] = []  # where there may be more: behind which id
     for unit, each in figures.items():
         streams = {keys.source(*unit): each.main, keys.retry_stream(*unit): each.retry}
-        for stream, backlog in streams.items():
-            found[unit] += 1 if backlog.unread is None else backlog.unread
-            if backlog.unread is None:
-                left.append((unit, stream, backlog.oldest_unread_id))
+        for stream, behind in streams.items():
+            found[unit] += 1 if behind.unread is None else behind.unread
+            if behind.unread is None:
+                left.append((unit, stream, behind.oldest_unread_id))
     while left:
         steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
         before, left = left, []

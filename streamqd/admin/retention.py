@@ -1,19 +1,24 @@
-"""Trimming a topic by hand, never below what groups and the archive still need."""
+"""Retention: trimming a topic by hand, and what keeps its memory.
+
+A trim never goes below what groups and the archive still need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from streamqd import config
 from streamqd.admin import topics, topics_settings
-from streamqd.admin.pages import Id, measure, read_id, server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, measure_each
-from streamqd.errors import Refused
+from streamqd.admin.pages import Id, ask, measure, read_id, server_unix_ms
+from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measure_each
+from streamqd.errors import RedisRefused, Refused
+from streamqd.model import Unit
 from streamqd.store import retention, spark
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.retention import Stand, Trimmed
+from streamqd.store.retention import GroupStand, Stand, Trimmed
 from streamqd.store.scripts import Reply
 
 PAGE = 4_000  # entries removed by one script, at most
@@ -274,3 +279,315 @@ def _removable(
             return None
         beyond = max(beyond, aged)
     return max(0, min(beyond, free))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingGroup:
+    """One group on one partition.
+
+    `owner` is the instance that holds it, '' for nobody. `unread` is null when the server cannot
+    tell. `needs_unix_ms` is when the oldest entry was written that it has still to settle, null
+    when there is none. `idle_seconds` is how long ago a consumer of the group was last seen, null
+    when it never had one. `abandoned`: nobody owns it, and nobody has read for it in a while,
+    although it has something to read. `dropped` counts what it ever lost to drop_unacked_*.
+    """
+
+    group: str
+    owner: str
+    pending: int
+    unread: int | None
+    needs_unix_ms: int | None
+    idle_seconds: float | None
+    abandoned: bool
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One partition: its memory and what keeps it.
+
+    `kept_by` is group, archive (both: still needed, and beyond what retention would keep),
+    retention (it would go later), settings (no setting ever trims it) or empty. `holder` is the
+    group, or @archive, that needs the oldest entry that must stay, '' for nobody;
+    `since_unix_ms` is when that entry was written. `needed` is how many entries there are from
+    that one on, null for more than 100,000; `needed_bytes` is about their memory. `bytes` is the
+    memory of the partition, `dead_bytes` that of its dead letters, `retry_bytes` that of the retry
+    streams of its groups: about, null when the Redis user may not ask.
+    """
+
+    partition: int
+    messages: int
+    bytes: int | None
+    dead: int
+    dead_bytes: int | None
+    retry_bytes: int | None
+    oldest_unix_ms: int | None
+    kept_by: str
+    holder: str
+    since_unix_ms: int | None
+    needed: int | None
+    needed_bytes: int | None
+    groups: list[BlockingGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingProblem:
+    """Something that keeps memory although retention would let it go, and what to do about it.
+
+    `kind` is abandoned, behind, archive, missing_group or no_groups.
+    """
+
+    partition: int
+    kind: str
+    holder: str
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What `doctor stream` found. `retention` and `archive` are the settings that hold.
+
+    `unreadable` are values in Redis that cannot be read. A partition that they hide is no row.
+    """
+
+    topic: str
+    now_unix_ms: int
+    archive: str
+    retention: dict[str, Any]
+    messages: int
+    bytes: int | None
+    dead: int
+    dead_bytes: int | None
+    retry_bytes: int | None
+    partitions: list[StreamRow]
+    problems: list[BlockingProblem]
+    unreadable: list[Unreadable]
+
+
+def examine(
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    configured: config.Topic | None,
+    expected: Sequence[str],
+    abandoned_after: float,
+) -> StreamReport:
+    """Look at every partition of a topic. Raises TopicMissing.
+
+    `expected` are groups of the configuration. A group without an owner counts as abandoned once no
+    consumer was seen for `abandoned_after` seconds.
+    """
+    bad = BadValues()
+    count = topics.partition_count(link, keys, topic)
+    meta = topics.known_meta(link, keys, topic, bad)
+    holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
+    now = server_unix_ms(link)
+    calls = [retention.measure(keys, topic, number) for number in range(count)]
+    rows, problems = [], []
+    for number, reply in enumerate(measure_each(link, calls, bad)):
+        stand = known_stand(reply, keys, topic, number, bad)
+        if stand is None:
+            continue
+        groups = _groups(link, keys, topic, number, stand, abandoned_after, bad)
+        row = _row(link, keys, topic, number, stand, groups, holds, now)
+        rows.append(row)
+        problems += _problems(topic, row, stand, holds, expected)
+    return StreamReport(
+        topic=topic,
+        now_unix_ms=now,
+        archive=holds.archive,
+        retention=config.registered(holds)["retention"],
+        messages=sum(row.messages for row in rows),
+        bytes=_sum(row.bytes for row in rows),
+        dead=sum(row.dead for row in rows),
+        dead_bytes=_sum(row.dead_bytes for row in rows),
+        retry_bytes=_sum(row.retry_bytes for row in rows),
+        partitions=rows,
+        problems=problems,
+        unreadable=bad.rows,
+    )
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = list(sizes)
+    return None if None in known else sum(each or 0 for each in known)
+
+
+def _beside(
+    link: Connection, keys: Keys, topic: str, number: int, stand: Stand
+) -> tuple[int, int | None, int | None]:
+    """The dead letters of a partition, their bytes, and those of the retry streams."""
+    dlq = keys.dlq(topic, number)
+    streams = [dlq, *(keys.retry_stream(topic, number, group.name) for group in stand.groups)]
+    asked = [("MEMORY", "USAGE", stream, "SAMPLES", retention.SAMPLES) for stream in streams]
+    (dead,) = ask(link, [("XLEN", dlq)])
+    replies = link.pipeline(asked)
+    # Whoever may not ask for it gets the rest all the same.
+    sizes = [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
+    return int(dead), sizes[0], _sum(sizes[1:])
+
+
+def _groups(
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    number: int,
+    stand: Stand,
+    abandoned_after: float,
+    bad: BadValues,
+) -> list[BlockingGroup]:
+    units = [Unit(topic, number, group.name) for group in stand.groups]
+    views = lease_views(link, keys, units, bad)
+    return [
+        _group(group, view.owner if view.token and view.ttl is not None else "", abandoned_after)
+        for group, view in zip(stand.groups, views, strict=True)
+    ]
+
+
+def _group(group: GroupStand, owner: str, abandoned_after: float) -> BlockingGroup:
+    idle = None if group.idle_ms is None else group.idle_ms / 1000
+    return BlockingGroup(
+        group=group.name,
+        owner=owner,
+        pending=group.pending,
+        unread=group.unread,
+        needs_unix_ms=read_id(group.needs).ms if group.needs else None,
+        idle_seconds=idle,
+        abandoned=bool(group.needs) and not owner and (idle is None or idle >= abandoned_after),
+        dropped=group.dropped_unread + group.dropped_pending,
+    )
+
+
+def _row(
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    number: int,
+    stand: Stand,
+    groups: list[BlockingGroup],
+    holds: config.Topic,
+    now: int,
+) -> StreamRow:
+    holder, entry = floor_of(stand, holds.archive == "required")
+    needed: int | None = 0
+    if entry is not None:
+        held = next((each for each in groups if each.group == holder), None)
+        # Without pending entries the server's own count is that; else they are counted.
+        if held is not None and not held.pending and held.unread is not None:
+            needed = held.unread
+        else:
+            needed = count_between(link, keys, topic, number, entry, None)
+    needed_bytes = None
+    if stand.bytes is not None and needed is not None:
+        needed_bytes = stand.bytes * needed // max(1, stand.length)
+    dead, dead_bytes, retry_bytes = _beside(link, keys, topic, number, stand)
+    return StreamRow(
+        partition=number,
+        messages=stand.length,
+        bytes=stand.bytes,
+        dead=dead,
+        dead_bytes=dead_bytes,
+        retry_bytes=retry_bytes,
+        oldest_unix_ms=read_id(stand.first_id).ms if stand.first_id else None,
+        kept_by=_kept_by(stand, holds.retention, holder, entry, needed, needed_bytes, now),
+        holder=holder,
+        since_unix_ms=entry.ms if entry else None,
+        needed=needed,
+        needed_bytes=needed_bytes,
+        groups=groups,
+    )
+
+
+def _kept_by(
+    stand: Stand,
+    bounds: config.Retention,
+    holder: str,
+    entry: Id | None,
+    needed: int | None,
+    needed_bytes: int | None,
+    now: int,
+) -> str:
+    """What keeps it. A holder does where retention would let go of the entry that it needs."""
+    if not stand.length:
+        return "empty"
+    if not bounds.bounded:
+        return "settings"
+    if entry is None:
+        return "retention"
+    beyond = (
+        bounds.ack_policy == "delete"
+        or (bounds.max_age is not None and entry.ms < now - bounds.max_age * 1000)
+        or (bounds.max_length is not None and (needed is None or needed > bounds.max_length))
+        or (
+            bounds.max_bytes is not None
+            and (needed is None or needed_bytes is None or needed_bytes > bounds.max_bytes)
+        )
+        or (
+            bounds.shrink_every is not None
+            and bool(stand.shrink_from)
+            and entry < read_id(stand.shrink_from)
+        )
+    )
+    if not beyond:
+        return "retention"
+    return "archive" if holder == ARCHIVE else "group"
+
+
+def _problems(
+    topic: str, row: StreamRow, stand: Stand, holds: config.Topic, expected: Sequence[str]
+) -> list[BlockingProblem]:
+    present = {group.group for group in row.groups}
+    found = [_missing_group(row, name) for name in expected if stand.length and name not in present]
+    found += [_abandoned(topic, row, group) for group in row.groups if group.abandoned]
+    held = next((each for each in row.groups if each.group == row.holder), None)
+    if row.kept_by == "group" and held is not None and not held.abandoned:
+        found.append(_behind(topic, row, held))
+    if row.kept_by == "archive":
+        text = f"what is not archived keeps {_amount(row.needed)}"
+        advice = f'run `streamqd pipeline archive`; {topic} says archive = "required"'
+        found.append(BlockingProblem(row.partition, "archive", ARCHIVE, text, advice))
+    bounds = holds.retention
+    if stand.length and not present and bounds.bounded and not bounds.without_groups:
+        text = "no group reads it, so nothing is trimmed"
+        advice = "start a consumer, or set retention.without_groups = true"
+        found.append(BlockingProblem(row.partition, "no_groups", "", text, advice))
+    return found
+
+
+def _missing_group(row: StreamRow, name: str) -> BlockingProblem:
+    text = f"the group {name} of the configuration does not exist there, so nothing is trimmed"
+    advice = "start its consumer, or take it out of the configuration"
+    return BlockingProblem(row.partition, "missing_group", name, text, advice)
+
+
+def _abandoned(topic: str, row: StreamRow, group: BlockingGroup) -> BlockingProblem:
+    seen = "nobody ever read for it" if group.idle_seconds is None else "nobody reads for it now"
+    kept = f" and keeps {_amount(row.needed)}" if row.holder == group.group else ""
+    text = f"the group {group.group} has no owner, {seen}{kept}"
+    advice = (
+        f"start its consumer, or, when nobody needs it, `streamqd group delete {topic}"
+        f" {group.group}`"
+    )
+    return BlockingProblem(row.partition, "abandoned", group.group, text, advice)
+
+
+def _behind(topic: str, row: StreamRow, group: BlockingGroup) -> BlockingProblem:
+    if group.owner:
+        state = f"which {group.owner} owns"
+        advice = f"see `streamqd partitions {topic}` for its lag and `streamqd pending {topic}`"
+    else:
+        state = "which nobody owns at the moment"
+        advice = "start its consumer"
+    unread = "an unknown number" if group.unread is None else f"{group.unread:,}"
+    text = (
+        f"the group {group.group}, {state}, keeps {_amount(row.needed)}:"
+        f" {unread} unread, {group.pending:,} in its hands"
+    )
+    return BlockingProblem(row.partition, "behind", group.group, text, advice)
+
+
+def _amount(needed: int | None) -> str:
+    if needed is None:
+        return f"more than {COUNT_MAX:,} messages"
+    return "1 message" if needed == 1 else f"{needed:,} messages"

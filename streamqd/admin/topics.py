@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import groups_lag, topics_settings
+from streamqd.admin import backlog, topics_settings
 from streamqd.admin.pages import BATCH
 from streamqd.admin.unreadable import (
     BadValues,
@@ -251,7 +251,7 @@ def _partition_rows(
 ) -> list[PartitionRow]:
     figures = _figures(link, keys, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    found = groups_lag.backlogs(link, keys, units, bad)
+    found = backlog.backlogs(link, keys, units, bad)
     sizes = _sizes(link, [keys.stream(topic, number) for number in range(count)])
     return [
         PartitionRow(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from streamqd.admin import live, topics
-from streamqd.admin.dead_letters_reading import Fields
+from streamqd.admin.dead_letters.selection import Fields
 from streamqd.admin.pages import Id, ask, read_fields, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.message import LAST_ERROR

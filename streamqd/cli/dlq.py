@@ -14,10 +14,10 @@ from typing import IO, Any
 import click
 
 from streamqd.admin import as_json as document_of
-from streamqd.admin import audit, dead, dead_letters, topics
-from streamqd.admin.dead import DeadLetterFilter, ReplayPlan, ReplayResult, Target
-from streamqd.admin.dead_run import FAILED, STOPPED
-from streamqd.admin.dead_target import Route
+from streamqd.admin import audit, dead_letters, topics
+from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResult, Target
+from streamqd.admin.dead_letters.passes import FAILED, STOPPED
+from streamqd.admin.dead_letters.replay import Route
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import Duration, page_options, yes_option
 from streamqd.cli.command import CommandResult, answering
@@ -128,7 +128,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
     """
     choice = chosen(session.link, filters)
     check_group(session, topic, choice)
-    found = dead.causes(session.link, session.keys, topic, choice, last=newest)
+    found = dead_letters.causes(session.link, session.keys, topic, choice, last=newest)
     now = server_unix_ms(session.link)
     if not found.causes:
         return CommandResult(found, _nothing(topic, filters))
@@ -227,7 +227,7 @@ class RateParameter(click.ParamType[float]):
 )
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Stop after this many.")
 @click.option(
-    "--max-replays", type=click.IntRange(1), default=dead.MAX_REPLAYS, show_default=True,
+    "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
     help="Leave dead letters that were replayed this often already.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would happen, and whether it is wise.")
@@ -268,7 +268,7 @@ def replay(
     # A target that is not there is refused before the question.
     Route(link, keys, topic, target)
     if dry_run:
-        plan = dead.plan(
+        plan = dead_letters.plan(
             *(link, keys, topic, choice),
             fleet=session.settings.daemon.fleet,
             target=target,
@@ -284,7 +284,7 @@ def replay(
         return 0
     meter = Meter(session)
     with interruptible() as stop:
-        done = dead.replay(
+        done = dead_letters.replay(
             *(link, keys, topic, choice),
             target=target,
             rate=rate,
@@ -395,7 +395,7 @@ def purge(
     choice = chosen(link, filters, ids, older_than)
     check_group(session, topic, choice)
     if dry_run:
-        found = dead.causes(link, keys, topic, choice)
+        found = dead_letters.causes(link, keys, topic, choice)
         now = server_unix_ms(link)
         text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good"
 
@@ -410,7 +410,7 @@ def purge(
         return 0
     meter = Meter(session)
     with interruptible() as stop:
-        done = dead.purge(link, keys, topic, choice, stop=stop, progress=meter)
+        done = dead_letters.purge(link, keys, topic, choice, stop=stop, progress=meter)
     meter.end()
     notes = [] if done.audited else [NOT_AUDITED]
     if done.unknown:
@@ -449,7 +449,7 @@ def export(
     with interruptible() as stop:
         choice = chosen(session.link, filters, ids)
         check_group(session, topic, choice)
-        work = dead.Export(session.link, session.keys, topic, choice, stop=stop)
+        work = dead_letters.Export(session.link, session.keys, topic, choice, stop=stop)
         with _written(out) as file:
             for line in work.lines():
                 file.write(line + "\n")
@@ -498,7 +498,7 @@ def _ask(
     """Confirm what would happen. False: there is nothing to do, and it has been said."""
     if yes:
         return True
-    found = dead.count(session.link, session.keys, topic, choice)
+    found = dead_letters.count(session.link, session.keys, topic, choice)
     if found:
         confirm(question.format(count(found, "dead letter"), topic + _for(choice.group)), yes)
     elif not click.get_current_context().params["as_json"]:
@@ -538,4 +538,4 @@ def _for(group: str | None) -> str:
 
 
 def _to(target: Target) -> str:
-    return "" if target == dead.HOME else f" to {target}"
+    return "" if target == dead_letters.HOME else f" to {target}"

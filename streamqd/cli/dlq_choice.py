@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import click
 
-from streamqd.admin import dead, groups
-from streamqd.admin.dead import DeadLetterFilter
+from streamqd.admin import dead_letters, groups
+from streamqd.admin.dead_letters import DeadLetterFilter
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import Moment, unix_ms
 from streamqd.cli.session import Session
@@ -152,7 +152,7 @@ def check_group(session: Session, topic: str, choice: DeadLetterFilter) -> None:
     group, link = choice.group, session.link
     if group is None or group in groups.names(link, session.keys, topic):
         return
-    if not dead.count(link, session.keys, topic, DeadLetterFilter(group=group)):
+    if not dead_letters.count(link, session.keys, topic, DeadLetterFilter(group=group)):
         groups.known(link, session.keys, topic, group)  # says that there is none
 
 

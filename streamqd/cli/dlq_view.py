@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 
 from streamqd.admin.audit import AuditEntry
-from streamqd.admin.dead import FailureCause
-from streamqd.admin.dead_letters import MASK, DeadLetterDetail, DeadLetterRow
+from streamqd.admin.dead_letters import FailureCause
+from streamqd.admin.dead_letters.listing import MASK, DeadLetterDetail, DeadLetterRow
 from streamqd.cli.output import BELOW, age, printable, room, table
 
 _TEXT_CHARS = 70  # of an error message in a list of causes

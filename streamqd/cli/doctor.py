@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from streamqd.admin import diagnosis, retention_blockers, topics_settings
-from streamqd.admin.diagnosis import Check, DiagnosisFinding, DiagnosisReport
+from streamqd.admin import diagnosis, retention, topics_settings
+from streamqd.admin.diagnosis import DiagnosisFinding, DiagnosisReport
+from streamqd.admin.diagnosis.check import Check
 from streamqd.cli.arguments import Duration, json_option
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.output import (
@@ -151,14 +152,12 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
-    found = retention_blockers.examine(
-        session.link, session.keys, topic, stated, expected, abandoned_after
-    )
+    found = retention.examine(session.link, session.keys, topic, stated, expected, abandoned_after)
     code = EXIT_PROBLEMS if found.problems or found.unreadable else 0
     return CommandResult(found, lambda: _show(found), code)
 
 
-def _show(found: retention_blockers.StreamReport) -> None:
+def _show(found: retention.StreamReport) -> None:
     unreadable(found.unreadable)
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
@@ -180,7 +179,7 @@ def _show(found: retention_blockers.StreamReport) -> None:
         click.echo(f"\npartition {problem.partition}: {problem.text}\n  {problem.advice}")
 
 
-def _show_groups(found: retention_blockers.StreamReport) -> None:
+def _show_groups(found: retention.StreamReport) -> None:
     table(
         ("PARTITION", "GROUP", "OWNER", "UNREAD", "PENDING", "OLDEST", "LAST READ", "DROPPED"),
         [
@@ -200,7 +199,7 @@ def _show_groups(found: retention_blockers.StreamReport) -> None:
     )
 
 
-def _cells(now: int, row: retention_blockers.StreamRow) -> tuple[object, ...]:
+def _cells(now: int, row: retention.StreamRow) -> tuple[object, ...]:
     return (
         str(row.partition),
         row.messages,

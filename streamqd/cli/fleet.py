@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from streamqd.admin import as_json as document_of
-from streamqd.admin import drain_preview, steering, steering_moves, steering_waits
-from streamqd.admin.drain_preview import Departure
+from streamqd.admin import directives
+from streamqd.admin.directives import Departure
 from streamqd.cli.arguments import Command, dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
 from streamqd.cli.output import age, confirm, count, printable, styled, table, unreadable
@@ -58,10 +58,10 @@ def pause(
     """
     scope = read_scope(name, group, partition, everything=everything)
     fleet = session.fleet
-    done = steering.pause(fleet, scope, reason, dry_run=dry_run)
+    done = directives.pause(fleet, scope, reason, dry_run=dry_run)
     at = done.at_unix_ms or 0
     return DirectiveResult(
-        done, f"{scope} is paused", lambda: steering_waits.not_paused(fleet, scope, at)
+        done, f"{scope} is paused", lambda: directives.not_paused(fleet, scope, at)
     )
 
 
@@ -83,10 +83,10 @@ def resume(
     """
     scope = read_scope(name, group, partition, everything=everything)
     fleet = session.fleet
-    done = steering.resume(fleet, scope, dry_run=dry_run)
+    done = directives.resume(fleet, scope, dry_run=dry_run)
     at = done.at_unix_ms or 0
     return DirectiveResult(
-        done, f"{scope} is resumed", lambda: steering_waits.not_resumed(fleet, scope, at)
+        done, f"{scope} is resumed", lambda: directives.not_resumed(fleet, scope, at)
     )
 
 
@@ -158,9 +158,9 @@ def move(
         raise click.UsageError(f"name the instance that is to own {unit}")
     fleet = session.fleet
     return DirectiveResult(
-        steering_moves.move(fleet, unit, owner, reason, dry_run=dry_run),
+        directives.move(fleet, unit, owner, reason, dry_run=dry_run),
         f"{unit} belongs on {owner}",
-        lambda: steering_waits.not_moved(fleet, unit, owner),
+        lambda: directives.not_moved(fleet, unit, owner),
     )
 
 
@@ -174,13 +174,11 @@ def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResul
     (rebalance_moves).
     """
     fleet = session.fleet
-    done = steering_moves.rebalance(fleet, reason, dry_run=dry_run)
-    return DirectiveResult(
-        done, "", lambda: steering_waits.not_levelled(fleet), show=_show_rebalanced
-    )
+    done = directives.rebalance(fleet, reason, dry_run=dry_run)
+    return DirectiveResult(done, "", lambda: directives.not_levelled(fleet), show=_show_rebalanced)
 
 
-def _show_rebalanced(done: steering_moves.Rebalanced, _waited: bool) -> None:
+def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
     if done.forgotten:
         verb = "would be forgotten" if done.dry_run else "forgotten"
         click.echo(f"{count(len(done.forgotten), 'ordered move')} {verb}")
@@ -212,11 +210,11 @@ def drain(
     """
     fleet = session.fleet
     if undo:
-        done = steering.undrain(fleet, instance, dry_run=dry_run)
+        done = directives.undrain(fleet, instance, dry_run=dry_run)
         return DirectiveResult(done, f"{instance} may own partitions again", list)
-    done = steering.drain(fleet, instance, reason, dry_run=dry_run)
+    done = directives.drain(fleet, instance, reason, dry_run=dry_run)
     if dry_run:
-        planned = drain_preview.look(fleet, instance)
+        planned = directives.departure(fleet, instance)
         return DirectiveResult(
             done,
             "",
@@ -227,7 +225,7 @@ def drain(
     return DirectiveResult(
         done,
         f"{instance} hands over what it owns",
-        lambda: steering_waits.not_drained(fleet, instance),
+        lambda: directives.not_drained(fleet, instance),
     )
 
 
@@ -282,14 +280,14 @@ def reload(
     mistake changes nothing. With --wait the exit code is 1 when one has found a mistake.
     """
     fleet = session.fleet
-    sight = steering.look(fleet)
+    sight = directives.look(fleet)
     who = [instance] if instance else sorted(sight.live)
     silent = [] if instance else sorted(sight.silent)
-    done = steering.reload(fleet, instance, reason, dry_run=dry_run)
+    done = directives.reload(fleet, instance, reason, dry_run=dry_run)
     at = done.at_unix_ms or 0
 
     def refusals() -> list[str]:
-        found = steering_waits.reload_problems(fleet, who)
+        found = directives.reload_problems(fleet, who)
         return [f"{name} refused: {problem}" for name, problem in found.items()]
 
     def show(done: Any, waited: bool) -> None:
@@ -301,7 +299,7 @@ def reload(
             click.echo(printable(text), err=True)
 
     return DirectiveResult(
-        done, "", lambda: steering_waits.not_reloaded(fleet, who, at), refusals, show
+        done, "", lambda: directives.not_reloaded(fleet, who, at), refusals, show
     )
 
 
@@ -326,11 +324,11 @@ def list_(session: Session, *, everything: bool) -> CommandResult:
     Example:
       streamqd control list --all
     """
-    seen = steering.view(session.fleet)
+    seen = directives.view(session.fleet)
     return CommandResult(seen, lambda: _show_directives(seen, everything))
 
 
-def _show_directives(seen: steering.ControlView, everything: bool) -> None:
+def _show_directives(seen: directives.ControlView, everything: bool) -> None:
     unreadable(seen.unreadable)
     shown = [row for row in seen.orders if everything or not row.done]
     if not shown and not seen.strange:
@@ -356,22 +354,22 @@ def _show_directives(seen: steering.ControlView, everything: bool) -> None:
 
 
 @control.command()
-@click.argument("directives", metavar="DIRECTIVE...", nargs=-1)
+@click.argument("names", metavar="DIRECTIVE...", nargs=-1)
 @click.option("--gone", is_flag=True, help="Those to instances that do not live.")
 @dry_run_option
 @yes_option
 @answering
 def clear(
-    session: Session, *, directives: tuple[str, ...], gone: bool, dry_run: bool, yes: bool
+    session: Session, *, names: tuple[str, ...], gone: bool, dry_run: bool, yes: bool
 ) -> CommandResult:
     """Take directives back, by the names that `control list` shows."""
-    if not directives and not gone:
+    if not names and not gone:
         raise click.UsageError("name directives, or say --gone")
     fleet = session.fleet
-    chosen = steering.clear(fleet, list(directives), gone=gone, dry_run=True)
+    chosen = directives.clear(fleet, list(names), gone=gone, dry_run=True)
     if not dry_run and chosen.orders:
         confirm(f"Take back {', '.join(chosen.orders)}?", yes)
-        chosen = steering.clear(fleet, chosen.orders)
+        chosen = directives.clear(fleet, chosen.orders)
     verb = "would be taken back" if dry_run else "taken back"
 
     def show() -> None:

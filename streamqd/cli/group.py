@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from streamqd.admin import adoption, groups, groups_reset, growth, steering, steering_waits
+from streamqd.admin import adoption, directives, groups, growth
 from streamqd.admin.pages import server_unix_ms
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
@@ -161,8 +161,8 @@ def reset(
       streamqd group reset orders billing --to 2026-11-21T09:00:00Z --dry-run
     """
 
-    def run(*, dry_run: bool) -> groups_reset.GroupReset:
-        return groups_reset.reset(
+    def run(*, dry_run: bool) -> groups.GroupReset:
+        return groups.reset(
             session.link, session.keys, topic, name, to, partitions=partitions,
             drop_retries=not keep_retries, force=force, dry_run=dry_run,
         )  # fmt: skip
@@ -194,7 +194,7 @@ def reset(
     return CommandResult(done, lambda: _show_reset(session, done, dry_run))
 
 
-def _show_reset(session: Session, done: groups_reset.GroupReset, dry_run: bool) -> None:
+def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> None:
     table(
         ("PARTITION", "BEFORE", "NOW", "UNREAD", "FORGOTTEN", "DROPPED"),
         [
@@ -309,9 +309,9 @@ def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool)
     """
     fleet = session.fleet
     return DirectiveResult(
-        steering.stop(fleet, topic, name, reason, dry_run=dry_run),
+        directives.stop(fleet, topic, name, reason, dry_run=dry_run),
         f"{topic}/{name} is stopped",
-        lambda: steering_waits.not_stopped(fleet, topic, name),
+        lambda: directives.not_stopped(fleet, topic, name),
     )
 
 
@@ -330,7 +330,7 @@ def start(session: Session, *, topic: str, name: str, dry_run: bool) -> Directiv
     """
     fleet = session.fleet
     return DirectiveResult(
-        steering.start(fleet, topic, name, dry_run=dry_run),
+        directives.start(fleet, topic, name, dry_run=dry_run),
         f"{topic}/{name} is started",
-        lambda: steering_waits.not_started(fleet, topic, name),
+        lambda: directives.not_started(fleet, topic, name),
     )

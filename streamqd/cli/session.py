@@ -20,7 +20,7 @@ from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 
 if TYPE_CHECKING:
-    from streamqd.admin.steering import FleetSnapshot
+    from streamqd.admin.directives import FleetSnapshot
 
 TIMEOUT = 5.0  # seconds that one exchange of a command with Redis may take
 NOT_AUDITED = "the audit trail could not be written: this is not in it"
@@ -78,7 +78,7 @@ class Session:
     @property
     def fleet(self) -> FleetSnapshot:
         """The fleet that the configuration names."""
-        from streamqd.admin.steering import FleetSnapshot
+        from streamqd.admin.directives import FleetSnapshot
 
         daemon = self.settings.daemon
         return FleetSnapshot(self.link, self.keys, daemon.fleet, daemon.lease_ttl)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from streamqd.admin import growth, renewal, steering, topics, topics_deletion, topics_settings
+from streamqd.admin import directives, growth, renewal, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import retired, yes_option
 from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
 from streamqd.cli.output import at_least, confirm, count, memory, table, unreadable
@@ -210,7 +210,7 @@ def delete(
             f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
             " --force"
         )
-    offering = steering.offering(session.fleet, name)
+    offering = directives.offering(session.fleet, name)
     if dry_run:
         return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
     if offering and not while_offered:
@@ -315,7 +315,7 @@ def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
         elif not reloaded:
             reloaded = True
             try:
-                steering.reload(fleet, None, why)
+                directives.reload(fleet, None, why)
             except Refused as refusal:
                 session.note(f"no daemon was told to reload: {refusal}")
 

@@ -20,7 +20,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 PAGE = 64  # letters deleted by one script, at most: in less than 1 ms
-ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed anew
+ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed again
 
 Place = tuple[str, int]  # topic, partition
 

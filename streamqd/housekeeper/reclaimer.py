@@ -75,7 +75,7 @@ class Reclaimer:
     def _list(self, slots: Mapping[Unit, WorkerSlot]) -> None:
         """Begin with every consumer that holds anything; what is under way keeps its turn.
 
-        What no consumer has is idle for ever, so it raises the flag at once.
+        What no consumer has is idle forever, so it raises the flag at once.
         """
         places = [
             (unit, key)

@@ -23,14 +23,14 @@ from streamqd.store.scripts import Call, Reply
 
 PAGE = 2_000  # entries removed by one script, at most
 GHOSTS = 256  # pending entries settled by one script, at most
-ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed anew
+ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed again
 
 Place = tuple[str, int]  # topic, partition
 Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
 
 
 class RetentionEnforcer:
-    """Drops the oldest of a partition, then settles what its groups had in hand of that."""
+    """Drops the oldest of a partition, then settles what its groups had in flight of that."""
 
     def __init__(
         self, link: Connection, view: MetricsView, keys: Keys, groups: Mapping[str, list[str]]
@@ -117,7 +117,7 @@ class RetentionEnforcer:
     def _settle(
         self, ghosts: set[Unit], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, list[Unit]]:
-        """Settle what was in hand; return the units that may have more of it."""
+        """Settle what was in flight; return the units that may have more of it."""
 
         def book(unit: Unit, reply: Reply | RedisRefused) -> bool:
             settled = 0

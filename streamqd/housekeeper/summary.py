@@ -178,7 +178,7 @@ def worker_state(slot: WorkerSlot) -> str:
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
-    """Seconds since a handler has said that it gets on, None when none did since then."""
+    """Seconds since a handler has said that it makes progress, None when none did since then."""
     return round(_seconds_since(slot.beat_ns), 1) if slot.beat_ns > since_ns else None
 
 

@@ -24,7 +24,7 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import unix_ms
 
 PAGE = 4_000  # entries removed by one script, at most
-ROUNDS_MAX = 50  # scripts for one stream before the streams are listed anew
+ROUNDS_MAX = 50  # scripts for one stream before the streams are listed again
 SOON = 1.0  # seconds until the next run where an acknowledged entry is to go at once
 
 Place = tuple[str, int]  # topic, partition

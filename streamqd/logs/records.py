@@ -105,7 +105,7 @@ _MARKS = frozenset({*CONTEXT, "handler"})
 
 
 class Output(logging.Handler):
-    """Writes the records of handlers into the daemon's log, as long as nobody else takes them.
+    """Writes the records of handlers into the daemon's log, as long as no other process takes them.
 
     A worker boots in three steps, so that whatever its code sets up wins, and only that: what is
     logged while the handler's module is imported, and in `on_start`, comes here as to Python's own

@@ -5,7 +5,7 @@ it opens: nothing is begun for a while. Then it is half open: one message at a t
 probe. Its success closes the circuit, its failure opens it again. What fails again while others
 succeed counts once: it is that message.
 
-A failure of the dependency is not the message's. But one message alone may fail so, for ever, and
+A failure of the dependency is not the message's. But one message alone may fail so, forever, and
 nobody knows at its failure which it is. So the first such failure of a message costs it nothing;
 a later one counts as an attempt, unless the circuit was open in between. So as long as an outage
 opens the circuit it costs no attempt, also if it comes again and again.

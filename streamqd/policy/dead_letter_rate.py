@@ -40,7 +40,7 @@ class DeadLetterRate:
     def died(self, now: float, settled: int) -> bool:
         """Note a death; `settled` counts all messages so far, this one too. Whether it is a flood.
 
-        After a flood counting begins anew.
+        After a flood counting begins again.
         """
         deaths = self._deaths
         deaths.append((now, settled))

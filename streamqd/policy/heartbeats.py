@@ -1,4 +1,4 @@
-"""When an instance beats. Pure: `jitter` (0 to 1) is drawn anew by the caller each time.
+"""When an instance beats. Pure: `jitter` (0 to 1) is drawn again by the caller each time.
 
 Each beat is followed by a look at every partition, so beats are what a fleet asks most of Redis.
 At rest an instance beats a little more often than once per interval. A wake-up (somebody has

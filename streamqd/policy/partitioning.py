@@ -1,4 +1,4 @@
-"""Which partition a key belongs to. Fixed for ever: a change would reorder every topic.
+"""Which partition a key belongs to. Fixed forever: a change would reorder every topic.
 
 The hash is CRC-32 (IEEE, as in zlib) of the key, modulo the partition count: the same as
 librdkafka's `consistent` partitioner, so that other producers can agree with ours. A producer may

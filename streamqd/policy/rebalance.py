@@ -20,7 +20,7 @@ from streamqd.policy.assignment import Member, assign
 # A member must be silent over this many beats of our own before its silence means anything: after
 # a pause of Redis every member looks old to the first one that is back.
 SILENT_BEATS = 2
-# Whose silence has lasted so long may be forgotten, at most so many with one beat.
+# Whose silence has lasted so long may be forgotten, at most this many with one beat.
 FORGET_BEATS, FORGET_MAX = 10, 100
 
 # Free units that one instance takes at once, and per second after that. When a fleet starts, the
@@ -255,7 +255,7 @@ class Rebalancer:
                 since = now
             free_since[unit] = (view.epoch, since)
             # The expired lease of a live owner is most likely about to be renewed late; but an
-            # owner that was started anew with other consumers or a smaller cap never will.
+            # owner that was started again with other consumers or a smaller cap never will.
             renewing = (unit.topic, unit.group) in others.get(view.owner, ())
             mine = wanted.get(unit) == self.me or alone
             overdue = now - since >= self.patience and unit in wanted

@@ -28,7 +28,7 @@ from streamqd.model import Backoff
 from streamqd.policy import backoff as waiting
 
 HEALTHY_AFTER = 30.0
-# With max_crashes = 0 a poison message runs for ever, so its crashes must count.
+# With max_crashes = 0 a poison message runs forever, so its crashes must count.
 _CRASHES_WITHOUT_LIMIT = 3
 _HISTORY_MAX = 10_000
 

@@ -256,7 +256,7 @@ class WorkerPool:
                 title="streamqd: housekeeper",
                 forget=self.forget,
                 keep=self.keep,
-                bereaved=self._kill_orphans,
+                on_parent_death=self._kill_orphans,
             )
         except OSError as error:
             self.housekeeper_at = time.monotonic() + FORK_RETRY_SECONDS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.admin import groups, groups_reset, growth, partitions, retries, topics, why
+from streamqd.admin import groups, growth, partitions, retries, topics, why
 from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import dead, messages
@@ -240,7 +240,7 @@ def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewD
     link, keys = daemon.link, daemon.keys
     before = groups.describe(link, keys, TOPIC, GROUP)
 
-    (row,) = groups_reset.reset(link, keys, TOPIC, READER, "earliest").partitions
+    (row,) = groups.reset(link, keys, TOPIC, READER, "earliest").partitions
     assert (row.unread, row.unread_exact, row.pending) == (3, True, 0)
     # A letter that was taken out in the middle is not counted, whatever the server knows of it.
     (_, second, _) = link.execute("XRANGE", keys.dlq(*PLACE), "-", "+")

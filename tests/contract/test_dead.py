@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.admin.dead_letters_reading import DEAD_ONLY
+from streamqd.admin.dead_letters.selection import DEAD_ONLY
 from streamqd.errors import ContractError
 from streamqd.store import dead, messages
 from streamqd.store.keys import Keys

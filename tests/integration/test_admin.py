@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from streamqd import config
-from streamqd.admin import dead, dead_letters, fleet, partitions, pending, permissions, tail
+from streamqd.admin import as_json, dead_letters, fleet, partitions, pending, permissions, tail
 from streamqd.admin import topics as admin_topics
-from streamqd.admin.dead import DeadLetterFilter
-from streamqd.admin.document import as_json
+from streamqd.admin.dead_letters import DeadLetterFilter
 from streamqd.errors import RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.store import items, leases, members, messages, topics
@@ -344,7 +343,7 @@ def test_counting_letters_by_cause(link: Connection, keys: Keys, at: At) -> None
         bury(at(number), "1-0")
     last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
 
-    found = dead.causes(link, keys, "access")
+    found = dead_letters.causes(link, keys, "access")
     [topic] = dead_letters.overview(link, keys)
 
     assert [(each.count, each.group, each.reason, each.error_class) for each in found.causes] == [
@@ -366,7 +365,7 @@ def test_replaying_gives_letters_back_to_their_own_group(
         bury(at(number), "1-0")
     other = bury(at(1, "agents"), "2-0")
 
-    done = dead.replay(link, keys, "access", DeadLetterFilter(group="hits"))
+    done = dead_letters.replay(link, keys, "access", DeadLetterFilter(group="hits"))
 
     assert (done.replayed, done.gone, done.refused, done.ended) == (3, 0, {}, "done")
     for number in range(3):
@@ -383,7 +382,9 @@ def test_replaying_gives_letters_back_to_their_own_group(
 def test_replaying_one_by_name(link: Connection, keys: Keys, at: At) -> None:
     names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
 
-    done = dead.replay(link, keys, "access", DeadLetterFilter((names[0], names[0])), max_replays=5)
+    done = dead_letters.replay(
+        link, keys, "access", DeadLetterFilter((names[0], names[0])), max_replays=5
+    )
 
     assert done.replayed == 1
     [fields] = at(0).read_stream(at(0).retry).entries.values()
@@ -398,9 +399,9 @@ def test_a_name_that_is_wrong_keeps_all_from_being_replayed(
     before = at(0).dump()
 
     with pytest.raises(Refused, match="no dead letter"):
-        dead.replay(link, keys, "access", DeadLetterFilter((name, "0:9-9")))
+        dead_letters.replay(link, keys, "access", DeadLetterFilter((name, "0:9-9")))
     with pytest.raises(Refused, match="one of the group hits, not agents"):
-        dead.replay(link, keys, "access", DeadLetterFilter((name,), group="agents"))
+        dead_letters.replay(link, keys, "access", DeadLetterFilter((name,), group="agents"))
 
     assert at(0).dump() == before
 
@@ -413,7 +414,7 @@ def test_letters_that_cannot_go_back_stay_and_are_told(
     link.execute("XGROUP", "DESTROY", at(1, "old").retry, "old")
     link.execute("XADD", keys.dlq("access", 2), "*", "payload", "by hand")
 
-    done = dead.replay(link, keys, "access", DeadLetterFilter())
+    done = dead_letters.replay(link, keys, "access", DeadLetterFilter())
 
     assert done.replayed == 1
     assert done.refused == {
@@ -430,7 +431,7 @@ def test_many_letters_are_replayed_in_bounded_batches(link: Connection, keys: Ke
         desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
     steps: list[int] = []
 
-    done = dead.replay(link, keys, "access", DeadLetterFilter(), progress=steps.append)
+    done = dead_letters.replay(link, keys, "access", DeadLetterFilter(), progress=steps.append)
 
     assert done.replayed == 250
     assert steps == [100, 100, 50]
@@ -446,12 +447,14 @@ def test_purging(link: Connection, keys: Keys, at: At) -> None:
         desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
     at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
 
-    assert dead.count(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)) == 2
-    assert dead.purge(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)).purged == 2
-    assert dead.purge(link, keys, "access", DeadLetterFilter(("0:3000-0",))).purged == 1
-    assert dead.purge(link, keys, "access", DeadLetterFilter(group="agents")).purged == 1
+    assert dead_letters.count(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)) == 2
+    assert (
+        dead_letters.purge(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)).purged == 2
+    )
+    assert dead_letters.purge(link, keys, "access", DeadLetterFilter(("0:3000-0",))).purged == 1
+    assert dead_letters.purge(link, keys, "access", DeadLetterFilter(group="agents")).purged == 1
     assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == ["0:2000-0"]
-    assert dead.purge(link, keys, "access", DeadLetterFilter()).purged == 1
+    assert dead_letters.purge(link, keys, "access", DeadLetterFilter()).purged == 1
     assert dead_letters.overview(link, keys) == []
 
 
@@ -612,9 +615,9 @@ def test_whoever_looks_writes_nothing(link: Connection, keys: Keys, at: At) -> N
     dead_letters.overview(link, keys)
     dead_letters.listed(link, keys, "access")
     dead_letters.show(link, keys, "access", name)
-    dead.causes(link, keys, "access")
-    dead.count(link, keys, "access", DeadLetterFilter())
-    dead.plan(link, keys, "access", DeadLetterFilter(), fleet="default")
+    dead_letters.causes(link, keys, "access")
+    dead_letters.count(link, keys, "access", DeadLetterFilter())
+    dead_letters.plan(link, keys, "access", DeadLetterFilter(), fleet="default")
     watched = tail.Tail(link, keys, "access")
     watched.last(5)
     fleet.status(link, keys, "default", stale=15)

@@ -1,6 +1,6 @@
 """What the other paths of a message cost Redis: many at once, batches, retries, replays.
 
-As in test_costs.py, every figure is one of docs/explanation/costs.md, and no clock counts.
+As in test_costs.py, every figure is one of docs/internals/costs.md, and no clock counts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from streamqd import config
-from streamqd.admin import dead
-from streamqd.admin.dead import DeadLetterFilter, Target
+from streamqd.admin import dead_letters
+from streamqd.admin.dead_letters import DeadLetterFilter, Target
 from streamqd.admin.pages import PAGE_MAX
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
@@ -250,7 +250,7 @@ def test_letters_are_replayed_by_pages(
         desk.groups()
         letters(desk, count)
         with meter.measuring() as cost:
-            done = dead.replay(
+            done = dead_letters.replay(
                 ours, desk.keys, desk.unit.topic, DeadLetterFilter(), target=Target()
             )
         assert done.replayed == count

@@ -14,11 +14,10 @@ from dataclasses import replace
 import pytest
 
 from streamqd import config
-from streamqd.admin import audit, dead, dead_letters
-from streamqd.admin.dead import DeadLetterFilter, Target
-from streamqd.admin.dead_choice import pages
-from streamqd.admin.dead_export import fields_of
-from streamqd.admin.dead_run import ReplayPace
+from streamqd.admin import audit, dead_letters
+from streamqd.admin.dead_letters import DeadLetterFilter, Target
+from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
+from streamqd.admin.dead_letters.selection import pages
 from streamqd.admin.pages import server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
@@ -88,7 +87,9 @@ def test_to_everyone_they_come_back_as_messages_of_the_partition(
 ) -> None:
     name = bury(at(1), "7-0", headers='{"a":"b"}')
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter((name,)), target=Target(everyone=True))
+    done = dead_letters.replay(
+        link, keys, TOPIC, DeadLetterFilter((name,)), target=Target(everyone=True)
+    )
 
     assert (done.replayed, done.target) == (1, "every group")
     again = messages_in(at(1), at(1).stream)[-1]
@@ -105,7 +106,7 @@ def test_to_another_partition_they_keep_their_group_and_uid(
     name = bury(at(0), "7-0")
     at(2).groups()
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=2))
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=2))
 
     assert (done.replayed, done.first_id) == (1, name)
     [again] = messages_in(at(2), at(2).retry, retried=True)
@@ -124,7 +125,7 @@ def test_to_another_topic_they_go_by_key_else_by_number(
         at(1).groups()
         at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
 
     assert done.replayed == 4
     found = {
@@ -142,7 +143,7 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     link: Connection, keys: Keys, at: At
 ) -> None:
     plain(at(0), 1)
-    dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     there = at(0, "audit", "other")
     there.groups()
     [message] = messages_in(there, there.stream)
@@ -154,7 +155,7 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
     [row] = dead_letters.listed(link, keys, "other").rows
     assert (row.uid, row.replays) == (f"{TOPIC}/0/1-0", 1)
-    assert dead.replay(link, keys, "other", DeadLetterFilter()).replayed == 1
+    assert dead_letters.replay(link, keys, "other", DeadLetterFilter()).replayed == 1
     [again] = messages_in(there, there.retry, retried=True)
     assert (again.uid, again.replay_count) == (f"{TOPIC}/0/1-0", 2)
 
@@ -173,21 +174,21 @@ def test_a_target_that_is_not_there_is_refused(
     plain(at(0), 1)
     before = at(0).dump()
     with pytest.raises(Refused, match=words):
-        dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+        dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
     with pytest.raises(TopicMissing, match="did you mean other"):
-        dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="othr"))
+        dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="othr"))
     assert at(0).dump() == before
 
 
 def test_a_group_that_is_not_on_the_other_partition(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 2)
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=1))
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=1))
 
     assert done.refused == {"its group does not exist any more": 2}
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
     # Nothing keeps them from going home.
-    assert dead.replay(link, keys, TOPIC, DeadLetterFilter()).replayed == 2
+    assert dead_letters.replay(link, keys, TOPIC, DeadLetterFilter()).replayed == 2
 
 
 # --- guards ---------------------------------------------------------------------------------------
@@ -198,12 +199,12 @@ def test_loops_end_at_max_replays(link: Connection, keys: Keys, at: At) -> None:
     plain(at(1), 1, replayCount="3")
     plain(at(2), 1, headers='{"x-replays":"9"}')
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter())
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter())
 
     assert done.replayed == 1
     assert done.refused == {"it was replayed 3 times or more already, and died again": 2}
     assert left(link, keys) == ["1:1-0", "2:1-0"]
-    assert dead.replay(link, keys, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
+    assert dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
 
 
 def test_what_dies_during_a_replay_is_not_replayed(link: Connection, keys: Keys, at: At) -> None:
@@ -214,7 +215,7 @@ def test_what_dies_during_a_replay_is_not_replayed(link: Connection, keys: Keys,
         at(0).do("XADD", at(0).dlq, "*", "payload", "x", "group", "hits")
         at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "hits")
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), progress=another)
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), progress=another)
 
     assert done.replayed == 150
     assert done.began_unix_ms >= now
@@ -225,7 +226,7 @@ def test_a_limit_counts_what_was_replayed(link: Connection, keys: Keys, at: At) 
     plain(at(0), 3, replayCount="3")
     plain(at(1), 120)
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), limit=110)
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), limit=110)
 
     assert (done.replayed, done.ended) == (110, "limit")
     assert len(left(link, keys)) == 13
@@ -247,7 +248,9 @@ def test_a_rate_is_kept_evenly() -> None:
 def test_a_replay_at_a_rate_goes_in_small_batches(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 9)
     steps: list[int] = []
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append)
+    done = dead_letters.replay(
+        link, keys, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append
+    )
     assert (done.replayed, steps) == (9, [4, 4, 1])
 
 
@@ -273,8 +276,8 @@ def test_each_filter_chooses(link: Connection, keys: Keys, at: At) -> None:
 
     def ids(choice: DeadLetterFilter) -> list[str]:
         rows = dead_letters.listed(link, keys, TOPIC, choice=choice).rows
-        counted = dead.causes(link, keys, TOPIC, choice)
-        assert counted.looked_at == dead.count(link, keys, TOPIC, choice) == len(rows)
+        counted = dead_letters.causes(link, keys, TOPIC, choice)
+        assert counted.looked_at == dead_letters.count(link, keys, TOPIC, choice) == len(rows)
         return sorted(row.id for row in rows)
 
     assert ids(DeadLetterFilter(group="agents")) == ["0:2000-0"]
@@ -291,7 +294,7 @@ def test_each_filter_chooses(link: Connection, keys: Keys, at: At) -> None:
     assert ids(DeadLetterFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
     assert ids(DeadLetterFilter(until_unix_ms=0)) == []
     with pytest.raises(Refused, match="not one of those that the filter chooses"):
-        dead.count(link, keys, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
+        dead_letters.count(link, keys, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
 
 
 def test_a_filtered_list_goes_on_at_the_cursor(link: Connection, keys: Keys, at: At) -> None:
@@ -342,7 +345,7 @@ def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
     # Three letters: scripts 1 to 3 mark them, 4 to 6 deliver them, 7 to 9 delete them.
     plain(at(1), 1)
     target = Target(topic="other")
-    dead.replay(
+    dead_letters.replay(
         link, keys, TOPIC, DeadLetterFilter(), target=target
     )  # teaches the server the scripts
     for number in range(2):
@@ -350,12 +353,12 @@ def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
     plain(at(0), 3)
     trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead.replay(shaky, keys, TOPIC, DeadLetterFilter(), target=target)
+    first = dead_letters.replay(shaky, keys, TOPIC, DeadLetterFilter(), target=target)
 
     assert trigger.hit
     assert first.ended == "failed"
     assert first.error
-    second = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+    second = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
     judge_moved(link, keys, at, 3)
     assert (second.ended, second.refused, second.gone) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
@@ -371,13 +374,16 @@ def test_a_step_that_runs_late_does_nothing_more(
     target = Target(topic="other")
     impatient = Connection(proxy.settings, timeout=1.0, name="test:impatient")
     plain(at(1), 1)
-    dead.replay(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
+    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="EVALSHA", nth=nth)
 
-    assert dead.replay(impatient, keys, TOPIC, DeadLetterFilter(), target=target).ended == "failed"
-    dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+    assert (
+        dead_letters.replay(impatient, keys, TOPIC, DeadLetterFilter(), target=target).ended
+        == "failed"
+    )
+    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
     ran = scripts_run(link)
     trigger.release()
     wait_until(lambda: scripts_run(link) > ran, what="the late script")
@@ -398,12 +404,12 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
     nth: int,
 ) -> None:
     plain(at(1), 1)
-    dead.replay(link, keys, TOPIC, DeadLetterFilter())
+    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter())
     plain(at(0), 200)
     proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead.replay(shaky, keys, TOPIC, DeadLetterFilter())
-    second = dead.replay(link, keys, TOPIC, DeadLetterFilter())
+    first = dead_letters.replay(shaky, keys, TOPIC, DeadLetterFilter())
+    second = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter())
 
     whole = 100 if nth > 100 else 0
     assert (first.ended, first.replayed, first.unknown) == ("failed", whole, 100)
@@ -419,7 +425,7 @@ def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
     plain(at(0), 250)
     steps: list[int] = []
 
-    done = dead.replay(
+    done = dead_letters.replay(
         link, keys, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
     )
 
@@ -436,21 +442,23 @@ def test_a_letter_on_its_way_goes_nowhere_else(link: Connection, keys: Keys, at:
 
     assert dead_letters.show(link, keys, TOPIC, name).moving_to == "other/1"
     for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
-        done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+        done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
         assert done.refused == {"it is on its way to other/1: finish that replay first": 1}
     # Where it was marked for stands, even if its key or number would choose another partition now.
     assert (
-        dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other")).replayed
+        dead_letters.replay(
+            link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other")
+        ).replayed
         == 1
     )
     assert link.execute("XLEN", keys.stream("other", 1)) == 1
 
     plain(at(0), 1) if link.execute("DEL", at(0).dlq) else None
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     [reason] = done.refused
     assert "interrupted 5 days ago: look whether it arrived" in reason
-    assert dead.purge(link, keys, TOPIC, DeadLetterFilter()).purged == 1
+    assert dead_letters.purge(link, keys, TOPIC, DeadLetterFilter()).purged == 1
     assert link.execute("EXISTS", moving) == 0
 
 
@@ -458,12 +466,12 @@ def test_a_purge_that_loses_redis_can_be_done_again(
     link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(1), 1)
-    dead.purge(link, keys, TOPIC, DeadLetterFilter())
+    dead_letters.purge(link, keys, TOPIC, DeadLetterFilter())
     plain(at(0), 250)
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
 
-    first = dead.purge(shaky, keys, TOPIC, DeadLetterFilter())
-    second = dead.purge(link, keys, TOPIC, DeadLetterFilter())
+    first = dead_letters.purge(shaky, keys, TOPIC, DeadLetterFilter())
+    second = dead_letters.purge(link, keys, TOPIC, DeadLetterFilter())
 
     assert (first.purged, first.unknown, first.ended) == (100, 100, "failed")
     assert (second.purged, second.ended) == (50, "done")
@@ -485,7 +493,7 @@ def test_what_died_alike_is_one_cause(link: Connection, keys: Keys, at: At) -> N
             replayCount=str(number),
         )
 
-    found = dead.causes(link, keys, TOPIC)
+    found = dead_letters.causes(link, keys, TOPIC)
 
     assert [(each.count, each.frame, each.instances) for each in found.causes] == [
         (2, "bank.py:pay", ["west-0", "west-1"]),
@@ -498,16 +506,16 @@ def test_what_died_alike_is_one_cause(link: Connection, keys: Keys, at: At) -> N
     assert bank.first_unix_ms <= bank.last_unix_ms
     assert dead_letters.show(link, keys, TOPIC, bank.example).frame == "bank.py:pay"
     mine = DeadLetterFilter(fingerprint=bank.fingerprint)
-    assert dead.replay(link, keys, TOPIC, mine).replayed == 2
-    assert [each.frame for each in dead.causes(link, keys, TOPIC).causes] == ["till.py:pay"]
+    assert dead_letters.replay(link, keys, TOPIC, mine).replayed == 2
+    assert [each.frame for each in dead_letters.causes(link, keys, TOPIC).causes] == ["till.py:pay"]
 
 
 def test_only_the_newest_are_counted_when_asked_so(link: Connection, keys: Keys, at: At) -> None:
     plain(at(0), 5)
-    few = dead.causes(link, keys, TOPIC, last=3)
+    few = dead_letters.causes(link, keys, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
     assert few.causes[0].example == "0:5-0"
-    assert dead.causes(link, keys, TOPIC, last=5).complete
+    assert dead_letters.causes(link, keys, TOPIC, last=5).complete
 
 
 def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) -> None:
@@ -525,7 +533,7 @@ def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) ->
     link.run(directives.change(keys, "default", "pause:access/1/hits", by="me"))
     before = first.dump()
 
-    plan = dead.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
+    plan = dead_letters.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert first.dump() == before
     assert (plan.letters, plan.replayed_before) == (2, 0)
@@ -544,7 +552,9 @@ def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) ->
     assert "1 of 2 partitions are paused" in notes
     assert "no order is kept" in notes
 
-    done = dead.replay(link, keys, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms))
+    done = dead_letters.replay(
+        link, keys, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms)
+    )
     assert done.replayed == plan.letters
     assert done.refused == plan.refused
 
@@ -554,15 +564,15 @@ def test_a_plan_knows_that_the_workers_are_new(link: Connection, keys: Keys, at:
     soon = server_unix_ms(link) + 60_000
     link.execute("HSET", at(0).fence, "since", soon)
 
-    plan = dead.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
+    plan = dead_letters.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
     assert "started, reloaded or moved since these died" in plan.notes[0]
-    everyone = dead.plan(
+    everyone = dead_letters.plan(
         link, keys, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
     )
     assert any("also one that has handled them before" in note for note in everyone.notes)
-    other = dead.plan(
+    other = dead_letters.plan(
         link, keys, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
     )
     assert "no group reads where they go" in other.notes[0]
@@ -580,7 +590,7 @@ def test_an_export_loses_nothing(link: Connection, keys: Keys, at: At) -> None:
     }
     at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
     names = plain(at(0), 150)
-    work = dead.Export(link, keys, TOPIC, DeadLetterFilter())
+    work = dead_letters.Export(link, keys, TOPIC, DeadLetterFilter())
 
     lines = list(work.lines())
     done = work.finish()
@@ -608,7 +618,7 @@ def test_an_export_that_loses_redis_raises(
 ) -> None:
     plain(at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
-    work = dead.Export(shaky, keys, TOPIC, DeadLetterFilter())
+    work = dead_letters.Export(shaky, keys, TOPIC, DeadLetterFilter())
     with pytest.raises(RedisUnavailable):
         list(work.lines())
 
@@ -617,9 +627,9 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, keys: Keys, at: At) 
     plain(at(0), 3)
     plain(at(1), 1, replayCount="3")
     before = server_unix_ms(link)
-    dead.Export(link, keys, TOPIC, DeadLetterFilter(key=b"\xff")).finish("to f")
-    dead.replay(link, keys, TOPIC, DeadLetterFilter(group="hits"))
-    dead.purge(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)))
+    dead_letters.Export(link, keys, TOPIC, DeadLetterFilter(key=b"\xff")).finish("to f")
+    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(group="hits"))
+    dead_letters.purge(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)))
 
     seen = audit.trail(link, keys, TOPIC)
 
@@ -657,7 +667,7 @@ def test_a_deed_without_redis_is_told(
 ) -> None:
     plain(at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
-    done = dead.replay(shaky, keys, TOPIC, DeadLetterFilter())
+    done = dead_letters.replay(shaky, keys, TOPIC, DeadLetterFilter())
     assert (done.replayed, done.ended, done.audited) == (1, "done", False)
 
 

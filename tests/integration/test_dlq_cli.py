@@ -201,7 +201,7 @@ def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
 def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Keys) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)
-    file = tmp_path / "dead.jsonl"
+    file = tmp_path / "dead_letters.jsonl"
 
     lines = dlq("export", "access")
     assert [json.loads(line)["partition"] for line in lines.stdout.splitlines()] == [0, 0, 1]
@@ -214,7 +214,9 @@ def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Key
     assert len(file.read_text().splitlines()) == 3
     refused = dlq("export", "access", "-o", str(tmp_path / "no" / "x"), code=8)
     assert "cannot be written: No such file or directory" in refused.stderr
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == ["dead.jsonl"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == [
+        "dead_letters.jsonl"
+    ]
     assert dead_letters.total(link, keys, "access") == 3
 
 
@@ -222,13 +224,16 @@ def test_an_export_that_fails_leaves_the_old_file(
     dlq: Run, at: At, file: Path, tmp_path: Path, proxy: FaultProxy
 ) -> None:
     write(at(0), 250)
-    out = tmp_path / "dead.jsonl"
+    out = tmp_path / "dead_letters.jsonl"
     out.write_text("old\n")
     file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
     proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
     dlq("export", "access", "-o", str(out), "--yes", code=4)
     assert out.read_text() == "old\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dead.jsonl", "streamq.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "dead_letters.jsonl",
+        "streamq.toml",
+    ]
 
 
 def test_a_replay_without_redis_says_how_far_it_came(

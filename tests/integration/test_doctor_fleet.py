@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.admin.diagnosis import examination, fleet_facts
-from streamqd.admin.diagnosis.reading import TolerantReader
+from streamqd.admin import diagnosis
+from streamqd.admin.diagnosis import facts
+from streamqd.admin.diagnosis.facts import TolerantReader
 from streamqd.model import Unit
 from streamqd.store import directives, leases
 from streamqd.store.client import Connection
@@ -76,7 +77,7 @@ def test_a_restart_is_no_twin(surgery: Surgery) -> None:
 def test_two_instances_that_beat_by_turns(
     surgery: Surgery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = fleet_facts.changed
+    look = facts.changed_runs
 
     def after_the_other(
         reader: TolerantReader, keys: Keys, fleet: str, beats: Sequence[Heartbeat]
@@ -85,9 +86,9 @@ def test_two_instances_that_beat_by_turns(
         surgery.beat(nonce="n2")
         return look(reader, keys, fleet, beats)
 
-    monkeypatch.setattr(examination.fleet_facts, "changed", after_the_other)
-    checks = examination.chosen(["fleet.twins"])
-    report = examination.examine(surgery.link, config.load(surgery.path), checks)
+    monkeypatch.setattr(diagnosis, "changed_runs", after_the_other)
+    checks = diagnosis.chosen(["fleet.twins"])
+    report = diagnosis.examine(surgery.link, config.load(surgery.path), checks)
     assert [each.evidence["changed"] for each in report.findings] == [True]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamqd import config
-from streamqd.admin.diagnosis import chosen, host, host_facts, without_redis
+from streamqd.admin.diagnosis import chosen, host, without_redis
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
 from streamqd.store.client import Connection
 from tests.support.servers import Server
@@ -57,8 +57,8 @@ def test_the_shipped_unit_fits_the_defaults(surgery: Surgery) -> None:
 
 @pytest.mark.parametrize("name", ["streamqd@west", "streamqd@west.service"])
 def test_a_unit_by_its_name(surgery: Surgery, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(host_facts, "RUNNING", surgery.folder / "none")
-    monkeypatch.setattr(host_facts, "FOLDERS", (surgery.folder, ROOT / "systemd"))
+    monkeypatch.setattr(host, "RUNNING", surgery.folder / "none")
+    monkeypatch.setattr(host, "FOLDERS", (surgery.folder, ROOT / "systemd"))
     surgery.write(daemon='drain_timeout = "2m"')
     found = surgery.finding("host.stop-timeout", "--unit", name)
     assert found["evidence"]["from"] == str(ROOT / "systemd" / "streamqd@.service")
@@ -87,7 +87,7 @@ def test_a_unit_without_a_limit_has_that_of_systemd(surgery: Surgery) -> None:
     ],
 )
 def test_time_spans_of_systemd(text: str, seconds: float | None) -> None:
-    assert host_facts.read_span(text) == seconds
+    assert host.read_span(text) == seconds
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_a_group_that_the_kernel_kills_as_a_whole(
 
     # Whose group is looked at: that of the daemon, when it runs, and else of this process.
     asked: list[Path] = []
-    monkeypatch.setattr(host_facts.cgroups, "killed_as_one", asked.append)
+    monkeypatch.setattr(host.cgroups, "killed_as_one", asked.append)
     lock = surgery.folder / "var" / "one.lock"
     for pid in ("", "1", "4194304"):
         lock.write_text(pid)

@@ -11,16 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from streamqd import config
-from streamqd.admin.diagnosis import (
-    chosen,
-    delays_facts,
-    letters,
-    partitions_facts,
-    topics_facts,
-    units_facts,
-)
-from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
-from streamqd.admin.diagnosis.reading import TolerantReader
+from streamqd.admin.diagnosis import chosen, facts, partitions
+from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, TolerantReader
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.registration import ensure_topics
@@ -272,7 +264,7 @@ def test_what_was_due_long_ago(surgery: Surgery) -> None:
 
 
 def test_many_letters(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters, "MANY", 3)
+    monkeypatch.setattr(partitions, "MANY", 3)
     for _ in range(3):
         surgery.do("XADD", surgery.desk.dlq, "*", "payload", "x")
     surgery.silent("partitions.dead-many")
@@ -299,7 +291,7 @@ def test_letters_that_come_just_now(surgery: Surgery) -> None:
 
 
 def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions_facts, "PARTITIONS_MAX", 3)
+    monkeypatch.setattr(facts, "PARTITIONS_MAX", 3)
     topics.create(surgery.link, surgery.keys, "other", config.Topic(partitions=4))
     report = surgery.run("--only", "partitions.ghosts", code=0)
     assert report["unseen"] == ["4 of 6 partitions: the last of each topic"]
@@ -327,27 +319,25 @@ def test_delayed_messages_that_move_meanwhile(surgery: Surgery) -> None:
     pair = surgery.desk.delayed, surgery.desk.items
     surgery.do("ZADD", pair[0], 1, "m:1-0")
     busy = Busy(surgery.link, "HKEYS", lambda: surgery.do("HSET", pair[1], "m:1-0", "x"))
-    assert delays_facts.gather(busy, [pair]) == [Delays(1, 1, [], [])]
+    assert facts.gather_delays(busy, [pair]) == [Delays(1, 1, [], [])]
 
 
 def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
     unit = Unit(TOPIC, 0, GROUP)
     surgery.do("HDEL", surgery.desk.fence, "token")
     busy = Busy(surgery.link, "PTTL", lambda: surgery.do("HSET", surgery.desk.fence, "token", "t0"))
-    partitions, standing = partitions_facts.gather(
+    looked, standing = facts.gather_partitions(
         TolerantReader(surgery.link),
         surgery.keys,
-        partitions_facts.places_of(
-            topics_facts.gather(busy, surgery.keys, config.load(surgery.path), [])
-        )[0],
+        facts.places_of(facts.gather_topics(busy, surgery.keys, config.load(surgery.path), []))[0],
         bodies=False,
     )
-    found = units_facts.gather(busy, surgery.keys, partitions, standing)
+    found = facts.gather_units(busy, surgery.keys, looked, standing)
     [unit_found] = [each for each in found if each.unit == unit]
     assert [look.lease_matches for look in unit_found.looks] == [False, True]
-    facts = DiagnosisFacts(config.load(surgery.path), surgery.ago(0), units=found)
+    seen = DiagnosisFacts(config.load(surgery.path), surgery.ago(0), units=found)
     [check] = chosen(["fleet.lease-without-fence"])
-    assert list(check.judge(facts)) == []
+    assert list(check.judge(seen)) == []
 
 
 # --- ids and entries without a consumer -----------------------------------------------------------

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.diagnosis import chosen, flaws, fleet, server, server_facts
-from streamqd.admin.diagnosis.declaration import Severity
+from streamqd.admin.diagnosis import chosen, facts, fleet, server
+from streamqd.admin.diagnosis.check import Severity
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, ServerHealth
 from streamqd.config import Settings
 from streamqd.store.client import Connection
 from tests.support import tls
 from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.servers import NoServerError, ProcessServer
-from tests.support.servers import ServerHealth as RunningServer
+from tests.support.servers import Server as RunningServer
 from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
 
@@ -139,7 +139,7 @@ def test_connections(surgery: Surgery, link: Connection, setting: Set) -> None:
 def test_clocks(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     surgery.silent("server.clock")
     wrong = SimpleNamespace(time=lambda: time.time() + 60, perf_counter=time.perf_counter)
-    monkeypatch.setattr(server_facts, "time", wrong)
+    monkeypatch.setattr(facts, "time", wrong)
     found = surgery.finding("server.clock")
     assert "behind this host" in found["what"]
     assert -62 < found["evidence"]["skew_seconds"] < -58
@@ -185,16 +185,16 @@ def test_a_clock_that_is_really_wrong(tmp_path: Path, fresh_server: ProcessServe
     ],
 )
 def test_known_flaws(product: str, version: str, to: str) -> None:
-    assert flaws.fix_of(product, version) == to
+    assert server.fix_of(product, version) == to
 
 
 def test_a_server_with_known_flaws(
     surgery: Surgery, link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flaws, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
+    monkeypatch.setattr(server, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
     surgery.silent("server.flaws")
     product, mine = ("valkey" if info_or(link, "valkey_version") else "redis"), (99, 1)
-    monkeypatch.setattr(flaws, "MENDED", {each: {mine: 2} for each in ("redis", "valkey")})
+    monkeypatch.setattr(server, "MENDED", {each: {mine: 2} for each in ("redis", "valkey")})
     found = surgery.finding("server.flaws")
     assert found["evidence"]["mended"] == "99.1.2"
     assert f"update it to {product} 99.1.2" in found["mend"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd.admin import groups, groups_lag, groups_reset, growth
+from streamqd.admin import backlog, groups, growth
 from streamqd.errors import Refused
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
@@ -87,7 +87,7 @@ def test_lag_is_counted_where_the_server_does_not_know_it(
     desk.do("XGROUP", "CREATE", desk.stream, "hits", "1234-0")
     desk.do("XGROUP", "CREATE", desk.retry, "hits", "0", "MKSTREAM")
     if bound:
-        monkeypatch.setattr(groups_lag, "COUNT_MAX", bound)
+        monkeypatch.setattr(backlog, "COUNT_MAX", bound)
 
     [part] = groups.describe(link, keys, "access", "hits").partitions
 
@@ -115,19 +115,19 @@ SEQ = "18446744073709551615"
     ],
 )
 def test_where_a_group_can_be_sent(text: str, after: str) -> None:
-    assert groups_reset.position(text, NOW) == after
+    assert groups.position(text, NOW) == after
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5-", "2027-01-15", "2027-01-15T09:00:00", "-1h"])
 def test_where_it_cannot_be_sent(text: str) -> None:
     with pytest.raises(Refused, match="earliest, latest"):
-        groups_reset.position(text, NOW)
+        groups.position(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["2999-01-01T00:00:00Z", f"{NOW + 3_600_000}-0"])
 def test_a_position_in_the_future_is_a_slip(text: str) -> None:
     with pytest.raises(Refused, match="lies in the future"):
-        groups_reset.position(text, NOW)
+        groups.position(text, NOW)
 
 
 def test_a_reset_foretells_what_it_does(run: Run, at: At) -> None:
@@ -246,7 +246,7 @@ def test_a_running_owner_loses_the_partition_and_reads_again(
         daemon.wait_settled()
         epoch = daemon.epochs()[0]
 
-        groups_reset.reset(daemon.link, daemon.keys, TOPIC, GROUP, "earliest", force=True)
+        groups.reset(daemon.link, daemon.keys, TOPIC, GROUP, "earliest", force=True)
 
         daemon.wait_for(
             lambda: all(len(daemon.ledger.of(uid, "end")) == 2 for uid in sent),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.admin import groups, groups_reset
+from streamqd.admin import groups
 from streamqd.errors import Refused
 from streamqd.store import groups as store
 from streamqd.store.client import Connection
@@ -44,7 +44,7 @@ def test_latest_is_what_it_was_at_the_first_call(at: At, link: Connection, keys:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
-    row = groups_reset.reset(link, keys, "access", "hits", "latest").partitions[0]
+    row = groups.reset(link, keys, "access", "hits", "latest").partitions[0]
     assert (row.after, row.pending, row.unread) == (f"{MANY}-0", MANY, 0)
 
 
@@ -66,4 +66,4 @@ def test_who_comes_in_between_is_told_what_goes_on(at: At, link: Connection, key
         at(number).groups()
     at(1).own("t1", owner="group-reset")
     with pytest.raises(Refused, match="a group reset works at access/1/hits, or was interrupted"):
-        groups_reset.reset(link, keys, "access", "hits", "latest")
+        groups.reset(link, keys, "access", "hits", "latest")

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from streamqd.admin import growth, partitions, steering
+from streamqd.admin import directives, growth, partitions
 from streamqd.admin import topics as admin_topics
-from streamqd.admin.steering import FleetSnapshot
+from streamqd.admin.directives import FleetSnapshot
 from streamqd.errors import Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
@@ -362,7 +362,7 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
         wait_until(lambda: min(source.rounds for source in sources) >= 1, what="all write")
 
         fleet = FleetSnapshot(daemon.link, daemon.keys, "default", 60.0)
-        reload = functools.partial(steering.reload, fleet, None)
+        reload = functools.partial(directives.reload, fleet, None)
         switched = growth.grow(daemon.link, daemon.keys, TOPIC, 4, tell=reload)
         assert "slow" in [row.group for row in switched.groups if not row.done]
         last.set()

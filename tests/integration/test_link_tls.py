@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from streamqd import config, inspection
-from streamqd.admin.diagnosis import server_facts
-from streamqd.admin.diagnosis.reading import TolerantReader
+from streamqd.admin.diagnosis import facts
+from streamqd.admin.diagnosis.facts import TolerantReader
 from streamqd.errors import RedisUnavailable
 from streamqd.housekeeper.expiry import AGAIN_SECONDS, Expiry
 from streamqd.metrics import Exporter, MetricsView
@@ -173,7 +173,7 @@ def test_the_end_of_a_certificate_is_told_before_it_comes(
 
     _, told = inspection.check_servers(inspection.ask_servers(link, 0.0), config.Settings())
     assert sum("certificate of" in text for text in told) == 3
-    assert server_facts.gather(TolerantReader(link), Keys()).certificates == found
+    assert facts.gather_server(TolerantReader(link), Keys()).certificates == found
 
     view = MetricsView("one", Scoreboard(1))
     expiry = Expiry(replace(config.Settings(), redis=settings), view)

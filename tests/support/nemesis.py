@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import psutil
 
-from streamqd.admin import steering_moves
-from streamqd.admin.steering import FleetSnapshot
+from streamqd.admin import directives
+from streamqd.admin.directives import FleetSnapshot
 from streamqd.errors import Refused, StreamqdError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -335,11 +335,11 @@ class Nemesis:
             for unit in dice.sample(self._units, max(1, len(self._units) // 4)):
                 to = dice.choice(self._victims).name
                 with contextlib.suppress(Refused, StreamqdError):  # it is away just now
-                    steering_moves.move(self._fleet, unit, to, "the nemesis wants it")
+                    directives.move(self._fleet, unit, to, "the nemesis wants it")
             yield _after(stroke.seconds)
             yield lambda: not self.server_away
             with contextlib.suppress(StreamqdError):
-                steering_moves.rebalance(self._fleet, "the nemesis wants it")
+                directives.rebalance(self._fleet, "the nemesis wants it")
 
     def _reload(self, stroke: Planned) -> Course:
         victim = self._choose(stroke)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.cause import MemberFacts, WaitFacts, causes
 from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit, unit_of
+from streamqd.admin.why import MemberFacts, WaitFacts, causes
 from streamqd.model import Unit
 
 UNIT = Unit("access", 3, "hits")

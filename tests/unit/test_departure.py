@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.admin.drain_preview import DepartingUnit, Departure, plan
+from streamqd.admin.directives import DepartingUnit, Departure, takers
 from streamqd.cli import fleet
 from streamqd.model import Unit
 from streamqd.policy.assignment import Member
@@ -24,7 +24,7 @@ def seen(
 def test_the_others_share_what_it_owned() -> None:
     owners = dict.fromkeys(HITS, "a")
 
-    taken = plan("a", [seen("b"), seen("c")], HITS, owners, {})
+    taken = takers("a", [seen("b"), seen("c")], HITS, owners, {})
 
     assert sorted(to for to, _ in taken.values()) == ["b", "b", "c", "c"]
     assert {why for _, why in taken.values()} == {""}
@@ -33,13 +33,13 @@ def test_the_others_share_what_it_owned() -> None:
 def test_only_its_own_units_are_told() -> None:
     owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
 
-    assert plan("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
+    assert takers("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
 def test_what_nobody_else_offers_is_left() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
-    taken = plan("a", [seen("b")], [*HITS, MAIL], owners, {})
+    taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
 
     assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-offer")}
 
@@ -47,7 +47,7 @@ def test_what_nobody_else_offers_is_left() -> None:
 def test_what_does_not_fit_under_the_caps_is_left() -> None:
     owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
 
-    taken = plan("a", [seen("b", cap=3)], HITS, owners, {})
+    taken = takers("a", [seen("b", cap=3)], HITS, owners, {})
 
     assert sorted(taken.values()) == [("", "caps-full"), ("b", "")]
 
@@ -55,7 +55,7 @@ def test_what_does_not_fit_under_the_caps_is_left() -> None:
 def test_what_is_broken_elsewhere_is_left() -> None:
     owners = dict.fromkeys(HITS, "a")
 
-    taken = plan("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
+    taken = takers("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
 
     assert taken[HITS[2]] == ("", "broken")
     assert taken[HITS[1]] == ("b", "")
@@ -64,13 +64,13 @@ def test_what_is_broken_elsewhere_is_left() -> None:
 def test_a_move_that_was_ordered_is_kept_to() -> None:
     owners = dict.fromkeys(HITS[:2], "a")
 
-    taken = plan("a", [seen("b"), seen("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c"))
+    taken = takers("a", [seen("b"), seen("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c"))
 
     assert {to for to, _ in taken.values()} == {"c"}
 
 
 def test_nobody_is_left() -> None:
-    assert plan("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}
+    assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-offer")}
 
 
 def test_many_that_stay_behind_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

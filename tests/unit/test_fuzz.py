@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from streamqd import config
-from streamqd.admin.document import as_json
+from streamqd.admin import as_json
 from streamqd.cli.output import json_text, printable
 from streamqd.config import topology
 from streamqd.config.endpoint import url_fault

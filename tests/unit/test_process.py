@@ -175,9 +175,11 @@ def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spa
 
     def run(control: socket.socket) -> int:
         def duty() -> None:
-            control.send(b"bereaved")
+            control.send(b"on_parent_death")
 
-        child = process.spawn(echo, title="test: inner", keep=[control.fileno()], bereaved=duty)
+        child = process.spawn(
+            echo, title="test: inner", keep=[control.fileno()], on_parent_death=duty
+        )
         child.control.setblocking(True)
         said = [child.control.recv(100)]
         for number in SUPERVISORS:
@@ -190,7 +192,7 @@ def test_a_bereaved_child_is_one_whose_parent_died_not_one_that_got_a_signal(spa
     child = spawn(run)
     assert heard(child) == b"up here"
     os.kill(child.pid, signal.SIGKILL)
-    assert heard(child) == b"bereaved"
+    assert heard(child) == b"on_parent_death"
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once(spawn: Start):

@@ -1,30 +1,209 @@
 """`streamqd doctor`: facts are gathered once, then every check judges them. Nothing is written.
 
-declaration.py   what a check is                facts.py   what is known
-*_facts.py       the looking, area by area      reading.py that goes on where it is refused
-server, rights, topics, partitions, delays, letters, values, leases, fleet, host: the checks
+check.py   what a check is        facts.py   what is known, and the gathering of it
+server, topics, partitions, values, fleet, host: the checks, in the order of a report
 """
 
 from __future__ import annotations
 
-from streamqd.admin.diagnosis.declaration import Check, Need, Severity
-from streamqd.admin.diagnosis.examination import (
-    CHECKS,
-    DiagnosisFinding,
-    DiagnosisReport,
-    chosen,
-    examine,
-    without_redis,
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamqd.admin import permissions as rights_of
+from streamqd.admin.diagnosis import fleet, host, partitions, server, topics, values
+from streamqd.admin.diagnosis.check import Check, CheckResult, Need, Severity
+from streamqd.admin.diagnosis.facts import (
+    BODIES_MAX,
+    DiagnosisFacts,
+    FleetHealth,
+    ServerHealth,
+    TolerantReader,
+    Value,
+    changed_runs,
+    gather_fleet,
+    gather_partitions,
+    gather_server,
+    gather_topics,
+    gather_units,
+    places_of,
+)
+from streamqd.admin.pages import server_unix_ms
+from streamqd.config import Settings
+from streamqd.errors import Malformed, RedisRefused
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+
+CHECKS: tuple[Check, ...] = tuple(
+    each
+    for area in (server, topics, partitions, values, fleet, host)
+    for each in vars(area).values()
+    if isinstance(each, Check)
 )
 
-__all__ = [
-    "CHECKS",
-    "Check",
-    "DiagnosisFinding",
-    "DiagnosisReport",
-    "Need",
-    "Severity",
-    "chosen",
-    "examine",
-    "without_redis",
-]
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisFinding:
+    """What a check found. `about` names the thing, '' for the server or this host.
+
+    `severity` is problem, warning or note. `evidence` holds the figures; its fields depend on the
+    check and may grow.
+    """
+
+    check: str
+    area: str
+    severity: str
+    about: str
+    what: str
+    mend: str
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisReport:
+    """What `doctor` found. `ok`: no problem and no warning.
+
+    `checks` are the ids of those that were run, `unseen` sentences about what was not looked at.
+    `server` is '' and `now_unix_ms` 0 when Redis does not answer: then only this host was
+    looked at.
+    """
+
+    ok: bool
+    server: str
+    now_unix_ms: int
+    checks: list[str]
+    findings: list[DiagnosisFinding]
+    unseen: list[str]
+
+
+def chosen(names: Sequence[str]) -> list[Check]:
+    """The checks of these ids or areas; all when there are none. Malformed: there is no such."""
+    if not names:
+        return list(CHECKS)
+    known = {check.id for check in CHECKS} | {check.area for check in CHECKS}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else "`streamqd doctor --list` shows them"
+            raise Malformed(f"there is no check {name}; {hint}")
+    return [check for check in CHECKS if check.id in names or check.area in names]
+
+
+def examine(
+    link: Connection, settings: Settings, checks: Sequence[Check], *, unit: str = ""
+) -> DiagnosisReport:
+    """Gather what the checks need and let them judge it. Writes nothing.
+
+    `unit` is the name or the file of the daemon's systemd unit, '' for the usual ones. Raises
+    RedisUnavailable, and RedisRefused when the server as a whole does not serve.
+    """
+    facts = gather(link, settings, {need for check in checks for need in check.needs}, unit)
+    findings = [_finding(check, found) for check in checks for found in _judged(check, facts)]
+    return DiagnosisReport(
+        ok=not any(each.severity != Severity.NOTE for each in findings),
+        server=link.address,
+        now_unix_ms=facts.now_unix_ms,
+        checks=[check.id for check in checks],
+        findings=findings,
+        unseen=list(facts.unseen),
+    )
+
+
+def without_redis(
+    settings: Settings, checks: Sequence[Check], error: str, *, unit: str = ""
+) -> DiagnosisReport:
+    """Run the checks that need nothing of Redis, because it does not answer."""
+    some = [check for check in checks if set(check.needs) == {Need.HOST}]
+    seen = host.gather(settings, unit, 0) if some else None
+    facts = DiagnosisFacts(settings, 0, host=seen)
+    findings = [_finding(check, found) for check in some for found in check.judge(facts)]
+    unseen = [f"everything in Redis: {error}"]
+    return DiagnosisReport(False, "", 0, [check.id for check in some], findings, unseen)
+
+
+def _judged(check: Check, facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """What a check finds; one of the server alone looks at every master."""
+    if set(check.needs) != {Need.SERVER} or not facts.servers:
+        yield from check.judge(facts)
+        return
+    for address, one in facts.servers.items():
+        for found in check.judge(replace(facts, server=one)):
+            yield replace(found, about=address)
+
+
+def _finding(check: Check, found: CheckResult) -> DiagnosisFinding:
+    return DiagnosisFinding(
+        check=check.id,
+        area=check.area,
+        severity=str(found.severity or check.severity),
+        about=found.about,
+        what=found.what,
+        mend=found.mend,
+        evidence=dict(found.evidence),
+    )
+
+
+def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) -> DiagnosisFacts:
+    """Look at what is needed, and at nothing else."""
+    keys = Keys(settings.keys.control, settings.keys.streams)
+    name = settings.daemon.fleet
+    reader = TolerantReader(link)
+    now = server_unix_ms(link)
+    unseen: list[str] = []
+    servers: dict[str, ServerHealth] = {}
+    for node in link.masters() if Need.SERVER in needs else ():
+        asked = TolerantReader(node)
+        servers[node.address] = gather_server(asked, keys)
+        reader.forbidden |= asked.forbidden
+    lacking, members, found = [], FleetHealth(), []
+    if Need.RIGHTS in needs:
+        try:
+            lacking = rights_of.missing(link, keys, name)
+        except RedisRefused as error:
+            lacking = [rights_of.MissingPermission("MULTI", "")]
+            unseen.append(f"the other rights, because MULTI is refused: {error}")
+    if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
+        members = gather_fleet(reader, keys, name)
+    facts = DiagnosisFacts(settings, now, fleet=members)
+    if needs & {Need.TOPICS, Need.UNITS}:
+        found = gather_topics(reader, keys, settings, [topic for topic, _ in facts.offered])
+    places, total = places_of(found if Need.UNITS in needs else [])
+    if len(places) < total:
+        unseen.append(f"{total - len(places):,} of {total:,} partitions: the last of each topic")
+    if Need.BODIES in needs and len(places) > BODIES_MAX:
+        unseen.append(f"messages beyond {BODIES_MAX} partitions, for their size")
+    looked, standing = gather_partitions(reader, keys, places, bodies=Need.BODIES in needs)
+    units = gather_units(reader, keys, looked, standing)
+    bad: list[Value] = []
+    if Need.VALUES in needs:
+        names = [(topic.name, number) for topic, number in places]
+        bad, long = values.gather(reader, keys, name, found, names, units)
+        if long:
+            unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
+    if Need.FLEET in needs:
+        members = FleetHealth(
+            members.beats,
+            members.summaries,
+            members.orders,
+            changed_runs(reader, keys, name, members.beats),
+        )
+    counts = {topic.name: topic.partitions or 0 for topic in found}
+    owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
+    unseen += [
+        f"what needs {words}: this user may not run it" for words in sorted(reader.forbidden)
+    ]
+    return DiagnosisFacts(
+        settings=settings,
+        now_unix_ms=now,
+        server=next(iter(servers.values()), facts.server),
+        servers=servers if len(servers) > 1 else {},
+        lacking=lacking,
+        fleet=members,
+        topics=found,
+        partitions=looked,
+        units=units,
+        values=bad,
+        host=host.gather(settings, unit, owned) if Need.HOST in needs else None,
+        unseen=unseen,
+    )

@@ -1,24 +1,49 @@
-"""What is known when the checks judge: plain values, gathered once, by whatever was asked for.
+"""What is known when the checks judge: plain values, and the gathering of them.
 
-What was not gathered, or not allowed to be read, is empty or None, so that no check finds anything
-in it; `DiagnosisFacts.unseen` says so to the reader.
+Facts that were not gathered, or not allowed to be read, are empty or None, so that no check finds
+anything in them; `DiagnosisFacts.unseen` says so to the reader.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from streamqd import config
+from streamqd.admin import published
+from streamqd.admin.pages import BATCH, read_id
 from streamqd.admin.permissions import MissingPermission
+from streamqd.admin.topics_settings import readable
+from streamqd.admin.unreadable import BadValues, group_names, lease_view
 from streamqd.config import Settings, Topic
-from streamqd.model import Unit
+from streamqd.errors import RedisRefused, RefusalKind
+from streamqd.model import LETTERS, Unit
+from streamqd.store import (
+    directives,
+    groups,
+    leases,
+    members,
+    retention,
+    scripts,
+    statistics,
+    untrusted,
+)
+from streamqd.store.certificates import ends_of
+from streamqd.store.client import Connection
 from streamqd.store.directives import Directives
+from streamqd.store.fetch import CONSUMER
+from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.members import Heartbeat
+from streamqd.store.retention import Stand
+from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import PartitionFigures, UnitFigures
+from streamqd.store.topics import count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +272,554 @@ class DiagnosisFacts:
 def _pairs(raw: Any) -> list[Any]:
     listed = raw if isinstance(raw, list | tuple) else []
     return [each for each in listed if isinstance(each, list | tuple) and len(each) == 2]
+
+
+# The server as a whole does not serve: there is nothing to go on with.
+_HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
+
+
+class TolerantReader:
+    """Runs reading commands and scripts in bounded exchanges.
+
+    A refused one answers None. What the Redis user may not do is kept in `forbidden`, by the words
+    of the command.
+    """
+
+    def __init__(self, link: Connection) -> None:
+        self.link = link
+        self.forbidden: set[str] = set()
+
+    def ask(self, commands: Sequence[Sequence[Any]], batch: int = BATCH) -> list[Any]:
+        """Run commands, `batch` of them in one exchange."""
+        replies: list[Any] = []
+        for start in range(0, len(commands), batch):
+            some = commands[start : start + batch]
+            for command, reply in zip(some, self.link.pipeline(some), strict=True):
+                replies.append(self._tolerated(_words(command), reply))
+        return replies
+
+    def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
+        """Run reading scripts."""
+        replies: list[Reply | None] = []
+        for start in range(0, len(calls), BATCH):
+            some = calls[start : start + BATCH]
+            replies += [self._tolerated("EVALSHA", reply) for reply in self.link.run_many(some)]
+        return replies
+
+    def _tolerated(self, words: str, reply: Any) -> Any:
+        if not isinstance(reply, RedisRefused):
+            return reply
+        if reply.kind in _HOPELESS:
+            raise reply
+        if reply.kind is RefusalKind.FORBIDDEN:
+            self.forbidden.add(words)
+        return None
+
+
+def _words(command: Sequence[Any]) -> str:
+    """The name of a command, with its second word where that belongs to it."""
+    name = str(command[0])
+    return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
+
+
+def named(flat: Sequence[Any]) -> Mapping[str, Any]:
+    """Names and values by turns, as a dict."""
+    return {
+        name.decode("utf-8", "replace"): value
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
+
+
+PINGS = 5  # of which the middle one is the distance of the server
+SLOW_MAX = 128  # entries of the slow log
+_SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
+
+
+def gather_server(reader: TolerantReader, keys: Keys) -> ServerHealth:
+    """Ask the server."""
+    asked = [("CONFIG", "GET", name) for name in _SETTINGS]
+    info, slow, *settings = reader.ask([("INFO",), ("SLOWLOG", "GET", SLOW_MAX), *asked])
+    stated: dict[str, str] = {}
+    for flat in settings:
+        stated |= {name: value.decode() for name, value in named(flat or ()).items()}
+    return ServerHealth(
+        info=_info(info or b""),
+        config=stated,
+        round_trip_ms=_round_trip_ms(reader),
+        skew_seconds=_skew_seconds(reader),
+        slow=_slow(slow or (), keys),
+        certificates=ends_of(reader.link),
+    )
+
+
+def _info(raw: bytes) -> Mapping[str, str]:
+    lines = raw.decode("utf-8", "replace").splitlines()
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _round_trip_ms(reader: TolerantReader) -> float | None:
+    """The time that the middle one of some commands takes: a single one may have bad luck."""
+    taken = []
+    for _ in range(PINGS):
+        begun = time.perf_counter()
+        if reader.ask([("TIME",)]) == [None]:
+            return None
+        taken.append((time.perf_counter() - begun) * 1000)
+    return round(median(taken), 3)
+
+
+def _skew_seconds(reader: TolerantReader) -> float | None:
+    before = time.time()
+    (reply,) = reader.ask([("TIME",)])
+    if reply is None:
+        return None
+    # The server looked at its clock somewhere between; nobody knows where.
+    middle = (before + time.time()) / 2
+    return round(int(reply[0]) + int(reply[1]) / 1e6 - middle, 3)
+
+
+def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
+    names = {script.sha.encode(): script.name for script in scripts.load().values()}
+    ours = (f"{keys.control}:".encode(), f"{keys.streams}:".encode())
+    found = []
+    for _, at, micros, arguments, *_ in entries:
+        key = next((each for each in arguments[1:] if each.startswith(ours)), None)
+        if key is None:
+            continue
+        name = arguments[0].decode("utf-8", "replace").upper()
+        if name == "EVALSHA":
+            name = f"the script {names.get(arguments[1], 'with the digest ' + repr(arguments[1]))}"
+        found.append(SlowCommand(at, micros / 1000, name, key.decode("utf-8", "replace")))
+    return found
+
+
+def gather_fleet(reader: TolerantReader, keys: Keys, fleet: str) -> FleetHealth:
+    """Read what the fleet says of itself."""
+    scores, infos, orders = reader.ask(
+        [*members.stored(keys, fleet), ("HGETALL", keys.orders(fleet))]
+    )
+    beats = members.beats(scores, infos)
+    asked = [("GET", keys.instance(fleet, beat.instance)) for beat in beats]
+    raw = reader.ask(asked)
+    summaries: dict[str, Mapping[str, Any]] = {
+        beat.instance: published.document(text)
+        for beat, text in zip(beats, raw, strict=True)
+        if text is not None
+    }
+    return FleetHealth(beats, summaries, directives.read(orders or ()))
+
+
+def changed_runs(
+    reader: TolerantReader, keys: Keys, fleet: str, beats: Sequence[Heartbeat]
+) -> frozenset[str]:
+    """Look again: which instances are another run now than they were in `beats`?"""
+    (infos,) = reader.ask([("HGETALL", keys.info(fleet))])
+    scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]
+    now = members.beats(scores, infos)
+    return frozenset(
+        old.instance
+        for old, new in zip(beats, now, strict=True)
+        if old.info and new.info and old.info.get("nonce") != new.info.get("nonce")
+    )
+
+
+_GROUP = "group:"
+
+
+def gather_topics(
+    reader: TolerantReader, keys: Keys, settings: Settings, offered: Sequence[str]
+) -> list[TopicFacts]:
+    """Read the registry, and what is stored of its topics and of those that somebody consumes.
+
+    `offered` are the topics that living instances consume.
+    """
+    (names,) = reader.ask([("SMEMBERS", keys.registry())])
+    told = {BadValues().read(untrusted.name, name, keys.registry()) for name in names or ()}
+    registered = {name for name in told if name is not None}
+    consumed = {each.topic for each in settings.consumers} | set(offered)
+    every = sorted(registered | consumed | settings.topics.keys())
+    commands = [
+        command
+        for name in every
+        for command in (("HGETALL", keys.meta(name)), ("SMEMBERS", keys.partitions(name)))
+    ]
+    replies = reader.ask(commands)
+    return [
+        _topic(keys, settings, name, name in registered, *replies[2 * at : 2 * at + 2])
+        for at, name in enumerate(every)
+    ]
+
+
+def _topic(
+    keys: Keys,
+    settings: Settings,
+    name: str,
+    registered: bool,
+    meta: Sequence[bytes] | None,
+    members: Sequence[bytes] | None,
+) -> TopicFacts:
+    stored = {field: value.decode("utf-8", "replace") for field, value in named(meta or ()).items()}
+    count, unreadable = stored.get("partitionCount"), ""
+    bad = BadValues()
+    number = count and bad.read(count_of, name, count.encode(), keys.meta(name))
+    if count is not None and number is None:
+        unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
+    text = stored.get("settings", "{}").encode()
+    found = readable(text, keys.meta(name), bad)
+    if any(row.field == "settings" for row in bad.rows):
+        unreadable = unreadable or "its settings are not what `topic create` writes"
+    holds = config.effective(settings.topics.get(name, config.Topic()), found)
+    return TopicFacts(
+        name=name,
+        registered=registered,
+        partitions=number or None,
+        deleting="deleting" in stored,
+        members=frozenset(each.decode("utf-8", "replace") for each in members or ()),
+        groups=frozenset(
+            field.removeprefix(_GROUP) for field in stored if field.startswith(_GROUP)
+        ),
+        holds=holds,
+        unreadable=unreadable,
+    )
+
+
+COMPARED_MAX = 1_000  # members that are compared one by one
+Pair = tuple[str, str]  # the keys of due times and of messages
+
+
+def gather_delays(reader: TolerantReader, pairs: Sequence[Pair]) -> list[Delays]:
+    """Look at pairs of keys.
+
+    The commands of one look are not one instant. What is odd in two looks, by the same names, is
+    odd.
+    """
+    looks = [_look_at_delays(reader, pair) for pair in _sized(reader, pairs)]
+    odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
+    for at, again in zip(odd, _sized(reader, [pairs[at] for at in odd]), strict=True):
+        looks[at] = _both(looks[at], _look_at_delays(reader, again))
+    return looks
+
+
+def _sized(reader: TolerantReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
+    """The pairs with the sizes of both keys, and the first due time."""
+    asked: list[tuple[Any, ...]] = []
+    for due, items in pairs:
+        asked += [("ZCARD", due), ("HLEN", items), ("ZRANGE", due, 0, 0, "WITHSCORES")]
+    replies = reader.ask(asked)
+    return [(pair, replies[3 * at : 3 * at + 3]) for at, pair in enumerate(pairs)]
+
+
+def _look_at_delays(reader: TolerantReader, sized: tuple[Pair, list[Any]]) -> Delays:
+    (due, items), (members, messages, first) = sized
+    if members is None or messages is None or not (members or messages):
+        return Delays()
+    told = BadValues().read(untrusted.number, first[1], due) if first else None
+    next_due = None if told is None else int(told)
+    if max(members, messages) > COMPARED_MAX:
+        return Delays(members, next_due, more=members - messages)
+    named, stored = reader.ask([("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)])
+    times, kept = _texts(named), _texts(stored)
+    return Delays(members, next_due, sorted(times - kept), sorted(kept - times))
+
+
+def _both(first: Delays, second: Delays) -> Delays:
+    return Delays(
+        second.count,
+        second.next_due_unix_ms,
+        sorted(set(first.lost) & set(second.lost)),
+        sorted(set(first.stuck) & set(second.stuck)),
+        second.more if first.more == second.more else 0,
+    )
+
+
+def _texts(raw: Sequence[bytes] | None) -> set[str]:
+    return {each.decode("utf-8", "replace") for each in raw or ()}
+
+
+PARTITIONS_MAX = 4_096  # of all topics together
+BODIES_MAX = 64  # partitions of which a message is looked at
+BODIES_AT_ONCE = 8  # bodies of one exchange
+
+Place = tuple[TopicFacts, int]
+
+
+def places_of(topics: Sequence[TopicFacts]) -> tuple[list[Place], int]:
+    """The partitions to look at, and how many there are: a share of each topic when too many."""
+    counted = [(topic, topic.partitions or 0) for topic in topics]
+    total = sum(count for _, count in counted)
+    share = PARTITIONS_MAX if total <= PARTITIONS_MAX else PARTITIONS_MAX // max(1, len(counted))
+    return [(topic, n) for topic, count in counted for n in range(min(count, share))], total
+
+
+def gather_partitions(
+    reader: TolerantReader, keys: Keys, places: Sequence[Place], *, bodies: bool
+) -> tuple[list[PartitionFacts], dict[tuple[str, int, str], StandingDirective]]:
+    """Look at partitions; of each group on them, see where it stands."""
+    names = [(topic.name, number) for topic, number in places]
+    types = wrong_types(reader, [_typed(keys, *name) for name in names])
+    groups = _groups(reader, keys, names)
+    figures = reader.measure([statistics.measure_partition(keys, *name) for name in names])
+    stands = reader.measure([retention.measure(keys, *name) for name in names])
+    scheduled = gather_delays(
+        reader, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
+    )
+    archived = reader.ask([("HGET", keys.trim(*name), "archived") for name in names])
+    exists = reader.ask([("EXISTS", keys.stream(*name)) for name in names])
+    aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
+    letters = _oldest_letters(reader, keys, aged)
+    large = _large(reader, keys, names[:BODIES_MAX] if bodies else [])
+    found: list[PartitionFacts] = []
+    standing: dict[tuple[str, int, str], StandingDirective] = {}
+    for at, name in enumerate(names):
+        stand = _stand(stands[at])
+        standing |= {(*name, group): each for group, each in _standings(stand).items()}
+        found.append(
+            PartitionFacts(
+                *name,
+                exists=bool(exists[at]),
+                wrong_types=types[at],
+                groups=groups[at],
+                figures=_figures(figures[at]),
+                scheduled=scheduled[at] if not types[at] else Delays(),
+                archived_unix_ms=_id_ms(archived[at]),
+                unarchived_unix_ms=_id_ms(stand.unarchived.encode() if stand else None),
+                oldest_letter_unix_ms=letters.get(name),
+                large_bytes=large.get(name),
+            )
+        )
+    return found, standing
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
+    return {
+        keys.stream(topic, partition): "stream",
+        keys.dlq(topic, partition): "stream",
+        keys.trim(topic, partition): "hash",
+        keys.scheduled(topic, partition): "zset",
+        keys.scheduled_items(topic, partition): "hash",
+        keys.moving(topic, partition): "hash",
+    }
+
+
+def wrong_types(
+    reader: TolerantReader, wanted: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """Of each mapping key -> type, the keys that hold something of another type, and that."""
+    flat = [(key, kind) for some in wanted for key, kind in some.items()]
+    replies = iter(reader.ask([("TYPE", key) for key, _ in flat]))
+    found = []
+    for some in wanted:
+        told = {key: next(replies) for key in some}
+        found.append(
+            {
+                key: raw.decode()
+                for key, raw in told.items()
+                if raw is not None and raw.decode() not in ("none", some[key])
+            }
+        )
+    return found
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _groups(
+    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
+) -> list[frozenset[str]]:
+    """The groups of each partition, and of its dead letters; strangers on the other are left out.
+
+    That a group that reads messages is on the dead letters is somebody else's business.
+    """
+    asked = [
+        ("XINFO", "GROUPS", stream)
+        for name in names
+        for stream in (keys.stream(*name), keys.dlq(*name))
+    ]
+    replies = reader.ask(asked)
+    return [
+        frozenset(
+            {each for each in _names(replies[2 * at]) if not each.endswith(LETTERS)}
+            | {each for each in _names(replies[2 * at + 1]) if each.endswith(LETTERS)}
+        )
+        for at in range(len(names))
+    ]
+
+
+def _names(groups: Sequence[Any] | None) -> list[str]:
+    # A name that is not UTF-8 is somebody else's; the check of values names it.
+    return [each["name"] for each in group_names(groups, "", BadValues())]
+
+
+def _standings(stand: Stand | None) -> dict[str, StandingDirective]:
+    if stand is None:
+        return {}
+    return {
+        group.name: StandingDirective(
+            _id_ms(group.needs.encode()),
+            None if group.idle_ms is None else group.idle_ms / 1000,
+        )
+        for group in stand.groups
+    }
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _oldest_letters(
+    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    asked = [("XRANGE", keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
+    replies = reader.ask(asked, BODIES_AT_ONCE)
+    return {name: read_id(page[0][0]).ms for name, page in zip(names, replies, strict=True) if page}
+
+
+def _large(
+    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """The size of the larger payload of the first and the last entry of each partition."""
+    asked: list[tuple[Any, ...]] = []
+    for name in names:
+        stream = keys.stream(*name)
+        asked.append(("XRANGE", stream, "-", "+", "COUNT", 1))
+        asked.append(("XREVRANGE", stream, "+", "-", "COUNT", 1))
+    replies = reader.ask(asked, BODIES_AT_ONCE)
+    return {
+        name: max(map(_payload_bytes, replies[2 * at : 2 * at + 2]))
+        for at, name in enumerate(names)
+    }
+
+
+def _payload_bytes(page: Sequence[Any] | None) -> int:
+    return len(named(page[0][1]).get("payload", b"")) if page else 0
+
+
+# --- reading replies ------------------------------------------------------------------------------
+
+
+def _figures(reply: Reply | None) -> statistics.PartitionFigures | None:
+    return None if reply is None else BadValues().read(statistics.partition_figures, reply)
+
+
+def _stand(reply: Reply | None) -> Stand | None:
+    return None if reply is None else BadValues().read(Stand.parse, reply)
+
+
+def _id_ms(raw: bytes | None) -> int | None:
+    found = BadValues().read(untrusted.entry_id, raw, "", default="")
+    return read_id(found).ms if found else None
+
+
+def gather_units(
+    reader: TolerantReader,
+    keys: Keys,
+    partitions: Sequence[PartitionFacts],
+    standing: Mapping[tuple[str, int, str], StandingDirective],
+) -> list[UnitFacts]:
+    """Look at every group on every partition."""
+    units = [
+        Unit(each.topic, each.partition, group)
+        for each in partitions
+        for group in sorted(each.groups)
+    ]
+    types = wrong_types(reader, [_unit_types(keys, unit) for unit in units])
+    figures = reader.measure([statistics.measure_unit(keys, unit) for unit in units])
+    foreign = _foreign(reader, keys, units)
+    looks = _looks(reader, keys, units)
+    delays = gather_delays(reader, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units])
+    return [
+        UnitFacts(
+            unit=unit,
+            wrong_types=types[at],
+            figures=_unit_figures(figures[at]),
+            foreign=foreign[at][0],
+            unowned=foreign[at][1],
+            looks=looks[at],
+            delays=delays[at],
+            standing=standing.get(unit),
+        )
+        for at, unit in enumerate(units)
+    ]
+
+
+def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
+    return {
+        keys.retry_stream(*unit): "stream",
+        keys.retry(*unit): "zset",
+        keys.retry_items(*unit): "hash",
+        keys.fence(*unit): "hash",
+        keys.lease(*unit): "string",
+        keys.attempts(*unit): "hash",
+    }
+
+
+def _unit_figures(reply: Any) -> statistics.UnitFigures | None:
+    return None if reply is None else BadValues().read(statistics.unit_figures, reply)
+
+
+def _foreign(
+    reader: TolerantReader, keys: Keys, units: Sequence[Unit]
+) -> list[tuple[dict[str, int], int]]:
+    """Consumers of other names that hold entries, and how many entries no consumer has.
+
+    Of the partition and of the retry stream together.
+    """
+    asked = [
+        command
+        for unit in units
+        for stream in (keys.source(*unit), keys.retry_stream(*unit))
+        for command in (
+            ("XINFO", "CONSUMERS", stream, unit.group),
+            ("XPENDING", stream, unit.group),
+        )
+    ]
+    replies = reader.ask(asked)
+    found: list[tuple[dict[str, int], int]] = []
+    for at in range(0, len(replies), 4):
+        held: dict[str, int] = {}
+        unowned = 0
+        for consumers, pending in (replies[at : at + 2], replies[at + 2 : at + 4]):
+            unowned += groups.unowned(consumers, pending) if consumers and pending else 0
+            for raw in consumers or ():
+                consumer = named(raw)
+                name = consumer["name"].decode("utf-8", "replace")
+                if name not in (CONSUMER, "") and consumer["pending"]:
+                    held[name] = held.get(name, 0) + int(consumer["pending"])
+        found.append((held, unowned))
+    return found
+
+
+def _looks(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[list[Look]]:
+    """Look at fence and lease; twice where they disagree.
+
+    The commands of one look are not one instant: an owner may come or go between them.
+    """
+    looks = [[look] if look else [] for look in _look(reader, keys, units)]
+    strange = [at for at, some in enumerate(looks) if some and _strange(some[0])]
+    again = _look(reader, keys, [units[at] for at in strange])
+    for at, look in zip(strange, again, strict=True):
+        looks[at] += [look] if look else []
+    return looks
+
+
+def _strange(look: Look) -> bool:
+    return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
+
+
+def _look(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[Look | None]:
+    asked: list[tuple[Any, ...]] = []
+    for unit in units:
+        asked += [*leases.view(keys, unit), ("GET", keys.lease(*unit))]
+    replies = reader.ask(asked)
+    found: list[Look | None] = []
+    bad = BadValues()  # the check of values names them
+    for number, unit in enumerate(units):
+        fence, ttl, lease = replies[3 * number : 3 * number + 3]
+        if fence is None or ttl is None:
+            found.append(None)
+            continue
+        matches = None if lease is None else lease == fence[0]
+        found.append(Look(lease_view(fence, ttl, keys.fence(*unit), bad), matches))
+    return found

@@ -1,21 +1,22 @@
-"""Checks of the fleet: who lives, what they offer and publish, what operators ordered."""
+"""Checks of the fleet: who lives, what they offer and publish, directives, leases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.declaration import (
-    Check,
+from streamqd.admin.diagnosis.check import (
     CheckResult,
     Need,
     Severity,
+    check,
     lasting,
     plural,
     spans,
 )
-from streamqd.admin.diagnosis.facts import DiagnosisFacts
-from streamqd.admin.diagnosis.letters import units_of
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
+from streamqd.admin.diagnosis.partitions import by_group, numbers, units_of
 from streamqd.store.directives import EVERYBODY
+from streamqd.store.keys import Keys
 
 PAUSED_SECONDS = 3_600.0
 QUIET_SECONDS = 30.0  # of a housekeeper, which publishes every 2 s
@@ -23,7 +24,9 @@ YOUNG_SECONDS = 30.0  # an instance that has just started has published nothing 
 ROUND_TRIPS = 50  # of the server, which a lease should be worth: 10 for each renewal
 
 
+@check("fleet.empty", Severity.PROBLEM, Need.FLEET, Need.TOPICS)
 def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """No instance lives, but there is work."""
     work = facts.configured or any(topic.groups for topic in facts.topics)
     if work and not facts.living:
         fleet = facts.settings.daemon.fleet
@@ -36,7 +39,9 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("fleet.silent", Severity.WARNING, Need.FLEET)
 def _silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An instance went without leaving."""
     for beat in facts.fleet.beats:
         silence = (facts.now_unix_ms - beat.beat_unix_ms) / 1000
         if silence * 1000 > facts.stale_ms:
@@ -54,7 +59,9 @@ def _silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("fleet.not-offered", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Instances live, but none runs a consumer that is configured or was run before."""
     if not facts.living:
         return
     for topic in facts.topics:
@@ -78,7 +85,9 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("fleet.twins", Severity.PROBLEM, Need.FLEET)
 def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Two instances run under one name."""
     for beat in facts.fleet.beats:
         told = facts.fleet.summaries.get(beat.instance, {})
         own = beat.info.get("host"), beat.info.get("pid")
@@ -106,7 +115,9 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("fleet.orders-for-gone", Severity.WARNING, Need.FLEET)
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An order is for an instance that does not live."""
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
     orders = facts.fleet.orders
     gone = {f"move:{unit}": order.to for unit, order in orders.moves.items()}
@@ -124,7 +135,9 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("fleet.orders-unreadable", Severity.WARNING, Need.FLEET)
 def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An order cannot be read."""
     for name, problem in facts.fleet.orders.strange.items():
         yield CheckResult(
             f"the order {name!r} cannot be read ({problem}), so nobody obeys it",
@@ -134,7 +147,9 @@ def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("fleet.paused", Severity.WARNING, Need.FLEET)
 def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A pause is older than an hour."""
     for scope, order in facts.fleet.orders.pauses.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
@@ -150,7 +165,9 @@ def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("fleet.stopped", Severity.WARNING, Need.FLEET)
 def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A group has been stopped for over an hour."""
     for scope, order in facts.fleet.orders.stops.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
@@ -164,7 +181,9 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("fleet.crash-loop", Severity.PROBLEM, Need.FLEET)
 def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Workers crash in a loop."""
     broken: dict[tuple[str, str], dict[int, str]] = {}
     for beat in facts.living:
         told = beat.info.get("broken")
@@ -189,7 +208,9 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("fleet.limited", Severity.PROBLEM, Need.FLEET)
 def _limited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An instance serves fewer partitions, because the system refuses it processes."""
     for beat in facts.living:
         capacity, problem = beat.info.get("capacity"), beat.info.get("capacity_problem")
         if not isinstance(capacity, int):
@@ -205,7 +226,9 @@ def _limited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("fleet.housekeeper", Severity.PROBLEM, Need.FLEET)
 def _housekeeper(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """An instance lives, but its housekeeper has been silent for 30 s, or misses Redis."""
     for beat in facts.living:
         began = beat.info.get("started")
         if isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS:
@@ -230,7 +253,9 @@ def _housekeeper(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("fleet.short-lease", Severity.WARNING, Need.SERVER)
 def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """lease_ttl is worth fewer than 50 round trips to the server."""
     trip, ttl = facts.server.round_trip_ms, facts.settings.daemon.lease_ttl
     if trip is not None and trip * ROUND_TRIPS > ttl * 1000:
         wanted = -(-trip * ROUND_TRIPS // 1000)
@@ -243,51 +268,112 @@ def _short_lease(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-_PROBLEM, _WARNING, _FLEET = Severity.PROBLEM, Severity.WARNING, (Need.FLEET,)
-_TOPICS = (Need.FLEET, Need.TOPICS)
-CHECKS = (
-    Check("fleet.empty", _PROBLEM, "No instance lives, but there is work.", _TOPICS, _empty),
-    Check("fleet.silent", _WARNING, "An instance went without leaving.", _FLEET, _silent),
-    Check(
-        "fleet.not-offered",
-        _PROBLEM,
-        "Instances live, but none runs a consumer that is configured or was run before.",
-        (Need.FLEET, Need.UNITS),
-        _not_offered,
-    ),
-    Check("fleet.twins", _PROBLEM, "Two instances run under one name.", _FLEET, _twins),
-    Check(
-        "fleet.orders-for-gone",
-        _WARNING,
-        "An order is for an instance that does not live.",
-        _FLEET,
-        _orders_for_gone,
-    ),
-    Check("fleet.orders-unreadable", _WARNING, "An order cannot be read.", _FLEET, _strange_orders),
-    Check("fleet.paused", _WARNING, "A pause is older than an hour.", _FLEET, _paused),
-    Check(
-        "fleet.stopped", _WARNING, "A group has been stopped for over an hour.", _FLEET, _stopped
-    ),
-    Check("fleet.crash-loop", _PROBLEM, "Workers crash in a loop.", _FLEET, _crash_loops),
-    Check(
-        "fleet.limited",
-        _PROBLEM,
-        "An instance serves fewer partitions, because the system refuses it processes.",
-        _FLEET,
-        _limited,
-    ),
-    Check(
-        "fleet.housekeeper",
-        _PROBLEM,
-        "An instance lives, but its housekeeper has been silent for 30 s, or misses Redis.",
-        _FLEET,
-        _housekeeper,
-    ),
-    Check(
-        "fleet.short-lease",
-        _WARNING,
-        "lease_ttl is worth fewer than 50 round trips to the server.",
-        (Need.SERVER,),
-        _short_lease,
-    ),
-)
+SOLO_SECONDS = 300.0
+
+
+def _unfenced(each: UnitFacts) -> bool:
+    return bool(each.looks) and all(
+        look.lease_matches is not None and (not look.fence.token or not look.lease_matches)
+        for look in each.looks
+    )
+
+
+@check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.UNITS)
+def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """There is a lease, and the fence has no token or another one (seen twice)."""
+    keys = Keys(facts.settings.keys.control, facts.settings.keys.streams)
+    for (topic, group), units in by_group(facts.units, _unfenced).items():
+        names = " ".join(keys.lease(*each.unit) for each in units[:4])
+        yield CheckResult(
+            f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
+            " not know: nobody can take the partition until it ends",
+            "somebody has written keys of ours by hand, or the server lost some: delete the leases,"
+            f" the next owner takes them anew: `redis-cli DEL {names}`",
+            about=f"{topic}/{group}",
+            evidence={
+                "partitions": numbers(units),
+                "ttl_seconds": [each.view.ttl for each in units if each.view is not None][:16],
+            },
+        )
+
+
+def _expired(each: UnitFacts) -> bool:
+    """Whether an owner is named, and both looks found no lease of it."""
+    return bool(each.looks) and all(
+        bool(look.fence.token) and look.fence.ttl is None for look in each.looks
+    )
+
+
+def _owner(each: UnitFacts) -> str:
+    return each.view.owner if each.view is not None else ""
+
+
+@check("fleet.owner-silent", Severity.PROBLEM, Need.FLEET, Need.UNITS)
+def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A lease has expired, its owner is gone, and nobody has taken over."""
+
+    def lost(each: UnitFacts) -> bool:
+        return _expired(each) and not facts.alive(_owner(each))
+
+    for (topic, group), units in by_group(facts.units, lost).items():
+        owners = sorted({_owner(each) for each in units})
+        yield CheckResult(
+            f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
+            " which is gone, and nobody has taken over",
+            f"start an instance that runs {topic}/{group} (`systemctl start streamqd`): it takes"
+            " them at once, with what is pending",
+            about=f"{topic}/{group}",
+            evidence={
+                "partitions": numbers(units),
+                "owners": owners[:16],
+                "pending": sum(each.pending for each in units),
+            },
+        )
+
+
+@check("fleet.not-renewed", Severity.WARNING, Need.FLEET, Need.UNITS)
+def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A lease has expired although its owner beats."""
+
+    def stalled(each: UnitFacts) -> bool:
+        return _expired(each) and facts.alive(_owner(each))
+
+    for (topic, group), units in by_group(facts.units, stalled).items():
+        owners = sorted({_owner(each) for each in units})
+        yield CheckResult(
+            f"{', '.join(owners[:4])} beats, but has let the lease of {spans(numbers(units))} of"
+            f" {topic}/{group} expire",
+            "look again in a few seconds: a late renewal mends it; if it stays, see `lease.` in the"
+            f" log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
+            about=f"{topic}/{group}",
+            evidence={"partitions": numbers(units), "owners": owners[:16]},
+        )
+
+
+@check("fleet.solo-stuck", Severity.WARNING, Need.FLEET, Need.UNITS)
+def _solo_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A partition is in solo mode for 5 minutes with nothing pending."""
+
+    def stuck(each: UnitFacts) -> bool:
+        view = each.view
+        return (
+            view is not None
+            and view.solo
+            and view.ttl is not None
+            and each.figures is not None
+            and not each.pending
+            and facts.now_unix_ms - view.since_unix_ms > SOLO_SECONDS * 1000
+        )
+
+    for (topic, group), units in by_group(facts.units, stuck).items():
+        yield CheckResult(
+            f"{spans(numbers(units))} of {topic}/{group} handle one message at a time as after the"
+            " loss of a host, although nothing inherited is left",
+            f"`streamqd reload {_owner(units[0])}` gives them fresh workers, which look again;"
+            f" `streamqd partitions {topic}` shows their state",
+            about=f"{topic}/{group}",
+            evidence={
+                "partitions": numbers(units),
+                "since_unix_ms": [each.view.since_unix_ms for each in units if each.view][:16],
+            },
+        )

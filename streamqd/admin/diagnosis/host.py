@@ -1,12 +1,223 @@
-"""Checks of this host: what a daemon of the configuration needs of it."""
+"""This host: what it gives a daemon, and the checks of that."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import resource
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
-from streamqd import cgroups
-from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity
-from streamqd.admin.diagnosis.facts import DiagnosisFacts
+from streamqd import cgroups, embedded
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, Host
+from streamqd.config import Settings
+from streamqd.errors import Refused
+
+UNIT = "streamqd.service"
+FOLDERS = (
+    Path("/etc/systemd/system"),
+    Path("/usr/lib/systemd/system"),
+    Path("/lib/systemd/system"),
+)
+RUNNING = Path("/run/systemd/system")  # exists where systemd manages the host
+DEFAULT_STOP_SECONDS = 90.0  # systemd's own, when a unit file says nothing
+SYSTEMCTL_SECONDS = 5.0
+
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*")
+_SPAN_UNITS = {
+    **dict.fromkeys(("us", "usec"), 1e-6),
+    **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 3_600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800.0),
+}
+
+
+def gather(settings: Settings, unit: str, units: int) -> Host:
+    """Look at the host. `unit` is a name or a file of systemd, '' for the usual ones.
+
+    `units` are those of the configuration's consumers. Refused: there is no such file.
+    """
+    folder = settings.daemon.state_dir
+    there = next(each for each in (folder, *folder.absolute().parents) if _exists(each))
+    source, seconds = _stop_seconds(unit)
+    descriptors, whose = _limit_of_files(settings)
+    return Host(
+        state_dir=folder,
+        state_dir_problem=_unusable(there),
+        strange_owners=_strange_owners(settings),
+        free_bytes=shutil.disk_usage(there).free,
+        embedded_bytes=_embedded_bytes(settings),
+        unit_source=source,
+        stop_seconds=seconds,
+        descriptors=descriptors,
+        descriptors_of=whose,
+        descriptors_of_system=_number(Path("/proc/sys/fs/file-max")),
+        units=units,
+        oom_group=_group_killed_as_one(settings),
+    )
+
+
+def _exists(path: Path) -> bool:
+    """Whether it is there, as far as this user may look."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
+def _unusable(folder: Path) -> str:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        return f"this user cannot write to {folder}"
+    return ""
+
+
+def _strange_owners(settings: Settings) -> dict[str, int]:
+    """Files of the state directory that belong to another user than the directory itself."""
+    folder = settings.daemon.state_dir
+    owners: dict[str, int] = {}
+    try:
+        owner = folder.stat().st_uid
+        for path in (folder / f"{settings.daemon.instance}.lock", folder / "redis"):
+            if path.exists():
+                owners[str(path)] = path.lstat().st_uid
+    except OSError:
+        return {}  # it is not there, or is not ours to look at
+    return {path: found for path, found in owners.items() if found != owner}
+
+
+def _embedded_bytes(settings: Settings) -> int | None:
+    if settings.redis.url != embedded.URL:
+        return None
+    folder = settings.daemon.state_dir / "redis"
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # the server may rewrite its files just now
+                total += (Path(where) / name).lstat().st_size
+    return total
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().split()[0]
+    except (OSError, IndexError):
+        return None
+    return int(text) if text.isdigit() else None
+
+
+# --- descriptors ----------------------------------------------------------------------------------
+
+
+def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
+    """The hard limit of open files of the daemon that runs here, else of this process."""
+    pid = _daemon(settings)
+    if pid is not None:
+        limit = _limit_of(pid)
+        if limit is not None:
+            return limit, f"the daemon with the process id {pid}"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return None if hard == resource.RLIM_INFINITY else hard, "this process"
+
+
+def _daemon(settings: Settings) -> int | None:
+    """The process id of the daemon that runs here, or ran here last."""
+    return _number(settings.daemon.state_dir / f"{settings.daemon.instance}.lock")
+
+
+def _group_killed_as_one(settings: Settings) -> str:
+    """The control group of the daemon, or else of this process, that is killed as a whole."""
+    pid = _daemon(settings)
+    membership = Path(f"/proc/{pid or 'self'}/cgroup")
+    if not membership.exists():
+        membership = Path("/proc/self/cgroup")
+    return str(cgroups.killed_as_one(membership) or "")
+
+
+def _limit_of(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[4] for line in lines if line.startswith("Max open files")]
+    return int(found[0]) if found and found[0].isdigit() else None
+
+
+# --- the service manager --------------------------------------------------------------------------
+
+
+def _stop_seconds(unit: str) -> tuple[str, float | None]:
+    """How long the service manager lets a stop take, and who says so; '' when nobody does."""
+    if "/" in unit:
+        if not Path(unit).is_file():
+            raise Refused(f"there is no unit file {unit}")
+        return unit, of_unit_file(Path(unit))
+    name = unit or UNIT
+    if "." not in name:
+        name += ".service"
+    if RUNNING.is_dir():
+        asked = _systemctl(name)
+        if asked is not None:
+            return f"systemctl show {name}", asked
+    template = re.sub(r"@.*\.", "@.", name)
+    for path in (folder / each for folder in FOLDERS for each in (name, template)):
+        if path.is_file():
+            return str(path), of_unit_file(path)
+    if unit:
+        raise Refused(f"there is no unit {unit}; name the file, with a / in its path")
+    return "", None
+
+
+def _systemctl(name: str) -> float | None:
+    program = shutil.which("systemctl")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "show", "--property=LoadState,TimeoutStopUSec", name],
+            capture_output=True,
+            text=True,
+            timeout=SYSTEMCTL_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    return read_span(told.get("TimeoutStopUSec", "")) if told.get("LoadState") == "loaded" else None
+
+
+def of_unit_file(path: Path) -> float | None:
+    """Read the limit of a unit file and its drop-ins; None: what they say cannot be read."""
+    said = str(DEFAULT_STOP_SECONDS)
+    for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
+        section = ""
+        for line in each.read_text().splitlines():
+            name, _, value = (part.strip() for part in line.partition("="))
+            if line.startswith("["):
+                section = line.strip()
+            elif section == "[Service]" and name in ("TimeoutStopSec", "TimeoutSec"):
+                said = value or str(DEFAULT_STOP_SECONDS)
+    return read_span(said)
+
+
+def read_span(text: str) -> float | None:
+    """Read a time span of systemd, such as `1min 30s`; infinity is inf, None is none."""
+    text = text.strip()
+    if text == "infinity":
+        return float("inf")
+    if not text or _SPAN.sub("", text):
+        return None
+    found = _SPAN.findall(text)
+    if any(unit not in _SPAN_UNITS for _, unit in found):
+        return None
+    return sum(float(number) * _SPAN_UNITS[unit] for number, unit in found)
+
 
 FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 5.0  # beyond drain_timeout: killing and releasing what was not finished
@@ -15,7 +226,9 @@ DESCRIPTORS_BESIDE = 64
 PROCESS_DESCRIPTORS = 32  # that one worker opens, about
 
 
+@check("host.stop-timeout", Severity.WARNING, Need.HOST)
 def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """TimeoutStopSec is not 5 s longer than drain_timeout."""
     host, drain = facts.host, facts.settings.daemon.drain_timeout
     if host is None or host.stop_seconds is None:
         return
@@ -35,7 +248,9 @@ def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("host.state-dir", Severity.PROBLEM, Need.HOST)
 def _state_dir(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """state_dir cannot be written to."""
     host = facts.host
     if host is not None and host.state_dir_problem:
         yield CheckResult(
@@ -46,7 +261,9 @@ def _state_dir(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("host.state-dir-owner", Severity.PROBLEM, Need.HOST)
 def _owners(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The lock or the embedded server's data belong to another user than state_dir."""
     host = facts.host
     if host is not None and host.strange_owners:
         yield CheckResult(
@@ -57,7 +274,9 @@ def _owners(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("host.disk-full", Severity.PROBLEM, Need.HOST)
 def _disk_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The disk of state_dir has less than 64 MiB left."""
     host = facts.host
     if host is not None and host.free_bytes is not None and host.free_bytes < FREE_BYTES:
         yield CheckResult(
@@ -67,7 +286,9 @@ def _disk_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("host.embedded-disk", Severity.WARNING, Need.HOST)
 def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The disk has less room than the embedded server's files take."""
     host = facts.host
     if host is None or host.free_bytes is None or not host.embedded_bytes:
         return
@@ -81,7 +302,9 @@ def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("host.descriptors", Severity.PROBLEM, Need.TOPICS, Need.HOST)
 def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Fewer files may be open than the consumers' partitions need."""
     host = facts.host
     if host is None:
         return
@@ -104,55 +327,9 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("host.oom-group", Severity.WARNING, Need.HOST)
 def _oom_group(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The kernel kills the whole service when one worker takes too much memory."""
     if facts.host is not None and facts.host.oom_group:
         group = facts.host.oom_group
         yield CheckResult(*cgroups.fate_of(group), evidence={"memory.oom.group": group})
-
-
-_NEEDS, _PROBLEM, _WARNING = (Need.HOST,), Severity.PROBLEM, Severity.WARNING
-CHECKS = (
-    Check(
-        "host.stop-timeout",
-        _WARNING,
-        "TimeoutStopSec is not 5 s longer than drain_timeout.",
-        _NEEDS,
-        _stop_timeout,
-    ),
-    Check("host.state-dir", _PROBLEM, "state_dir cannot be written to.", _NEEDS, _state_dir),
-    Check(
-        "host.state-dir-owner",
-        _PROBLEM,
-        "The lock or the embedded server's data belong to another user than state_dir.",
-        _NEEDS,
-        _owners,
-    ),
-    Check(
-        "host.disk-full",
-        _PROBLEM,
-        "The disk of state_dir has less than 64 MiB left.",
-        _NEEDS,
-        _disk_full,
-    ),
-    Check(
-        "host.embedded-disk",
-        _WARNING,
-        "The disk has less room than the embedded server's files take.",
-        _NEEDS,
-        _embedded_disk,
-    ),
-    Check(
-        "host.descriptors",
-        _PROBLEM,
-        "Fewer files may be open than the consumers' partitions need.",
-        (Need.TOPICS, Need.HOST),
-        _descriptors,
-    ),
-    Check(
-        "host.oom-group",
-        _WARNING,
-        "The kernel kills the whole service when one worker takes too much memory.",
-        _NEEDS,
-        _oom_group,
-    ),
-)

@@ -1,20 +1,22 @@
-"""Checks of the partitions: their keys, their groups, and messages that nobody will get."""
+"""Checks of the partitions: keys, groups, delayed messages, dead letters, lost messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
-from streamqd.admin.diagnosis.declaration import (
-    Check,
+from streamqd.admin.diagnosis.check import (
     CheckResult,
     Need,
     Severity,
+    check,
     lasting,
     plural,
     spans,
 )
-from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
+from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
 from streamqd.admin.pages import SEQ_MAX, read_id
+from streamqd.store.keys import Keys
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
 AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong
@@ -40,7 +42,9 @@ def numbers(units: Iterable[UnitFacts]) -> list[int]:
     return [each.unit.partition for each in units]
 
 
+@check("partitions.wrong-type", Severity.PROBLEM, Need.UNITS)
 def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A key is of another type."""
     wrong = {
         key: (topic, kind)
         for topic, keys in (
@@ -59,7 +63,9 @@ def _wrong_type(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.group-missing", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A group that is consumed, or once was, is missing on a partition."""
     for topic in facts.topics:
         looked = [each for each in facts.partitions if each.topic == topic.name]
         expected = {
@@ -90,7 +96,9 @@ def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
     return behind and not owned and (idle is None or idle >= ABANDONED_SECONDS)
 
 
+@check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.UNITS)
 def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A group has messages, no owner, no consumer, and was not read for 10 minutes."""
     for (topic, group), units in by_group(
         facts.units, lambda each: _abandoned(facts, each)
     ).items():
@@ -115,7 +123,9 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.floor-held", Severity.WARNING, Need.FLEET, Need.UNITS)
 def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A group needs messages 5 minutes and more beyond the topic's max_age."""
     limits = {
         topic.name: facts.now_unix_ms - (topic.holds.retention.max_age + HELD_SECONDS) * 1000
         for topic in facts.topics
@@ -147,7 +157,9 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.archive-behind", Severity.WARNING, Need.UNITS)
 def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """What is beyond max_age is not archived, and must be first."""
     for topic in facts.topics:
         age = topic.holds.retention.max_age
         if topic.holds.archive != "required" or age is None:
@@ -171,7 +183,9 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("partitions.foreign-pending", Severity.WARNING, Need.UNITS)
 def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A consumer that is not ours holds entries of a group."""
     for (topic, group), units in by_group(facts.units, lambda each: each.foreign).items():
         names = sorted({name for each in units for name in each.foreign})
         held = sum(sum(each.foreign.values()) for each in units)
@@ -186,7 +200,9 @@ def _foreign(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.ghosts", Severity.PROBLEM, Need.UNITS)
 def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The oldest pending entry of a group is not in the stream any more."""
     firsts = {
         (each.topic, each.partition): each.figures.first_id
         for each in facts.partitions
@@ -225,7 +241,9 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.no-room", Severity.PROBLEM, Need.UNITS)
 def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The last id of a partition leaves no room for more, or is a day ahead of the clock."""
     for each in facts.partitions:
         if each.figures is None or not each.figures.last_id:
             continue
@@ -251,7 +269,9 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.unowned", Severity.WARNING, Need.UNITS)
 def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Messages are handed out, and no consumer has them."""
     for (topic, group), units in by_group(facts.units, lambda each: each.unowned).items():
         held = sum(each.unowned for each in units)
         yield CheckResult(
@@ -264,7 +284,9 @@ def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("partitions.oversize", Severity.WARNING, Need.UNITS, Need.BODIES)
 def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The first or last entry of a partition is larger than max_message_bytes."""
     limit = facts.settings.daemon.max_message_bytes
     large: dict[str, dict[int, int]] = {}
     for each in facts.partitions:
@@ -282,71 +304,176 @@ def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-_PROBLEM, _WARNING, _UNITS = Severity.PROBLEM, Severity.WARNING, (Need.UNITS,)
-_FLEET = (Need.FLEET, Need.UNITS)
-CHECKS = (
-    Check("partitions.wrong-type", _PROBLEM, "A key is of another type.", _UNITS, _wrong_type),
-    Check(
-        "partitions.group-missing",
-        _PROBLEM,
-        "A group that is consumed, or once was, is missing on a partition.",
-        _FLEET,
-        _group_missing,
-    ),
-    Check(
-        "partitions.group-abandoned",
-        _WARNING,
-        "A group has messages, no owner, no consumer, and was not read for 10 minutes.",
-        _FLEET,
-        _group_abandoned,
-    ),
-    Check(
-        "partitions.floor-held",
-        _WARNING,
-        "A group needs messages 5 minutes and more beyond the topic's max_age.",
-        _FLEET,
-        _floor_held,
-    ),
-    Check(
-        "partitions.archive-behind",
-        _WARNING,
-        "What is beyond max_age is not archived, and must be first.",
-        _UNITS,
-        _archive_behind,
-    ),
-    Check(
-        "partitions.foreign-pending",
-        _WARNING,
-        "A consumer that is not ours holds entries of a group.",
-        _UNITS,
-        _foreign,
-    ),
-    Check(
-        "partitions.unowned",
-        _WARNING,
-        "Messages are handed out, and no consumer has them.",
-        _UNITS,
-        _unowned,
-    ),
-    Check(
-        "partitions.no-room",
-        _PROBLEM,
-        "The last id of a partition leaves no room for more, or is a day ahead of the clock.",
-        _UNITS,
-        _no_room,
-    ),
-    Check(
-        "partitions.ghosts",
-        _PROBLEM,
-        "The oldest pending entry of a group is not in the stream any more.",
-        _UNITS,
-        _ghosts,
-    ),
-    Check(
-        "partitions.oversize",
-        _WARNING,
-        "The first or last entry of a partition is larger than max_message_bytes.",
-        (Need.UNITS, Need.BODIES),
-        _oversize,
-    ),
-)
+OVERDUE_SECONDS = 60.0
+NAMES_SHOWN = 8
+
+
+class _Set(NamedTuple):
+    """The delayed messages of one kind on one partition. `group` is '' for `delay=` sends."""
+
+    topic: str
+    partition: int
+    group: str
+    delays: Delays
+
+    @property
+    def about(self) -> str:
+        return f"{self.topic}/{self.group}" if self.group else self.topic
+
+    @property
+    def kind(self) -> str:
+        return f"retries of {self.group}" if self.group else "scheduled messages"
+
+
+def _sets(facts: DiagnosisFacts) -> list[_Set]:
+    sends = [_Set(each.topic, each.partition, "", each.scheduled) for each in facts.partitions]
+    return sends + [_Set(*each.unit, each.delays) for each in facts.units]
+
+
+def _names(facts: DiagnosisFacts, each: _Set) -> tuple[str, str]:
+    keys = Keys(facts.settings.keys.control, facts.settings.keys.streams)
+    if each.group:
+        unit = each.topic, each.partition, each.group
+        return keys.retry(*unit), keys.retry_items(*unit)
+    place = each.topic, each.partition
+    return keys.scheduled(*place), keys.scheduled_items(*place)
+
+
+@check("partitions.delayed-lost", Severity.PROBLEM, Need.UNITS)
+def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A due time has no message (retries, and sends with a delay)."""
+    for each in _sets(facts):
+        delays = each.delays
+        count = len(delays.lost) or max(0, delays.more)
+        if count:
+            due, _ = _names(facts, each)
+            yield CheckResult(
+                f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
+                f" {each.topic} have no message: it is lost",
+                "find what deleted it; the due times go by themselves when they are due, or now by"
+                f" `redis-cli ZREM {due} {' '.join(delays.lost[:NAMES_SHOWN]) or 'MEMBER'}`",
+                about=each.about,
+                evidence={"partition": each.partition, "members": list(delays.lost[:NAMES_SHOWN])},
+            )
+
+
+@check("partitions.delayed-stuck", Severity.PROBLEM, Need.UNITS)
+def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A delayed message has no due time."""
+    for each in _sets(facts):
+        delays = each.delays
+        count = len(delays.stuck) or max(0, -delays.more)
+        if count:
+            due, _ = _names(facts, each)
+            pairs = " ".join(f"0 {name}" for name in delays.stuck[:NAMES_SHOWN]) or "0 NAME"
+            yield CheckResult(
+                f"{plural(count, 'message')} among the {each.kind} on partition {each.partition} of"
+                f" {each.topic} have no due time: they wait for ever",
+                f"give them one: `redis-cli ZADD {due} {pairs}`",
+                about=each.about,
+                evidence={"partition": each.partition, "members": list(delays.stuck[:NAMES_SHOWN])},
+            )
+
+
+@check("partitions.overdue", Severity.PROBLEM, Need.UNITS)
+def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A delayed message was due more than a minute ago."""
+    limit = facts.now_unix_ms - OVERDUE_SECONDS * 1000
+    late: dict[tuple[str, str], list[_Set]] = {}
+    for each in _sets(facts):
+        due = each.delays.next_due_unix_ms
+        if due is not None and due < limit:
+            late.setdefault((each.topic, each.group), []).append(each)
+    for (topic, _), some in late.items():
+        oldest = min(each.delays.next_due_unix_ms or 0 for each in some)
+        waiting = lasting((facts.now_unix_ms - oldest) / 1000)
+        yield CheckResult(
+            f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
+            f" {waiting} ago: nobody moves them on",
+            "the housekeeper of the owner does that: see who owns the partitions with `streamqd"
+            f" partitions {topic}`, start an instance, or look for `promote.` in its log",
+            about=some[0].about,
+            evidence={
+                "partitions": [each.partition for each in some],
+                "oldest_due_unix_ms": oldest,
+                "delayed": sum(each.delays.count for each in some),
+            },
+        )
+
+
+MANY = 1_000
+LATE_SECONDS = 3_600.0  # beyond dlq_retention: they are deleted in bounded steps
+GROWING = 0.01  # letters per second, an average of about 10 s
+
+
+@check("partitions.dead-many", Severity.WARNING, Need.UNITS)
+def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A topic has more than 1,000 dead letters."""
+    counts: dict[str, int] = {}
+    for each in facts.partitions:
+        if each.figures is not None:
+            counts[each.topic] = counts.get(each.topic, 0) + each.figures.dead
+    for topic, count in counts.items():
+        if count > MANY:
+            yield CheckResult(
+                f"{topic} has {count:,} dead letters, which wait for a person and take memory",
+                f"`streamqd dlq stats {topic}` groups them by cause; then `streamqd dlq replay"
+                f" {topic}` or `streamqd dlq purge {topic}`",
+                about=topic,
+                evidence={"dead_letters": count},
+            )
+
+
+@check("partitions.dead-old", Severity.WARNING, Need.UNITS)
+def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """Dead letters are an hour and more beyond dlq_retention."""
+    for topic in facts.topics:
+        age = topic.holds.dlq_retention
+        if age is None:
+            continue
+        limit = facts.now_unix_ms - (age + LATE_SECONDS) * 1000
+        old = {
+            each.partition: each.oldest_letter_unix_ms
+            for each in facts.partitions
+            if each.topic == topic.name
+            and each.oldest_letter_unix_ms is not None
+            and each.oldest_letter_unix_ms < limit
+        }
+        if old:
+            yield CheckResult(
+                f"{spans(old)} of {topic.name} hold dead letters older than its dlq_retention of"
+                f" {lasting(age)}: nobody deletes them",
+                "the housekeeper of an owner does that: see who owns the partitions with `streamqd"
+                f" partitions {topic.name}`, or `streamqd dlq purge {topic.name} --older-than"
+                f" {age:g}s`",
+                about=topic.name,
+                evidence={"oldest_unix_ms": {str(n): at for n, at in old.items()}},
+            )
+
+
+@check("partitions.dead-growing", Severity.WARNING, Need.FLEET)
+def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A group makes dead letters just now."""
+    rates: dict[tuple[str, str], float] = {}
+    for summary in facts.fleet.summaries.values():
+        for unit in units_of(summary):
+            told = unit.get("rates")
+            rate = told.get("dead") if isinstance(told, dict) else None
+            if isinstance(rate, int | float):
+                pair = str(unit.get("topic")), str(unit.get("group"))
+                rates[pair] = rates.get(pair, 0.0) + rate
+    for (topic, group), rate in rates.items():
+        if rate >= GROWING:
+            yield CheckResult(
+                f"{group} makes {rate * 60:,.1f} dead letters of {topic} in a minute just now",
+                f"`streamqd dlq stats {topic}` says of what they died; `streamqd pause"
+                f" {topic}/{group}` stops it until that is mended",
+                about=f"{topic}/{group}",
+                evidence={"dead_per_second": round(rate, 3)},
+            )
+
+
+def units_of(summary: Any) -> list[dict[str, Any]]:
+    """The units of a published summary, which may be of another version."""
+    units = summary.get("units")
+    return [each for each in units if isinstance(each, dict)] if isinstance(units, list) else []

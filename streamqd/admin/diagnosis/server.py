@@ -1,14 +1,63 @@
-"""Checks of the server: what it may forget, how near its limits are, who answers there."""
+"""Checks of the server: what it may forget, how near its limits are, who answers there.
+
+Also whether this Redis user may do what a daemon does.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from streamqd import embedded, extras
-from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity, lasting, plural
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check, lasting, plural
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
-from streamqd.admin.diagnosis.flaws import fix_of
 from streamqd.store import certificates
+
+# Of each line of versions the first one without a flaw that clients can use to run code on the host
+# or to get past their rights. Sources: the announcements of July 2026, which close the flaws of
+# October 2025 (CVE-2025-49844, CVE-2025-46817, in scripting) and of May 2026 (CVE-2026-23479,
+# CVE-2026-25243, CVE-2026-23631) as well; of Redis 8 the releases after them, which close a way
+# past the ACL in XREAD and XREADGROUP (8.2.9, 8.4.6, 8.6.6, 8.8.2, 8.10.0) and more (8.10.1). Only
+# this table goes by versions: what a server can do is found by trying.
+#
+# - Redis: github.com/docker-library/official-images/pull/21922 and the notes named there
+# - Valkey: release notes of 7.2.14, 8.0.10, 8.1.9, 9.0.5 and 9.1.1 (CVE-2026-56684,
+#   CVE-2026-63639)
+#
+# A line that is not in the table and older than the newest one gets no fixes any more.
+Version = tuple[int, ...]
+MENDED: dict[str, dict[Version, int]] = {
+    "redis": {
+        (6, 2): 23,
+        (7, 2): 15,
+        (7, 4): 10,
+        (8, 2): 9,
+        (8, 4): 6,
+        (8, 6): 6,
+        (8, 8): 2,
+        (8, 10): 1,
+    },
+    "valkey": {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1},
+}
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+def fix_of(product: str, version: str) -> str:
+    """The version that a server should be updated to at least; '' when none is known.
+
+    `product` is redis or valkey, `version` what the server says, as 7.2.4.
+    """
+    lines, found = MENDED[product], _VERSION.match(version)
+    if found is None:
+        return ""
+    line, patch = (int(found[1]), int(found[2])), int(found[3])
+    if line > max(lines):
+        return ""
+    if patch >= lines.get(line, patch + 1):
+        return ""
+    to = min(each for each in lines if each >= line)
+    return ".".join(map(str, (*to, lines[to])))
+
 
 OLDEST = {"redis": (6, 2), "valkey": (7, 2)}  # the first version that has every command
 FULL, NEARLY_FULL = 0.95, 0.85  # of maxmemory
@@ -24,7 +73,9 @@ def _set(setting: str) -> str:
     return f"write `{setting}` into the server's configuration, and set it now: {now}"
 
 
+@check("server.eviction", Severity.PROBLEM, Need.SERVER)
 def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server may evict keys."""
     policy = facts.server.info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         allowed = facts.settings.redis.allow_eviction
@@ -37,7 +88,9 @@ def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.persistence", Severity.WARNING, Need.SERVER)
 def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The append-only file is off, or not written through."""
     info, sync = facts.server.info, facts.server.config.get("appendfsync", "")
     evidence = {
         "aof_enabled": info.get("aof_enabled", ""),
@@ -60,7 +113,9 @@ def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.failing-writes", Severity.PROBLEM, Need.SERVER)
 def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server failed to write its data to disk."""
     names = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
     failing = {name: facts.server.info.get(name) for name in names}
     failing = {name: status for name, status in failing.items() if status not in (None, "ok")}
@@ -73,7 +128,9 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.memory-full", Severity.WARNING, Need.SERVER)
 def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """More than 85 % of maxmemory is used; a problem from 95 % on."""
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
@@ -86,7 +143,9 @@ def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.memory-unlimited", Severity.NOTE, Need.SERVER)
 def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """There is no maxmemory."""
     if facts.server.info.get("maxmemory") == "0":
         yield CheckResult(
             "the server has no memory limit: when the host's memory is full the system kills it"
@@ -102,7 +161,9 @@ def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.clients", Severity.WARNING, Need.SERVER)
 def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """More than 90 % of the allowed connections are open."""
     now = facts.server.number("connected_clients")
     told = facts.server.config.get("maxclients", facts.server.info.get("maxclients", ""))
     limit = int(told) if told.isdigit() else 0
@@ -116,7 +177,9 @@ def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.clock", Severity.WARNING, Need.SERVER)
 def _clock(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server's clock is more than 2 s off this host's."""
     skew = facts.server.skew_seconds
     if skew is not None and abs(skew) > SKEW_SECONDS:
         yield CheckResult(
@@ -127,7 +190,9 @@ def _clock(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.replica", Severity.PROBLEM, Need.SERVER)
 def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server is a replica."""
     info = facts.server.info
     if info.get("role", "master") != "master":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
@@ -143,7 +208,9 @@ def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.min-replicas", Severity.WARNING, Need.SERVER)
 def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server has replicas, and takes writes without them."""
     info = facts.server.info
     # The server tells how many are good only when it asks for some.
     if facts.server.number("connected_slaves") and "min_slaves_good_slaves" not in info:
@@ -162,7 +229,9 @@ def _product(facts: DiagnosisFacts) -> tuple[str, str]:
     return product, info.get(f"{product}_version", "")
 
 
+@check("server.flaws", Severity.WARNING, Need.SERVER)
 def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server's version has flaws by which clients get past their rights."""
     product, told = _product(facts)
     fix = fix_of(product, told)
     if fix:
@@ -176,7 +245,9 @@ def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.certificate", Severity.WARNING, Need.SERVER)
 def _certificates(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A certificate on the way to the server ends within three weeks."""
     now = facts.now_unix_ms / 1000
     for name, end in facts.server.certificates.items():
         for what in certificates.warnings({name: end}, now):
@@ -189,7 +260,9 @@ def _certificates(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("server.version", Severity.PROBLEM, Need.SERVER)
 def _version(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server is too old."""
     product, told = _product(facts)
     numbers = tuple(int(part) for part in told.split(".")[:3] if part.isdigit())
     if numbers and numbers < OLDEST[product]:
@@ -202,7 +275,9 @@ def _version(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.idle-timeout", Severity.WARNING, Need.SERVER)
 def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server closes connections that are silent for less than a minute."""
     told = facts.server.config.get("timeout", "0")
     if told.isdigit() and 0 < int(told) < IDLE_SECONDS:
         yield CheckResult(
@@ -214,7 +289,9 @@ def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.message-limit", Severity.PROBLEM, Need.SERVER)
 def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The server takes no message as large as max_message_bytes."""
     told = facts.server.config.get("proto-max-bulk-len", "")
     wanted = facts.settings.daemon.max_message_bytes
     if told.isdigit() and int(told) < wanted:
@@ -227,7 +304,9 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("server.slow-commands", Severity.WARNING, Need.SERVER)
 def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The slow log of the last day holds commands of 100 ms and more on keys of ours."""
     since = facts.now_unix_ms / 1000 - SLOW_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since
@@ -250,88 +329,25 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-_NEEDS = (Need.SERVER,)
-_PROBLEM, _WARNING, _NOTE = Severity.PROBLEM, Severity.WARNING, Severity.NOTE
-CHECKS = (
-    Check("server.eviction", _PROBLEM, "The server may evict keys.", _NEEDS, _eviction),
-    Check(
-        "server.persistence",
-        _WARNING,
-        "The append-only file is off, or not written through.",
-        _NEEDS,
-        _persistence,
-    ),
-    Check(
-        "server.failing-writes",
-        _PROBLEM,
-        "The server failed to write its data to disk.",
-        _NEEDS,
-        _failing_writes,
-    ),
-    Check(
-        "server.memory-full",
-        _WARNING,
-        "More than 85 % of maxmemory is used; a problem from 95 % on.",
-        _NEEDS,
-        _memory_full,
-    ),
-    Check("server.memory-unlimited", _NOTE, "There is no maxmemory.", _NEEDS, _memory_unlimited),
-    Check(
-        "server.clients",
-        _WARNING,
-        "More than 90 % of the allowed connections are open.",
-        _NEEDS,
-        _clients,
-    ),
-    Check(
-        "server.clock",
-        _WARNING,
-        "The server's clock is more than 2 s off this host's.",
-        _NEEDS,
-        _clock,
-    ),
-    Check("server.replica", _PROBLEM, "The server is a replica.", _NEEDS, _replica),
-    Check(
-        "server.min-replicas",
-        _WARNING,
-        "The server has replicas, and takes writes without them.",
-        _NEEDS,
-        _min_replicas,
-    ),
-    Check("server.version", _PROBLEM, "The server is too old.", _NEEDS, _version),
-    Check(
-        "server.flaws",
-        _WARNING,
-        "The server's version has flaws by which clients get past their rights.",
-        _NEEDS,
-        _flaws,
-    ),
-    Check(
-        "server.certificate",
-        _WARNING,
-        "A certificate on the way to the server ends within three weeks.",
-        _NEEDS,
-        _certificates,
-    ),
-    Check(
-        "server.idle-timeout",
-        _WARNING,
-        "The server closes connections that are silent for less than a minute.",
-        _NEEDS,
-        _idle_timeout,
-    ),
-    Check(
-        "server.message-limit",
-        _PROBLEM,
-        "The server takes no message as large as max_message_bytes.",
-        _NEEDS,
-        _message_limit,
-    ),
-    Check(
-        "server.slow-commands",
-        _WARNING,
-        "The slow log of the last day holds commands of 100 ms and more on keys of ours.",
-        _NEEDS,
-        _slow,
-    ),
-)
+KEYS_SHOWN = 4
+
+
+@check("rights.missing", Severity.PROBLEM, Need.RIGHTS)
+def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The Redis user may not run something that a daemon needs."""
+    keys_of: dict[str, list[str]] = {}
+    for command, key in facts.lacking:
+        keys_of.setdefault(command, []).append(key)
+    user = facts.settings.redis.username or "default"
+    for command, keys in keys_of.items():
+        name = command.lower().replace(" ", "|")
+        shown = [key for key in keys if key]
+        where = f" on {shown[0]}" if shown else ""
+        more = f" and {len(shown) - 1} other keys" if len(shown) > 1 else ""
+        patterns = f"{facts.settings.keys.control}:*", f"{facts.settings.keys.streams}:*"
+        yield CheckResult(
+            f"the Redis user {user} may not run {command}{where}{more}",
+            f"`redis-cli ACL SETUSER {user} +{name} ~{patterns[0]} ~{patterns[1]}`",
+            about=command,
+            evidence={"command": command, "keys": shown[:KEYS_SHOWN]},
+        )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.declaration import Check, CheckResult, Need, Severity, plural
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check, plural
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.store.keys import Keys
 
 
+@check("topics.without-meta", Severity.PROBLEM, Need.TOPICS)
 def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A topic is in the registry, but not stored."""
     for topic in facts.topics:
         if (
             topic.registered
@@ -27,7 +29,9 @@ def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("topics.unregistered", Severity.WARNING, Need.TOPICS)
 def _unregistered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A topic that is consumed is stored, but not in the registry."""
     for topic in facts.topics:
         if topic.partitions is not None and not topic.registered:
             yield CheckResult(
@@ -39,7 +43,9 @@ def _unregistered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("topics.partition-set", Severity.PROBLEM, Need.TOPICS)
 def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The set of partition streams does not match the partition count."""
     for topic in facts.topics:
         if topic.partitions is None:
             continue
@@ -65,7 +71,9 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("topics.configured-count", Severity.WARNING, Need.TOPICS)
 def _configured_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """The configuration names another partition count than is registered."""
     for topic in facts.topics:
         stated = facts.settings.topics.get(topic.name)
         if stated is None or "partitions" not in stated.stated or topic.partitions is None:
@@ -86,7 +94,9 @@ def _configured_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
+@check("topics.deletion", Severity.WARNING, Need.TOPICS)
 def _deletion(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A deletion was not finished."""
     for topic in facts.topics:
         if topic.deleting:
             yield CheckResult(
@@ -98,7 +108,9 @@ def _deletion(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             )
 
 
+@check("topics.unreadable", Severity.PROBLEM, Need.TOPICS)
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """What is stored of a topic is spoiled."""
     for topic in facts.topics:
         if topic.unreadable:
             yield CheckResult(
@@ -112,41 +124,3 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 def _keys(facts: DiagnosisFacts) -> Keys:
     return Keys(facts.settings.keys.control, facts.settings.keys.streams)
-
-
-_NEEDS = (Need.TOPICS,)
-_PROBLEM, _WARNING = Severity.PROBLEM, Severity.WARNING
-CHECKS = (
-    Check(
-        "topics.without-meta",
-        _PROBLEM,
-        "A topic is in the registry, but not stored.",
-        _NEEDS,
-        _without_meta,
-    ),
-    Check(
-        "topics.unregistered",
-        _WARNING,
-        "A topic that is consumed is stored, but not in the registry.",
-        _NEEDS,
-        _unregistered,
-    ),
-    Check(
-        "topics.partition-set",
-        _PROBLEM,
-        "The set of partition streams does not match the partition count.",
-        _NEEDS,
-        _set_differs,
-    ),
-    Check(
-        "topics.configured-count",
-        _WARNING,
-        "The configuration names another partition count than is registered.",
-        _NEEDS,
-        _configured_differs,
-    ),
-    Check("topics.deletion", _WARNING, "A deletion was not finished.", _NEEDS, _deletion),
-    Check(
-        "topics.unreadable", _PROBLEM, "What is stored of a topic is spoiled.", _NEEDS, _unreadable
-    ),
-)

@@ -72,6 +72,13 @@ class Check:
         return "; ".join(need.value for need in self.needs)
 
 
+def check(
+    name: str, severity: Severity, *needs: Need
+) -> Callable[[Callable[[DiagnosisFacts], Iterable[CheckResult]]], Check]:
+    """Make a check of the judgement that follows; its docstring is the title."""
+    return lambda judge: Check(name, severity, judge.__doc__ or "", needs, judge)
+
+
 def spans(numbers: Iterable[int]) -> str:
     """Numbers in words: `partition 3`, `partitions 0-2, 5`."""
     runs: list[list[int]] = []

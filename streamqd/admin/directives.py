@@ -1,7 +1,8 @@
-"""Orders to a fleet: written into Redis, obeyed by every instance with its next beat.
+"""Directives to a fleet, the plans behind them, and who has not obeyed yet.
 
-Nothing here talks to an instance. What is refused is refused by what Redis tells of the fleet at
-this moment; an order stays until it is taken back, also while nobody runs.
+They are written into Redis, and every instance obeys them with its next heartbeat. Nothing here
+talks to an instance. A directive is refused by what Redis says of the fleet at this moment; it
+stays until it is taken back, also while no instance runs.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import difflib
 import getpass
 import os
 import socket
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from streamqd.admin import published, topics
+from streamqd.admin import live, published, topics
 from streamqd.admin.pages import ask, server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
+from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views
 from streamqd.errors import Refused
-from streamqd.policy.rebalance import MemberView
+from streamqd.idle_reason import WORDS
+from streamqd.model import Unit
+from streamqd.policy.rebalance import MemberView, place
 from streamqd.store import directives, members
+from streamqd.store import topics as registry
 from streamqd.store.client import Connection
 from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
 from streamqd.store.keys import Keys
@@ -422,3 +427,313 @@ def clear(
     if chosen and not dry_run:
         write(fleet, remove=chosen)
     return Cleared(chosen, dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """A unit that is to change hands; `owner` and `to` are '' for nobody."""
+
+    topic: str
+    partition: int
+    group: str
+    owner: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """What a rebalance does: the moves that it begins, and the orders to move that it forgets.
+
+    `waiting` are the units that had not arrived when the time to wait was over.
+    """
+
+    at_unix_ms: int | None
+    dry_run: bool
+    moves: list[PlannedMove]
+    forgotten: list[str]
+    waiting: list[str]
+
+
+def move(fleet: FleetSnapshot, unit: Unit, to: str, why: str, *, dry_run: bool = False) -> Steered:
+    """Let an instance own a unit until it is moved again or the fleet is rebalanced.
+
+    Refused when the instance could not have it now.
+    """
+    check_scope(fleet, Scope(unit.topic, unit.partition, None))
+    sight = look(fleet)
+    seen = living(sight, to)
+    if seen.leaving:
+        raise Refused(f"the instance {to} is leaving")
+    if to in sight.control.drains:
+        raise Refused(f"the instance {to} is drained; `streamqd drain {to} --undo` ends that")
+    if (unit.topic, unit.group) not in seen.member.offers:
+        raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
+    if unit in seen.broken:
+        raise Refused(f"the worker of {unit} crashes in a loop on {to}")
+    if sight.control.stop_of(unit) is not None:
+        raise Refused(
+            f"the group {unit.group} of {unit.topic} is stopped;"
+            f" `streamqd group start {unit.topic} {unit.group}` ends that"
+        )
+    owners = owners_of(fleet, offered(fleet, sight))
+    owner = owners.get(unit, "")
+    cap = seen.member.cap
+    if cap and owner != to and Counter(owners.values())[to] >= cap:
+        raise Refused(f"the instance {to} owns {cap} partitions, which is its max_partitions")
+    name = f"move:{unit}"
+    notes = [f"{to} owns it already, and will keep it"] if owner == to else []
+    known = sight.control.moves.get(unit)
+    changed = owner != to or known is None or known.to != to
+    if dry_run:
+        return Steered(name, None, changed, True, notes)
+    at = write(fleet, name, why=why, to=to).at_unix_ms
+    return Steered(name, at, changed, False, notes)
+
+
+def rebalance(fleet: FleetSnapshot, why: str, *, dry_run: bool = False) -> Rebalanced:
+    """Forget all moves that were ordered and level the fleet now, without waiting times."""
+    sight = look(fleet)
+    planned = plan(fleet, sight)
+    forgotten = [f"move:{unit}" for unit in sorted(sight.control.moves)]
+    if dry_run:
+        return Rebalanced(None, True, planned, forgotten, [])
+    done = write(fleet, directives.REBALANCE, why=why, remove=forgotten)
+    return Rebalanced(done.at_unix_ms, False, planned, forgotten, [])
+
+
+def plan(fleet: FleetSnapshot, sight: Sight) -> list[PlannedMove]:
+    """The units that would change hands if the fleet were levelled now, without ordered moves."""
+    units = [unit for unit in offered(fleet, sight) if sight.control.stop_of(unit) is None]
+    owners = owners_of(fleet, units)
+    wanted = place(sight.placeable(), units, owners)
+    return [
+        PlannedMove(*unit, owners.get(unit, ""), wanted.get(unit, ""))
+        for unit in units
+        if owners.get(unit, "") != wanted.get(unit, "")
+    ]
+
+
+def offered(fleet: FleetSnapshot, sight: Sight) -> list[Unit]:
+    """Every unit that a living member offers."""
+    pairs = {pair for seen in sight.live.values() for pair in seen.member.offers}
+    counts = {
+        topic: registry.partition_count(fleet.link, fleet.keys, topic) or 0
+        for topic in {topic for topic, _ in pairs}
+    }
+    return sorted(
+        Unit(topic, number, group) for topic, group in pairs for number in range(counts[topic])
+    )
+
+
+def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
+    """Who owns each of the units that somebody owns."""
+    views = lease_views(fleet.link, fleet.keys, units, BadValues())
+    return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
+
+
+def not_moved(fleet: FleetSnapshot, unit: Unit, to: str) -> list[str]:
+    """Whether the unit has not arrived."""
+    owner = owners_of(fleet, [unit]).get(unit, "")
+    return [] if owner == to else [f"{unit} is owned by {owner or 'nobody'}"]
+
+
+def not_drained(fleet: FleetSnapshot, instance: str) -> list[str]:
+    """What a drained instance still owns."""
+    owners = owners_of(fleet, offered(fleet, look(fleet)))
+    return [f"{instance} owns {unit}" for unit, owner in owners.items() if owner == instance]
+
+
+def not_levelled(fleet: FleetSnapshot) -> list[str]:
+    """What is not where it should be."""
+    return [
+        f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'nobody'},"
+        f" not by {each.to or 'nobody'}"
+        for each in plan(fleet, look(fleet))
+    ]
+
+
+def not_stopped(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
+    """Which partitions of a stopped group are still owned."""
+    return [f"{owner} owns {unit}" for unit, owner in _owned(fleet, topic, group).items() if owner]
+
+
+def not_started(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
+    """Which partitions of a started group nobody owns yet."""
+    owners = _owned(fleet, topic, group)
+    return [f"nobody owns {unit}" for unit, owner in owners.items() if not owner]
+
+
+def _owned(fleet: FleetSnapshot, topic: str, group: str) -> dict[Unit, str]:
+    """The owner of every partition of a group, '' where there is none."""
+    count = topics.partition_count(fleet.link, fleet.keys, topic)
+    units = [Unit(topic, number, group) for number in range(count)]
+    owners = owners_of(fleet, units)
+    return {unit: owners.get(unit, "") for unit in units}
+
+
+# States of a worker that has not stopped for a pause.
+_UNPAUSED = ("ready", "booting", "quiet", *WORDS.values())
+
+
+def not_paused(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers still run, or have not told since the order that they do not."""
+    return _not_in(fleet, scope, since_unix_ms, paused=True)
+
+
+def not_resumed(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[str]:
+    """Whose workers are still paused, or have not told since the order that they are not.
+
+    What another pause covers is left out.
+    """
+    return _not_in(fleet, scope, since_unix_ms, paused=False)
+
+
+def _not_in(fleet: FleetSnapshot, scope: Scope, since: int, *, paused: bool) -> list[str]:
+    sight = look(fleet)
+    units = [unit for unit in offered(fleet, sight) if scope.covers(unit)]
+    if not paused:
+        units = [unit for unit in units if sight.control.pause_of(unit) is None]
+    owners = owners_of(fleet, units)
+    told = summaries(fleet, sorted(set(owners.values())))
+    waiting = []
+    for unit, owner in owners.items():
+        at, states = told[owner]
+        state = states.get(unit, "")
+        if at < since:
+            waiting.append(f"{owner} has not reported on {unit} yet")
+        elif state in (_UNPAUSED if paused else ("paused",)):
+            doing = "has a message running" if paused else "is still paused"
+            waiting.append(f"{unit} on {owner} {doing}")
+    return waiting
+
+
+def summaries(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
+    """When each instance last told of itself, by the server's clock, and its workers' states."""
+    replies = ask(fleet.link, [("GET", fleet.keys.instance(fleet.name, one)) for one in instances])
+    found = {}
+    for name, raw in zip(instances, replies, strict=True):
+        told = published.document(raw)
+        at = published.whole(told.get("at_unix_ms"))
+        states = {
+            live.unit_key(unit): unit.state
+            for unit in (live.unit_of(name, each) for each in live.tables(told.get("units")))
+        }
+        found[name] = (at or 0, states)
+    return found
+
+
+def not_reloaded(fleet: FleetSnapshot, instances: list[str], ordered_unix_ms: int) -> list[str]:
+    """Which of the instances that still live have not done with a reload."""
+    live = look(fleet).live
+    return [
+        f"{name} has not reloaded"
+        for name in instances
+        if name in live and (live[name].reloaded or 0) < ordered_unix_ms
+    ]
+
+
+def reload_problems(fleet: FleetSnapshot, instances: list[str]) -> dict[str, str]:
+    """Why instances have refused their last reload."""
+    infos = look(fleet).infos
+    told = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
+    return {name: problem for name, problem in told.items() if problem}
+
+
+@dataclass(frozen=True, slots=True)
+class DepartingUnit:
+    """One unit of the instance that goes.
+
+    `to` is who takes it, '' when nobody can; `stranded` says why not: no-offer (nobody else has a
+    consumer for it), broken (its worker crashes in a loop on all that have), caps-full, or ''.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    to: str
+    stranded: str
+    in_hand: int | None
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The takers for one instance.
+
+    `longest_run_seconds` is how long its longest running message has been running, `longest_run`
+    that message's unit: a drain waits for it, up to the drain_timeout of that instance. Both are
+    null and '' when no message runs, or it has published nothing.
+    """
+
+    instance: str
+    last: bool
+    units: list[DepartingUnit]
+    longest_run_seconds: float | None
+    longest_run: str
+
+    @property
+    def stranded(self) -> list[DepartingUnit]:
+        """The units that nobody takes."""
+        return [unit for unit in self.units if unit.stranded]
+
+
+def departure(fleet: FleetSnapshot, instance: str) -> Departure:
+    """Plan the departure of an instance. Refused when it does not live."""
+    sight = look(fleet)
+    living(sight, instance)
+    units = offered(fleet, sight)
+    owners = owners_of(fleet, units)
+    others = [one for one in sight.placeable() if one.member.id != instance]
+    moves = {unit: order.to for unit, order in sight.control.moves.items()}
+    who = takers(instance, others, units, owners, moves)
+    seen = live.look(fleet.link, fleet.keys, fleet.name, stale=fleet.stale)
+    told = {live.unit_key(each): each for each in seen.units if each.owner == instance}
+    busiest = max(told.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
+    run = busiest.longest_run_seconds if busiest else None
+    return Departure(
+        instance=instance,
+        last=not others,
+        units=[
+            DepartingUnit(
+                *unit,
+                to=to,
+                stranded=why,
+                in_hand=told[unit].in_hand if unit in told else None,
+                lag=told[unit].lag if unit in told else None,
+            )
+            for unit, (to, why) in who.items()
+        ],
+        longest_run_seconds=run or None,
+        longest_run=busiest.name if busiest and run else "",
+    )
+
+
+def takers(
+    instance: str,
+    others: Sequence[MemberView],
+    units: Sequence[Unit],
+    owners: Mapping[Unit, str],
+    moves: Mapping[Unit, str],
+) -> dict[Unit, tuple[str, str]]:
+    """Who takes each unit of the instance, and why nobody does. Pure.
+
+    `others` are the members that may own something, without the one that goes.
+    """
+    # An owner that is no member counts as none, so what the instance owns is placed anew.
+    wanted = place(others, units, owners, moves)
+    owned = Counter(wanted.values())
+    found = {}
+    for unit in sorted(unit for unit, owner in owners.items() if owner == instance):
+        to = wanted.get(unit, "")
+        found[unit] = (to, "" if to else _why_stranded(unit, others, owned))
+    return found
+
+
+def _why_stranded(unit: Unit, others: Sequence[MemberView], owned: Mapping[str, int]) -> str:
+    offering = [one for one in others if (unit.topic, unit.group) in one.member.offers]
+    if not offering:
+        return "no-offer"
+    fit = [one.member for one in offering if unit not in one.broken]
+    if not fit:
+        return "broken"
+    return "caps-full" if all(0 < one.cap <= owned.get(one.id, 0) for one in fit) else "no-offer"

@@ -1,0 +1,299 @@
+"""One pass over dead letters: its pace, its counts, how it ended; a purge and an export are passes.
+
+A pass can be stopped and can lose Redis at any time. Each letter is dealt with in atomic steps that
+can be done again, so the counts of a pass that ended early are exact but for the letters whose
+answer did not come, and the same pass can be begun again.
+
+An export writes JSON lines, without loss. One line is one letter: its id, topic and partition, when
+it died, its fingerprint, and `fields`, every field of it in its order as `{"name": …, "value": …}`.
+A name or value that is not UTF-8 is `{"base64": …}` in place of the text. jq's
+`.fields | from_entries` makes an object of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.admin import audit
+from streamqd.admin.dead_letters.selection import DeadLetterFilter, Fields, Page, origin_of, pages
+from streamqd.admin.pages import PAGE_MAX, Entry
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.policy.fingerprint import of_letter
+from streamqd.store import dead
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+
+DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # how a pass ended
+_LOOK = 0.1  # seconds between two looks at whether to stop
+
+Stop = Callable[[], bool]
+Progress = Callable[[int], None]
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+def silent(_count: int) -> None:
+    """Tell nobody."""
+
+
+class ReplayPace:
+    """Spaces things evenly in time; what was missed is not made up for by a burst."""
+
+    def __init__(
+        self, per_second: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_second = per_second
+        self._clock = clock
+        self._free_at = 0.0
+
+    @property
+    def batch(self) -> int:
+        """How many things go at once: about as many as a tenth of a second allows."""
+        if self._per_second is None:
+            return PAGE_MAX
+        return max(1, min(PAGE_MAX, math.floor(self._per_second / 10)))
+
+    def take(self, count: int) -> float:
+        """Take the room of so many things; return how many seconds to wait before they go."""
+        if self._per_second is None:
+            return 0.0
+        now = self._clock()
+        begin = max(now, self._free_at)
+        self._free_at = begin + count / self._per_second
+        return begin - now
+
+
+class Pass:
+    """Counts what happens to letters, and knows when it is over."""
+
+    def __init__(self, stop: Stop = never, progress: Progress = silent) -> None:
+        self._stop = stop
+        self._progress = progress
+        self.counts: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.unknown = 0
+        self.ended = DONE
+        self.error = ""
+        self.first = self.last = ""
+
+    def pieces(self, pages: Iterable[Page], throttle: ReplayPace) -> Iterator[Page]:
+        """Yield the letters in batches, each when it is its time, until told to stop."""
+        try:
+            for page in pages:
+                for start in range(0, len(page), throttle.batch):
+                    piece = page[start : start + throttle.batch]
+                    self._wait(throttle.take(len(piece)))
+                    if self._stop():
+                        self.ended = STOPPED
+                        return
+                    yield piece
+                    if self.ended != DONE:
+                        return
+                    self._progress(len(piece))
+        except RedisUnavailable as error:
+            self.fail(error)
+
+    def touched(self, entry: Entry) -> None:
+        """Note a letter that was dealt with."""
+        self.first = self.first or str(entry.place)
+        self.last = str(entry.place)
+
+    def fail(self, error: RedisUnavailable | RedisRefused, sent: int = 0) -> None:
+        """Note what ended the pass, and how many letters were under way."""
+        self.ended, self.error = FAILED, str(error)
+        if isinstance(error, RedisUnavailable) and error.sent:
+            self.unknown += sent
+
+    def record(
+        self,
+        link: Connection,
+        keys: Keys,
+        topic: str,
+        verb: str,
+        what: dict[str, Any],
+        note: str = "",
+    ) -> bool:
+        """Write the pass into the audit trail; return whether that could be done."""
+        counts = dict(self.counts)
+        if self.refused:
+            counts["refused"] = self.refused.total()
+        if self.unknown:
+            counts["unknown"] = self.unknown
+        ended = "" if self.ended in (DONE, LIMIT) else f"{self.ended}: {self.error}".rstrip(": ")
+        try:
+            audit.record(
+                *(link, keys, topic, verb),
+                what=what,
+                counts=counts,
+                first_id=self.first,
+                last_id=self.last,
+                note="; ".join(filter(None, (note, ended))),
+            )
+        except (RedisUnavailable, RedisRefused):
+            return False
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stop() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK))
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What a purge did.
+
+    `gone` letters had been replayed or purged by somebody else. `unknown` letters were under way
+    when the connection was lost. `ended` is done, stopped or failed, then `error` says why.
+    `first_id` and `last_id` are the ends of what was chosen. `audited` is false when the audit
+    trail could not be written.
+    """
+
+    topic: str
+    purged: int
+    gone: int
+    unknown: int
+    ended: str
+    error: str
+    first_id: str
+    last_id: str
+    audited: bool
+
+
+def purge(
+    link: Connection,
+    keys: Keys,
+    topic: str,
+    choice: DeadLetterFilter,
+    *,
+    stop: Stop = never,
+    progress: Progress = silent,
+) -> Purged:
+    """Delete letters for good. Losing Redis ends it; it does not raise.
+
+    Raises TopicMissing; Refused when a letter that is named does not exist or is not chosen;
+    RedisUnavailable when nothing was begun.
+    """
+    found = pages(link, keys, topic, choice)
+    done = Pass(stop, progress)
+    for piece in done.pieces(found, ReplayPace(None)):
+        ids = [str(entry.id) for entry in piece]
+        try:
+            reply = link.run(dead.purge(keys, topic, piece[0].partition, ids))
+        except (RedisUnavailable, RedisRefused) as error:
+            done.fail(error, len(piece))
+            continue
+        removed = int(reply.rest[0])
+        done.counts["purged"] += removed
+        done.counts["gone"] += len(piece) - removed
+        for entry in (piece[0], piece[-1]):
+            done.touched(entry)
+    return Purged(
+        topic=topic,
+        purged=done.counts["purged"],
+        gone=done.counts["gone"],
+        unknown=done.unknown,
+        ended=done.ended,
+        error=done.error,
+        first_id=done.first,
+        last_id=done.last,
+        audited=done.record(link, keys, topic, "dlq purge", choice.stated()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote. `ended` is done or stopped; `audited` as with a replay."""
+
+    topic: str
+    exported: int
+    ended: str
+    first_id: str
+    last_id: str
+    audited: bool
+
+
+class Export:
+    """An export under way: iterate over its lines, then ask for its result."""
+
+    def __init__(
+        self,
+        link: Connection,
+        keys: Keys,
+        topic: str,
+        choice: DeadLetterFilter,
+        *,
+        stop: Stop = never,
+        progress: Progress = silent,
+    ) -> None:
+        """Fix which letters there are. Raises TopicMissing, Refused."""
+        self._link, self._keys, self._topic, self._choice = link, keys, topic, choice
+        self._found = pages(link, keys, topic, choice)
+        self._done = Pass(stop, progress)
+
+    def lines(self) -> Iterator[str]:
+        """Yield one JSON document for each letter, without a line end. Raises RedisUnavailable."""
+        for piece in self._done.pieces(self._found, ReplayPace(None)):
+            for entry in piece:
+                yield json.dumps(document(self._topic, entry), ensure_ascii=True)
+                self._done.counts["exported"] += 1
+                self._done.touched(entry)
+        if self._done.ended not in (DONE, STOPPED):
+            raise RedisUnavailable(self._done.error, sent=False)
+
+    def finish(self, note: str = "") -> Exported:
+        """Write the audit trail and return what was done."""
+        done = self._done
+        what = self._choice.stated()
+        return Exported(
+            topic=self._topic,
+            exported=done.counts["exported"],
+            ended=done.ended,
+            first_id=done.first,
+            last_id=done.last,
+            audited=done.record(self._link, self._keys, self._topic, "dlq export", what, note),
+        )
+
+
+def document(topic: str, entry: Entry) -> dict[str, Any]:
+    """A letter as a JSON document."""
+    told = Fields(entry.fields)
+    *origin, original_id = origin_of(topic, entry)
+    return {
+        "id": str(entry.place),
+        "topic": topic,
+        "partition": entry.partition,
+        "died_unix_ms": entry.id.ms,
+        "group": told.text(b"group"),
+        "uid": "/".join((*origin, original_id)) if original_id else "",
+        "fingerprint": of_letter(entry.fields),
+        "fields": [
+            {"name": _text(name), "value": _text(value)} for name, value in entry.fields.items()
+        ],
+    }
+
+
+def fields_of(document: dict[str, Any]) -> dict[bytes, bytes]:
+    """The fields of a letter back from its document."""
+    return {_raw(each["name"]): _raw(each["value"]) for each in document["fields"]}
+
+
+def _text(raw: bytes) -> str | dict[str, str]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}
+
+
+def _raw(told: str | dict[str, str]) -> bytes:
+    return told.encode() if isinstance(told, str) else base64.b64decode(told["base64"])
