@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from streamqd.admin import delayed as admin
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import Duration, json_option, limit_option, yes_option
 from streamqd.cli.deeds import remember
 from streamqd.cli.output import age, confirm, count, emit, printable, table

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from streamqd.admin import audit, dead_letters, topics
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import json_option, limit_option
 from streamqd.cli.dlq_act import purge, replay
 from streamqd.cli.dlq_choice import NO_MATCH, check_group, chosen, filter_options, stated

@@ -12,7 +12,7 @@ from streamqd.admin import dead_letters
 from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResult, Target
 from streamqd.admin.dead_letters.passes import FAILED, STOPPED
 from streamqd.admin.dead_letters.replay import Route
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import Duration, json_option, yes_option
 from streamqd.cli.deeds import NOT_AUDITED
 from streamqd.cli.dlq_choice import (

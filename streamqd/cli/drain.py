@@ -6,7 +6,6 @@ import click
 
 from streamqd.admin import as_json as document
 from streamqd.admin import directives
-from streamqd.admin import directives as departures
 from streamqd.cli import departure
 from streamqd.cli.arguments import json_option
 from streamqd.cli.output import emit
@@ -46,7 +45,7 @@ def drain(
         else:
             done = directives.drain(fleet, instance, reason, dry_run=dry_run)
             if dry_run:
-                planned = departures.departure(fleet, instance)
+                planned = directives.departure(fleet, instance)
                 if as_json:
                     emit(document(done) | {"departure": planned})
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from streamqd.admin import directives, groups, growth
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.adopt import adopt
 from streamqd.cli.arguments import json_option, yes_option
 from streamqd.cli.deeds import remember

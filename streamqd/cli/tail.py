@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 
 from streamqd.admin import tail as admin
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import Moment, json_option, unix_ms
 from streamqd.cli.output import json_text, printable
 from streamqd.cli.session import Session, pass_session
