@@ -1,8 +1,8 @@
 """Which partition a message goes to.
 
 A partitioner is chosen by name, or is a function of the key (None without one) and the number of
-partitions. What it may do is bounded by what others rely on: with a `dedup_id` a repetition must
-meet the first send, so nothing takes turns then.
+partitions. With a `dedup_id` a repetition must meet the first send, so such messages never take
+turns.
 """
 
 from __future__ import annotations

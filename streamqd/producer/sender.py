@@ -1,4 +1,4 @@
-"""The one way of messages to Redis, and what is known of each when an answer is lost.
+"""The one path of messages to Redis, and the outcome of each when an answer is lost.
 
 Every kind of producer sends by this, over one connection and in one thread at a time: messages are
 routed, made into commands and written in one transaction. Nothing is repeated unless that is
@@ -85,7 +85,7 @@ class Sender:
         self._backlog_wait: float = options["backlog_wait"]
         self._max_backlog: int | None = options["max_backlog"]
         self._window: float = options["dedup_window"]
-        # Encodes an `Outgoing` or a value; touches neither the connection nor what changes.
+        # Encodes an `Outgoing` or a value; touches neither the connection nor any state.
         self.encode: Callable[[Any], Envelope] = functools.partial(
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )

@@ -14,6 +14,8 @@ from streamqd.model import Unit
 from streamqd.supervisor import scoreboard_file
 from tests.support.daemon import GROUP, TOPIC, Daemon
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 COMMON = """
