@@ -18,6 +18,8 @@ from tests.support.proxy import FaultProxy
 
 HERE = Path(__file__).parent
 SPARK = HERE / "spark"
+# Whole daemons and fleets: --quick takes of them what is marked as the proof of a promise.
+SLOW = frozenset({"acceptance", "faults", "simulation", "soak", "spark"})
 LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # then all the others
 
 
@@ -37,7 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="leave out tests marked as slow, and make fewer examples of properties",
+        help="leave out slow tests, and make fewer examples of properties",
+    )
+
+    parser.addoption(
+        "--slow",
+        action="store_true",
+        help="run what --quick leaves out: slow tests, and properties with all their examples",
     )
 
 
@@ -52,18 +60,37 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
+    quickly = [item for item in items if not _is_slow(item)]
+    slowly = [item for item in items if _is_slow(item) or _is_property(item)]
+    for option, chosen in (("--quick", quickly), ("--slow", slowly)):
+        if config.getoption(option):
+            left = set(items).difference(chosen)
+            config.hook.pytest_deselected(items=list(left))
+            items[:] = chosen
     # A Spark session leaves threads behind for good, and a process with threads must not fork as
     # the supervisor does, which most other tests are about.
     items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))
 
 
+def _folder(path: Path) -> str:
+    """The folder of tests/ in which a test is, "" outside."""
+    return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    if item.get_closest_marker("slow"):
+        return True
+    return _folder(Path(item.path)) in SLOW and not item.get_closest_marker("promise")
+
+
+def _is_property(item: pytest.Item) -> bool:
+    """Whether hypothesis makes the examples of a test."""
+    return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
+
+
 def _rank(path: Path) -> int:
     """Where the folder of a test is in the order that keeps several processes busy to the end."""
-    folder = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+    folder = _folder(path)
     return LONG_FIRST.index(folder) if folder in LONG_FIRST else len(LONG_FIRST)
 
 

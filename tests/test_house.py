@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak.__main__ import SOAKS
 from tests.support.sources import module, nodes
 
 ROOT = Path(__file__).parents[1]
@@ -189,16 +190,38 @@ def test_no_file_names_the_place_where_it_was_written():
 # --- the documentation ----------------------------------------------------------------------------
 
 
+def is_made(target: str, part: str, makefile: str) -> bool:
+    """Whether `make TARGET NAME=PART` is something."""
+    if target == "soak":
+        return part in SOAKS
+    if target == "bench" and (ROOT / "tests" / "benchmarks" / part).with_suffix(".py").exists():
+        return True
+    return part == "peers" or bool(
+        re.search(rf"^{target}-{part} :=|\(NAME\),{part}\)", makefile, re.MULTILINE)
+    )
+
+
 def test_every_make_command_in_the_pages_exists():
-    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    made = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", made, re.MULTILINE))
     named = {
-        (name(page), target)
+        (name(page), *words)
         for page in PAGES
-        for target in re.findall(r"(?:^|`)make ([a-z][a-z0-9-]*)", page.read_text(), re.MULTILINE)
+        if page.name != "CHANGELOG.md"  # what was true then
+        for words in re.findall(
+            r"(?:^|`)make ([a-z][a-z0-9-]*)(?: NAME=([a-z-]+))?", page.read_text(), re.MULTILINE
+        )
     }
 
-    assert {target for _, target in named} >= {"run", "serve", "test"}
-    assert {(page, target) for page, target in named if target not in targets} == set()
+    assert {target for _, target, _ in named} >= {"run", "serve", "test", "bench", "verify"}
+    assert {each for each in named if each[1] not in targets} == set()
+    assert {each for each in named if each[2] and not is_made(each[1], each[2], made)} == set()
+
+
+def test_make_lists_what_fits_on_a_screen():
+    listed = subprocess.run(["make", "-s"], cwd=ROOT, text=True, capture_output=True, check=True)
+
+    assert 10 < len(listed.stdout.splitlines()) <= 15
 
 
 def links(page: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from streamqd.supervisor.worker_pool import KEPT_DESCRIPTORS
 from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
@@ -67,6 +68,7 @@ def kill_workers(daemon: Daemon, count: int) -> None:
         psutil.Process(pid).kill()
 
 
+@pytest.mark.promise
 def test_what_cannot_be_started_is_given_up_and_taken_back(new_daemon: NewDaemon):
     """C2: the other instance has the partitions at once, and this one again when it can."""
     one, two = pair(new_daemon)

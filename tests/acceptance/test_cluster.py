@@ -23,7 +23,6 @@ from tests.support.ledger import VARIABLE, Audit
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Daemon]
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,15 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from streamqd.model import Unit
 from tests.support.conservation import Conservation
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer, free_port
 from tests.support.trial import GROUPS, WORK
+
+pytestmark = pytest.mark.promise
 
 PARTITIONS = 2
 ABOVE, NODE = 60, 10  # entries of a partition that are too many, and those of a node: it goes whole

@@ -19,6 +19,8 @@ from streamqd.worker.prefetch import FIRST_COUNT
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 TTL = 60.0  # seconds; nothing here may wait for it
@@ -74,6 +76,7 @@ def test_a_killed_worker_is_replaced_at_once_and_only_the_running_message_is_cha
         assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F1", "F2")
 def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_only_what_ran(
     new_daemon: NewDaemon, chance: random.Random

@@ -7,10 +7,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from streamqd.cli import cli
 from tests.support.daemon import TOPIC, Daemon
+
+pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 

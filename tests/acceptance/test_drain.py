@@ -13,6 +13,8 @@ import pytest
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 STOPS = 20
@@ -22,6 +24,7 @@ DRAINED, DEADLINE = 0, 6
 BACKLOG = 2000  # messages: no stop finds that all is done, however slow the machine
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F31")
 @pytest.mark.timeout(180)
 def test_twenty_stops_at_random_moments_lose_repeat_and_charge_nothing(

@@ -18,6 +18,8 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 MAX_CRASHES = 2
 PATIENCE = 30.0

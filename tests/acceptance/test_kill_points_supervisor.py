@@ -1,7 +1,7 @@
 """The kill-point matrix of the supervisor: its crash points x {SIGKILL, pause, lost reply}.
 
 Here a call that has been answered is the last thing that a supervisor does, and a call that it was
-about to make is made late. `make soak-kill-points` runs every point with both.
+about to make is made late. `make soak NAME=kill-points` runs every point with both.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180)]
 
 COMMAND = [sys.executable, "-m", "streamqd.examples.demo"]
 

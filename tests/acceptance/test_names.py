@@ -17,7 +17,6 @@ from tests.support.servers import ProcessServer
 NAME = "redis.streamqd.test"
 NAME_SERVER = ("127.0.0.77", 53)
 TRY_SECONDS = 5  # how long the system waits for a name server before it asks again, or gives up
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from tests.support.trial import Trial
 SEED = int(os.environ.get("TEST_SEED") or "1")
 
 
-@pytest.mark.slow
 def test_under_faults_nothing_is_lost_and_every_duplicate_has_its_cause(
     fresh_server: ProcessServer, tmp_path: Path
 ):
@@ -30,7 +29,7 @@ def test_under_faults_nothing_is_lost_and_every_duplicate_has_its_cause(
     assert len({strike.kind for strike in outcome.strikes}) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_without_faults_nothing_is_handled_twice(fresh_server: ProcessServer, tmp_path: Path):
     """Rolling restarts, rebalances, reloads and recycles are no faults."""
     planned = plan(SEED, 4.0, every=0.4, lasting=(0.2, 0.6), kinds=PEACE)

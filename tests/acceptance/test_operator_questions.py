@@ -154,7 +154,7 @@ def test_a_handler_that_is_stuck_may_have_said_that_it_gets_on(
             [uid] = one.send([text])
             answer = wait_cause(one, "slow-handler", part=uid.rpartition("/")[2])
             sentence = answer["causes"][0]["sentence"]
-            assert ("s ago that it gets on)" in sentence) is said, "it is that of this run"
+            assert ("(it reported progress " in sentence) is said, "it is that of this run"
             (one.folder / text).touch()
 
 

@@ -25,6 +25,8 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 

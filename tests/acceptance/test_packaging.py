@@ -27,8 +27,6 @@ print(streamqd.__file__)
 print(*sorted(scripts.load()), sep="\\n")
 """
 
-pytestmark = pytest.mark.slow
-
 
 def run(*command: str | Path, cwd: Path | None = None, **env: str) -> str:
     """Run a command to its end and return what it printed; fail with all of it otherwise."""

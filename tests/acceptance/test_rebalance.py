@@ -16,6 +16,8 @@ from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import free_port
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 PARTITIONS = 8

@@ -91,6 +91,7 @@ def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, 
 # --- it stands still, or dies ---------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.fault("F9")
 def test_a_server_that_stands_still_for_three_ttls_costs_no_ownership(
     make: Make, fresh_server: ProcessServer
@@ -130,6 +131,7 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
             assert held[0] == held[1] is not None
 
 
+@pytest.mark.promise
 @pytest.mark.fault("F9")
 def test_a_server_that_is_killed_and_restarted_with_its_file_is_found_again(
     make: Make, fresh_server: ProcessServer, chance: random.Random

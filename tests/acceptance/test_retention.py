@@ -8,7 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.support.daemon import ROOT, TOPIC, Daemon
+
+pytestmark = pytest.mark.promise
 
 NewDaemon = Callable[..., Daemon]
 

@@ -19,6 +19,8 @@ from streamqd.producer import Producer
 from tests.support.daemon import ROOT, TOPIC, Daemon
 from tests.support.ledger import Audit, Record
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 FAILING, OTHER = "bill", "ship"

@@ -17,7 +17,6 @@ from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Daemon]
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from streamqd.scoreboard import WorkerState
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 

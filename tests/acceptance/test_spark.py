@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 
 dataset = pytest.importorskip("pyarrow.dataset")
 pytest.importorskip("pyspark")
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 PATIENCE = 150  # seconds, for what Spark takes a few of when it has a machine for itself
 Board = dict[tuple[str, str], int]

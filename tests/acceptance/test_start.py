@@ -14,6 +14,8 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer, free_port
 
+pytestmark = pytest.mark.promise
+
 NewDaemon = Callable[..., Daemon]
 
 CONFIG, REDIS, TWIN = 3, 4, 5

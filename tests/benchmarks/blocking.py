@@ -1,4 +1,4 @@
-"""`make bench-blocking`: how long each script keeps the server busy, at small and at large bodies.
+"""`make bench NAME=blocking`: how long each script keeps the server busy, by size of bodies.
 
 A private server, and each script whose work grows with something, called with the most that its
 callers ask for. The time is that of the server's slow log. A machine that has other work stops the

@@ -1,4 +1,4 @@
-"""`make bench-bounds`: how long a takeover and a hand-over take, and what a dead server loses.
+"""`make bench NAME=bounds`: how long a takeover and a hand-over take, and what a dead server loses.
 
 Real daemons and servers, nothing else running on purpose. Writes docs/explanation/bounds.json and
 the table of docs/explanation/promises.md. A power cut is not a kill: the kernel's cache survives

@@ -1,4 +1,4 @@
-"""`make bench-growth`: how what the daemon costs grows with units, and with what lies around.
+"""`make bench NAME=growth`: how what the daemon costs grows with units, and with what lies around.
 
 Each shape and each kind has a private server and a real daemon of its own. A shape is
 TOPICSxPARTITIONS, or TOPICSxPARTITIONSxGROUPS. It is looked at while there is nothing to do, and
@@ -6,7 +6,7 @@ while a backlog is handled, which each group has for itself. Then, on one small 
 of one kind lies there while there is nothing to do: messages that wait while their consumer is
 paused, messages in hand, retries and scheduled sends, dead letters. Nobody else uses the server.
 
-Writes growth.json, in ten minutes; `make bench-growth-page` makes docs/internals/growth.md and
+Writes growth.json, in ten minutes; `make bench NAME=growth-page` makes docs/internals/growth.md and
 its plots of it. 256 workers take 10 MiB each. A trial takes fewer and smaller sizes, and a file of
 its own: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --least 9 --seconds 1 --settle 1
 --output var/growth/benchmarks/growth.json`. With `--page` its page and plots go into var/growth.
@@ -43,7 +43,7 @@ PAUSED = "backlog"  # the kind that waits for a consumer that is paused
 
 def main() -> None:
     """Measure, and write what was measured; or make the page of it."""
-    parser = argparse.ArgumentParser(prog="make bench-growth", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench NAME=growth", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument(
         "--shapes", type=Shape.parse, nargs="+", default=[Shape.parse(text) for text in SHAPES]
@@ -78,7 +78,7 @@ def main() -> None:
         results["amounts"] = {kind: of_kind(kind, options) for kind in KINDS}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to {options.output}; `make bench-growth-page` makes the page of it")
+    print(f"written to {options.output}; `make bench NAME=growth-page` makes the page of it")
 
 
 # --- units ----------------------------------------------------------------------------------------

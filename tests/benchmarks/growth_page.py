@@ -1,4 +1,4 @@
-"""The page of `make bench-growth`, from its results: `make bench-growth-page`."""
+"""The page of `make bench NAME=growth`, from its results: `make bench NAME=growth-page`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TEXT = """\
 
 # How the cost grows
 
-`make bench-growth` starts a real daemon on a private server for each shape and each kind below, and
-looks at what all its processes and the server cost: at rest, {seconds:g} seconds each, and while
-they handle a backlog. On {date}: {cpu}, {cores} cores, Python {python}, {server}. Server and
-daemon share these cores. The figures as data: [growth.json](benchmarks/growth.json).
+`make bench NAME=growth` starts a real daemon on a private server for each shape and each kind
+below, and looks at what all its processes and the server cost: at rest, {seconds:g} seconds each,
+and while they handle a backlog. On {date}: {cpu}, {cores} cores, Python {python}, {server}.
+Server and daemon share these cores. The figures as data: [growth.json](benchmarks/growth.json).
 
 CPU is in milliseconds of each second, or in microseconds for each message. *Ours* are supervisor,
 housekeeper and all workers together. These are figures of one machine, one look each: compare the

@@ -1,4 +1,4 @@
-"""The plots of `make bench-growth`."""
+"""The plots of `make bench NAME=growth`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other paths of a message, part of `make bench-quick`: several at once, failures, wake-up."""
+"""Other paths of a message, part of `make bench NAME=quick`: several at once, failures, wake-up."""
 
 from __future__ import annotations
 

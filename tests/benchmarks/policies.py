@@ -1,4 +1,4 @@
-"""`make bench-policies`: what keeping the order of keys costs when some messages fail.
+"""`make bench NAME=policies`: what keeping the order of keys costs when some messages fail.
 
 One private server, one worker that lives in this process, a handler that does next to nothing, a
 backlog of many keys. With requeue the housekeeper's part, bringing retries back, is played by a

@@ -1,4 +1,4 @@
-"""`make bench-produce`: what the producers write per second, side by side in one run.
+"""`make bench NAME=produce`: what the producers write per second, side by side in one run.
 
 Compare the ratios. The bare client is redis-py with hiredis, as `make bench` has it: one XADD per
 call by `execute_command`, which is quicker than its `xadd`; `pipelined` is the same in pipelines of

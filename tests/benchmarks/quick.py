@@ -1,4 +1,4 @@
-"""`make bench-quick`: the bars of the hot path, takeover, hand-over. A few minutes at most.
+"""`make bench NAME=quick`: the bars of the hot path, takeover, hand-over. A few minutes at most.
 
 One private server, everything on this machine, medians of several rounds. The limit is a bare
 redis-py loop of our shape (one pipelined round trip of XACK and XREADGROUP per batch, then a plain

@@ -1,4 +1,4 @@
-"""`make bench-scale`: what an instance with hundreds of units costs, and how long scripts take.
+"""`make bench NAME=scale`: what an instance with hundreds of units costs, and the time of scripts.
 
 A private server and real daemons. A shape is TOPICSxPARTITIONS, or TOPICSxPARTITIONSxGROUPS. Each
 is looked at empty; paused before a full backlog, while the housekeeper promotes what is due and
@@ -14,7 +14,7 @@ one all three blame the server for the time in which it did not run, unless the 
 before all others (--first), if we may ask for that.
 
 Writes scale.json and scale.md into a folder. The defaults are a trial; the real thing is
-`BENCH_ARGS="--shapes 1x1 256x1 16x16 --backlog 10000000 --delayed 1000000 --dead 1000000
+`ARGS="--shapes 1x1 256x1 16x16 --backlog 10000000 --delayed 1000000 --dead 1000000
 --pending 1000000 --keep 1000000 --takeover 64 --seconds 20"`. It takes more than a quarter of an
 hour, 4 GiB for the server and 10 MiB for each of 256 workers.
 """

@@ -1,4 +1,4 @@
-"""A server, the daemons on it, and everything that took long there, for `make bench-scale`."""
+"""A server, the daemons on it, and everything that took long there, for `make bench NAME=scale`."""
 
 from __future__ import annotations
 

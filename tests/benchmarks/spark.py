@@ -1,4 +1,4 @@
-"""`make bench-spark`: topics read, archived and written by Spark, beside what it could be.
+"""`make bench NAME=spark`: topics read, archived and written by Spark, beside what it could be.
 
     python -m tests.benchmarks.spark --rows 1000000 --rounds 3
 

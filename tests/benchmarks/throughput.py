@@ -1,4 +1,4 @@
-"""Throughput with a backlog, beside the bare loop: part of `make bench-quick`."""
+"""Throughput with a backlog, beside the bare loop: part of `make bench NAME=quick`."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ def test_model(desk: Desk, seed: int) -> None:
     Play(desk, seed).run(STEPS)
 
 
+@pytest.mark.slow
 def test_the_sequences_meet_every_answer(desk: Desk) -> None:
     met: Counter[str] = Counter()
     for seed in SEEDS:

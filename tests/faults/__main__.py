@@ -31,7 +31,7 @@ from tests.support.machine import machine
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "internals" / "faults.json"
 PAGE = RESULTS.with_name("fault-battery.md")
-PROCESSES = "3"  # as in `make test`: most tests wait for events most of the time
+PROCESSES = "3"  # most tests wait for events most of the time
 
 
 def main() -> int:

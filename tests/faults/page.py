@@ -10,7 +10,7 @@ from tests.faults.table import ROWS, UNTESTED_MAX, Row
 
 NOT_RUN = "not run yet"
 _HEAD = f"""\
-<!-- Written by `make faults` and `make faults-page`: do not edit. -->
+<!-- Written by `make verify NAME=faults` and `make verify NAME=faults-page`: do not edit. -->
 
 # The fault battery
 
@@ -19,7 +19,8 @@ processes and real signals. A test is marked with the rows that it shows; a test
 demands one of every row and that this page is current. At most {UNTESTED_MAX} rows may be without
 a test, and then say what was tried.
 
-`make faults` runs them and writes this page; `docs/internals/faults.json` holds the outcomes.
+`make verify NAME=faults` runs them and writes this page; `docs/internals/faults.json` holds the
+outcomes.
 Whatever talks to a server is run on each of three, what needs none is run once. A row is shown on a
 server when all of its tests that talk to one have passed there, none was skipped, and none of the
 others has failed. Once the battery has been run the suite demands that of each row and server, but

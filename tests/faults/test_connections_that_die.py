@@ -19,6 +19,8 @@ from tests.support.ledger import Audit
 from tests.support.proxy import FaultProxy
 from tests.support.servers import ProcessServer
 
+pytestmark = pytest.mark.promise
+
 Make = Callable[..., Daemon]
 BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # what docs/explanation/promises.md promises
 DEFAULT_TTL = {"lease_ttl": "15s"}

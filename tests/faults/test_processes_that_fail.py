@@ -22,8 +22,6 @@ from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer
 
 Make = Callable[..., Daemon]
-pytestmark = pytest.mark.slow
-
 NewDaemon = Callable[..., Daemon]
 TTL = 2.0
 

@@ -19,8 +19,6 @@ from tests.support.kill_matrix import freeze
 from tests.support.ledger import Audit
 from tests.support.servers import ProcessServer
 
-pytestmark = pytest.mark.slow
-
 Make = Callable[..., Daemon]
 TTL = 1.0
 
@@ -60,6 +58,7 @@ def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
         assert first.stop() == second.stop() == 0
 
 
+@pytest.mark.promise
 @pytest.mark.fault("F10")
 def test_what_dies_before_a_clock_is_set_back_is_taken_over_all_the_same(
     make: Make, fresh_server: ProcessServer

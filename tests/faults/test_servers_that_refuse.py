@@ -18,8 +18,6 @@ from tests.support.daemon import Daemon
 from tests.support.servers import ProcessServer, free_port
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
-
 Make = Callable[..., Daemon]
 ENDLESS = "while true do end"
 # A server that loads looks at its clients once in two mebibytes.

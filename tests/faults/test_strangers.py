@@ -11,8 +11,6 @@ from tests.acceptance.test_redis_faults import wait_progress
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 
-pytestmark = pytest.mark.slow
-
 NewDaemon = Callable[..., Daemon]
 LOAD = 1000
 

@@ -17,6 +17,8 @@ from tests.faults.results import SERVERS, joined, merged, shown_on
 from tests.faults.table import ROWS, UNTESTED_MAX
 from tests.support.servers import NoServerError, find_binary
 
+pytestmark = pytest.mark.promise
+
 NAMES = [row.name for row in ROWS]
 
 
@@ -40,11 +42,11 @@ def test_marks_name_rows_of_the_table():
 
 
 def test_the_page_is_current():
-    """Mend it with `make faults-page`, or run the battery anew with `make faults`."""
+    """`make verify NAME=faults-page` writes it; `… NAME=faults` runs the battery again."""
     assert PAGE.read_text() == current_page()
 
 
-@pytest.mark.skipif(not RESULTS.exists(), reason="the battery has not been run: `make faults`")
+@pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
 def test_the_last_run_has_shown_every_row_on_every_server():
     """But for the servers that the row excepts. It looks at the recorded outcomes, no more."""
     results, tests = last_results(), rows_of_tests()
@@ -115,6 +117,7 @@ RUN = "valkey"
 NONE = "tests/unit/test_process.py::test_descriptors_are_closed_but_for_those_to_keep"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scope", "on_run", "elsewhere"),
     [

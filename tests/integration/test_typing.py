@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli import cli
 from streamqd.dead_letter import REASONS
 from streamqd.message import LAST_ERROR
@@ -29,6 +29,7 @@ from tests.support.verbs import At, Run
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]
+pytestmark = pytest.mark.slow  # a process for each command, in a terminal of its own
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -1,4 +1,4 @@
-"""Make the pictures of docs/images from a live run: `make shots`.
+"""Make the pictures of docs/images from a live run: `make docs NAME=shots`.
 
     python -m tests.pages.shots [FOLDER]
 

@@ -10,4 +10,4 @@ PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
 
 def test_the_figures_are_of_this_model() -> None:
-    assert page.digest() in PAGE.read_text(), "the model has changed since: run `make model-full`"
+    assert page.digest() in PAGE.read_text(), "old: run `make verify NAME=model-full`"

@@ -120,7 +120,7 @@ def test_both_have_the_same_tables() -> None:
 
 @pytest.mark.parametrize("path", excerpt.PAGES, ids=str)
 def test_the_figures_are_the_measured_ones(path: Path) -> None:
-    """Mend it with `make bench-page`."""
+    """Mend it with `make bench NAME=page`."""
     text = (ROOT / path).read_text()
 
     wanted = excerpt.wanted(path, page.read(page.RESULTS), page.read(page.SURVIVAL))
@@ -128,7 +128,7 @@ def test_the_figures_are_the_measured_ones(path: Path) -> None:
 
 
 def test_the_page_of_the_comparison_is_current() -> None:
-    """Mend it with `make bench-page`."""
+    """Mend it with `make bench NAME=page`."""
     results = page.read(page.RESULTS)
     if results is None:
         assert not page.PAGE.exists()

@@ -10,7 +10,7 @@ from tests.protocol import variants
 from tests.protocol.checker import MODEL, Checked
 
 _HEAD = """\
-<!-- Written by `make model-full`: do not edit. -->
+<!-- Written by `make verify NAME=model-full`: do not edit. -->
 
 # The protocol, checked
 
@@ -41,8 +41,8 @@ the mark that suspects nobody, retries that hold their place, adoption, a server
 without its last writes, and more than one late call at a time. The contract tests and the fault
 battery have these.
 
-`make model` runs the small scopes and all mutations; CI runs it for every change. The model of
-these figures: {digest}.
+`make verify NAME=model` runs the small scopes and all mutations; CI runs it for every change. The
+model of these figures: {digest}.
 
 ## The protocol holds
 

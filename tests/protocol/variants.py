@@ -37,7 +37,7 @@ def _scope(
     }
 
 
-# Run by `make model` and in CI.
+# Run by `make verify NAME=model` and in CI.
 SMALL = (
     Variant("base", _scope(expiries=2)),
     Variant("with a clean release", _scope(expiries=1, releases=1)),
@@ -46,7 +46,7 @@ SMALL = (
     Variant("with a foreign client", _scope(expiries=0, FOREIGN=1)),
 )
 
-# Run by `make model-full` beside the small ones: minutes.
+# Run by `make verify NAME=model-full` beside the small ones: minutes.
 LARGE = (
     Variant("with a clean release", _scope(expiries=2, releases=1)),
     Variant("three acquisitions", _scope(acquisitions=3, expiries=2)),

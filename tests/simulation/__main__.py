@@ -1,4 +1,4 @@
-"""Run every scenario with 500 instances and 10,000 partitions; write the page. See `make simulate`.
+"""`make verify NAME=simulation`: every scenario with 500 instances and 10,000 partitions; the page.
 
 Takes about an hour and a half of one core; a tenth of each takes two minutes.
 """

@@ -1,7 +1,7 @@
 """The decisions of a whole fleet over minutes, in a second: it comes to rest, evenly, in few moves.
 
-`make simulate` runs the same scenarios with 500 instances and 10,000 partitions, and writes
-docs/internals/simulation.md. SIMULATION_SEEDS=n runs more seeds.
+`make verify NAME=simulation` runs the same scenarios with 500 instances and 10,000 partitions, and
+writes docs/internals/simulation.md. SIMULATION_SEEDS=n runs more seeds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tests.simulation.scenarios import (
     new,
     start,
 )
+
+pytestmark = pytest.mark.promise
 
 SEEDS = range(1, int(os.environ.get("SIMULATION_SEEDS", "1")) + 1)
 SCOPES = {"same offers": SMALL, "different offers": PARTIAL}

@@ -1,7 +1,7 @@
 """SIGKILL of the archive's driver and executors, at points and moments of chance.
 
-And all is there, once. Skipped unless KILLS says how often: `make soak-archive`. SEED repeats a
-run's choices; RESULT names a file for what came of it.
+And all is there, once. Skipped unless KILLS says how often: `make soak NAME=archive`. SEED repeats
+a run's choices; RESULT names a file for what came of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ dataset = pytest.importorskip("pyarrow.dataset")
 pytestmark = [
     pytest.mark.timeout(7200),
     pytest.mark.skipif(
-        "KILLS" not in os.environ, reason="a soak test: `make soak-archive` runs it"
+        "KILLS" not in os.environ, reason="a soak test: `make soak NAME=archive` runs it"
     ),
 ]
 
@@ -225,7 +225,7 @@ def _write_result(
     document = {
         "what": "archive + stream = ledger after every kill, each entry once for a plain reader of"
         " Parquet; at the end the same for Spark over archive and stream",
-        "command": f"make soak-archive KILLS={KILLS} SEED={SEED}",
+        "command": f"make soak NAME=archive KILLS={KILLS} SEED={SEED}",
         "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
         "seed": SEED,
         "kills": killed.total(),

@@ -1,6 +1,7 @@
 """Ten thousand workers come and go under a storm of signals, and nothing is left of them.
 
-Skipped unless COUNT says how many: `make soak-hygiene`. RESULT names a file for what came of it.
+Skipped unless COUNT says how many: `make soak NAME=hygiene`. RESULT names a file for
+what came of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.support.servers import ProcessServer
 pytestmark = [
     pytest.mark.timeout(4 * 3600),
     pytest.mark.skipif(
-        "COUNT" not in os.environ, reason="a soak test: `make soak-hygiene` runs it"
+        "COUNT" not in os.environ, reason="a soak test: `make soak NAME=hygiene` runs it"
     ),
 ]
 
@@ -56,7 +57,7 @@ def write_result(storm: hygiene.Storm, recycles: int, seconds: float, server: st
     document = {
         "what": "every worker handles one message and is replaced, under a storm of signals; each"
         " message ran once, no zombie, no orphan, no process left at the end",
-        "command": f"make soak-hygiene COUNT={COUNT} SEED={SEED}",
+        "command": f"make soak NAME=hygiene COUNT={COUNT} SEED={SEED}",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": machine(),
         "server": server,

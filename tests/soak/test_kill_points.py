@@ -1,8 +1,8 @@
 """Every crash point of supervisor, housekeeper and commands, killed and paused, again and again.
 
 The default suite has half of these pairs, and all of the workers and the producers; here are all of
-the others. Skipped unless ROUNDS says how often: `make soak-kill-points`. RESULT names a file for
-what came of it.
+the others. Skipped unless ROUNDS says how often: `make soak NAME=kill-points`. RESULT names a file
+for what came of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.servers import Server
 
 pytestmark = [
     pytest.mark.timeout(4 * 3600),
-    pytest.mark.skipif("ROUNDS" not in os.environ, reason="a soak test: `make soak-kill-points`"),
+    pytest.mark.skipif("ROUNDS" not in os.environ, reason="`make soak NAME=kill-points`"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_every_point_killed_and_paused(link: Connection, server: Server, tmp_pat
     if "RESULT" in os.environ:
         document = {
             "what": "after every strike each message ran, was charged and died as the model says",
-            "command": f"make soak-kill-points ROUNDS={ROUNDS}",
+            "command": f"make soak NAME=kill-points ROUNDS={ROUNDS}",
             "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
             "machine": machine(),
             "server": f"{server.product} {server.facts.version}",

@@ -1,7 +1,7 @@
 """A long soak under a nemesis of chance: nothing lost, every duplicate with its cause.
 
-Skipped unless MINUTES says how long: `make soak-nemesis`. SEED repeats the plan of a run; RESULT
-names a file for what came of it, and beside it goes the same as text.
+Skipped unless MINUTES says how long: `make soak NAME=nemesis`. SEED repeats the plan of a run;
+RESULT names a file for what came of it, and beside it goes the same as text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.trial import GROUPS, Outcome, Trial
 pytestmark = [
     pytest.mark.timeout(24 * 3600),
     pytest.mark.skipif(
-        "MINUTES" not in os.environ, reason="a soak test: `make soak-nemesis` runs it"
+        "MINUTES" not in os.environ, reason="a soak test: `make soak NAME=nemesis` runs it"
     ),
 ]
 
@@ -76,7 +76,7 @@ def soak(server: ProcessServer, folder: Path, kinds: tuple[str, ...], seconds: f
 def write_result(parts: dict[str, Outcome]) -> None:
     """Print the report, and leave it where RESULT says."""
     document = {
-        "command": f"make soak-nemesis MINUTES={MINUTES:g} SEED={SEED}",
+        "command": f"make soak NAME=nemesis MINUTES={MINUTES:g} SEED={SEED}",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "seed": SEED,
         "minutes": MINUTES,

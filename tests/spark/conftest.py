@@ -28,7 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in Path(item.path).parents:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ A round trip is a write of ours after something was read: sockets count that the
 and calls of scripts are those that the server says it has executed, within scripts too.
 
 The costs stand in docs/internals/costs.md; a test that measures one compares it with its row
-there, or writes the row (`make costs`).
+there, or writes the row (`make bench NAME=costs`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Page:
         if self.writes:
             PAGE.write_text(text.replace(found[0], row), "utf-8")
         elif judged:
-            assert found[0] == row, "docs/internals/costs.md is not current: run `make costs`"
+            assert found[0] == row, "costs.md is not current: run `make bench NAME=costs`"
 
 
 def _number(value: float) -> str:

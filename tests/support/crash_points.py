@@ -120,7 +120,7 @@ ELSEWHERE = {
             *("archive_advance", "sink_append"),
             *("pipeline_lease_take", "pipeline_lease_keep", "pipeline_lease_drop"),
         ),
-        "Spark's, killed by `make soak-archive`",
+        "Spark's, killed by `make soak NAME=archive`",
     ),
 }
 _MOVERS = ("message_promote", "stream_trim", "dead_purge")  # they are called whether it is needed

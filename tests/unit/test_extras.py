@@ -56,6 +56,7 @@ def test_every_hint_in_the_code_is_the_one() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pyarrow", "pyspark"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_pipeline_without_its_packages_says_so(verb: str, package: str, tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def test_every_figure_has_a_row() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """Mend it with `make bench-growth-page`."""
+    """Mend it with `make bench NAME=growth-page`."""
     if not growth_page.RESULTS.exists():
-        pytest.skip("make bench-growth has not been run")
+        pytest.skip("make bench NAME=growth has not been run")
     results = json.loads(growth_page.RESULTS.read_text())
     page = growth_page.page_of(growth_page.RESULTS)
 

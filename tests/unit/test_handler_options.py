@@ -106,6 +106,7 @@ handler(topic="a", group="g", prefetch_bytes=1.5)
 """
 
 
+@pytest.mark.slow
 def test_a_users_mistakes_in_options_are_found_and_nothing_else(tmp_path):
     errors = lines_with_errors(tmp_path, {"good.py": GOOD, "wrong.py": WRONG})
     assert errors == {"wrong.py": set(range(4, 14))}

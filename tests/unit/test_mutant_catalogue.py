@@ -1,4 +1,4 @@
-"""`make mutants` takes minutes; that its list still fits the code is told here, at once."""
+"""`make verify NAME=mutants` takes minutes; that its list fits the code is told here, at once."""
 
 from __future__ import annotations
 

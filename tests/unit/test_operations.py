@@ -225,6 +225,7 @@ def test_the_dashboard_is_whole() -> None:
     assert used == variables
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F29")
 @pytest.mark.parametrize("what", [("check", ALERTS), ("test", ALERT_TESTS)], ids=["check", "test"])
 def test_promtool_agrees(what: tuple[str, Path]) -> None:

@@ -369,6 +369,7 @@ def typed(order: Order, msg: Message) -> None:
 """
 
 
+@pytest.mark.slow
 def test_a_strict_type_checker_accepts_a_users_module(tmp_path: Path):
     (tmp_path / "work.py").write_text(MODULE)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What `make bench-survival` makes of the runs that were noted."""
+"""What `make bench NAME=survival` makes of the runs that were noted."""
 
 from __future__ import annotations
 

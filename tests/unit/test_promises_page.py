@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -18,8 +20,23 @@ def test_the_tests_that_it_names_exist() -> None:
         assert f"def {test}" in (ROOT / path).read_text(), f"{path}::{test}"
 
 
+def test_a_quick_run_has_every_test_that_it_names() -> None:
+    """`make test` proves on one server what the page promises."""
+    named = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", bounds.PAGE.read_text())
+    command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-p"]
+    listed = subprocess.run(
+        [*command, "no:cacheprovider", *sorted(set(named))],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    ).stdout.splitlines()
+    assert len(listed) > len(set(named))
+
+    assert [each for each in named if not any(line.startswith(each) for line in listed)] == []
+
+
 def test_its_figures_are_the_measured_ones() -> None:
     if not bounds.RESULTS.exists():
-        pytest.skip("make bench-bounds has not been run")
+        pytest.skip("make bench NAME=bounds has not been run")
     results = json.loads(bounds.RESULTS.read_text())
     assert bounds.PAGE.read_text().partition(bounds.MARK)[2] == bounds.report(results)

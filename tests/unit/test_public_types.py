@@ -145,6 +145,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
 
 
+@pytest.mark.slow
 def test_pyright_accepts_it_too(tmp_path: Path) -> None:
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     (tmp_path / "good.py").write_text(GOOD)
@@ -158,6 +159,7 @@ def test_pyright_accepts_it_too(tmp_path: Path) -> None:
     assert ended.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_users_strict_module_is_accepted(errors: dict[str, set[int]]) -> None:
     assert errors.keys() <= {"wrong.py"}
 

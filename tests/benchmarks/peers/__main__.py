@@ -1,4 +1,4 @@
-"""`make bench`: streamqd beside its peers; `make bench-page` writes the page and its plots.
+"""`make bench`: streamqd beside its peers; `make bench NAME=page` writes the page and its plots.
 
 Each round runs every system once, one after the other, so that a noisy minute hits all of them. A
 round takes about eight minutes; the first run installs the systems from PyPI and npm (BullMQ needs
@@ -65,7 +65,7 @@ def main() -> int:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(page.table(results["systems"]))
-    print(f"\nwritten to {options.output}; `make bench-page` makes the page of it")
+    print(f"\nwritten to {options.output}; `make bench NAME=page` makes the page of it")
     return 0
 
 

@@ -1,8 +1,8 @@
 """The figures that README.md and docs/README.zh-CN.md show, and the line of docs/index.md.
 
-They stand between two marks, so that the rest of the pages is written by people. `make bench-page`
-puts them there from benchmarks/peers.json and survival.json; without the first there is nothing
-between the marks, without the second a column less.
+They stand between two marks, so that the rest of the pages is written by people.
+`make bench NAME=page` puts them there from benchmarks/peers.json and survival.json; without the
+first there is nothing between the marks, without the second a column less.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tests.benchmarks import markdown
 
 ROOT = Path(__file__).parents[3]
-BEGIN = "<!-- figures: written by make bench-page -->"
+BEGIN = "<!-- figures: written by make bench NAME=page -->"
 END = "<!-- end of the figures -->"
 LIMIT = "the limit: a bare loop"  # of redis-py
 RAW = "the limit: raw hiredis"

@@ -1,4 +1,4 @@
-"""The page of the comparison, its plots and excerpts, from its results: `make bench-page`."""
+"""The page of the comparison, its plots and excerpts, from its results: `make bench NAME=page`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ dies, with the settings that were measured above. What streamqd says of itself
 
 {table}"""
 KILLED = """\
-Measured by `make bench-survival` on {date}, with the settings above. {jobs} jobs wait, and the
+Measured by `make bench NAME=survival` on {date}, with the settings above. {jobs} jobs wait, and the
 process that runs the one in the middle kills itself with SIGKILL in the midst of it, once. What the
 system itself does not start again is started again after a second, as a service manager does it.
 One more job is sent each second, as some look for lost jobs only when they find others. After
@@ -152,7 +152,7 @@ def main() -> None:
     """Write the page, two plots, and the excerpts of other pages."""
     from tests.benchmarks.peers import plots  # matplotlib is not among what the tests need
 
-    arguments = argparse.ArgumentParser(prog="make bench-page", description=__doc__)
+    arguments = argparse.ArgumentParser(prog="make bench NAME=page", description=__doc__)
     arguments.add_argument("--root", type=Path, default=ROOT, help="where docs/ is")
     root: Path = arguments.parse_args().root
     results = json.loads((root / RESULTS.relative_to(ROOT)).read_text())

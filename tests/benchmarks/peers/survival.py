@@ -1,4 +1,4 @@
-"""What becomes of jobs when a worker is killed: `make bench-survival`.
+"""What becomes of jobs when a worker is killed: `make bench NAME=survival`.
 
 A thousand jobs wait, two workers begin, and the process that runs the job in the middle kills
 itself with SIGKILL, the first time that job runs. Of a system's processes that end by this each is
@@ -210,7 +210,7 @@ def measure(systems: list[System], patience_s: float) -> dict[str, dict[str, Any
 
 def main() -> int:
     """Measure and write the results. 1: nothing could be measured."""
-    arguments = argparse.ArgumentParser(prog="make bench-survival", description=__doc__)
+    arguments = argparse.ArgumentParser(prog="make bench NAME=survival", description=__doc__)
     arguments.add_argument("--only", action="append", default=[], help="part of a system's name")
     arguments.add_argument("--patience", type=float, default=PATIENCE_MINUTES, help="in minutes")
     arguments.add_argument("--output", type=Path, default=page.SURVIVAL)
@@ -227,7 +227,7 @@ def main() -> int:
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written to {options.output}; `make bench-page` makes the page of it")
+    print(f"written to {options.output}; `make bench NAME=page` makes the page of it")
     return 0
 
 

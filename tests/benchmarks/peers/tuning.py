@@ -39,7 +39,7 @@ RAW = Tuning(
 STREAMQD = Tuning(
     "none: two partitions, all else at its default",
     "behind the handler, with the next read; fenced",
-    ("hot-path.md", "promises.md"),
+    ("../internals/hot-path.md", "promises.md"),
 )
 CELERY = Tuning(
     "`task_acks_late`, `task_reject_on_worker_lost`, `worker_prefetch_multiplier = 64`, no "

@@ -1,0 +1,57 @@
+"""Run long tests and write their results:  python -m tests.soak [NAME …]; without a name, all.
+
+The environment says how much, as `MINUTES=60 python -m tests.soak nemesis`: see `SOAKS`. SEED
+repeats a run, RESULT names another file than that of the docs, PYTEST_ARGS is given to pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path("docs/internals/soak")
+
+
+class Soak(NamedTuple):
+    """A file of tests/soak, the variable that says how much, and what it is by default."""
+
+    file: str
+    variable: str
+    amount: int
+    result: str
+
+
+SOAKS = {
+    "archive": Soak("test_archive_kills.py", "KILLS", 20, "archive-kills.json"),
+    "memory": Soak("test_memory.py", "MESSAGES", 10_000_000, "memory.json"),
+    "nemesis": Soak("test_nemesis.py", "MINUTES", 10, "nemesis.json"),
+    "kill-points": Soak("test_kill_points.py", "ROUNDS", 3, "kill-points.json"),
+    "hygiene": Soak("test_hygiene.py", "COUNT", 10_000, "hygiene.json"),
+}
+
+
+def main() -> int:
+    """Run the named ones, all in spite of a failure; return how many have failed."""
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("name", nargs="*", choices=[*SOAKS, []], metavar="NAME")
+    names = parser.parse_args().name or [*SOAKS]
+    return sum(_run(SOAKS[name]) for name in names)
+
+
+def _run(soak: Soak) -> bool:
+    """Run one; return whether it has failed."""
+    defaults = {soak.variable: str(soak.amount), "RESULT": str(RESULTS / soak.result)}
+    given = {name: text for name, text in os.environ.items() if text}
+    more = shlex.split(os.environ.get("PYTEST_ARGS", ""))
+    command = [sys.executable, "-m", "pytest", "-s", f"tests/soak/{soak.file}", *more]
+    return subprocess.run(command, cwd=ROOT, env=defaults | given).returncode != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
