@@ -25,7 +25,7 @@ BEGIN: Position = (0, 0, "")
 _CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([!-~]{1,200})")
 
 
-class Row(Protocol):
+class DueRow(Protocol):
     """A row of the list as a view shows it."""
 
     @property
@@ -37,7 +37,7 @@ class Row(Protocol):
         """When it is due."""
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyRow = TypeVar("AnyRow", bound=DueRow)
 
 
 def merged(

@@ -481,6 +481,18 @@ def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
         )
         return
     yield from _waits(facts, told)
+    yield from _at_work(facts, told)
+    if owner is not None and owner.redis_up is False:
+        yield WaitCause(
+            "redis-away",
+            f"{told.owner}, the owner of {unit}, does not reach Redis",
+            "see whether that host reaches Redis",
+        )
+
+
+def _at_work(facts: WaitFacts, told: LiveUnit) -> Iterator[WaitCause]:
+    """What the runs of a worker say: slow, crashing, failing, or in quarantine."""
+    unit = facts.unit
     run = told.longest_run_seconds or 0.0
     if run >= STUCK_SECONDS:
         limit = "the limit ends it by itself" if told.hard_timeout else "no hard_timeout ends it"
@@ -511,12 +523,6 @@ def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
             "solo",
             f"{unit} runs what it inherited from an owner that was lost one message at a time",
             "wait: it is how the message is found that kills its process",
-        )
-    if owner is not None and owner.redis_up is False:
-        yield WaitCause(
-            "redis-away",
-            f"{told.owner}, the owner of {unit}, does not reach Redis",
-            "see whether that host reaches Redis",
         )
 
 
