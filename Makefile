@@ -96,7 +96,7 @@ docs: $(DOCS_STAMP) ## Write the generated pages anew and build the site into va
 shots: $(DOCS_STAMP) ## Make the pictures of docs/images from a live run (tmux, Chromium, Java)
 	$(BIN)/python -m tests.pages.shots
 
-transcripts: $(DEV_STAMP) ## Make docs/explanation/transcripts from live runs (root, debootstrap, systemd-nspawn)
+transcripts: $(DEV_STAMP) ## Make docs/internals/transcripts from live runs (root, debootstrap, systemd-nspawn)
 	$(BIN)/python -m tests.support.top_transcript
 	$(BIN)/python -m tests.support.systemd_transcript
 
@@ -125,7 +125,7 @@ bench-scale: $(DEV_STAMP) ## Measure hundreds of units on one host (BENCH_ARGS="
 bench-growth: $(DEV_STAMP) ## Measure how the cost grows with units and with what lies around, 10 minutes
 	$(BIN)/python -m tests.benchmarks.growth $(BENCH_ARGS)
 
-bench-growth-page: $(DEV_STAMP) ## Write docs/explanation/growth.md and its plots from the results
+bench-growth-page: $(DEV_STAMP) ## Write docs/internals/growth.md and its plots from the results
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m tests.benchmarks.growth --page $(BENCH_ARGS)
 
@@ -138,7 +138,7 @@ bench-produce: $(DEV_STAMP) ## Measure the producers beside bare XADDs (BENCH_AR
 bench-policies: $(DEV_STAMP) ## Measure what keeping the order of keys costs when messages fail
 	$(BIN)/python -m tests.benchmarks.policies $(BENCH_ARGS)
 
-costs: $(DEV_STAMP) ## Count commands and round trips; writes docs/explanation/costs.md
+costs: $(DEV_STAMP) ## Count commands and round trips; writes docs/internals/costs.md
 	COSTS=1 $(BIN)/pytest $(wildcard tests/integration/test_costs*.py)
 
 simulate: $(DEV_STAMP) ## Simulate 500 instances and 10,000 partitions; writes the page (two hours)
@@ -153,33 +153,33 @@ faults-page: $(DEV_STAMP) ## Write the page of the fault battery anew, from the 
 model: $(DEV_STAMP) ## Check the protocol with Spin, and that every rule is needed
 	$(BIN)/python -m tests.protocol
 
-model-full: $(DEV_STAMP) ## The same in larger scopes; writes docs/explanation/protocol-model.md
+model-full: $(DEV_STAMP) ## The same in larger scopes; writes docs/internals/protocol-model.md
 	$(BIN)/python -m tests.protocol --full --write
 
 mutants: $(DEV_STAMP) ## Break the code on purpose and see the tests turn red
 	$(BIN)/python -m tests.mutants
 
-soak: soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene ## Run all long tests; their results are in docs/explanation/soak/
+soak: soak-archive soak-memory soak-nemesis soak-kill-points soak-hygiene ## Run all long tests; their results are in docs/internals/soak/
 
 soak-archive: $(DEV_STAMP) ## Kill the archive and its executors 20 times (KILLS=n SEED=n)
-	KILLS=$${KILLS:-20} SEED=$${SEED:-} RESULT=$${RESULT:-docs/explanation/soak/archive-kills.json} \
+	KILLS=$${KILLS:-20} SEED=$${SEED:-} RESULT=$${RESULT:-docs/internals/soak/archive-kills.json} \
 		$(BIN)/pytest -s tests/soak/test_archive_kills.py $(PYTEST_ARGS)
 
 soak-memory: $(DEV_STAMP) ## See that 10 million messages leave memory as it was (MESSAGES=n)
-	MESSAGES=$${MESSAGES:-10000000} RESULT=$${RESULT:-docs/explanation/soak/memory.json} \
+	MESSAGES=$${MESSAGES:-10000000} RESULT=$${RESULT:-docs/internals/soak/memory.json} \
 		$(BIN)/pytest tests/soak/test_memory.py $(PYTEST_ARGS)
 
 soak-nemesis: $(DEV_STAMP) ## Strike a fleet at random; nothing may be lost (MINUTES=n SEED=n)
-	MINUTES=$${MINUTES:-10} SEED=$${SEED:-} RESULT=$${RESULT:-docs/explanation/soak/nemesis.json} \
+	MINUTES=$${MINUTES:-10} SEED=$${SEED:-} RESULT=$${RESULT:-docs/internals/soak/nemesis.json} \
 		$(BIN)/pytest -s tests/soak/test_nemesis.py $(PYTEST_ARGS)
 
 soak-kill-points: $(DEV_STAMP) ## Kill and pause at every crash point, 3 times over (ROUNDS=n)
-	ROUNDS=$${ROUNDS:-3} RESULT=$${RESULT:-docs/explanation/soak/kill-points.json} \
+	ROUNDS=$${ROUNDS:-3} RESULT=$${RESULT:-docs/internals/soak/kill-points.json} \
 		$(BIN)/pytest -s tests/soak/test_kill_points.py $(PYTEST_ARGS)
 
 soak-hygiene: $(DEV_STAMP) ## Replace 10,000 workers under a storm of signals (COUNT=n SEED=n)
 	@$(BIN)/python -m pip install --quiet --editable '.[soak]' || echo "gRPC is left out" >&2
-	COUNT=$${COUNT:-10000} SEED=$${SEED:-1} RESULT=$${RESULT:-docs/explanation/soak/hygiene.json} \
+	COUNT=$${COUNT:-10000} SEED=$${SEED:-1} RESULT=$${RESULT:-docs/internals/soak/hygiene.json} \
 		$(BIN)/pytest -s tests/soak/test_hygiene.py $(PYTEST_ARGS)
 
 build: $(DEV_STAMP) ## Build the sdist and the wheel into dist/

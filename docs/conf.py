@@ -34,12 +34,13 @@ def _add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     if Path(page).name != "index":
         return
     first, *parts = _HEADING.split(source[0])
-    source[0] += _toctree("", _PAGE.findall(first))
+    if not parts:  # the index of the decisions: all its links
+        source[0] += _toctree("", _PAGE.findall(first))
     for heading, body in zip(parts[::2], parts[1::2], strict=True):
         source[0] += _toctree(f":caption: {heading}", _PAGE.findall(body))
     if page == "index":
-        found = sorted(Path(app.srcdir, "explanation/transcripts").glob("*.md"))
-        names = [f"explanation/transcripts/{path.stem}" for path in found]
+        found = sorted(Path(app.srcdir, "internals/transcripts").glob("*.md"))
+        names = [f"internals/transcripts/{path.stem}" for path in found]
         source[0] += _toctree(":caption: Transcripts", names)
 
 

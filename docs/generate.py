@@ -182,7 +182,9 @@ def error_tree() -> str:
     classes = [
         each
         for each in vars(errors).values()
-        if inspect.isclass(each) and each.__module__ == errors.__name__
+        if inspect.isclass(each)
+        and each.__module__ == errors.__name__
+        and issubclass(each, Exception)
     ]
     rows = (
         (f"`{each.__name__}`", f"`{each.__bases__[0].__name__}`", inspect.getdoc(each) or "")

@@ -6,6 +6,7 @@ with the particulars. Nothing here imports the rest of the package.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 
@@ -52,12 +53,48 @@ class UnknownOutcome(RedisUnavailable):
         super().__init__(message, sent=True)
 
 
+class RefusalKind(Enum):
+    """What an error reply says, by its first word: the only place that sorts these words."""
+
+    AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")  # serves nothing yet
+    BUSY = ("BUSY",)  # a script runs for too long
+    REPLICA = ("READONLY",)  # the node is not a master, or no longer
+    MOVED = ("MOVED", "ASK")  # another node of the cluster serves the key
+    NO_REPLICAS = ("NOREPLICAS",)  # takes no writes until its replicas are back
+    FULL = ("OOM", "MISCONF")  # takes no writes: its memory or its disk is full
+    LOGIN = ("NOAUTH", "WRONGPASS")  # we are not logged in
+    FORBIDDEN = ("NOPERM",)  # our user may not do that
+    NO_GROUP = ("NOGROUP",)  # the stream has no such group
+    NO_SCRIPT = ("NOSCRIPT",)  # the server does not know the script
+    OF_A_KEY = ("ERR", "WRONGTYPE", "BADVALUE")  # about one key or command, not about the server
+    OTHER = ()  # all other words
+
+
+_KINDS = {word: kind for kind in RefusalKind for word in kind.value}
+_TRANSIENT = (
+    RefusalKind.AWAY,
+    RefusalKind.BUSY,
+    RefusalKind.REPLICA,
+    RefusalKind.MOVED,
+    RefusalKind.NO_REPLICAS,
+)
+
+
 class RedisRefused(StreamqdError):
-    """Redis answered with an error; nothing was done. `code` is its first word, as `OOM`."""
+    """Redis answered with an error; nothing was done. `code` is its first word, as `OOM`.
+
+    `kind` sorts these words (`streamqd.errors.RefusalKind`).
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+        self.kind = _KINDS.get(code, RefusalKind.OTHER)
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same command may work a moment later, with nothing changed."""
+        return self.kind in _TRANSIENT
 
 
 class ChunkUnknown(UnknownOutcome):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from streamqd.config import Settings, topology
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import certificates
 from streamqd.store.client import Connection, ServerFacts, server_facts
 
-_STARTING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN")  # it may answer in a moment
+_STARTING = (RefusalKind.AWAY, RefusalKind.BUSY)  # it may answer in a moment
 
 
 def ask_servers(
@@ -32,7 +32,7 @@ def ask_servers(
             error = unavailable
         except RedisRefused as refused:
             error = refused
-            if refused.code not in _STARTING:
+            if refused.kind not in _STARTING:
                 raise RedisUnavailable(str(refused), sent=False) from refused
         if time.monotonic() > deadline or interrupted():
             raise RedisUnavailable(str(error), sent=False)

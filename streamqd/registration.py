@@ -12,16 +12,13 @@ from types import MappingProxyType
 
 from streamqd import logs
 from streamqd.config import Consumer, Settings, Topic
-from streamqd.errors import BadValue, ConfigError, RedisRefused
+from streamqd.errors import BadValue, ConfigError, RedisRefused, RefusalKind
 from streamqd.model import Unit
 from streamqd.scoreboard import SLOT_COUNT
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
-
-# Refusals of one key: what it is for is set aside. All others mean the whole server.
-OF_A_KEY = frozenset({"BADVALUE", "ERR", "WRONGTYPE"})
 
 
 def ensure_topics(
@@ -117,7 +114,7 @@ def _created(
 
 def _set_aside(error: RedisRefused, topic: str | None = None, unit: Unit | None = None) -> None:
     """Log what the refusal of one key puts off. Raises all others, which are of the server."""
-    if error.code not in OF_A_KEY:
+    if error.kind is not RefusalKind.OF_A_KEY:
         raise error
     logs.event("redis.bad_value", logging.WARNING, error=str(error), topic=topic, unit=unit)
 

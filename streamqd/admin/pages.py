@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
+from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refused
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
@@ -115,7 +115,7 @@ def ask(link: Connection, commands: Sequence[Sequence[Any]]) -> list[Any]:
         if isinstance(reply, RedisRefused):
             if reply.code == "WRONGTYPE":
                 raise _of_another_type(key_of(commands[index])) from reply
-            if "no such key" not in str(reply) and reply.code != "NOGROUP":
+            if "no such key" not in str(reply) and reply.kind is not RefusalKind.NO_GROUP:
                 raise reply
             replies[index] = None
     return replies

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisRefused, RefusalKind
 from streamqd.model import Unit
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -97,7 +97,7 @@ def missing(link: Connection, keys: Keys, fleet: str) -> list[MissingPermission]
 
 
 def _forbidden(reply: object) -> bool:
-    return isinstance(reply, RedisRefused) and reply.code == "NOPERM"
+    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.FORBIDDEN
 
 
 def _named(parts: list[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from streamqd.admin.pages import key_of
-from streamqd.errors import BadValue, RedisRefused
+from streamqd.errors import BadValue, RedisRefused, RefusalKind
 from streamqd.model import Unit
 from streamqd.store import leases, untrusted
 from streamqd.store.client import Connection
@@ -20,8 +20,6 @@ from streamqd.store.leases import LeaseView
 from streamqd.store.scripts import Call, Reply
 
 BATCH = 256  # commands of one exchange
-# What the data of a key makes the server answer. Every other error is about the server as a whole.
-_OF_ONE_KEY = frozenset(("WRONGTYPE", "ERR"))
 _OURS = "what streamqd writes there"
 
 P = ParamSpec("P")
@@ -69,7 +67,7 @@ class BadValues:
 
     def refused(self, key: str, error: RedisRefused) -> None:
         """Keep what the server says of a key. Raises it when it is not about this key alone."""
-        if error.code not in _OF_ONE_KEY:
+        if error.kind is not RefusalKind.OF_A_KEY:
             raise error
         self.add(BadValue(key, "", str(error)[:120], _OURS))
 
@@ -95,7 +93,7 @@ def ask_each(link: Connection, commands: Sequence[Sequence[Any]], bad: BadValues
             if not isinstance(reply, RedisRefused):
                 replies.append(reply)
                 continue
-            if "no such key" not in str(reply) and reply.code != "NOGROUP":
+            if "no such key" not in str(reply) and reply.kind is not RefusalKind.NO_GROUP:
                 bad.refused(key_of(command), reply)
             replies.append(None)
     return replies

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from streamqd import logs
 from streamqd.config import Settings
-from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, SilentConnection
+from streamqd.errors import BadValue, RedisRefused, RedisUnavailable, RefusalKind, SilentConnection
 from streamqd.housekeeper import health, page
 from streamqd.housekeeper.access import JSON_TYPE, Access
 from streamqd.housekeeper.batch import TimeSlice
@@ -47,8 +47,8 @@ DOUBT_SECONDS = 0.3  # after which a silent connection is doubted: nothing is lo
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two tries while Redis is away
 SUMMARY_LIFE = 10.0  # seconds; five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
-# Error replies that mean "not now" for the whole server, not a fault of one key or of writing.
-AWAY_CODES = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "NOAUTH"})
+# Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
+_AWAY = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 class Task:
@@ -177,7 +177,7 @@ class Housekeeper:
                 self._lost(error)
                 return
             except RedisRefused as error:
-                if error.code in AWAY_CODES:
+                if error.kind in _AWAY:
                     self._lost(error)
                     return
                 self._failed(task, error)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store import scripts
 from streamqd.store.client import Connection
-from streamqd.store.nodes import NOT_NOW
 
 TAUGHT = ("message_publish", "message_schedule")
-LATER = NOT_NOW | {"BUSY"}  # refusals of a node that will answer in a while
 
 
 class ScriptLoader:
@@ -33,7 +31,7 @@ class ScriptLoader:
             try:
                 self._teach(node)
             except (RedisRefused, RedisUnavailable) as error:
-                if isinstance(error, RedisRefused) and error.code not in LATER:
+                if isinstance(error, RedisRefused) and not error.transient:
                     raise
                 silent.append(error)
         if silent and len(silent) == len(nodes):

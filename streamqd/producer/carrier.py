@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.producer.encoding import Envelope, Full, full, kind_of
 from streamqd.producer.guard import Prepared, TopicGuard, TransactionResult
 from streamqd.producer.routes import Choose, Routes
@@ -194,7 +194,7 @@ class Carrier:
 
 def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
     """Say what a user without the right to scripts can do."""
-    if reply.code != "NOPERM":
+    if reply.kind is not RefusalKind.FORBIDDEN:
         return reply
     if by_source:
         text = (
@@ -210,7 +210,7 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
 
 
 def _unknown_script(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.code == "NOSCRIPT"
+    return isinstance(reply, RedisRefused) and reply.kind is RefusalKind.NO_SCRIPT
 
 
 def _restless(chunk: Chunk) -> RedisUnavailable:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
-from streamqd.errors import RedisRefused, RedisUnavailable, Refused, TopicMissing
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, Refused, TopicMissing
 from streamqd.producer.encoding import Envelope, full
 from streamqd.producer.guard import TopicGuard
 from streamqd.producer.partitioners import Partitioners
@@ -132,7 +132,7 @@ class Routes:
         try:
             topics.register(link, self._keys, topic)
         except RedisRefused as error:
-            if error.code != "NOPERM":
+            if error.kind is not RefusalKind.FORBIDDEN:
                 raise
 
     def _create_topic(self, link: Connection, topic: str) -> None:
@@ -143,7 +143,7 @@ class Routes:
         try:
             topics.create(link, self._keys, topic, wanted)
         except RedisRefused as error:
-            if error.code != "NOPERM":
+            if error.kind is not RefusalKind.FORBIDDEN:
                 raise
             raise RedisRefused(
                 error.code,

@@ -39,11 +39,6 @@ CHUNK_BYTES = 1 << 20  # and about so many bytes
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
 DEDUP_WINDOW = 600.0
 
-# Replies that mean "not now": nothing was done, and a moment later it may work.
-_TRANSIENT = frozenset(
-    {"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS"}
-)
-
 
 class Sender:
     """One connection, what is known of the topics, and the rules for repeating.
@@ -285,7 +280,7 @@ class Sender:
 
 
 def _for_the_moment(reply: Any) -> bool:
-    return isinstance(reply, RedisRefused) and reply.code in _TRANSIENT
+    return isinstance(reply, RedisRefused) and reply.transient
 
 
 def _results(chunk: Chunk, replies: list[Any], lost: RedisUnavailable | None) -> list[Result]:

@@ -30,11 +30,8 @@ from streamqd.store import statistics, topics, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
-from streamqd.store.nodes import NOT_NOW
 from streamqd.store.scripts import Call
 from streamqd.store.slots import slot_of
-
-_TRANSIENT = NOT_NOW | {"BUSY"}
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], Connection] = {}
@@ -76,7 +73,7 @@ def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, ke
         except RedisUnavailable:
             pass
         except RedisRefused as error:
-            if error.code not in _TRANSIENT:
+            if not error.transient:
                 raise
         time.sleep(connection.retry_interval)
     return work(link)

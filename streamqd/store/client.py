@@ -21,7 +21,7 @@ import hiredis
 import redis
 from redis.connection import AbstractConnection
 
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store import scripts
 from streamqd.store.doubt import PROBE, Doubt
 from streamqd.store.wire import Lookup, Transport, resolve, wire_for
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streamqd.store.scripts import Call, Reply
 
 # After these replies the connection serves us no more: it lost its login, or the node its role.
-DROP_AFTER = frozenset({"NOAUTH", "READONLY"})
+DROP_AFTER = frozenset({RefusalKind.LOGIN, RefusalKind.REPLICA})
 NEVER = float("inf")  # of a time limit
 Key = TypeVar("Key", bound=str | bytes)
 _NAME = re.compile(r"[!-~]{1,200}")
@@ -166,7 +166,7 @@ class Connection:
             wire.transmit([hiredis.pack_command(naming)])
             answer = wire.receive()
             # A restricted user may be forbidden to name itself; that is no reason not to work.
-            if isinstance(answer, RedisRefused) and answer.code != "NOPERM":
+            if isinstance(answer, RedisRefused) and answer.kind is not RefusalKind.FORBIDDEN:
                 raise answer
             self._verify(wire)
             wire.raw_socket().settimeout(wire.socket_timeout)
@@ -209,7 +209,7 @@ class Connection:
         except RedisUnavailable:
             return False
         except RedisRefused as error:
-            return error.code != "BUSY"
+            return error.kind is not RefusalKind.BUSY
         finally:
             link.close()
         return True
@@ -322,7 +322,7 @@ class Connection:
     def judge(self, replies: Iterable[Any]) -> RedisRefused | None:
         """Close the connection when a reply says that it serves us no more; return that reply."""
         for reply in replies:
-            if isinstance(reply, RedisRefused) and reply.code in self._drop_after:
+            if isinstance(reply, RedisRefused) and reply.kind in self._drop_after:
                 self._wire.drop()
                 return reply
         return None
@@ -363,7 +363,7 @@ def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
 
 
 def _unknown_script(raw: Any) -> bool:
-    return isinstance(raw, RedisRefused) and raw.code == "NOSCRIPT"
+    return isinstance(raw, RedisRefused) and raw.kind is RefusalKind.NO_SCRIPT
 
 
 # --- what a server says of itself -----------------------------------------------------------------
@@ -390,7 +390,7 @@ class ServerFacts:
 
 
 def _advice(error: RedisRefused) -> str:
-    if error.code in ("NOAUTH", "WRONGPASS"):
+    if error.kind is RefusalKind.LOGIN:
         return "; the password comes from redis.url or redis.password_file"
     return ""
 

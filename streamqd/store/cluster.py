@@ -155,7 +155,7 @@ class ClusterConnection(Connection):
             if not waiting:
                 break
         for each in errands:
-            if isinstance(each.reply, RedisRefused) and each.reply.code in NOT_NOW:
+            if isinstance(each.reply, RedisRefused) and each.reply.kind in NOT_NOW:
                 self._stale = True
                 each.reply = RedisUnavailable(str(each.reply), sent=False)
         replies = [each.reply for each in errands]

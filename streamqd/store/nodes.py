@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamqd.config.topology import Address
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.store.client import DROP_AFTER, Connection
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
 from streamqd.store.wire import Lookup, Transport, resolve, wire_to
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from streamqd.config.topology import Topology
 
 # A node that answers so did nothing, and cannot do it now: another node can, or it can later.
-NOT_NOW = frozenset(
-    {"ASK", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "READONLY", "TRYAGAIN"}
-)
+NOT_NOW = frozenset({RefusalKind.AWAY, RefusalKind.MOVED, RefusalKind.REPLICA})
 _LEAST_SECONDS = 0.05  # of patience with one node, even when the others have used up the time
 _T = TypeVar("_T")
 
@@ -149,7 +147,7 @@ class LocatedConnection(Connection):
         wrong = [
             each
             for each in replies
-            if isinstance(each, RedisRefused) and each.code in self._not_now
+            if isinstance(each, RedisRefused) and each.kind in self._not_now
         ]
         if wrong:
             raise RedisUnavailable(f"{self.address}: {wrong[0]}", sent=len(wrong) < len(replies))
@@ -160,7 +158,7 @@ class SentinelConnection(LocatedConnection):
     """A link to the master that sentinels name; it has to say of itself that it is one."""
 
     # A master that lost its replicas may have been replaced without knowing.
-    _not_now = NOT_NOW | {"NOREPLICAS"}
+    _not_now = NOT_NOW | {RefusalKind.NO_REPLICAS}
     _drop_after = DROP_AFTER | _not_now
 
     def __init__(

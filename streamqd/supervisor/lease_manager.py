@@ -167,7 +167,7 @@ class LeaseManager:
         replies = self.link.run_each([call for call, _ in calls])
         for (call, answer), reply in zip(calls, replies, strict=True):
             node = self.link.node_of(call.key)
-            if isinstance(reply, RedisRefused) and reply.code in _NOT_NOW:
+            if isinstance(reply, RedisRefused) and reply.transient:
                 silent[node] = RedisUnavailable(str(reply), sent=True)
             elif isinstance(reply, RedisUnavailable):
                 silent[node] = reply
@@ -436,7 +436,3 @@ class LeaseManager:
 
 
 _REFUSED = "redis.refused", logging.ERROR
-# Replies of a server that will answer later: nothing was done, and it is not our mistake.
-_NOT_NOW = frozenset(
-    {"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"}
-)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamqd import logs
-from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
 from streamqd.model import Unit
 from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, WorkerSlot, now_ns
@@ -41,7 +41,7 @@ _KNOWN = (
 )
 
 # The server takes no writes at all for now. Any other refusal may be about one entry or one key.
-_FULL = ("OOM", "MISCONF", "NOREPLICAS")
+_NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
@@ -237,7 +237,7 @@ class Settler:
             try:
                 self._checked(self.link.run(call))
             except RedisRefused as error:
-                if error.code not in _FULL:
+                if error.kind not in _NO_WRITES:
                     raise
                 return
             self.slot.add("round_trips")
@@ -254,7 +254,7 @@ class Settler:
             for (dead, items), reply in zip(batches, replies, strict=True):
                 if not isinstance(reply, RedisRefused):
                     again += _batches(self._moved(self._checked(reply), items, dead=dead))
-                elif len(items) > 1 and reply.code not in _FULL:
+                elif len(items) > 1 and reply.kind not in _NO_WRITES:
                     # Perhaps only one of them is refused: it must not hold the others.
                     again += [(dead, [item]) for item in items]
                 else:

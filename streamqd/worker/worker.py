@@ -11,7 +11,13 @@ from random import random
 from streamqd import logs
 from streamqd.bells import Bells
 from streamqd.config import Consumer, Settings
-from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, SilentConnection
+from streamqd.errors import (
+    HandlerLoadError,
+    RedisRefused,
+    RedisUnavailable,
+    RefusalKind,
+    SilentConnection,
+)
 from streamqd.idle_reason import IdleReason
 from streamqd.message import Delivery
 from streamqd.model import Unit
@@ -157,7 +163,7 @@ class WorkerProcess:
             except Reconnect:
                 self.link.close()
             except (RedisUnavailable, RedisRefused) as error:
-                if isinstance(error, RedisRefused) and error.code == "NOGROUP":
+                if isinstance(error, RedisRefused) and error.kind is RefusalKind.NO_GROUP:
                     if not self._group_restored():
                         return ExitCode.NO_GROUP
                     self.link.close()

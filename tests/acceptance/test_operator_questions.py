@@ -1,6 +1,6 @@
 """What an operator asks at night, and the one command that answers it: a fault, then the answer.
 
-docs/how-to/answer-questions.md tells the same commands. What died and how to replay it is tested
+docs/how-to/on-call-runbook.md tells the same commands. What died and how to replay it is tested
 with the dead letters.
 """
 
@@ -21,7 +21,7 @@ from tests.support.daemon import GROUP, ROOT, TOPIC, Daemon
 from tests.support.servers import Server
 
 NewDaemon = Callable[..., Daemon]
-PAGE = ROOT / "docs" / "how-to" / "answer-questions.md"
+PAGE = ROOT / "docs" / "how-to" / "on-call-runbook.md"
 PLACE = f"{TOPIC}/0"
 
 
@@ -327,4 +327,4 @@ def test_the_page_names_commands_that_exist() -> None:
 
 
 def test_the_page_is_linked() -> None:
-    assert "answer-questions.md" in Path(ROOT / "docs" / "index.md").read_text()
+    assert "on-call-runbook.md" in Path(ROOT / "docs" / "index.md").read_text()

@@ -6,7 +6,7 @@ while a backlog is handled, which each group has for itself. Then, on one small 
 of one kind lies there while there is nothing to do: messages that wait while their consumer is
 paused, messages in hand, retries and scheduled sends, dead letters. Nobody else uses the server.
 
-Writes growth.json, in ten minutes; `make bench-growth-page` makes docs/explanation/growth.md and
+Writes growth.json, in ten minutes; `make bench-growth-page` makes docs/internals/growth.md and
 its plots of it. 256 workers take 10 MiB each. A trial takes fewer and smaller sizes, and a file of
 its own: `--shapes 1x1 2x1 2x1x2 --amounts 100 1000 --messages 2000 --least 9 --seconds 1 --settle 1
 --output var/growth/benchmarks/growth.json`. With `--page` its page and plots go into var/growth.

@@ -11,7 +11,7 @@ from typing import Any
 from tests.benchmarks import markdown
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs" / "explanation" / "benchmarks" / "growth.json"
+RESULTS = ROOT / "docs" / "internals" / "benchmarks" / "growth.json"
 
 Row = dict[str, Any]
 

@@ -1,8 +1,8 @@
 """Run the fault battery and write its page:  python -m tests.faults [--page] [-k WORD] [SERVER …]
 
 Runs every marked test on the first server, and on the others (default: valkey redis7 redis62) those
-that talk to a server; writes the outcomes to docs/explanation/faults.json and the page to
-docs/explanation/fault-battery.md. With `-k` it runs only the tests that pytest selects by it, and
+that talk to a server; writes the outcomes to docs/internals/faults.json and the page to
+docs/internals/fault-battery.md. With `-k` it runs only the tests that pytest selects by it, and
 keeps the outcomes of the others. With `--page` it runs nothing and writes the page from the
 outcomes of the last run.
 """
@@ -29,7 +29,7 @@ from tests.support import servers
 from tests.support.machine import machine
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs" / "explanation" / "faults.json"
+RESULTS = ROOT / "docs" / "internals" / "faults.json"
 PAGE = RESULTS.with_name("fault-battery.md")
 PROCESSES = "3"  # as in `make test`: most tests wait for events most of the time
 

@@ -19,7 +19,7 @@ processes and real signals. A test is marked with the rows that it shows; a test
 demands one of every row and that this page is current. At most {UNTESTED_MAX} rows may be without
 a test, and then say what was tried.
 
-`make faults` runs them and writes this page; `docs/explanation/faults.json` holds the outcomes.
+`make faults` runs them and writes this page; `docs/internals/faults.json` holds the outcomes.
 Whatever talks to a server is run on each of three, what needs none is run once. A row is shown on a
 server when all of its tests that talk to one have passed there, none was skipped, and none of the
 others has failed. Once the battery has been run the suite demands that of each row and server, but

@@ -1,6 +1,6 @@
 """What messages cost Redis, in counts that do not depend on the machine.
 
-Every figure is one of docs/explanation/costs.md; beside it stands the arithmetic that it follows
+Every figure is one of docs/internals/costs.md; beside it stands the arithmetic that it follows
 from. Clocks that would send something earlier on a slow machine are put out of reach: what is
 counted is what the number of messages alone makes necessary.
 """

@@ -1,6 +1,6 @@
 """What an instance costs Redis besides its messages, in counts that do not depend on the machine.
 
-As in test_costs.py, every figure is one of docs/explanation/costs.md.
+As in test_costs.py, every figure is one of docs/internals/costs.md.
 """
 
 from __future__ import annotations

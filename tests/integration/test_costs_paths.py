@@ -1,6 +1,6 @@
 """What the other paths of a message cost Redis: many at once, batches, retries, replays.
 
-As in test_costs.py, every figure is one of docs/explanation/costs.md, and no clock counts.
+As in test_costs.py, every figure is one of docs/internals/costs.md, and no clock counts.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.protocol import page
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "protocol-model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
 
 def test_the_figures_are_of_this_model() -> None:

@@ -1,7 +1,7 @@
 """Check the protocol with Spin:  python -m tests.protocol [--full] [--write]
 
 Every variant of the protocol must hold, and every mutation must be found. `--full` adds the larger
-scopes; `--write` writes the result to docs/explanation/protocol-model.md.
+scopes; `--write` writes the result to docs/internals/protocol-model.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.protocol import page
 from tests.protocol.checker import Checked, check
 from tests.protocol.variants import LARGE, MUTATIONS, SMALL
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "protocol-model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
 
 def main() -> int:

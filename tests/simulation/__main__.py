@@ -24,7 +24,7 @@ from tests.simulation.scenarios import ALONE, BEFALLS, IN_TURN, LARGE, Figures, 
 from tests.support.machine import processor
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "explanation" / "simulation.md"
+PAGE = ROOT / "docs" / "internals" / "simulation.md"
 MARK = "<!-- figures -->\n"
 
 Result = tuple[str, Figures | None, int, float]  # None: what must hold did not
@@ -36,7 +36,7 @@ COLUMNS = {
     "handed_over": "handed over",
     "moved_at_rest": "moved at rest",
     "acquires_per_second": "acquires/s",
-    "beats_per_second": "beats/s",
+    "beats_per_second": "heartbeats/s",
     "looks_per_second": "partitions looked at/s",
 }
 

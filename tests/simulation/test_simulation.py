@@ -1,7 +1,7 @@
 """The decisions of a whole fleet over minutes, in a second: it comes to rest, evenly, in few moves.
 
 `make simulate` runs the same scenarios with 500 instances and 10,000 partitions, and writes
-docs/explanation/simulation.md. SIMULATION_SEEDS=n runs more seeds.
+docs/internals/simulation.md. SIMULATION_SEEDS=n runs more seeds.
 """
 
 from __future__ import annotations

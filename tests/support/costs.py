@@ -3,7 +3,7 @@
 A round trip is a write of ours after something was read: sockets count that themselves. Commands
 and calls of scripts are those that the server says it has executed, within scripts too.
 
-The costs stand in docs/explanation/costs.md; a test that measures one compares it with its row
+The costs stand in docs/internals/costs.md; a test that measures one compares it with its row
 there, or writes the row (`make costs`).
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from streamqd.store.client import Connection
 from tests.contract.desk import Desk
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "costs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "costs.md"
 _SCRIPTS = ("evalsha", "eval")
 _ORIGINAL = socket.socket
 
@@ -155,12 +155,12 @@ class Page:
     def _row(self, what: str, cells: tuple[str, ...], *, judged: bool) -> None:
         text = PAGE.read_text("utf-8")
         found = re.search(rf"^\| {re.escape(what)} \|.*$", text, re.MULTILINE)
-        assert found, f"docs/explanation/costs.md has no row `{what}`"
+        assert found, f"docs/internals/costs.md has no row `{what}`"
         row = f"| {' | '.join((what, *cells))} |"
         if self.writes:
             PAGE.write_text(text.replace(found[0], row), "utf-8")
         elif judged:
-            assert found[0] == row, "docs/explanation/costs.md is not current: run `make costs`"
+            assert found[0] == row, "docs/internals/costs.md is not current: run `make costs`"
 
 
 def _number(value: float) -> str:

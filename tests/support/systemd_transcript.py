@@ -1,4 +1,4 @@
-"""Type the commands of docs/explanation/transcripts/systemd.md, and write what they print.
+"""Type the commands of docs/internals/transcripts/systemd.md, and write what they print.
 
     python -m tests.support.systemd_transcript
 
@@ -24,7 +24,7 @@ import psutil
 from tests.support.daemon import ROOT
 from tests.support.waiting import wait_until
 
-PAGE = ROOT / "docs" / "explanation" / "transcripts" / "systemd.md"
+PAGE = ROOT / "docs" / "internals" / "transcripts" / "systemd.md"
 SYSTEM = ROOT / ".cache" / "systemd-root"
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,redis-tools,procps"

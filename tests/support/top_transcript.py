@@ -1,4 +1,4 @@
-"""Write docs/explanation/transcripts/top.md: `streamqd top` in a terminal, over a real daemon.
+"""Write docs/internals/transcripts/top.md: `streamqd top` in a terminal, over a real daemon.
 
     python -m tests.support.top_transcript [FILE]
 
@@ -24,14 +24,14 @@ from tests.support import servers
 from tests.support.daemon import ROOT, TOPIC, Daemon
 from tests.support.terminal import Terminal
 
-PAGE = ROOT / "docs" / "explanation" / "transcripts" / "top.md"
+PAGE = ROOT / "docs" / "internals" / "transcripts" / "top.md"
 HEAD = """\
 # The screen of `streamqd top`
 
 What `streamqd top` shows in a terminal, as it was on the screen, without colours. The daemon and
 its messages are those of `tests/support/top_transcript.py`, which writes this page:
-`python -m tests.support.top_transcript`. [Answer the questions of a
-night](../../how-to/answer-questions.md) says what to ask next.
+`python -m tests.support.top_transcript`. The [on-call
+runbook](../../how-to/on-call-runbook.md) has the next questions.
 """
 
 

@@ -23,7 +23,7 @@ VERBS = {
     "run": ["job:main", "--checkpoints", "checkpoints"],
     "sql": ["select 1"],
 }
-RECORDS = re.compile(r"docs/explanation/transcripts/|tests/")  # of what was once run
+RECORDS = re.compile(r"docs/internals/transcripts/|tests/")  # of what was once run
 
 
 def test_the_packages_are_those_of_the_project() -> None:

@@ -1,4 +1,4 @@
-"""docs/explanation/growth.md: what it says follows from the figures that were measured."""
+"""docs/internals/growth.md: what it says follows from the figures that were measured."""
 
 from __future__ import annotations
 

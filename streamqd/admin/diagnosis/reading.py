@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamqd.admin.pages import BATCH
-from streamqd.errors import RedisRefused
+from streamqd.errors import RedisRefused, RefusalKind
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
 # The server as a whole does not serve: there is nothing to go on with.
-_HOPELESS = frozenset(("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH"))
+_HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
 class TolerantReader:
@@ -45,9 +45,9 @@ class TolerantReader:
     def _tolerated(self, words: str, reply: Any) -> Any:
         if not isinstance(reply, RedisRefused):
             return reply
-        if reply.code in _HOPELESS:
+        if reply.kind in _HOPELESS:
             raise reply
-        if reply.code == "NOPERM":
+        if reply.kind is RefusalKind.FORBIDDEN:
             self.forbidden.add(words)
         return None
 

@@ -1,0 +1,62 @@
+"""Each error reply is of one kind, decided by its first word."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamqd.errors import RedisRefused, RefusalKind
+
+TRANSIENT = [
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY",
+    "READONLY",
+    "MOVED",
+    "ASK",
+    "NOREPLICAS",
+]
+LASTING = [
+    "OOM",
+    "MISCONF",
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "NOGROUP",
+    "NOSCRIPT",
+    "ERR",
+    "WRONGTYPE",
+    "BADVALUE",
+]
+
+
+def test_no_word_is_of_two_kinds() -> None:
+    words = [word for kind in RefusalKind for word in kind.value]
+    assert sorted(words) == sorted({*words}) == sorted(TRANSIENT + LASTING)
+
+
+@pytest.mark.parametrize("code", TRANSIENT)
+def test_what_passes_by_itself_is_transient(code: str) -> None:
+    assert RedisRefused(code, "x").transient
+
+
+@pytest.mark.parametrize("code", [*LASTING, "DELETING", "", "oom"])
+def test_nothing_else_is_transient(code: str) -> None:
+    assert not RedisRefused(code, "x").transient
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("LOADING", RefusalKind.AWAY),
+        ("READONLY", RefusalKind.REPLICA),
+        ("ASK", RefusalKind.MOVED),
+        ("MISCONF", RefusalKind.FULL),
+        ("WRONGPASS", RefusalKind.LOGIN),
+        ("WRONGTYPE", RefusalKind.OF_A_KEY),
+        ("DELETING", RefusalKind.OTHER),
+    ],
+)
+def test_a_refusal_knows_its_kind(code: str, kind: RefusalKind) -> None:
+    assert RedisRefused(code, "x").kind is kind
