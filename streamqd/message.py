@@ -38,7 +38,7 @@ _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
-def _nobody_watches() -> None:
+def _unwatched() -> None:
     pass
 
 
@@ -49,7 +49,7 @@ class Delivery:
     unit: Unit
     instance: str
     epoch: int
-    progress: Callable[[], None] = _nobody_watches  # tells the daemon that a run makes progress
+    progress: Callable[[], None] = _unwatched  # reports to the daemon that a run makes progress
 
 
 class Message:

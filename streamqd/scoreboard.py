@@ -1,7 +1,8 @@
 """The scoreboard: how the processes of one instance tell each other things.
 
 One shared mapping, made by the supervisor before its first fork: of a file in a memory file system
-(`supervisor/boards.py`), so that it outlives a killed supervisor, or anonymous where there is none.
+(`supervisor/scoreboard_file.py`), so that it outlives a killed supervisor, or anonymous where
+there is none.
 Every (topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
 supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory. Each field
 has one writer, but for two (`worker/outage.py`); there are no locks.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamqd.admin import topics
-from streamqd.admin.pages import ask
-from streamqd.admin.unreadable import BadValues, lease_views
+from streamqd.admin.reading import BadValues, ask, lease_views, pairs
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import adoption
@@ -53,7 +52,7 @@ def survey(link: Connection, keys: Keys, topic: str, group: str) -> AdoptedGroup
         told = ask(link, [("XINFO", "CONSUMERS", stream, group) for stream in streams])
         for unit, reply in zip(units, told, strict=True):
             for flat in reply or ():
-                each = dict(zip(flat[::2], flat[1::2], strict=True))
+                each = pairs(flat)
                 name = each[b"name"].decode("utf-8", "replace")
                 if name != CONSUMER and each[b"pending"]:
                     pending, idle = int(each[b"pending"]), int(each[b"idle"])
@@ -92,7 +91,7 @@ def _stream(keys: Keys, unit: Unit, kind: str) -> str:
 
 def _groups(link: Connection, stream: str) -> set[str]:
     [reply] = ask(link, [("XINFO", "GROUPS", stream)])
-    return {dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in reply or ()}
+    return {pairs(flat)[b"name"].decode() for flat in reply or ()}
 
 
 def _owned(unit: Unit, owner: str) -> Refused:

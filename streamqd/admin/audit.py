@@ -7,15 +7,15 @@ partition. It goes with the topic when that is deleted, but for one new entry th
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import json
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamqd.admin.pages import read_fields, read_id
+from streamqd.admin.reading import pairs, read_id
 from streamqd.errors import Malformed
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -93,15 +93,16 @@ def trail(
         except ValueError as error:
             raise Malformed(str(error)) from None
     found = link.execute("XREVRANGE", keys.audit(topic), upper, "-", "COUNT", limit + 1)
-    page = [_deed(raw_id, read_fields(fields)) for raw_id, fields in found[:limit]]
+    page = [_deed(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
     return AuditLog(topic, page, page[-1].id if len(found) > limit else "")
 
 
 def who() -> str:
-    """`user@host` of this process, as far as the system knows them."""
-    user = "?"
-    with contextlib.suppress(KeyError, OSError):  # a container's user may have no name
+    """`user@host` of this process, if the system knows them."""
+    try:
         user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 

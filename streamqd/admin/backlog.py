@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from streamqd.admin.unreadable import BadValues, ask_each, group_names, measure_each
+from streamqd.admin.reading import BadValues, ask, group_names, measure_each
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
 from streamqd.store.client import Connection
+from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
@@ -106,7 +109,7 @@ def positions(
     link: Connection, streams: Sequence[str], bad: BadValues
 ) -> dict[str, dict[str, str]]:
     """The groups of each stream, with the id last handed out to each."""
-    replies = ask_each(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     return {
         stream: {
             each["name"]: each["last-delivered-id"].decode()
@@ -127,10 +130,12 @@ def count_behind(link: Connection, stream: str, position: str) -> tuple[int, boo
     return count_between(link, stream, position, newest[0][0].decode())
 
 
-def count_between(link: Connection, stream: str, position: str, upto: str) -> tuple[int, bool]:
+def count_between(
+    link: Connection, stream: str, position: str, upto: str, most: int | None = None
+) -> tuple[int, bool]:
     """Count the entries behind a position and not beyond `upto`; False as for `count_behind`."""
-    total = 0
-    while total < COUNT_MAX:
+    most, total = most or COUNT_MAX, 0
+    while total < most:
         gone, last, more = link.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
         total += int(gone)
         position = last.decode()
@@ -145,3 +150,32 @@ def _unread(
     if backlog.unread is not None:
         return backlog.unread, True
     return count_behind(link, stream, position)
+
+
+def pending(keys: Keys, units: Sequence[Unit]) -> list[tuple[Any, ...]]:
+    """The commands whose replies `other_clients` takes."""
+    return [
+        ("XPENDING", stream, unit.group)
+        for unit in units
+        for stream in (keys.source(*unit), keys.retry_stream(*unit))
+    ]
+
+
+def other_clients(replies: Sequence[Any]) -> list[dict[str, int]]:
+    """For each unit the clients other than streamqd that hold entries, and how many.
+
+    '' stands for entries that no client holds.
+    """
+    held = []
+    for at in range(0, len(replies), 2):
+        found: Counter[str] = Counter()
+        for reply in replies[at : at + 2]:
+            clients = [(name, int(count)) for name, count in (reply[3] or ())] if reply else []
+            for name, count in clients:
+                if name not in (CONSUMER.encode(), b""):
+                    found[name.decode("utf-8", "replace")] += count
+            unowned = int(reply[0]) - sum(count for name, count in clients if name) if reply else 0
+            if unowned > 0:
+                found[""] += unowned
+        held.append(dict(found))
+    return held

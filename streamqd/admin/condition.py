@@ -23,7 +23,7 @@ _ORDER = (
     *("running", "ready"),
 )
 
-ALARMING = frozenset(_ORDER[:9])  # somebody should look
+ALARMING = frozenset(_ORDER[:9])  # an operator should look
 
 _WORDS = {
     "crash-loop": "crash loop",
@@ -36,14 +36,6 @@ _WORDS = {
     "booting": "starting",
     "quiet": "stopping",
 }
-
-
-def lasting(seconds: float) -> str:
-    """A duration in a sentence: `75 s`, `16 min 53 s`, `3 h 5 min`."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def condition(

@@ -6,30 +6,22 @@ It has no uid yet: that begins with the entry that it becomes.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import topics
-from streamqd.admin.pages import Entry, Id, ask, newest_first, server_unix_ms
+from streamqd.admin import due, topics
+from streamqd.admin.reading import Entry, Id, ask, newest_first, server_unix_ms
 from streamqd.errors import Malformed, Refused
-from streamqd.store import retries as rows
+from streamqd.store import retries
 from streamqd.store import scheduled as store
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
-PAGE = 200
-BATCH = 64  # sends that are changed by one call
 LOOK_BACK = (
     10_000  # newest entries of a partition among which a message that was sent is looked for
 )
 _NAME = re.compile(r"([0-9]{1,9}):([!-~]{1,200})")
-_CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([!-~]{1,200})")
-_FIRST, _LAST = " ", "\U0010ffff"  # before and behind every send id
-
-Position = tuple[int, int, str]  # due, partition, send id: the order of the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +125,11 @@ def listed(
     cursor: str = "",
 ) -> DelayedView:
     """A page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
-    after = _read_cursor(cursor) if cursor else (0, 0, "")
+    after = due.read_cursor(cursor)
     partitions = _partitions(link, keys, topic, choice)
     now = server_unix_ms(link)
-    every = _chosen(link, keys, topic, partitions, choice, now, after)
-    found = list(itertools.islice(every, limit + 1))
-    page = found[:limit]
-    return DelayedView(
-        topic=topic,
-        now_unix_ms=now,
-        total=total(link, keys, topic),
-        rows=page,
-        cursor=f"{page[-1].due_unix_ms}/{page[-1].id}" if len(found) > limit else "",
-    )
+    rows, following = due.page(_chosen(link, keys, topic, partitions, choice, now, after), limit)
+    return DelayedView(topic, now, total(link, keys, topic), rows, following)
 
 
 def total(link: Connection, keys: Keys, topic: str) -> int:
@@ -161,17 +145,17 @@ def chosen(link: Connection, keys: Keys, topic: str, choice: DelayedFilter) -> I
     """
     partitions = _partitions(link, keys, topic, choice)
     now = server_unix_ms(link)
-    found = _chosen(link, keys, topic, partitions, choice, now, (0, 0, ""))
+    found = _chosen(link, keys, topic, partitions, choice, now, due.BEGIN)
     return (row.id for row in found)
 
 
 def show(link: Connection, keys: Keys, topic: str, name: str) -> DelayedSend:
     """One delayed send. Refused when it does not wait any more, and says where it is then."""
     [(partition, send_id)] = _read(link, keys, topic, [name])
-    due = link.execute("ZSCORE", keys.scheduled(topic, partition), send_id)
+    score = link.execute("ZSCORE", keys.scheduled(topic, partition), send_id)
     items = keys.scheduled_items(topic, partition)
-    raw = None if due is None else link.execute("HGET", items, send_id)
-    if due is None or raw is None:
+    raw = None if score is None else link.execute("HGET", items, send_id)
+    if score is None or raw is None:
         missed = look_for(link, keys, topic, [name])
         raise Refused(
             f"{name} has been sent: it is {missed.sent[0].uid}"
@@ -183,7 +167,7 @@ def show(link: Connection, keys: Keys, topic: str, name: str) -> DelayedSend:
     return DelayedSend(
         topic=topic,
         id=name,
-        due_unix_ms=int(float(due)),
+        due_unix_ms=int(float(score)),
         sent_unix_ms=_number(fields.get(b"sentAt")),
         key=fields.get(b"key"),
         headers=Entry(partition, Id(0, 0), fields).headers,
@@ -219,10 +203,10 @@ def hasten(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> De
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
     """
-    due, gone = 0, []
+    hastened, gone = 0, []
     for partition, batch in _batches(link, keys, topic, names):
         reply = link.run(store.hasten(keys, topic, partition, batch))
-        due += int(reply.rest[0])
+        hastened += int(reply.rest[0])
         if int(reply.rest[1]):
             scores = ask(
                 link, [("ZSCORE", keys.scheduled(topic, partition), each) for each in batch]
@@ -233,7 +217,7 @@ def hasten(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> De
                 if score is None
             ]
     missed = look_for(link, keys, topic, gone)
-    return DelayedHastened(topic, due, missed.sent, missed.unknown)
+    return DelayedHastened(topic, hastened, missed.sent, missed.unknown)
 
 
 def look_for(link: Connection, keys: Keys, topic: str, names: Sequence[str]) -> Missed:
@@ -262,15 +246,8 @@ def _partitions(link: Connection, keys: Keys, topic: str, choice: DelayedFilter)
     count = topics.partition_count(link, keys, topic)
     if choice.partition is None:
         return range(count)
-    _check(topic, choice.partition, count)
+    topics.check_partition(topic, choice.partition, count)
     return [choice.partition]
-
-
-def _check(topic: str, partition: int, count: int) -> None:
-    if partition >= count:
-        raise Refused(
-            f"the topic {topic} has {count} partitions: there is no partition {partition}"
-        )
 
 
 def _chosen(
@@ -280,37 +257,21 @@ def _chosen(
     partitions: Sequence[int],
     choice: DelayedFilter,
     now: int,
-    after: Position,
+    after: due.Position,
 ) -> Iterator[DelayedRow]:
-    readers = [_ordered(link, keys, topic, each, after) for each in partitions]
+    def read(partition: int, start: tuple[int, str]) -> tuple[list[retries.Delayed], bool]:
+        return retries.rows(link.run(store.page(keys, topic, partition, start, due.PAGE)))
+
     due_last = None if choice.due_within_ms is None else now + choice.due_within_ms
-    for (due, _, _), row in heapq.merge(*readers, key=lambda found: found[0]):
-        if due_last is not None and due > due_last:
+    for partition, each in due.merged(partitions, read, after):
+        if due_last is not None and each.due_unix_ms > due_last:
             return
+        row = _row(partition, each)
         if choice.key in (None, row.key):
             yield row
 
 
-def _ordered(
-    link: Connection, keys: Keys, topic: str, partition: int, after: Position
-) -> Iterator[tuple[Position, DelayedRow]]:
-    """The delayed sends of one partition behind a position of the whole list."""
-    due, last_partition, send_id = after
-    start = (due, send_id)
-    if partition != last_partition and send_id:
-        start = (due, _LAST if partition < last_partition else _FIRST)
-    while True:
-        page, more = rows.rows(link.run(store.page(keys, topic, partition, start, PAGE)))
-        for each in page:
-            position = (each.due_unix_ms, partition, each.place)
-            if position > after:
-                yield position, _row(partition, each)
-        if not page or not more:
-            return
-        start = (page[-1].due_unix_ms, page[-1].place)
-
-
-def _row(partition: int, each: rows.Delayed) -> DelayedRow:
+def _row(partition: int, each: retries.Delayed) -> DelayedRow:
     return DelayedRow(
         id=f"{partition}:{each.place}",
         due_unix_ms=each.due_unix_ms,
@@ -332,7 +293,7 @@ def _read(
                 f"{name!r} is not the name of a delayed send: write PARTITION:SEND-ID, as"
                 f" `streamqd delayed list {topic}` shows it"
             )
-        _check(topic, int(match[1]), count)
+        topics.check_partition(topic, int(match[1]), count)
         yield int(match[1]), match[2]
 
 
@@ -347,17 +308,10 @@ def _batches(
     for partition, send_id in read:
         batch = waiting.setdefault(partition, [])
         batch.append(send_id)
-        if len(batch) == BATCH:
+        if len(batch) == due.BATCH:
             yield partition, waiting.pop(partition)
     yield from sorted(waiting.items())
 
 
 def _number(raw: bytes | None) -> int | None:
     return int(raw) if raw is not None and raw.isdigit() and len(raw) < 17 else None
-
-
-def _read_cursor(text: str) -> Position:
-    match = _CURSOR.fullmatch(text)
-    if match is None:
-        raise Malformed(f"{text!r} is not a cursor that this verb has printed")
-    return int(match[1]), int(match[2]), match[3]

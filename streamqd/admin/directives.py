@@ -8,25 +8,22 @@ stays until it is taken back, also while no instance runs.
 from __future__ import annotations
 
 import difflib
-import getpass
-import os
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from streamqd.admin import live, published, topics
-from streamqd.admin.pages import ask, server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views
+from streamqd.admin import audit, live, published, topics
+from streamqd.admin.published import FleetState
+from streamqd.admin.reading import BadValues, Unreadable, lease_views
 from streamqd.errors import Refused
 from streamqd.idle_reason import WORDS
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, place
-from streamqd.store import directives, members
+from streamqd.store import directives
 from streamqd.store import topics as registry
 from streamqd.store.client import Connection
-from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
+from streamqd.store.directives import Directive, DirectiveChange, Scope
 from streamqd.store.keys import Keys
 
 
@@ -40,26 +37,7 @@ class FleetSnapshot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A fleet as Redis knows it. `infos` is what each member tells of itself."""
-
-    now_unix_ms: int
-    live: dict[str, MemberView]
-    silent: dict[str, int]  # instance -> milliseconds since its last beat
-    infos: dict[str, dict[str, Any]]
-    control: Directives
-
-    def placeable(self) -> list[MemberView]:
-        """The members that may own something."""
-        return [
-            seen
-            for name, seen in self.live.items()
-            if not seen.leaving and name not in self.control.drains
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class OrderRow:
+class DirectiveRow:
     """One order. `kind` is pause, stop, move, drain, reload or rebalance, `target` its object.
 
     `to` is the instance that a move names. `gone` tells that it names an instance that does not
@@ -86,14 +64,14 @@ class ControlView:
     """
 
     now_unix_ms: int
-    orders: list[OrderRow]
+    orders: list[DirectiveRow]
     strange: dict[str, str]
     unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """What a verb did.
+    """What a command did.
 
     `order` is its name; `at_unix_ms` when it was given, null when nothing was written; `changed` is
     false when all was so before. `notes` and `waiting` are sentences for people: what to know, and
@@ -108,43 +86,9 @@ class Steered:
     waiting: list[str] = field(default_factory=list)
 
 
-def look(fleet: FleetSnapshot) -> Sight:
-    """Read members and orders."""
-    replies = ask(fleet.link, stored(fleet))
-    return sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
-
-
-def stored(fleet: FleetSnapshot) -> list[tuple[Any, ...]]:
-    """The commands whose replies `sight_of` takes."""
-    return [
-        *members.stored(fleet.keys, fleet.name),
-        ("HGETALL", fleet.keys.orders(fleet.name)),
-    ]
-
-
-def sight_of(
-    fleet: FleetSnapshot,
-    scores: Sequence[bytes] | None,
-    infos: Sequence[bytes] | None,
-    orders: Sequence[bytes] | None,
-    *,
-    now_unix_ms: int,
-) -> Sight:
-    """What the replies to the commands of `stored` say."""
-    now = now_unix_ms
-    beats = members.beats(scores, infos)
-    ages = {beat.instance: now - beat.beat_unix_ms for beat in beats}
-    return Sight(
-        now_unix_ms=now,
-        live={
-            beat.instance: members.seen_of(beat)
-            for beat in beats
-            if ages[beat.instance] <= fleet.stale * 1000
-        },
-        silent={name: age for name, age in ages.items() if age > fleet.stale * 1000},
-        infos={beat.instance: beat.info for beat in beats},
-        control=directives.read(orders or ()),
-    )
+def look(fleet: FleetSnapshot, bad: BadValues | None = None) -> FleetState:
+    """Read members and directives."""
+    return published.fleet_state(fleet.link, fleet.keys, fleet.name, stale=fleet.stale, bad=bad)
 
 
 def offering(fleet: FleetSnapshot, topic: str) -> list[str]:
@@ -156,22 +100,19 @@ def offering(fleet: FleetSnapshot, topic: str) -> list[str]:
 def view(fleet: FleetSnapshot) -> ControlView:
     """All orders as they are written down."""
     bad = BadValues()
-    replies = ask_each(fleet.link, stored(fleet), bad)
-    sight = sight_of(fleet, *replies, now_unix_ms=server_unix_ms(fleet.link))
-    published.bad_orders(fleet.keys, fleet.name, replies[2], bad)
-    published.beats(fleet.keys, fleet.name, replies[0], replies[1], bad)
-    return ControlView(sight.now_unix_ms, rows(sight), sight.control.strange, bad.rows)
+    state = look(fleet, bad)
+    return ControlView(state.now_unix_ms, rows(state), state.control.strange, bad.rows)
 
 
-def rows(sight: Sight) -> list[OrderRow]:
+def rows(state: FleetState) -> list[DirectiveRow]:
     """The orders in one list: pauses first, then stops, drains, moves and the rest."""
-    found, live = sight.control, sight.live
+    found, live = state.control, state.live
 
     def row(
         kind: str, target: str, order: Directive, *, gone: bool = False, done: bool = False
-    ) -> OrderRow:
+    ) -> DirectiveRow:
         name = f"{kind}:{target}" if target else kind
-        return OrderRow(name, kind, target, order.to, *order[:3], gone, done)
+        return DirectiveRow(name, kind, target, order.to, *order[:3], gone, done)
 
     listed = [row("pause", str(scope), order) for scope, order in sorted(_named(found.pauses))]
     listed += [row("stop", str(scope), order) for scope, order in sorted(_named(found.stops))]
@@ -189,7 +130,7 @@ def rows(sight: Sight) -> list[OrderRow]:
             name,
             order,
             gone=name not in (directives.EVERYBODY, *live),
-            done=_reloaded(sight, name, order.at_unix_ms),
+            done=_reloaded(state, name, order.at_unix_ms),
         )
         for name, order in sorted(found.reloads.items())
     ]
@@ -200,11 +141,11 @@ def rows(sight: Sight) -> list[OrderRow]:
     return listed
 
 
-def _reloaded(sight: Sight, name: str, ordered_unix_ms: int) -> bool:
-    """Whether everybody who was told to reload has. Who does not tell is not waited for."""
+def _reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
+    """Whether every instance that should reload has. Those that do not say it are not awaited."""
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
-        for member, one in sight.live.items()
+        for member, one in state.live.items()
         if name in (directives.EVERYBODY, member)
     ]
     return bool(done) and all(done)
@@ -212,15 +153,6 @@ def _reloaded(sight: Sight, name: str, ordered_unix_ms: int) -> bool:
 
 def _named(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
     return [(str(scope), order) for scope, order in pauses.items()]
-
-
-def author() -> str:
-    """Who gives the orders, as `user@host`."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def write(
@@ -233,7 +165,7 @@ def write(
 ) -> DirectiveChange:
     """Write an order, take others out, and wake the fleet. Refused when there are too many."""
     call = directives.change(
-        fleet.keys, fleet.name, name, by=author(), why=why, to=to, remove=remove or []
+        fleet.keys, fleet.name, name, by=audit.who(), why=why, to=to, remove=remove or []
     )
     reply = fleet.link.run(call)
     if reply.word == "FULL":
@@ -241,9 +173,37 @@ def write(
             f"the fleet has {int(reply.rest[0])} orders, no more are allowed; `streamqd control"
             " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
         )
-    # Without the right to publish, or when nobody hears it, the next beats find it as well.
+    # Without the right to publish, or when no instance listens, the next heartbeat finds it.
     fleet.link.pipeline([("PUBLISH", fleet.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
+
+
+def _given(
+    fleet: FleetSnapshot,
+    name: str,
+    *,
+    why: str,
+    changed: bool,
+    dry_run: bool,
+    to: str = "",
+    notes: Sequence[str] = (),
+) -> Steered:
+    """Write a directive, but for a dry run."""
+    at = None if dry_run else write(fleet, name, why=why, to=to).at_unix_ms
+    return Steered(name, at, changed, dry_run, list(notes))
+
+
+def _taken_back(
+    fleet: FleetSnapshot,
+    name: str,
+    remove: list[str],
+    *,
+    dry_run: bool,
+    notes: Sequence[str] = (),
+) -> Steered:
+    """Take directives back, but for a dry run."""
+    at = None if dry_run else write(fleet, remove=remove).at_unix_ms
+    return Steered(name, at, True, dry_run, list(notes))
 
 
 # --- pauses ---------------------------------------------------------------------------------------
@@ -254,10 +214,8 @@ def check_scope(fleet: FleetSnapshot, scope: Scope) -> None:
     if scope.topic is None:
         return
     count = topics.partition_count(fleet.link, fleet.keys, scope.topic)
-    if scope.partition is not None and scope.partition >= count:
-        raise Refused(
-            f"{scope.topic} has no partition {scope.partition}: they are numbered 0 to {count - 1}"
-        )
+    if scope.partition is not None:
+        topics.check_partition(scope.topic, scope.partition, count)
     if scope.group is not None:
         known = topics.groups(fleet.link, fleet.keys, scope.topic, range(count))
         if scope.group not in known:
@@ -272,10 +230,7 @@ def pause(fleet: FleetSnapshot, scope: Scope, why: str, *, dry_run: bool = False
     found = look(fleet).control.pauses
     wider = [str(each) for each in found if each != scope and each.covers(scope)]
     notes = [f"it is paused by {each} too" for each in wider]
-    if dry_run:
-        return Steered(name, None, scope not in found, True, notes)
-    at = write(fleet, name, why=why).at_unix_ms
-    return Steered(name, at, scope not in found, False, notes)
+    return _given(fleet, name, why=why, changed=scope not in found, notes=notes, dry_run=dry_run)
 
 
 def resume(fleet: FleetSnapshot, scope: Scope, *, dry_run: bool = False) -> Steered:
@@ -292,10 +247,8 @@ def resume(fleet: FleetSnapshot, scope: Scope, *, dry_run: bool = False) -> Stee
     if not ended:
         check_scope(fleet, scope)
         return Steered(name, None, False, dry_run, [f"{scope} was not paused", *notes])
-    if dry_run:
-        return Steered(name, None, True, True, notes)
-    at = write(fleet, remove=[f"pause:{each}" for each in ended]).at_unix_ms
-    return Steered(name, at, True, False, notes)
+    pauses = [f"pause:{each}" for each in ended]
+    return _taken_back(fleet, name, pauses, notes=notes, dry_run=dry_run)
 
 
 def _meet(one: Scope, other: Scope) -> bool:
@@ -311,89 +264,81 @@ def stop(
     """Let no instance own a partition of a group. Refused when there is no such group."""
     scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
-    sight = look(fleet)
-    name, changed = f"stop:{scope}", scope not in sight.control.stops
-    if dry_run:
-        return Steered(name, None, changed, True)
-    return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False)
+    changed = scope not in look(fleet).control.stops
+    return _given(fleet, f"stop:{scope}", why=why, changed=changed, dry_run=dry_run)
 
 
 def start(fleet: FleetSnapshot, topic: str, group: str, *, dry_run: bool = False) -> Steered:
     """Let a stopped group be owned again. Refused when there is no such group."""
     scope = directives.stop_scope(topic, group)
-    name, sight = f"stop:{scope}", look(fleet)
-    if scope not in sight.control.stops:
+    name, state = f"stop:{scope}", look(fleet)
+    if scope not in state.control.stops:
         check_scope(fleet, scope)
         return Steered(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
-    notes = [f"{each} is still paused" for each in sight.control.pauses if _meet(each, scope)]
-    if not any((topic, group) in seen.member.offers for seen in sight.live.values()):
+    notes = [f"{each} is still paused" for each in state.control.pauses if _meet(each, scope)]
+    if not any((topic, group) in seen.member.offers for seen in state.live.values()):
         notes.append(f"no live instance has a consumer for {topic}/{group}")
-    if dry_run:
-        return Steered(name, None, True, True, notes)
-    return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False, notes)
+    return _taken_back(fleet, name, [name], notes=notes, dry_run=dry_run)
 
 
 # --- instances ------------------------------------------------------------------------------------
 
 
-def living(sight: Sight, instance: str) -> MemberView:
+def living(state: FleetState, instance: str) -> MemberView:
     """A member of the fleet. Refused when it does not live."""
-    if instance in sight.live:
-        return sight.live[instance]
-    if instance in sight.silent:
-        seconds = sight.silent[instance] / 1000
+    if instance in state.live:
+        return state.live[instance]
+    if instance in state.silent:
+        seconds = state.silent[instance] / 1000
         raise Refused(f"the instance {instance} has been silent for {seconds:.0f} s")
-    near = difflib.get_close_matches(instance, sight.live, n=1)
-    there = ", ".join(sorted(sight.live)) or "none"
+    near = difflib.get_close_matches(instance, state.live, n=1)
+    there = ", ".join(sorted(state.live)) or "none"
     hint = f"did you mean {near[0]}?" if near else f"there are: {there}"
     raise Refused(f"no instance {instance} lives in this fleet; {hint}")
 
 
 def drain(fleet: FleetSnapshot, instance: str, why: str, *, dry_run: bool = False) -> Steered:
     """Let an instance hand over all that it owns and own nothing. Refused when it does not live."""
-    sight = look(fleet)
-    seen = living(sight, instance)
-    others = [one for one in sight.placeable() if one.member.id != instance]
+    state = look(fleet)
+    seen = living(state, instance)
+    others = [one for one in state.placeable() if one.member.id != instance]
     left = sorted(
         f"{topic}/{group}"
         for topic, group in seen.member.offers
         if not any((topic, group) in one.member.offers for one in others)
     )
-    notes = [f"nobody else offers {each}: its partitions will wait" for each in left]
-    name = f"drain:{instance}"
-    changed = instance not in sight.control.drains
-    if dry_run:
-        return Steered(name, None, changed, True, notes)
-    return Steered(name, write(fleet, name, why=why).at_unix_ms, changed, False, notes)
+    notes = [f"no other instance offers {each}: its partitions will wait" for each in left]
+    changed = instance not in state.control.drains
+    return _given(
+        fleet, f"drain:{instance}", why=why, changed=changed, notes=notes, dry_run=dry_run
+    )
 
 
 def undrain(fleet: FleetSnapshot, instance: str, *, dry_run: bool = False) -> Steered:
     """Let a drained instance own partitions again, also one that does not live at present."""
-    sight = look(fleet)
+    state = look(fleet)
     name = f"drain:{instance}"
-    if instance not in sight.control.drains:
-        living(sight, instance)
+    if instance not in state.control.drains:
+        living(state, instance)
         return Steered(name, None, False, dry_run, [f"{instance} was not drained"])
-    if dry_run:
-        return Steered(name, None, True, True)
-    return Steered(name, write(fleet, remove=[name]).at_unix_ms, True, False)
+    return _taken_back(fleet, name, [name], dry_run=dry_run)
 
 
 def reload(
     fleet: FleetSnapshot, instance: str | None, why: str, *, dry_run: bool = False
 ) -> Steered:
     """Let one instance, or all in turn, read configuration and code again."""
-    sight = look(fleet)
+    state = look(fleet)
     if instance is not None:
-        living(sight, instance)
-    elif not sight.live:
+        living(state, instance)
+    elif not state.live:
         raise Refused(f"no instance of the fleet {fleet.name} is alive")
     name = f"reload:{instance or directives.EVERYBODY}"
     if dry_run:
-        order = [instance] if instance else sorted(sight.live)
+        order = [instance] if instance else sorted(state.live)
         return Steered(name, None, True, True, [f"in this order: {', '.join(order)}"])
     gone = [
-        each for each in sight.control.reloads if each not in (directives.EVERYBODY, *sight.live)
+        each for each in state.control.reloads if each not in (directives.EVERYBODY, *state.live)
     ]
     done = write(fleet, name, why=why, remove=[f"reload:{each}" for each in gone])
     return Steered(name, done.at_unix_ms, True, False)
@@ -417,9 +362,9 @@ def clear(
 
     Refused when there is no order of a name.
     """
-    sight = look(fleet)
-    listed = rows(sight)
-    known = {row.name for row in listed} | sight.control.strange.keys()
+    state = look(fleet)
+    listed = rows(state)
+    known = {row.name for row in listed} | state.control.strange.keys()
     missing = [name for name in names if name not in known]
     if missing:
         raise Refused(f"there is no order {missing[0]}; `streamqd control list` shows those there")
@@ -431,7 +376,7 @@ def clear(
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """A unit that is to change hands; `owner` and `to` are '' for nobody."""
+    """A unit that is to change hands; `owner` and `to` are '' for none."""
 
     topic: str
     partition: int
@@ -460,52 +405,49 @@ def move(fleet: FleetSnapshot, unit: Unit, to: str, why: str, *, dry_run: bool =
     Refused when the instance could not have it now.
     """
     check_scope(fleet, Scope(unit.topic, unit.partition, None))
-    sight = look(fleet)
-    seen = living(sight, to)
+    state = look(fleet)
+    seen = living(state, to)
     if seen.leaving:
         raise Refused(f"the instance {to} is leaving")
-    if to in sight.control.drains:
+    if to in state.control.drains:
         raise Refused(f"the instance {to} is drained; `streamqd drain {to} --undo` ends that")
     if (unit.topic, unit.group) not in seen.member.offers:
         raise Refused(f"the instance {to} has no consumer for {unit.topic}/{unit.group}")
     if unit in seen.broken:
         raise Refused(f"the worker of {unit} crashes in a loop on {to}")
-    if sight.control.stop_of(unit) is not None:
+    if state.control.stop_of(unit) is not None:
         raise Refused(
             f"the group {unit.group} of {unit.topic} is stopped;"
             f" `streamqd group start {unit.topic} {unit.group}` ends that"
         )
-    owners = owners_of(fleet, offered(fleet, sight))
+    owners = owners_of(fleet, offered(fleet, state))
     owner = owners.get(unit, "")
     cap = seen.member.cap
     if cap and owner != to and Counter(owners.values())[to] >= cap:
         raise Refused(f"the instance {to} owns {cap} partitions, which is its max_partitions")
     name = f"move:{unit}"
     notes = [f"{to} owns it already, and will keep it"] if owner == to else []
-    known = sight.control.moves.get(unit)
+    known = state.control.moves.get(unit)
     changed = owner != to or known is None or known.to != to
-    if dry_run:
-        return Steered(name, None, changed, True, notes)
-    at = write(fleet, name, why=why, to=to).at_unix_ms
-    return Steered(name, at, changed, False, notes)
+    return _given(fleet, name, why=why, to=to, changed=changed, notes=notes, dry_run=dry_run)
 
 
 def rebalance(fleet: FleetSnapshot, why: str, *, dry_run: bool = False) -> Rebalanced:
     """Forget all moves that were ordered and level the fleet now, without waiting times."""
-    sight = look(fleet)
-    planned = plan(fleet, sight)
-    forgotten = [f"move:{unit}" for unit in sorted(sight.control.moves)]
+    state = look(fleet)
+    planned = plan(fleet, state)
+    forgotten = [f"move:{unit}" for unit in sorted(state.control.moves)]
     if dry_run:
         return Rebalanced(None, True, planned, forgotten, [])
     done = write(fleet, directives.REBALANCE, why=why, remove=forgotten)
     return Rebalanced(done.at_unix_ms, False, planned, forgotten, [])
 
 
-def plan(fleet: FleetSnapshot, sight: Sight) -> list[PlannedMove]:
+def plan(fleet: FleetSnapshot, state: FleetState) -> list[PlannedMove]:
     """The units that would change hands if the fleet were levelled now, without ordered moves."""
-    units = [unit for unit in offered(fleet, sight) if sight.control.stop_of(unit) is None]
+    units = [unit for unit in offered(fleet, state) if state.control.stop_of(unit) is None]
     owners = owners_of(fleet, units)
-    wanted = place(sight.placeable(), units, owners)
+    wanted = place(state.placeable(), units, owners)
     return [
         PlannedMove(*unit, owners.get(unit, ""), wanted.get(unit, ""))
         for unit in units
@@ -513,9 +455,9 @@ def plan(fleet: FleetSnapshot, sight: Sight) -> list[PlannedMove]:
     ]
 
 
-def offered(fleet: FleetSnapshot, sight: Sight) -> list[Unit]:
+def offered(fleet: FleetSnapshot, state: FleetState) -> list[Unit]:
     """Every unit that a living member offers."""
-    pairs = {pair for seen in sight.live.values() for pair in seen.member.offers}
+    pairs = {pair for seen in state.live.values() for pair in seen.member.offers}
     counts = {
         topic: registry.partition_count(fleet.link, fleet.keys, topic) or 0
         for topic in {topic for topic, _ in pairs}
@@ -526,7 +468,7 @@ def offered(fleet: FleetSnapshot, sight: Sight) -> list[Unit]:
 
 
 def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
-    """Who owns each of the units that somebody owns."""
+    """Who owns each of the units that an instance owns."""
     views = lease_views(fleet.link, fleet.keys, units, BadValues())
     return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
 
@@ -534,7 +476,7 @@ def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
 def not_moved(fleet: FleetSnapshot, unit: Unit, to: str) -> list[str]:
     """Whether the unit has not arrived."""
     owner = owners_of(fleet, [unit]).get(unit, "")
-    return [] if owner == to else [f"{unit} is owned by {owner or 'nobody'}"]
+    return [] if owner == to else [f"{unit} is owned by {owner or 'no instance'}"]
 
 
 def not_drained(fleet: FleetSnapshot, instance: str) -> list[str]:
@@ -546,8 +488,8 @@ def not_drained(fleet: FleetSnapshot, instance: str) -> list[str]:
 def not_levelled(fleet: FleetSnapshot) -> list[str]:
     """What is not where it should be."""
     return [
-        f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'nobody'},"
-        f" not by {each.to or 'nobody'}"
+        f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"
+        f" not by {each.to or 'no instance'}"
         for each in plan(fleet, look(fleet))
     ]
 
@@ -558,9 +500,9 @@ def not_stopped(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
 
 
 def not_started(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
-    """Which partitions of a started group nobody owns yet."""
+    """Which partitions of a started group no instance owns yet."""
     owners = _owned(fleet, topic, group)
-    return [f"nobody owns {unit}" for unit, owner in owners.items() if not owner]
+    return [f"no instance owns {unit}" for unit, owner in owners.items() if not owner]
 
 
 def _owned(fleet: FleetSnapshot, topic: str, group: str) -> dict[Unit, str]:
@@ -589,37 +531,34 @@ def not_resumed(fleet: FleetSnapshot, scope: Scope, since_unix_ms: int) -> list[
 
 
 def _not_in(fleet: FleetSnapshot, scope: Scope, since: int, *, paused: bool) -> list[str]:
-    sight = look(fleet)
-    units = [unit for unit in offered(fleet, sight) if scope.covers(unit)]
+    state = look(fleet)
+    units = [unit for unit in offered(fleet, state) if scope.covers(unit)]
     if not paused:
-        units = [unit for unit in units if sight.control.pause_of(unit) is None]
+        units = [unit for unit in units if state.control.pause_of(unit) is None]
     owners = owners_of(fleet, units)
-    told = summaries(fleet, sorted(set(owners.values())))
+    told = _reported(fleet, sorted(set(owners.values())))
     waiting = []
     for unit, owner in owners.items():
         at, states = told[owner]
-        state = states.get(unit, "")
+        worker = states.get(unit, "")
         if at < since:
             waiting.append(f"{owner} has not reported on {unit} yet")
-        elif state in (_UNPAUSED if paused else ("paused",)):
+        elif worker in (_UNPAUSED if paused else ("paused",)):
             doing = "has a message running" if paused else "is still paused"
             waiting.append(f"{unit} on {owner} {doing}")
     return waiting
 
 
-def summaries(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
-    """When each instance last told of itself, by the server's clock, and its workers' states."""
-    replies = ask(fleet.link, [("GET", fleet.keys.instance(fleet.name, one)) for one in instances])
-    found = {}
-    for name, raw in zip(instances, replies, strict=True):
-        told = published.document(raw)
-        at = published.whole(told.get("at_unix_ms"))
-        states = {
-            live.unit_key(unit): unit.state
-            for unit in (live.unit_of(name, each) for each in live.tables(told.get("units")))
-        }
-        found[name] = (at or 0, states)
-    return found
+def _reported(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
+    """When each instance last published, by the server's clock, and its workers' states."""
+    found = published.summaries(fleet.link, fleet.keys, fleet.name, instances, BadValues())
+    return {
+        name: (
+            published.whole(summary.get("at_unix_ms")) or 0,
+            {unit.unit: unit.state for unit in live.units_of(name, summary)},
+        )
+        for name, summary in zip(instances, found, strict=True)
+    }
 
 
 def not_reloaded(fleet: FleetSnapshot, instances: list[str], ordered_unix_ms: int) -> list[str]:
@@ -643,7 +582,7 @@ def reload_problems(fleet: FleetSnapshot, instances: list[str]) -> dict[str, str
 class DepartingUnit:
     """One unit of the instance that goes.
 
-    `to` is who takes it, '' when nobody can; `stranded` says why not: no-offer (nobody else has a
+    `to` is who takes it, '' when none can; `stranded` says why not: no-offer (no other has a
     consumer for it), broken (its worker crashes in a loop on all that have), caps-full, or ''.
     """
 
@@ -673,21 +612,21 @@ class Departure:
 
     @property
     def stranded(self) -> list[DepartingUnit]:
-        """The units that nobody takes."""
+        """The units that no instance takes."""
         return [unit for unit in self.units if unit.stranded]
 
 
 def departure(fleet: FleetSnapshot, instance: str) -> Departure:
     """Plan the departure of an instance. Refused when it does not live."""
-    sight = look(fleet)
-    living(sight, instance)
-    units = offered(fleet, sight)
+    state = look(fleet)
+    living(state, instance)
+    units = offered(fleet, state)
     owners = owners_of(fleet, units)
-    others = [one for one in sight.placeable() if one.member.id != instance]
-    moves = {unit: order.to for unit, order in sight.control.moves.items()}
+    others = [one for one in state.placeable() if one.member.id != instance]
+    moves = {unit: order.to for unit, order in state.control.moves.items()}
     who = takers(instance, others, units, owners, moves)
     seen = live.look(fleet.link, fleet.keys, fleet.name, stale=fleet.stale)
-    told = {live.unit_key(each): each for each in seen.units if each.owner == instance}
+    told = {each.unit: each for each in seen.units if each.owner == instance}
     busiest = max(told.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None
     return Departure(
@@ -715,11 +654,11 @@ def takers(
     owners: Mapping[Unit, str],
     moves: Mapping[Unit, str],
 ) -> dict[Unit, tuple[str, str]]:
-    """Who takes each unit of the instance, and why nobody does. Pure.
+    """Who takes each unit of the instance, and why none does. Pure.
 
     `others` are the members that may own something, without the one that goes.
     """
-    # An owner that is no member counts as none, so what the instance owns is placed anew.
+    # An owner that is no member counts as none, so what the instance owns is placed again.
     wanted = place(others, units, owners, moves)
     owned = Counter(wanted.values())
     found = {}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from streamqd.admin import directives, partitions, published, topics
-from streamqd.admin.condition import condition, gravity, lasting
-from streamqd.admin.diagnosis.check import spans
-from streamqd.admin.directives import OrderRow
+from streamqd.admin import directives, live, partitions, published, topics
+from streamqd.admin.condition import condition, gravity
+from streamqd.admin.directives import DirectiveRow
+from streamqd.admin.live import LiveFailure, LiveUnit
 from streamqd.admin.partitions import UnitRow
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
+from streamqd.admin.reading import BadValues, Unreadable, measure_each
+from streamqd.admin.words import known_sum, lasting, spans
 from streamqd.model import Unit
 from streamqd.store import members, statistics
 from streamqd.store.client import Connection
@@ -143,7 +143,7 @@ class StatusView:
 
     fleet: str
     now_unix_ms: int
-    orders: list[OrderRow]
+    orders: list[DirectiveRow]
     strange_orders: dict[str, str]
     problems: list[str]
     instances: list[InstanceRow]
@@ -161,55 +161,44 @@ def status(
 
     `stale`: seconds after which a silent instance counts as gone.
     """
-    place = directives.FleetSnapshot(link, keys, fleet, stale)
     bad = BadValues()
-    scores, infos, orders = ask_each(link, directives.stored(place), bad)
-    beats = published.beats(keys, fleet, scores, infos, bad)
-    names = [beat.instance for beat in beats]
+    state = published.fleet_state(link, keys, fleet, stale=stale, bad=bad)
+    names = [beat.instance for beat in state.beats]
     summaries = published.summaries(link, keys, fleet, names, bad)
-    published.bad_orders(keys, fleet, orders, bad)
     seen = partitions.view(link, keys, topic)
-    now = seen.now_unix_ms
-    sight = directives.sight_of(place, scores, infos, orders, now_unix_ms=now)
     # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
     # topic that would be too few, and the others are not looked at.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
     if topic is not None:
-        owned = Counter({name: each.owned or 0 for name, each in sight.live.items()})
-    dead_unix_ms = now - int(stale * 1000)
+        owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
     instances = [
-        _instance(beat, summary, dead_unix_ms, owned[beat.instance])
-        for beat, summary in zip(beats, summaries, strict=True)
+        _instance(beat, summary, owned[beat.instance], silent=beat.instance in state.silent)
+        for beat, summary in zip(state.beats, summaries, strict=True)
     ]
-    workers = {
-        (summary.get("instance"), *_unit_of(raw)): raw
-        for summary in summaries
-        for raw in _list(summary.get("units"))
-    }
+    workers: dict[tuple[str, Unit], LiveUnit] = {}
+    failures: dict[tuple[str, Unit], list[LiveFailure]] = {}
+    for name, summary in zip(names, summaries, strict=True):
+        workers |= {(name, each.unit): each for each in live.units_of(name, summary)}
+        for each in live.failures_of(name, summary):
+            failures.setdefault((name, each.unit), []).append(each)
     # A worker that crashes in a loop has given its lease back: its instance tells of it.
-    broken = {
-        _unit_of(raw): raw
-        for summary in summaries
-        for raw in _list(summary.get("units"))
-        if raw.get("state") == "broken"
-    }
+    broken = {unit: name for (name, unit), each in workers.items() if each.state == "broken"}
     units = []
     for row in seen.units:
-        unit = (row.topic, row.partition, row.group)
-        worker = workers.get((row.owner, *unit)) if row.owner else broken.get(unit)
-        units.append(_unit_status(row, worker or {}, sight.control))
+        place = (row.owner or broken.get(row.unit, ""), row.unit)
+        units.append(_unit_status(row, workers.get(place), failures.get(place, []), state.control))
     letters = _dead_letters(link, keys, topic, bad)
-    for each in seen.unreadable:
-        bad.keep(each)
+    for unread in seen.unreadable:
+        bad.keep(unread)
     return StatusView(
         fleet=fleet,
-        now_unix_ms=now,
-        orders=directives.rows(sight),
-        strange_orders=sight.control.strange,
-        problems=_problems(fleet, instances, units, summaries, letters, now),
+        now_unix_ms=seen.now_unix_ms,
+        orders=directives.rows(state),
+        strange_orders=state.control.strange,
+        problems=_problems(fleet, instances, units, summaries, letters, seen.now_unix_ms),
         unreadable=bad.rows,
         instances=instances,
-        groups=_groups(units, sight.control),
+        groups=_groups(units, state.control),
         units=units,
         behind=_behind(units),
         dead_letters=letters,
@@ -217,68 +206,57 @@ def status(
 
 
 def _instance(
-    seen: members.Heartbeat,
-    summary: dict[str, Any],
-    stale_unix_ms: int,
-    owned: int,
+    seen: members.Heartbeat, summary: dict[str, Any], owned: int, *, silent: bool
 ) -> InstanceRow:
     name, beat, info = seen[:3]
-    state = str(summary.get("state", "unknown"))
-    units = _list(summary.get("units"))
     return InstanceRow(
         instance=name,
-        state="silent" if beat < stale_unix_ms else state,
+        state="silent" if silent else str(summary.get("state", "unknown")),
         host=str(info.get("host", "")),
-        pid=_number(info.get("pid")),
+        pid=published.whole(info.get("pid")),
         version=str(info.get("version", "")),
-        started_unix_ms=_number(summary.get("started_unix_ms")),
+        started_unix_ms=published.whole(summary.get("started_unix_ms")),
         beat_unix_ms=beat,
         offers=sorted("/".join(pair) for pair in members.seen_of(seen).member.offers),
-        weight=_number(info.get("weight")) or 1,
+        weight=published.whole(info.get("weight")) or 1,
         owned=owned,
-        rate=round(sum(_rate(unit) or 0.0 for unit in units), 2) if summary else None,
-        capacity=_number(info.get("capacity")),
+        rate=round(sum(each.acked or 0.0 for each in live.units_of(name, summary)), 2)
+        if summary
+        else None,
+        capacity=published.whole(info.get("capacity")),
         limit=str(info.get("capacity_problem", ""))[:200],
     )
 
 
-def _unit_status(row: UnitRow, worker: dict[str, Any], control: Directives) -> UnitStatus:
-    run = worker.get("longest_run_seconds")
-    unit = Unit(row.topic, row.partition, row.group)
-    last = _last_failure(worker)
-    state = str(worker.get("state", ""))
+def _unit_status(
+    row: UnitRow, worker: LiveUnit | None, failures: list[LiveFailure], control: Directives
+) -> UnitStatus:
+    state = worker.state if worker else ""
+    run = worker.longest_run_seconds if worker else None
+    recent = [(each.seconds_ago, each.error) for each in failures]
+    seconds, error = min((each for each in recent if each[0] <= RECENT_SECONDS), default=(None, ""))
     return UnitStatus(
         **{each.name: getattr(row, each.name) for each in fields(row)},
         condition=condition(
             row.state,
             state,
-            _real(run),
-            paused=control.pause_of(unit) is not None,
-            stopped=control.stop_of(unit) is not None,
+            run,
+            paused=control.pause_of(row.unit) is not None,
+            stopped=control.stop_of(row.unit) is not None,
         ),
         worker=state,
-        in_hand=_number(worker.get("in_hand")),
-        rate=_rate(worker),
-        longest_run_seconds=_real(worker.get("longest_run_seconds")),
-        lag_per_second=_real(worker.get("lag_per_second")),
-        progress_seconds=_real(worker.get("progress_seconds")),
-        held=_number(worker.get("held")),
-        held_keys=_number(worker.get("held_keys")),
-        waits_seconds=_real(worker.get("waits_seconds")),
-        dead_letters=_number(worker.get("group_dead_letters")),
-        error=last[1] if last else "",
-        error_seconds=last[0] if last else None,
+        in_hand=worker.in_hand if worker else None,
+        rate=worker.acked if worker else None,
+        longest_run_seconds=run,
+        lag_per_second=worker.lag_per_second if worker else None,
+        progress_seconds=worker.progress_seconds if worker else None,
+        held=worker.held if worker else None,
+        held_keys=worker.held_keys if worker else None,
+        waits_seconds=worker.waits_seconds if worker else None,
+        dead_letters=worker.dead_letters if worker else None,
+        error=error,
+        error_seconds=seconds,
     )
-
-
-def _last_failure(worker: dict[str, Any]) -> tuple[float, str] | None:
-    """Seconds since the last failure that is of now, and its class."""
-    found = [
-        (age, str(each.get("error", "")))
-        for each in _list(worker.get("failures"))
-        if (age := _real(each.get("seconds_ago"))) is not None and age <= RECENT_SECONDS
-    ]
-    return min(found, default=None)
 
 
 def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
@@ -301,10 +279,10 @@ def _groups(units: list[UnitStatus], control: Directives) -> list[GroupStatus]:
                 longest_run_seconds=max(runs, default=None),
                 reason=_reason(alike, control),
                 rate=round(sum(rates), 2) if rates else None,
-                lag=_sum(unit.lag for unit in some),
+                lag=known_sum(unit.lag for unit in some),
                 pending=sum(unit.pending for unit in some),
                 delayed=sum(unit.delayed for unit in some),
-                dead_letters=_sum(unit.dead_letters for unit in some),
+                dead_letters=known_sum(unit.dead_letters for unit in some),
                 oldest_unix_ms=min(oldest, default=None),
             )
         )
@@ -318,21 +296,10 @@ def _by_group(units: list[UnitStatus]) -> dict[tuple[str, str], list[UnitStatus]
     return found
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
-    """The sum, None when one of them is not known."""
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
-
-
 def _reason(alike: list[UnitStatus], control: Directives) -> str:
     """Why units are in the condition that they share, '' when nothing tells it."""
     first = alike[0]
-    unit = Unit(first.topic, first.partition, first.group)
-    stop, pause = control.stop_of(unit), control.pause_of(unit)
+    stop, pause = control.stop_of(first.unit), control.pause_of(first.unit)
     if first.condition == "stopped" and stop is not None:
         return stop.why
     if first.condition == "paused" and pause is not None:
@@ -359,14 +326,13 @@ def _behind(units: list[UnitStatus]) -> list[Behind]:
             groups.setdefault((unit.topic, unit.group), []).append(unit)
     found = []
     for (topic, group), some in groups.items():
-        lags = [unit.lag for unit in some if unit.lag is not None]
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
         oldest = [unit.oldest_unread_unix_ms for unit in some]
         found.append(
             Behind(
                 topic=topic,
                 group=group,
-                lag=sum(lags) if len(lags) == len(some) else None,
+                lag=known_sum(unit.lag for unit in some),
                 since_unix_ms=min((each for each in oldest if each is not None), default=None),
                 lag_per_second=round(sum(slopes), 2) if len(slopes) == len(some) else None,
                 partitions=[unit.partition for unit in some],
@@ -439,7 +405,7 @@ def _problem(word: str, units: list[UnitStatus], partitions: int) -> str:
         return f"{name} has been running one message for {lasting(run)}{where}"
     said = {
         "crash-loop": f"the worker of {name} crashes in a loop{where}{last}",
-        "free": f"nobody owns {name}{where}",
+        "free": f"no instance owns {name}{where}",
         "expired": f"the owner of {name} does not renew its lease{where}",
         "circuit-open": f"the circuit breaker of {name} is open{where}{then}{last}",
         "circuit-half-open": f"the circuit breaker of {name} is half-open{where}{then}{last}",
@@ -463,7 +429,7 @@ def _name(units: list[UnitStatus]) -> str:
     """The name of one unit, or of the group of several."""
     first = units[0]
     if len(units) == 1:
-        return str(Unit(first.topic, first.partition, first.group))
+        return str(first.unit)
     return f"{first.topic}/{first.group}"
 
 
@@ -477,7 +443,7 @@ def _where(units: list[UnitStatus], partitions: int) -> str:
 
 
 def _on(units: list[UnitStatus]) -> str:
-    """The instances that own units, as ` on west, east`; '' for nobody."""
+    """The instances that own units, as ` on west, east`; '' for none."""
     owners = sorted({unit.owner for unit in units if unit.owner})
     more = f" and {len(owners) - OWNERS_MAX} more" if len(owners) > OWNERS_MAX else ""
     return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
@@ -498,23 +464,3 @@ def _dead_letters(link: Connection, keys: Keys, only: str | None, bad: BadValues
         if total:
             found[topic] = total
     return found
-
-
-# --- reading what instances have published: they may be of another version ------------------------
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _unit_of(raw: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return str(raw.get("topic")), published.whole(raw.get("partition")), str(raw.get("group"))
-
-
-_number, _real = published.whole, published.real
-
-
-def _rate(unit: dict[str, Any]) -> float | None:
-    rates = unit.get("rates")
-    rate = rates.get("acked") if isinstance(rates, dict) else None
-    return _real(rate)

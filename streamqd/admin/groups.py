@@ -12,11 +12,19 @@ import datetime as dt
 import difflib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from streamqd.admin import backlog, growth, topics
-from streamqd.admin.pages import SEQ_MAX, Id, ask, read_id, server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, lease_views
+from streamqd.admin import backlog, growth, partitions, topics
+from streamqd.admin.reading import (
+    BadValues,
+    Id,
+    Unreadable,
+    ask,
+    last_id,
+    lease_views,
+    read_id,
+    server_unix_ms,
+)
 from streamqd.config.values import parse_duration
 from streamqd.errors import Malformed, Refused
 from streamqd.model import KEEPERS, Unit
@@ -189,13 +197,13 @@ def delete(link: Connection, keys: Keys, topic: str, group: str, *, force: bool)
 
 
 def owner_of(link: Connection, keys: Keys, unit: Unit) -> str | None:
-    """Who holds a unit by a lease that lives; None for nobody."""
+    """Who holds a unit by a lease that lives; None for none."""
     (view,) = lease_views(link, keys, [unit], BadValues())
     return view.owner if view.ttl is not None else None
 
 
 def owned_sentence(unit: Unit, owner: str) -> str:
-    """Why something is refused while an instance, or another verb, holds the unit."""
+    """Why something is refused while an instance, or another command, holds the unit."""
     if owner in KEEPERS:
         return (
             f"a {owner.replace('-', ' ')} works at {unit}, or was interrupted there: say this again"
@@ -240,21 +248,14 @@ def _by_partition(
 
 
 def _partition(unit: Unit, view: leases.LeaseView, backlog: backlog.UnitBacklog) -> GroupPartition:
-    held = bool(view.token)
+    state, owner, since = partitions.holder(view)
     return GroupPartition(
         partition=unit.partition,
-        state=("expired" if view.ttl is None else "owned") if held else "free",
-        owner=view.owner if held else "",
+        state=state,
+        owner=owner,
         epoch=view.epoch,
-        since_unix_ms=view.since_unix_ms if held else None,
-        position=backlog.position,
-        lag=backlog.lag,
-        lag_exact=backlog.lag_exact,
-        pending=backlog.pending,
-        retry_unread=backlog.retry_unread,
-        delayed=backlog.delayed,
-        oldest_unread_unix_ms=backlog.oldest_unread_unix_ms,
-        oldest_pending_unix_ms=backlog.oldest_pending_unix_ms,
+        since_unix_ms=since,
+        **asdict(backlog),
     )
 
 
@@ -343,7 +344,7 @@ def position(text: str, now_unix_ms: int) -> str:
         raise Refused(
             f"--to {text} lies in the future; write latest to pass over all that is there now"
         )
-    return str(_before(first))
+    return str(first.before())
 
 
 def _unix_ms(text: str, now_unix_ms: int) -> int:
@@ -354,13 +355,6 @@ def _unix_ms(text: str, now_unix_ms: int) -> int:
     if moment.tzinfo is None:
         raise ValueError("a time without its zone")
     return max(0, round(moment.timestamp() * 1000))
-
-
-def _before(entry_id: Id) -> Id:
-    """The greatest id before this one: positions are exclusive."""
-    if entry_id.seq:
-        return Id(entry_id.ms, entry_id.seq - 1)
-    return Id(entry_id.ms - 1, SEQ_MAX) if entry_id.ms else Id(0, 0)
 
 
 def reset(
@@ -383,8 +377,7 @@ def reset(
     """
     count = known(link, keys, topic, group)
     for number in partitions:
-        if number >= count:
-            raise Refused(f"the topic {topic} has no partition {number}: the last is {count - 1}")
+        topics.check_partition(topic, number, count)
     after = position(to, server_unix_ms(link))
     chosen = sorted({*partitions}) or range(count)
     units = [Unit(topic, number, group) for number in chosen]
@@ -406,7 +399,7 @@ def reset(
 def _reset(
     link: Connection, keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool
 ) -> store.ResetResult | None:
-    """Reset one partition, in as many calls as what is in hand there takes.
+    """Reset one partition, in as many calls as its pending messages take.
 
     None: the group is not on the partition, and begins where it is configured. Raises Refused.
     """
@@ -484,9 +477,7 @@ def _foreseen(
             ("XLEN", retry),
         ],
     )
-    last = "0-0"
-    if info:
-        last = dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"].decode()
+    last = last_id(info)
     if not after or read_id(after) > read_id(last):
         after = last
     return _reset_row(

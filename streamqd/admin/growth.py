@@ -2,12 +2,12 @@
 
 The new count is a multiple of the old one: then a key stays where it is or moves to a new
 partition, never to another old one. The growth owns the new partitions in the name of every group,
-by leases that nobody renews, and gives them to a group once that has settled what the old
+by leases that are not renewed, and gives them to a group once that has settled what the old
 partitions held when producers went over to the new count.
 
 1. begin    the meta key says that the topic grows, and keeps the token
 2. keep     on each new partition each group is made, and its lease taken
-3. switch   the count changes; producers route anew, because their writes are under WATCH of it
+3. switch   the count changes; producers route again, because their writes are under WATCH of it
 4. mark     the last id of each old partition is kept: its barrier
 5. settle   a group that is past all barriers gets the new partitions: their leases are released
 6. end      when every group has them, the growth is forgotten
@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from streamqd.admin import backlog, topics
-from streamqd.admin.pages import BATCH, ask, measure, read_id
-from streamqd.admin.unreadable import BadValues, lease_views
+from streamqd.admin.reading import BATCH, BadValues, ask, last_id, lease_views, measure, read_id
 from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Unit
 from streamqd.store import growth as store
@@ -71,7 +70,7 @@ def grow(
     *,
     tell: Callable[[str], None] = lambda _what: None,
 ) -> Progress:
-    """Begin to grow a topic to `to` partitions, or go on, as far as that goes now. Never waits.
+    """Begin to grow a topic to `to` partitions, or go on, until it must wait. Never waits.
 
     `tell` gets a word for what daemons should be told of: SWITCHED, when there are partitions that
     they have to look for, before the growth is over at the latest; RELEASED, when some of those may
@@ -137,7 +136,7 @@ def _begun(link: Connection, keys: Keys, topic: str, count: int, to: int) -> Gro
                 f"the topic {topic} grows to {int(reply.rest[0])} partitions; finish that first"
             )
         case _:
-            raise Refused(f"somebody else changes the topic {topic}; look at it and try again")
+            raise Refused(f"another client changes the topic {topic}; look at it and try again")
 
 
 def _check(topic: str, count: int, to: int) -> None:
@@ -186,12 +185,7 @@ def _keep(
 def _last_ids(link: Connection, keys: Keys, topic: str, found: Growth) -> list[str]:
     streams = [keys.stream(topic, number) for number in range(found.before)]
     replies = ask(link, [("XINFO", "STREAM", stream) for stream in streams])
-    return [
-        dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"].decode()
-        if info
-        else "0-0"
-        for info in replies
-    ]
+    return [last_id(info) for info in replies]
 
 
 def _settle(
@@ -259,6 +253,6 @@ def _positions(
 
 def _expect(word: str, topic: str) -> None:
     if word == "GONE":
-        raise Refused(f"somebody else has ended this growth of {topic}; look at it and try again")
+        raise Refused(f"another client has ended this growth of {topic}; look at it and try again")
     if word != "OK":
         raise ContractError(f"growing {topic}: {word}")

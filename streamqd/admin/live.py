@@ -1,6 +1,6 @@
 """The whole fleet as it published itself: what `top` shows. Writes nothing, scans nothing.
 
-One look is two exchanges, whatever the number of keys: the members, then their summaries together
+One look is two exchanges, for any number of keys: the members, then their summaries together
 with the partition counts of the topics that they offer. Only partitions that no summary owns are
 measured in Redis, at most `STRAYS_MAX` of them. What was published may be of another version, so
 every field may be missing.
@@ -14,7 +14,8 @@ from typing import Any
 
 from streamqd.admin import partitions, published
 from streamqd.admin.condition import condition
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
+from streamqd.admin.published import FleetState
+from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.model import Unit
 from streamqd.store import directives, topics
 from streamqd.store import members as beating
@@ -36,6 +37,11 @@ class LiveFailure:
     partition: int
     group: str
     instance: str
+
+    @property
+    def unit(self) -> Unit:
+        """Which unit failed."""
+        return Unit(self.topic, self.partition, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +106,14 @@ class LiveUnit:
         return condition(lease, worker, run, paused=self.paused, stopped=self.stopped)
 
     @property
+    def unit(self) -> Unit:
+        """Which unit it is."""
+        return Unit(self.topic, self.partition, self.group)
+
+    @property
     def name(self) -> str:
         """`topic/partition/group`."""
-        return f"{self.topic}/{self.partition}/{self.group}"
+        return str(self.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ class LiveInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveOrder:
+class LiveDirective:
     """An order that holds. `scope` is TOPIC/PARTITION/GROUP with `*`, or an instance."""
 
     kind: str  # pause | stop | drain
@@ -158,7 +169,7 @@ class LiveView:
 
     fleet: str
     now_unix_ms: int
-    orders: list[LiveOrder]
+    orders: list[LiveDirective]
     instances: list[LiveInstance]
     units: list[LiveUnit]
     failures: list[LiveFailure]
@@ -167,18 +178,16 @@ class LiveView:
     unreadable: list[Unreadable]
 
 
-def look(link: Connection, keys: Keys, fleet: str, *, stale: float) -> LiveView:
-    """Look once. `stale`: seconds of silence after which an instance counts as gone."""
+def look(
+    link: Connection, keys: Keys, fleet: str, *, stale: float, state: FleetState | None = None
+) -> LiveView:
+    """Look once. `stale`: seconds of silence after which an instance counts as gone.
+
+    `state` is the fleet where the caller has read it already.
+    """
     bad = BadValues()
-    time, scores, infos, flat = ask_each(
-        link,
-        [("TIME",), *beating.stored(keys, fleet), ("HGETALL", keys.orders(fleet))],
-        bad,
-    )
-    now = int(time[0]) * 1000 + int(time[1]) // 1000
-    orders = directives.read(flat or ())
-    published.bad_orders(keys, fleet, flat, bad)
-    beats = published.beats(keys, fleet, scores, infos, bad)
+    state = state or published.fleet_state(link, keys, fleet, stale=stale, bad=bad)
+    now, beats, orders = state.now_unix_ms, state.beats, state.control
     names = [beat.instance for beat in beats]
     offers = {pair for beat in beats for pair in beating.seen_of(beat).member.offers}
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
@@ -187,7 +196,7 @@ def look(link: Connection, keys: Keys, fleet: str, *, stale: float) -> LiveView:
     ]
     # One by one in one exchange: users that may GET need not be allowed MGET too.
     commands += [("GET", keys.instance(fleet, name)) for name in names]
-    replies = ask_each(link, commands, bad)
+    replies = ask(link, commands, bad)
     summaries = [
         published.summary(raw, keys.instance(fleet, name), bad)
         for name, raw in zip(names, replies[len(offered) :], strict=True)
@@ -198,19 +207,17 @@ def look(link: Connection, keys: Keys, fleet: str, *, stale: float) -> LiveView:
         if raw
     }
     instances = [
-        _instance(beat, each, now - int(stale * 1000))
+        _instance(beat, each, silent=beat.instance in state.silent)
         for beat, each in zip(beats, summaries, strict=True)
     ]
     # Two instances may claim one unit while it moves: the newer epoch is right.
     owned, failures = dict[Unit, LiveUnit](), list[LiveFailure]()
     for name, each in zip(names, summaries, strict=True):
-        for raw in tables(each.get("units")):
-            found = unit_of(name, raw)
-            unit = unit_key(found)
-            failures += _failures(found, raw)
-            known = owned.get(unit)
+        failures += failures_of(name, each)
+        for found in units_of(name, each):
+            known = owned.get(found.unit)
             if known is None or found.epoch > known.epoch:
-                owned[unit] = found
+                owned[found.unit] = found
     wanted = [
         Unit(t, number, group) for t, group in sorted(offers) for number in range(counts.get(t, 0))
     ]
@@ -237,13 +244,13 @@ def look(link: Connection, keys: Keys, fleet: str, *, stale: float) -> LiveView:
     )
 
 
-def _instance(seen: beating.Heartbeat, summary: dict[str, Any], stale_unix_ms: int) -> LiveInstance:
+def _instance(seen: beating.Heartbeat, summary: dict[str, Any], *, silent: bool) -> LiveInstance:
     name, beat, info = seen[:3]
     units = [unit for unit in tables(summary.get("units")) if unit.get("owned")]
     up = summary.get("redis_up")
     return LiveInstance(
         instance=name,
-        state="silent" if beat < stale_unix_ms else str(summary.get("state") or "unknown"),
+        state="silent" if silent else str(summary.get("state") or "unknown"),
         host=str(info.get("host", "")),
         version=str(info.get("version", "")),
         beat_unix_ms=beat,
@@ -257,19 +264,19 @@ def _instance(seen: beating.Heartbeat, summary: dict[str, Any], stale_unix_ms: i
 
 def _ordered(unit: LiveUnit, orders: directives.Directives) -> LiveUnit:
     """A row with what operators have ordered of it."""
-    paused = orders.pause_of(unit_key(unit)) is not None
-    stopped = orders.stop_of(unit_key(unit)) is not None
+    paused = orders.pause_of(unit.unit) is not None
+    stopped = orders.stop_of(unit.unit) is not None
     return replace(unit, paused=paused, stopped=stopped) if paused or stopped else unit
 
 
-def unit_key(unit: LiveUnit) -> Unit:
-    """Which unit a row is about."""
-    return Unit(unit.topic, unit.partition, unit.group)
-
-
-def order_of(kind: str, scope: str, order: directives.Directive) -> LiveOrder:
+def order_of(kind: str, scope: str, order: directives.Directive) -> LiveDirective:
     """An order that holds, for people."""
-    return LiveOrder(kind, scope, order.at_unix_ms, order.by, order.why)
+    return LiveDirective(kind, scope, order.at_unix_ms, order.by, order.why)
+
+
+def units_of(owner: str, summary: dict[str, Any]) -> list[LiveUnit]:
+    """Read what an instance has published of its units."""
+    return [unit_of(owner, raw) for raw in tables(summary.get("units"))]
 
 
 def unit_of(owner: str, raw: dict[str, Any]) -> LiveUnit:
@@ -315,7 +322,7 @@ def _stray(row: partitions.UnitRow, now: int) -> LiveUnit:
         "topic": row.topic,
         "partition": row.partition,
         "group": row.group,
-        # Owned by the fence but told by nobody: the summary comes with the owner's next turn.
+        # Owned by the fence but in no summary yet: that comes with the owner's next turn.
         "state": "unknown" if row.state == "owned" else row.state,
         "epoch": row.epoch,
         "since_unix_ms": row.since_unix_ms,
@@ -327,17 +334,19 @@ def _stray(row: partitions.UnitRow, now: int) -> LiveUnit:
     return unit_of(row.owner, raw)
 
 
-def _failures(unit: LiveUnit, raw: dict[str, Any]) -> list[LiveFailure]:
+def failures_of(owner: str, summary: dict[str, Any]) -> list[LiveFailure]:
+    """Read what an instance has published of the failures of its units."""
     return [
         LiveFailure(
             error=str(each.get("error", "")),
             count=_whole(each.get("count")) or 0,
             seconds_ago=_real(each.get("seconds_ago")) or 0.0,
-            topic=unit.topic,
-            partition=unit.partition,
-            group=unit.group,
-            instance=unit.owner,
+            topic=str(raw.get("topic", "")),
+            partition=_whole(raw.get("partition")) or 0,
+            group=str(raw.get("group", "")),
+            instance=owner,
         )
+        for raw in tables(summary.get("units"))
         for each in tables(raw.get("failures"))
     ]
 
@@ -366,15 +375,7 @@ def _totals(units: list[LiveUnit]) -> LiveTotals:
     )
 
 
-# --- reading what instances have published: they may be of another version ------------------------
-
-
-def tables(value: Any) -> list[dict[str, Any]]:
-    """A list of JSON objects; whatever else is in it is left out."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-_real, _whole = published.real, published.whole
+_real, _whole, tables = published.real, published.whole, published.tables
 
 
 def _rate(raw: dict[str, Any], name: str) -> float | None:

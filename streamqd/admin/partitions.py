@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamqd.admin import backlog, topics
-from streamqd.admin.pages import measure, server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measure_each
+from streamqd.admin.reading import (
+    BadValues,
+    Unreadable,
+    lease_views,
+    measure,
+    measure_each,
+    server_unix_ms,
+)
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import leases, spark, statistics
+from streamqd.store import spark, statistics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.leases import LeaseView
+from streamqd.store.statistics import UnitFigures
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
 
@@ -21,12 +30,13 @@ COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps n
 class UnitRow:
     """One group on one partition.
 
-    `state` is owned, expired (the owner has not renewed in time, and nobody has taken over yet) or
-    free. `owner` and `since_unix_ms` are those of the owner, '' and null when it is free. `epoch`
-    grows with each change of owner. `lag` counts unread messages, null when the server cannot tell
-    and there are more than 1,000; `pending` those handed out and not acknowledged; `delayed` those
-    that wait for their next attempt. `oldest_unix_ms` is when the oldest of the unread and pending
-    ones was written, `oldest_unread_unix_ms` when the oldest of the unread ones was.
+    `state` is owned, expired (the owner has not renewed in time, and no other has taken over yet)
+    or free. `owner` and `since_unix_ms` are those of the owner, '' and null when it is free.
+    `epoch` grows with each change of owner. `lag` counts unread messages, null when the server
+    cannot tell and there are more than 1,000; `pending` those handed out and not acknowledged;
+    `delayed` those that wait for their next attempt. `oldest_unix_ms` is when the oldest of the
+    unread and pending ones was written, `oldest_unread_unix_ms` when the oldest of the unread ones
+    was.
     """
 
     topic: str
@@ -41,6 +51,11 @@ class UnitRow:
     delayed: int
     oldest_unix_ms: int | None
     oldest_unread_unix_ms: int | None
+
+    @property
+    def unit(self) -> Unit:
+        """Which unit it is."""
+        return Unit(self.topic, self.partition, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +87,8 @@ def view(
         counts = {topic: topics.partition_count(link, keys, topic)}
     else:
         counts = topics.known_counts(link, keys, bad)
-    if partition is not None and partition not in range(counts.get(topic or "", 0)):
-        last = counts.get(topic or "", 0) - 1
-        raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {last}")
+    if partition is not None:
+        topics.check_partition(topic or "", partition, counts.get(topic or "", 0))
     units: list[Unit] = []
     idle = []
     for each, count in counts.items():
@@ -93,25 +107,67 @@ def view(
     return PartitionsView(server_unix_ms(link), found_rows, idle, bad.rows)
 
 
+class MeasuredUnit(NamedTuple):
+    """What Redis holds of one unit. `figures` is None when they cannot be read.
+
+    `lag` is None when the server cannot tell it and there are more than `COUNT_MAX`.
+    """
+
+    unit: Unit
+    lease: LeaseView
+    figures: UnitFigures | None
+    lag: int | None
+
+    def row(self) -> UnitRow:
+        """The unit as the partitions view shows it."""
+        state, owner, since = holder(self.lease)
+        figures = self.figures
+        return UnitRow(
+            *self.unit,
+            state=state,
+            owner=owner,
+            epoch=self.lease.epoch,
+            since_unix_ms=since,
+            lag=self.lag,
+            pending=figures.pending if figures else 0,
+            delayed=figures.delayed if figures else 0,
+            oldest_unix_ms=figures.oldest_unix_ms() if figures else None,
+            oldest_unread_unix_ms=figures.oldest_unread_unix_ms() if figures else None,
+        )
+
+
+def holder(lease: LeaseView) -> tuple[str, str, int | None]:
+    """The state of a lease (owned, expired or free), the owner, and since when."""
+    if not lease.token:
+        return "free", "", None
+    return "expired" if lease.ttl is None else "owned", lease.owner, lease.since_unix_ms
+
+
 def rows(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) -> list[UnitRow]:
+    """Look at each of the units, as the partitions view shows them."""
+    return [each.row() for each in measured(link, keys, units, bad)]
+
+
+def measured(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) -> list[MeasuredUnit]:
     """Look at each of the units."""
-    views = lease_views(link, keys, units, bad)
-    measured = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
+    leases = lease_views(link, keys, units, bad)
+    replies = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
     figures = [
         backlog.unit_figures(unit, reply, keys, bad)
-        for unit, reply in zip(units, measured, strict=True)
+        for unit, reply in zip(units, replies, strict=True)
     ]
     told = zip(units, figures, strict=True)
     counted = _counted(link, keys, {unit: each for unit, each in told if each and each.lag is None})
     return [
-        _row(unit, lease, each, counted.get(unit))
-        for unit, lease, each in zip(units, views, figures, strict=True)
+        MeasuredUnit(
+            *(unit, lease, each),
+            each.lag if each and each.lag is not None else counted.get(unit),
+        )
+        for unit, lease, each in zip(units, leases, figures, strict=True)
     ]
 
 
-def _counted(
-    link: Connection, keys: Keys, figures: dict[Unit, statistics.UnitFigures]
-) -> dict[Unit, int]:
+def _counted(link: Connection, keys: Keys, figures: dict[Unit, UnitFigures]) -> dict[Unit, int]:
     """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`.
 
     One call counts no more than its bytes allow, so all units are counted on in turns.
@@ -133,26 +189,3 @@ def _counted(
             if more and found[unit] <= COUNT_MAX:
                 left.append((unit, stream, last.decode()))
     return {unit: lag for unit, lag in found.items() if lag <= COUNT_MAX}
-
-
-def _row(
-    unit: Unit,
-    lease: leases.LeaseView,
-    figures: statistics.UnitFigures | None,
-    counted: int | None,
-) -> UnitRow:
-    held = bool(lease.token)
-    return UnitRow(
-        topic=unit.topic,
-        partition=unit.partition,
-        group=unit.group,
-        state=("expired" if lease.ttl is None else "owned") if held else "free",
-        owner=lease.owner if held else "",
-        epoch=lease.epoch,
-        since_unix_ms=lease.since_unix_ms if held else None,
-        lag=figures.lag if figures and figures.lag is not None else counted,
-        pending=figures.pending if figures else 0,
-        delayed=figures.delayed if figures else 0,
-        oldest_unix_ms=figures.oldest_unix_ms() if figures else None,
-        oldest_unread_unix_ms=figures.oldest_unread_unix_ms() if figures else None,
-    )

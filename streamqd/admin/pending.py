@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamqd.admin import topics
-from streamqd.admin.pages import BATCH, Id, behind, read_id
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
+from streamqd.admin.reading import BATCH, BadValues, Id, Unreadable, ask, behind, read_id
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.store import untrusted
 from streamqd.store.client import Connection
@@ -104,7 +103,7 @@ def view(
             _Source(number, "r", keys.retry_stream(topic, number, group)),
         )
     ]
-    totals = ask_each(link, [("XPENDING", source.stream, group) for source in sources], bad)
+    totals = ask(link, [("XPENDING", source.stream, group) for source in sources], bad)
     total = sum(int(reply[0]) for reply in totals if reply)
     after = _read_cursor(cursor) if cursor else None
     busy = [s for s, reply in zip(sources, totals, strict=True) if reply and reply[0]]
@@ -176,7 +175,7 @@ def _scan(link: Connection, sources: list[_Source], group: str, order: str) -> I
                     raise reply
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
-                # An entry without a consumer has been idle for ever; its idle time is told as -1.
+                # An entry without a consumer has always been idle; its idle time is -1.
                 since = now - int(raw[2]) if _owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
                 yield _found(source, raw, rank)
@@ -214,7 +213,7 @@ def _rows(
     ]
     crashes = [
         bad.read(untrusted.integer, raw, key, field, default=0) or 0
-        for (_, key, field), raw in zip(asked, ask_each(link, asked, bad), strict=True)
+        for (_, key, field), raw in zip(asked, ask(link, asked, bad), strict=True)
     ]
     return [
         PendingRow(

@@ -13,7 +13,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
 # A server checks rights when a command is queued in a transaction, and a discarded transaction
-# does nothing. The names are those of a topic that nobody has.
+# does nothing. The names are those of a topic that does not exist.
 _UNIT = Unit("streamqd-check", 0, "streamqd-check")
 
 # What is done with each kind of key; `@` stands for the key.
@@ -64,7 +64,7 @@ def missing(link: Connection, keys: Keys, fleet: str) -> list[MissingPermission]
     Raises RedisRefused when it may not even begin a transaction, which workers need too.
     """
     fence = keys.fence(*_UNIT)
-    # Without a transaction EXEC is an error, but not the same one for everybody.
+    # Without a transaction EXEC is an error, but not the same one for all users.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
     watched, *others = link.pipeline(transaction)
     for reply in others:

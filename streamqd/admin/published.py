@@ -1,18 +1,22 @@
-"""What instances say of themselves: beats, records and summaries, with bounds on every number.
+"""The fleet as it describes itself: members, directives, summaries, with bounds on every number.
 
-It may be of another version, or written by somebody else: every field may be missing or strange.
+They may be of another version, or written by others: every field may be missing or strange.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from streamqd.admin.unreadable import BadValues, ask_each
+from streamqd.admin.reading import BadValues, ask, pairs
 from streamqd.errors import BadValue
+from streamqd.policy.rebalance import MemberView
 from streamqd.store import directives, members, untrusted
 from streamqd.store.client import Connection
+from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 from streamqd.store.members import Heartbeat
 
@@ -20,27 +24,78 @@ NUMBER_MAX = float(untrusted.INTEGER_MAX)
 _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
 
 
-def beats(
+@dataclass(frozen=True)
+class FleetState:
+    """A fleet as Redis knows it: its members, and what operators want of them.
+
+    `stale`: seconds after which a silent instance counts as gone.
+    """
+
+    now_unix_ms: int
+    stale: float
+    beats: Sequence[Heartbeat]
+    control: Directives
+
+    @cached_property
+    def silent(self) -> dict[str, int]:
+        """Milliseconds since the last heartbeat of each instance that counts as gone."""
+        ages = {beat.instance: self.now_unix_ms - beat.beat_unix_ms for beat in self.beats}
+        return {name: age for name, age in ages.items() if age > self.stale * 1000}
+
+    @cached_property
+    def live(self) -> dict[str, MemberView]:
+        """The other instances."""
+        return {
+            beat.instance: members.seen_of(beat)
+            for beat in self.beats
+            if beat.instance not in self.silent
+        }
+
+    @cached_property
+    def infos(self) -> dict[str, dict[str, Any]]:
+        """What each instance says of itself."""
+        return {beat.instance: beat.info for beat in self.beats}
+
+    def placeable(self) -> list[MemberView]:
+        """The members that may own something."""
+        return [
+            seen
+            for name, seen in self.live.items()
+            if not seen.leaving and name not in self.control.drains
+        ]
+
+
+def fleet_state(
+    link: Connection, keys: Keys, fleet: str, *, stale: float, bad: BadValues | None = None
+) -> FleetState:
+    """Read members and directives. `bad` keeps what cannot be read; without it a bad key raises."""
+    time, scores, infos, flat = ask(
+        link, [("TIME",), *members.stored(keys, fleet), ("HGETALL", keys.orders(fleet))], bad
+    )
+    if bad is not None:
+        _keep_bad_members(keys, fleet, scores, infos, bad)
+        last = pairs(flat).get(directives.LAST.encode())
+        bad.read(untrusted.integer, last, keys.orders(fleet), directives.LAST, default=0)
+    now = int(time[0]) * 1000 + int(time[1]) // 1000
+    return FleetState(now, stale, members.beats(scores, infos), directives.read(flat or ()))
+
+
+def _keep_bad_members(
     keys: Keys,
     fleet: str,
     scores: Sequence[bytes] | None,
     infos: Sequence[bytes] | None,
     bad: BadValues,
-) -> list[Heartbeat]:
-    """The members by the replies to `members.stored`; what cannot be read is kept in `bad`."""
-    flat, told = scores or (), infos or ()
-    for name, score in zip(flat[::2], flat[1::2], strict=True):
+) -> None:
+    for name, score in pairs(scores).items():
         key, member = keys.members(fleet), untrusted.label(name)
         bad.read(untrusted.name, name, key, member)
         bad.read(untrusted.integer, score, key, member)
-    found = members.beats(scores, infos)
-    raw = dict(zip(told[::2], told[1::2], strict=True))
-    for name, text in raw.items():
+    for name, text in pairs(infos).items():
         key, field = keys.info(fleet), untrusted.label(name)
         info = bad.read(untrusted.json_object, text, key, field)
         if info is not None:
             bad.read(members.described, Heartbeat(field, 0, info), key)
-    return found
 
 
 def summaries(
@@ -48,7 +103,7 @@ def summaries(
 ) -> list[dict[str, Any]]:
     """What each instance has published; {} for nothing, and for what cannot be read."""
     stored = [keys.instance(fleet, name) for name in names]
-    replies = ask_each(link, [("GET", key) for key in stored], bad)
+    replies = ask(link, [("GET", key) for key in stored], bad)
     return [summary(raw, key, bad) for raw, key in zip(replies, stored, strict=True)]
 
 
@@ -76,11 +131,9 @@ def summary(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:
     return found
 
 
-def bad_orders(keys: Keys, fleet: str, flat: Sequence[bytes] | None, bad: BadValues) -> None:
-    """Keep the latest time of all orders, when it is none. Strange orders are `Control.strange`."""
-    told = dict(zip((flat or ())[::2], (flat or ())[1::2], strict=True))
-    last, key = told.get(directives.LAST.encode()), keys.orders(fleet)
-    bad.read(untrusted.integer, last, key, directives.LAST, default=0)
+def tables(value: Any) -> list[dict[str, Any]]:
+    """A list of JSON objects; anything else in it is left out."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def real(value: Any) -> float | None:

@@ -1,6 +1,6 @@
 """Moving what is in a partition to a fresh stream, because its last id leaves no room for more.
 
-1. copy     the entries, in their order, with their ids as far as those are not ahead of the clock
+1. copy     the entries, in their order, with their ids where those are not ahead of the clock
 2. group    each group gets its place on the copy; it is kept from owners from here on
 3. swap     the copy takes the place of the partition, if nothing has changed since
 4. release  owners may take the partition again
@@ -15,8 +15,7 @@ import secrets
 from dataclasses import dataclass
 
 from streamqd.admin import groups, topics
-from streamqd.admin.pages import ask
-from streamqd.admin.unreadable import BadValues
+from streamqd.admin.reading import BadValues, ask, pairs
 from streamqd.errors import ContractError, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.store import growth, leases
@@ -25,7 +24,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
-ROUNDS_MAX = 50  # when somebody writes, or a group changes, between the steps
+ROUNDS_MAX = 50  # when a client writes, or a group changes, between the steps
 RELEASE_TRIES = 2
 
 
@@ -48,8 +47,7 @@ class Renewed:
 def check(link: Connection, keys: Keys, topic: str, partition: int, *, force: bool) -> list[Unit]:
     """The units of a partition that can be renewed. Raises TopicMissing, Refused."""
     count = topics.partition_count(link, keys, topic)
-    if partition not in range(count):
-        raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {count - 1}")
+    topics.check_partition(topic, partition, count)
     if growth.under_way(link, keys, topic) is not None:
         raise Refused(
             f"{topic} grows, which counts by ids: finish that first, `streamqd topic grow {topic}`"
@@ -106,7 +104,7 @@ def _renewed(
                 lost=sum(each[1] for each in placed if each),
             )
         if reply.word == "GONE":
-            raise Refused(f"somebody else has renewed partition {partition} of {topic} meanwhile")
+            raise Refused(f"another client has renewed partition {partition} of {topic} meanwhile")
         units[:] = check(link, keys, topic, partition, force=True)
     raise Refused(
         f"partition {partition} of {topic} changes all the time: stop its producers for a moment"
@@ -151,12 +149,12 @@ def _place(
             raise Refused(groups.owned_sentence(unit, reply.rest[0].decode("utf-8", "replace")))
         case "MANY":
             raise Refused(
-                f"{unit} has {int(reply.rest[0]):,} messages in hand, and {store.PENDING_MAX:,} can"
+                f"{unit} has {int(reply.rest[0]):,} pending messages, and {store.PENDING_MAX:,} can"
                 " go along: let its consumer settle them first"
             )
         case "GONE":
             raise Refused(
-                f"somebody else has renewed partition {unit.partition} of {unit.topic} meanwhile"
+                f"another client has renewed partition {unit.partition} of {unit.topic} meanwhile"
             )
         case word:
             raise ContractError(f"renewing {unit}: {word}")
@@ -174,9 +172,9 @@ def _swap(link: Connection, keys: Keys, topic: str, partition: int) -> Reply:
     if reply.word != "GONE":
         return reply
     (found,) = ask(link, [("XINFO", "STREAM", keys.stream(topic, partition))])
-    if found is None:  # nothing was kept, and nobody reads it
+    if found is None:  # nothing was kept, and no group reads it
         return Reply("OK", [0, b"0-0"])
-    info = dict(zip(found[::2], found[1::2], strict=True))
+    info = pairs(found)
     return Reply("OK", [info[b"length"], info[b"last-generated-id"]])
 
 

@@ -5,17 +5,27 @@ A trim never goes below what groups and the archive still need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamqd import config
-from streamqd.admin import topics, topics_settings
-from streamqd.admin.pages import Id, ask, measure, read_id, server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, lease_views, measure_each
+from streamqd.admin import backlog, topics, topics_settings
+from streamqd.admin.reading import (
+    BadValues,
+    Id,
+    Unreadable,
+    ask,
+    lease_views,
+    measure,
+    measure_each,
+    read_id,
+    server_unix_ms,
+)
+from streamqd.admin.words import known_sum, plural
 from streamqd.errors import RedisRefused, Refused
 from streamqd.model import Unit
-from streamqd.store import retention, spark
+from streamqd.store import retention
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.retention import GroupStand, Stand, Trimmed
@@ -33,7 +43,7 @@ class TrimRow:
     `removed` is how many entries went, or would go at most (whole nodes go, of 100 entries by the
     server's defaults); null: more than 100,000. `messages` and `bytes` (about, null when the Redis
     user may not ask) are what is there now. `holder` is who still needs the oldest entry that must
-    stay, a group or @archive, '' for nobody; `held_since_unix_ms` when that was written.
+    stay, a group or @archive, '' for none; `held_since_unix_ms` when that was written.
     """
 
     partition: int
@@ -115,7 +125,7 @@ def trim(
 
 
 def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
-    """Who needs the oldest entry that must stay, and that entry; '' and None for nobody."""
+    """Who needs the oldest entry that must stay, and that entry; '' and None for none."""
     needs = [(read_id(group.needs), group.name) for group in stand.groups if group.needs]
     if archive and stand.unarchived:
         needs.append((read_id(stand.unarchived), ARCHIVE))
@@ -129,23 +139,11 @@ def count_between(
     link: Connection, keys: Keys, topic: str, partition: int, first: Id | None, before: Id | None
 ) -> int | None:
     """How many entries there are from `first` on and before `before`; None: more than COUNT_MAX."""
-    after = "0-0" if first is None else str(_before(first))
-    upto = "+" if before is None else str(_before(before))
-    stream, total = keys.stream(topic, partition), 0
-    while total <= COUNT_MAX:
-        (reply,) = measure(link, [spark.step(stream, after, upto, spark.STEP_MAX)])
-        gone, last, more = reply.rest
-        total, after = total + int(gone), last.decode()
-        if not more:
-            return total
-    return None
-
-
-def _before(entry: Id) -> Id:
-    """The greatest id before this one."""
-    if entry.seq:
-        return Id(entry.ms, entry.seq - 1)
-    return Id(entry.ms - 1, (1 << 64) - 1) if entry.ms else entry
+    after = "0-0" if first is None else str(first.before())
+    upto = "+" if before is None else str(before.before())
+    stream = keys.stream(topic, partition)
+    total, whole = backlog.count_between(link, stream, after, upto, COUNT_MAX)
+    return total if whole else None
 
 
 def known_stand(
@@ -285,10 +283,10 @@ def _removable(
 class BlockingGroup:
     """One group on one partition.
 
-    `owner` is the instance that holds it, '' for nobody. `unread` is null when the server cannot
+    `owner` is the instance that holds it, '' for none. `unread` is null when the server cannot
     tell. `needs_unix_ms` is when the oldest entry was written that it has still to settle, null
     when there is none. `idle_seconds` is how long ago a consumer of the group was last seen, null
-    when it never had one. `abandoned`: nobody owns it, and nobody has read for it in a while,
+    when it never had one. `abandoned`: no instance owns it, and no client has read for it lately,
     although it has something to read. `dropped` counts what it ever lost to drop_unacked_*.
     """
 
@@ -308,7 +306,7 @@ class StreamRow:
 
     `kept_by` is group, archive (both: still needed, and beyond what retention would keep),
     retention (it would go later), settings (no setting ever trims it) or empty. `holder` is the
-    group, or @archive, that needs the oldest entry that must stay, '' for nobody;
+    group, or @archive, that needs the oldest entry that must stay, '' for none;
     `since_unix_ms` is when that entry was written. `needed` is how many entries there are from
     that one on, null for more than 100,000; `needed_bytes` is about their memory. `bytes` is the
     memory of the partition, `dead_bytes` that of its dead letters, `retry_bytes` that of the retry
@@ -399,19 +397,14 @@ def examine(
         archive=holds.archive,
         retention=config.registered(holds)["retention"],
         messages=sum(row.messages for row in rows),
-        bytes=_sum(row.bytes for row in rows),
+        bytes=known_sum(row.bytes for row in rows),
         dead=sum(row.dead for row in rows),
-        dead_bytes=_sum(row.dead_bytes for row in rows),
-        retry_bytes=_sum(row.retry_bytes for row in rows),
+        dead_bytes=known_sum(row.dead_bytes for row in rows),
+        retry_bytes=known_sum(row.retry_bytes for row in rows),
         partitions=rows,
         problems=problems,
         unreadable=bad.rows,
     )
-
-
-def _sum(sizes: Iterable[int | None]) -> int | None:
-    known = list(sizes)
-    return None if None in known else sum(each or 0 for each in known)
 
 
 def _beside(
@@ -425,7 +418,7 @@ def _beside(
     replies = link.pipeline(asked)
     # Whoever may not ask for it gets the rest all the same.
     sizes = [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
-    return int(dead), sizes[0], _sum(sizes[1:])
+    return int(dead), sizes[0], known_sum(sizes[1:])
 
 
 def _groups(
@@ -562,11 +555,13 @@ def _missing_group(row: StreamRow, name: str) -> BlockingProblem:
 
 
 def _abandoned(topic: str, row: StreamRow, group: BlockingGroup) -> BlockingProblem:
-    seen = "nobody ever read for it" if group.idle_seconds is None else "nobody reads for it now"
+    seen = (
+        "no client ever read for it" if group.idle_seconds is None else "no client reads for it now"
+    )
     kept = f" and keeps {_amount(row.needed)}" if row.holder == group.group else ""
     text = f"the group {group.group} has no owner, {seen}{kept}"
     advice = (
-        f"start its consumer, or, when nobody needs it, `streamqd group delete {topic}"
+        f"start its consumer, or, when it is not needed, `streamqd group delete {topic}"
         f" {group.group}`"
     )
     return BlockingProblem(row.partition, "abandoned", group.group, text, advice)
@@ -577,7 +572,7 @@ def _behind(topic: str, row: StreamRow, group: BlockingGroup) -> BlockingProblem
         state = f"which {group.owner} owns"
         advice = f"see `streamqd partitions {topic}` for its lag and `streamqd pending {topic}`"
     else:
-        state = "which nobody owns at the moment"
+        state = "which no instance owns at the moment"
         advice = "start its consumer"
     unread = "an unknown number" if group.unread is None else f"{group.unread:,}"
     text = (
@@ -590,4 +585,4 @@ def _behind(topic: str, row: StreamRow, group: BlockingGroup) -> BlockingProblem
 def _amount(needed: int | None) -> str:
     if needed is None:
         return f"more than {COUNT_MAX:,} messages"
-    return "1 message" if needed == 1 else f"{needed:,} messages"
+    return plural(needed, "message")

@@ -5,14 +5,12 @@ A retry is named `PARTITION:place`, as `3:m:1700000000000-0`: the place that it 
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from streamqd.admin import groups
-from streamqd.admin.pages import server_unix_ms
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, measure_each
+from streamqd.admin import due, groups, topics
+from streamqd.admin.reading import BadValues, Unreadable, ask, measure_each, server_unix_ms
 from streamqd.errors import BadValue, Malformed, Refused
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
@@ -23,13 +21,8 @@ from streamqd.store.items import portions
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
 
-PAGE = 200
-BATCH = 64  # retries that are changed by one call
 TEXT_BYTES_MAX = 1000  # of an error that is shown
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
-_CURSOR = re.compile(r"([0-9]{1,17})/([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
-
-Position = tuple[int, int, str]  # due, partition, place: the order of the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,7 @@ class RetryRow:
 
     `uid` names the message over all its copies; `key` is '' when there is none. `payload_bytes` is
     null when what is kept of it cannot be read. `error` is what the run before has failed of and
-    `at` the line of code, as far as `dlq_error` and `redact_error` allow; '' when it is not told.
+    `at` the line of code, if `dlq_error` and `redact_error` allow it, else ''.
     """
 
     id: str
@@ -118,43 +111,27 @@ def listed(
     cursor: str = "",
 ) -> RetriesView:
     """A page of the chosen retries. Raises TopicMissing, Refused."""
-    count = groups.known(link, keys, topic, group)
-    _check(topic, choice.partition, count)
-    now = server_unix_ms(link)
-    after = _read_cursor(cursor) if cursor else (0, 0, "")
-    found, bad = [], BadValues()
-    for position, row in _merged(link, keys, topic, group, count, after, bad):
-        if _passes(position, row, choice, now):
-            found.append(row)
-            if len(found) > limit:
-                break
-    page = found[:limit]
-    cards = [("ZCARD", keys.retry(topic, each, group)) for each in range(count)]
-    totals = ask_each(link, cards, bad)
-    return RetriesView(
-        topic=topic,
-        group=group,
-        now_unix_ms=now,
-        total=sum(each or 0 for each in totals),
-        rows=page,
-        cursor=f"{page[-1].due_unix_ms}/{page[-1].id}" if len(found) > limit else "",
-        unreadable=bad.rows,
-    )
+    count = _count(link, keys, topic, group, choice)
+    after, now, bad = due.read_cursor(cursor), server_unix_ms(link), BadValues()
+    every = _chosen(link, keys, topic, group, count, choice, now, after, bad)
+    rows, following = due.page((row for _, row in every), limit)
+    totals = ask(link, [("ZCARD", keys.retry(topic, each, group)) for each in range(count)], bad)
+    total = sum(each or 0 for each in totals)
+    return RetriesView(topic, group, now, total, rows, following, bad.rows)
 
 
 def chosen(
     link: Connection, keys: Keys, topic: str, group: str, choice: RetryFilter
 ) -> dict[int, list[RetryRow]]:
     """The chosen retries by partition. Raises TopicMissing; Refused when a name is none."""
-    count = groups.known(link, keys, topic, group)
-    _check(topic, choice.partition, count)
+    count = _count(link, keys, topic, group, choice)
     if choice.ids:
         return _named(link, keys, topic, group, count, choice.ids)
-    now = server_unix_ms(link)
+    now, bad = server_unix_ms(link), BadValues()
     found: dict[int, list[RetryRow]] = {}
-    for position, row in _merged(link, keys, topic, group, count, (0, 0, ""), BadValues()):
-        if _passes(position, row, choice, now):
-            found.setdefault(position[1], []).append(row)
+    every = _chosen(link, keys, topic, group, count, choice, now, due.BEGIN, bad)
+    for partition, row in every:
+        found.setdefault(partition, []).append(row)
     return found
 
 
@@ -162,12 +139,12 @@ def hasten(
     link: Connection, keys: Keys, topic: str, group: str, rows: dict[int, list[RetryRow]]
 ) -> Hastened:
     """Let retries be due now; the owner's housekeeper moves them within a second."""
-    due = gone = 0
+    hastened = gone = 0
     for unit, batch in _batches(topic, group, rows):
         reply = link.run(store.hasten(keys, unit, [_place(row) for row in batch]))
-        due += int(reply.rest[0])
+        hastened += int(reply.rest[0])
         gone += int(reply.rest[1])
-    return Hastened(topic, group, due, gone)
+    return Hastened(topic, group, hastened, gone)
 
 
 def cancel(
@@ -222,48 +199,45 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _merged(
+def _count(link: Connection, keys: Keys, topic: str, group: str, choice: RetryFilter) -> int:
+    """How many partitions the topic has; the one that is chosen is among them."""
+    count = groups.known(link, keys, topic, group)
+    if choice.partition is not None:
+        topics.check_partition(topic, choice.partition, count)
+    return count
+
+
+def _chosen(
     link: Connection,
     keys: Keys,
     topic: str,
     group: str,
     count: int,
-    after: Position,
+    choice: RetryFilter,
+    now: int,
+    after: due.Position,
     bad: BadValues,
-) -> Iterator[tuple[Position, RetryRow]]:
-    readers = [_ordered(link, keys, Unit(topic, each, group), after, bad) for each in range(count)]
-    return heapq.merge(*readers, key=lambda found: found[0])
+) -> Iterator[tuple[int, RetryRow]]:
+    """The chosen retries behind a position. A due time that cannot be read is kept in `bad`."""
 
+    def read(partition: int, start: tuple[int, str]) -> tuple[list[store.Delayed], bool]:
+        return _page(link, keys, Unit(topic, partition, group), start, bad)
 
-def _ordered(
-    link: Connection, keys: Keys, unit: Unit, after: Position, bad: BadValues
-) -> Iterator[tuple[Position, RetryRow]]:
-    """The retries of one partition behind a position of the whole list.
-
-    A due time that cannot be read is kept in `bad`.
-    """
-    due, partition, place = after
-    if unit.partition < partition:
-        start = (due, "s")  # behind every place of that due time
-    elif unit.partition == partition:
-        start = (due, place)
-    else:
-        start = (due, "")
-    while True:
-        page, more = _page(link, keys, unit, start, bad)
-        for each in page:
-            position = (each.due_unix_ms, unit.partition, each.place)
-            if position > after:
-                yield position, _row(unit, each)
-        if not page or not more:
-            return
-        start = (page[-1].due_unix_ms, page[-1].place)
+    partitions = range(count) if choice.partition is None else (choice.partition,)
+    for partition, each in due.merged(partitions, read, after):
+        row = _row(Unit(topic, partition, group), each)
+        if (
+            choice.key in (None, row.key)
+            and row.attempt >= choice.attempt_min
+            and (choice.due_within_ms is None or row.due_unix_ms <= now + choice.due_within_ms)
+        ):
+            yield partition, row
 
 
 def _page(
     link: Connection, keys: Keys, unit: Unit, start: tuple[int, str], bad: BadValues
 ) -> tuple[list[store.Delayed], bool]:
-    (reply,) = measure_each(link, [store.page(keys, unit, start, PAGE)], bad)
+    (reply,) = measure_each(link, [store.page(keys, unit, start, due.PAGE)], bad)
     if reply is None:
         return [], False
     page, more = [], bool(reply.rest[1])
@@ -314,36 +288,24 @@ def _named(
         if match is None:
             raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
         unit = Unit(topic, int(match[1]), group)
-        _check(topic, unit.partition, count)
-        due = link.execute("ZSCORE", keys.retry(*unit), match[2])
-        if due is None:
+        topics.check_partition(topic, unit.partition, count)
+        score = link.execute("ZSCORE", keys.retry(*unit), match[2])
+        if score is None:
             raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
         # The page that begins just before it; a due time has no fraction.
-        [row], _ = store.rows(link.run(store.page(keys, unit, (int(float(due)), match[2][:-1]), 1)))
+        [row], _ = store.rows(
+            link.run(store.page(keys, unit, (int(float(score)), match[2][:-1]), 1))
+        )
         if row.place == match[2]:
             found.setdefault(unit.partition, []).append(_row(unit, row))
     return found
-
-
-def _check(topic: str, partition: int | None, count: int) -> None:
-    if partition is not None and partition >= count:
-        raise Refused(f"the topic {topic} has no partition {partition}: it has {count}")
-
-
-def _passes(position: Position, row: RetryRow, choice: RetryFilter, now: int) -> bool:
-    return (
-        choice.partition in (None, position[1])
-        and choice.key in (None, row.key)
-        and row.attempt >= choice.attempt_min
-        and (choice.due_within_ms is None or row.due_unix_ms <= now + choice.due_within_ms)
-    )
 
 
 def _batches(
     topic: str, group: str, rows: dict[int, list[RetryRow]]
 ) -> Iterator[tuple[Unit, list[RetryRow]]]:
     for partition, found in sorted(rows.items()):
-        for part in portions(found, lambda row: row.payload_bytes or 0, BATCH):
+        for part in portions(found, lambda row: row.payload_bytes or 0, due.BATCH):
             yield Unit(topic, partition, group), part
 
 
@@ -356,10 +318,3 @@ def _number(raw: bytes | None) -> int:
         return untrusted.integer(raw, "", default=0)
     except BadValue:
         return 0
-
-
-def _read_cursor(text: str) -> Position:
-    match = _CURSOR.fullmatch(text)
-    if match is None:
-        raise Malformed(f"{text!r} is not a cursor that this verb has printed")
-    return int(match[1]), int(match[2]), match[3]

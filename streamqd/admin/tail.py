@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamqd.admin import topics
-from streamqd.admin.pages import (
+from streamqd.admin.reading import (
     SEQ_MAX,
     Entry,
     Id,
     ask,
     forwards,
+    last_id,
     newest_first,
-    read_fields,
+    pairs,
     read_id,
 )
-from streamqd.errors import Refused
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
@@ -48,10 +48,8 @@ class Tail:
     ) -> None:
         """Look at all partitions or one, from now on. Raises TopicMissing, Refused."""
         count = topics.partition_count(link, keys, topic)
-        if partition is not None and not 0 <= partition < count:
-            raise Refused(
-                f"the topic {topic} has {count} partitions: there is no partition {partition}"
-            )
+        if partition is not None:
+            topics.check_partition(topic, partition, count)
         chosen = range(count) if partition is None else [partition]
         self._link = link
         self.topic = topic
@@ -59,7 +57,7 @@ class Tail:
         infos = ask(link, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
         # Once and for all: `$` in every read would miss what arrives between two reads.
         self._positions = {
-            stream: _last_id(info)
+            stream: read_id(last_id(info))
             for stream, info in zip(self._streams.values(), infos, strict=True)
         }
 
@@ -89,7 +87,7 @@ class Tail:
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:
-        """Yield messages as they are written, for ever; an empty list once a second otherwise."""
+        """Yield messages as they are written, endlessly; an empty list once a second otherwise."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
         groups = self._link.together(list(self._positions))
         while True:
@@ -100,7 +98,7 @@ class Tail:
             else:
                 reply = self._link.execute(*self._command(groups[0], "BLOCK", BLOCK_MS))
             found = [
-                Entry(numbers[name], read_id(raw_id), read_fields(fields))
+                Entry(numbers[name], read_id(raw_id), pairs(fields))
                 for name, page in reply or ()
                 for raw_id, fields in page
             ]
@@ -125,9 +123,3 @@ class Tail:
             headers=entry.headers,
             payload=entry.fields.get(b"payload", b""),
         )
-
-
-def _last_id(info: list[Any] | None) -> Id:
-    if info is None:
-        return Id(0, 0)
-    return read_id(dict(zip(info[::2], info[1::2], strict=True))[b"last-generated-id"])

@@ -9,14 +9,8 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import backlog, topics_settings
-from streamqd.admin.pages import BATCH
-from streamqd.admin.unreadable import (
-    BadValues,
-    Unreadable,
-    ask_each,
-    group_names,
-    measure_each,
-)
+from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, group_names, measure_each
+from streamqd.admin.words import known_sum
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
@@ -129,6 +123,12 @@ def partition_count(link: Connection, keys: Keys, topic: str) -> int:
     return count
 
 
+def check_partition(topic: str, partition: int, count: int) -> None:
+    """Refused when a topic has no such partition."""
+    if partition not in range(count):
+        raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {count - 1}")
+
+
 def create(link: Connection, keys: Keys, topic: str, wanted: config.Topic) -> Created:
     """Register a topic. Refused when it exists with another number of partitions."""
     if not NAME.fullmatch(topic):
@@ -185,7 +185,7 @@ def known_meta(link: Connection, keys: Keys, topic: str, bad: BadValues) -> topi
     if count is None:
         return None
     key = keys.meta(topic)
-    (reply,) = ask_each(link, [("HMGET", key, "created", "settings")], bad)
+    (reply,) = ask(link, [("HMGET", key, "created", "settings")], bad)
     created, settings = reply or (None, None)
     return topics.TopicMeta(
         count,
@@ -197,7 +197,7 @@ def known_meta(link: Connection, keys: Keys, topic: str, bad: BadValues) -> topi
 def known_count(link: Connection, keys: Keys, topic: str, bad: BadValues) -> int | None:
     """How many partitions a topic has; None when there is none, or that cannot be read."""
     key = keys.meta(topic)
-    (raw,) = ask_each(link, [("HGET", key, "partitionCount")], bad)
+    (raw,) = ask(link, [("HGET", key, "partitionCount")], bad)
     return None if raw is None else bad.read(topics.count_of, topic, raw, key)
 
 
@@ -221,7 +221,6 @@ def describe(
     meta = known_meta(link, keys, topic, bad)
     names = groups(link, keys, topic, range(count), bad=bad)
     rows = _partition_rows(link, keys, topic, count, names, bad)
-    sizes = [row.bytes for row in rows if row.bytes is not None]
     registered = meta.settings if meta else {}
     stated = configured or config.Topic()
     under_way = bad.read(growth.under_way, link, keys, topic)
@@ -236,7 +235,7 @@ def describe(
         totals=Totals(
             messages=sum(row.messages for row in rows),
             added=sum(row.added for row in rows),
-            bytes=sum(sizes) if len(sizes) == len(rows) else None,
+            bytes=known_sum(row.bytes for row in rows),
             scheduled=sum(row.scheduled for row in rows),
             dead=sum(row.dead for row in rows),
             groups=[_summed(name, rows) for name in names],
@@ -306,18 +305,18 @@ def groups(
     """Names of the groups that read any of the partitions, sorted.
 
     With `letters` also of those that read their dead letters. A group whose name is not UTF-8 was
-    made by somebody else: it is left out, and kept in `bad`.
+    made by another client: it is left out, and kept in `bad`.
     """
     bad = bad or BadValues()
     numbers = list(partitions)
     streams = [keys.stream(topic, each) for each in numbers]
     if letters:
         streams += [keys.dlq(topic, each) for each in numbers]
-    replies = ask_each(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     found = set()
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reply, stream, bad):
-            # A group of one kind on the stream of the other was made by somebody else.
+            # A group of one kind on the stream of the other was made by another client.
             if Unit(topic, 0, group["name"]).reads_letters == (at >= len(numbers)):
                 found.add(group["name"])
     return sorted(found)

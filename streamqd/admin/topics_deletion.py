@@ -3,7 +3,7 @@
 The order is what makes it safe to interrupt and to repeat:
 
 1. The number of partitions is taken away, in one step. From then on the topic does not exist for
-   producers and daemons, and nobody can create it; how many partitions there were is kept.
+   producers and daemons, and it cannot be created; how many partitions there were is kept.
 2. All keys of the partitions go, in bounded pieces: first those whose names are known, then what a
    scan of the key space finds under their hash tags.
 3. The name leaves the registry, and last of all goes the key that says that it is being deleted.
@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from streamqd.admin import topics as admin
-from streamqd.admin.pages import ask
-from streamqd.admin.unreadable import BadValues, lease_views
+from streamqd.admin.reading import BadValues, ask, lease_views
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import topics
@@ -116,7 +115,7 @@ def delete(
         )
     reply = link.run(topics.retirement(keys, topic))
     if reply.word == "MISSING":
-        raise Refused(f"the topic {topic} was deleted by somebody else meanwhile")
+        raise Refused(f"the topic {topic} was deleted by another client meanwhile")
     removed = 0
     for batch in _batches(link, keys, topic, found):
         slots = link.together(batch)

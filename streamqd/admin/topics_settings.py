@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streamqd import config
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
+from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.config.checks import check
 from streamqd.config.overlay import meant_by, setting_at
 from streamqd.config.problems import Problems
@@ -21,7 +21,7 @@ from streamqd.store import topics, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
-TRIES = 5  # when somebody else changes the same settings
+TRIES = 5  # when another client changes the same settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def show(
 ) -> TopicSettings:
     """The settings of a topic that is registered."""
     key, bad = keys.meta(topic), BadValues()
-    (raw,) = ask_each(link, [("HGET", key, "settings")], bad)
+    (raw,) = ask(link, [("HGET", key, "settings")], bad)
     registered = readable(raw, key, bad)
     return replace(_seen(topic, registered, configured, changed=False), unreadable=bad.rows)
 
@@ -70,7 +70,7 @@ def change(
             raise Refused(f"the topic {topic} was deleted meanwhile")
         if reply.word == "OK":
             return _seen(topic, after, configured, changed=after != before)
-    raise Refused(f"somebody else keeps changing the settings of {topic}; try again")
+    raise Refused(f"another client keeps changing the settings of {topic}; try again")
 
 
 def readable(raw: bytes | None, key: str, bad: BadValues) -> dict[str, Any]:

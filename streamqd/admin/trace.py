@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import live, topics
 from streamqd.admin.dead_letters.selection import Fields
-from streamqd.admin.pages import Id, ask, read_fields, read_id, server_unix_ms
+from streamqd.admin.reading import Id, ask, last_id, pairs, read_id, server_unix_ms
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
@@ -64,8 +64,8 @@ class GroupTrace:
     """The message in one group.
 
     `state` is unread, pending (handed out and not settled), running, waiting (for its next attempt,
-    until `due_unix_ms`), retry-unread (that is due, and nobody has read it yet), dead, acknowledged
-    (as far as Redis can tell: it was handed out and nothing of it is left), or unreadable, with the
+    until `due_unix_ms`), retry-unread (that is due, and not read yet), dead, acknowledged
+    (by what Redis can tell: it was handed out and nothing of it is left), or unreadable, with the
     reason in `problem`. A pending one with `due_unix_ms` runs again then, in its place. `condition`
     is that of the group on the partition, as in `status`. `place` is where it is: `m:ID` in the
     partition, `r:ID` in the retry stream. `attempt` is the number of the run that it waits for or
@@ -139,10 +139,7 @@ def read_uid(text: str) -> Name:
 def trace(link: Connection, keys: Keys, fleet: str, name: Name, *, stale: float) -> Trace:
     """Look for a message. Raises TopicMissing; Refused when there is no trace of it."""
     count = topics.partition_count(link, keys, name.topic)
-    if name.partition >= count:
-        raise Refused(
-            f"{name.topic} has no partition {name.partition}: they are numbered 0 to {count - 1}"
-        )
+    topics.check_partition(name.topic, name.partition, count)
     try:
         entry_id = read_id(name.id)
     except ValueError:
@@ -190,7 +187,7 @@ class _Search:
     def run(self) -> Trace:
         name, keys = self._name, self._keys
         view = live.look(self._link, keys, self._fleet, stale=self._stale)
-        told = {live.unit_key(each): each for each in view.units}
+        told = {each.unit: each for each in view.units}
         stream = keys.stream(name.topic, name.partition)
         here, info, first, archived, removed = ask(
             self._link,
@@ -202,8 +199,8 @@ class _Search:
                 ("HGET", keys.trim(name.topic, name.partition), "removed"),
             ],
         )
-        told_of = read_fields(info or ())
-        last = read_id(told_of[b"last-generated-id"]) if info else Id(0, 0)
+        told_of = pairs(info)
+        last = read_id(last_id(info))
         letters = [
             self._letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
         ]
@@ -367,7 +364,7 @@ class _Search:
             if seen is not None and seen.running == place:
                 told |= {"state": RUNNING, "running_seconds": seen.longest_run_seconds}
             return told
-        rows = [read_fields(each) for each in groups or ()]
+        rows = [pairs(each) for each in groups or ()]
         at = [each for each in rows if each[b"name"] == unit.group.encode()]
         read = bool(at) and read_id(at[0][b"last-delivered-id"]) >= read_id(entry_id)
         return {"state": DONE if read else UNREAD}
@@ -391,7 +388,7 @@ class _Search:
 
 
 def _entry(raw: list[Any]) -> EntryTrace:
-    entry_id, fields = read_id(raw[0]), read_fields(raw[1])
+    entry_id, fields = read_id(raw[0]), pairs(raw[1])
     return EntryTrace(
         id=str(entry_id),
         written_unix_ms=entry_id.ms,

@@ -8,78 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from streamqd.admin import backlog, live, partitions, published, topics
-from streamqd.admin.condition import RUNNING_SECONDS, lasting
+from streamqd.admin import live, partitions, published, topics
+from streamqd.admin.backlog import other_clients, pending
+from streamqd.admin.condition import RUNNING_SECONDS
 from streamqd.admin.growth import OWNER as GROWTH
-from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit, LiveView
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each, lease_views, measure_each
+from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
+from streamqd.admin.partitions import MeasuredUnit
+from streamqd.admin.reading import BadValues, Unreadable, ask
+from streamqd.admin.words import lasting, plural
 from streamqd.errors import Refused
 from streamqd.model import Unit
-from streamqd.store import directives, leases, members
+from streamqd.store import members
 from streamqd.store.client import Connection
-from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
-from streamqd.store.statistics import UnitFigures, measure_unit
-
-
-class Said(NamedTuple):
-    """One cause: a stable word, and what it tells people."""
-
-    word: str
-    sentence: str
-    advice: str
-
-
-def said(told: LiveUnit, *, moving: bool, last_error: str) -> Iterator[Said]:
-    """Say what holds a unit; `last_error` completes a sentence.
-
-    `moving` tells that messages are settled besides those that are held.
-    """
-    name, on = told.name, f"on {told.owner}"
-    left = told.waits_seconds
-    when = "" if left is None else f", the next try in {left:.0f} s"
-    if told.state == "blocked":
-        yield Said(
-            "blocked",
-            f"{name} waits {on} for the message at the head of its line, which has"
-            f" failed{when}{last_error}",
-            'mend what it fails of; with on_error = "block" nothing gets past it',
-        )
-    elif told.state in ("halted", "probing"):
-        half = told.state == "probing"
-        begins = "half-open" if half else "open"
-        then = "one message at a time is tried" if half else "no message is started"
-        yield Said(
-            "circuit-open",
-            f"the circuit breaker of {name} is {begins} {on}: {then}{when}{last_error}",
-            "fix what the handler depends on: the circuit closes by itself when a message succeeds",
-        )
-    elif told.state == "flooded":
-        yield Said(
-            "flood",
-            f"the flood guard has stopped {name} {on}, because most of its messages die"
-            f"{last_error}",
-            f"mend the handler, then `streamqd resume {name}`",
-        )
-    elif told.state == "throttled":
-        yield Said(
-            "throttled",
-            f"{name} is held {on} by its rate of {told.rate or 0:g} runs/s, which the group has in"
-            " each partition",
-            "wait, or raise the rate of the consumer; more partitions have more rate",
-        )
-    elif told.held and not moving:
-        full = ", as many as it may, and reads no more" if told.state == "full" else ""
-        keys = "one held key" if told.held_keys == 1 else f"{told.held_keys:,} held keys"
-        yield Said(
-            "keys-held",
-            f"the worker of {name} {on} keeps {told.held:,} messages of {keys}{full}{when}"
-            f"{last_error}",
-            "mend what the first message of each fails of; held_max is how many it may keep",
-        )
-
 
 STUCK_SECONDS = 10.0  # one run that lasts longer is named as what holds the partition
 FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause
@@ -140,11 +82,157 @@ class WaitFacts:
     foreign: dict[str, int]
     told: LiveUnit | None
     failures: tuple[LiveFailure, ...]
-    pause: LiveOrder | None
+    pause: LiveDirective | None
     drained: tuple[str, ...]
     members: tuple[MemberFacts, ...]
     solo: bool
-    stop: LiveOrder | None = None
+    stop: LiveDirective | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why one unit does not move: `causes[0]` is the likeliest. `moves`: nothing holds it.
+
+    `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`; `lag_per_second` is how
+    fast the lag grows, null when its owner has not told. `unreadable` are values in Redis that
+    cannot be read, of this unit and of the fleet: they count as missing.
+    """
+
+    topic: str
+    partition: int
+    group: str
+    owner: str
+    moves: bool
+    causes: list[WaitCause]
+    lag: int | None
+    pending: int
+    delayed: int
+    oldest_unix_ms: int | None
+    lag_per_second: float | None
+    unreadable: list[Unreadable]
+
+
+def answer(
+    link: Connection,
+    keys: Keys,
+    fleet: str,
+    topic: str,
+    partition: int | None = None,
+    group: str | None = None,
+    *,
+    stale: float,
+) -> list[Answer]:
+    """Say it of one partition or all of a topic, of one group or each. Group by group.
+
+    Raises TopicMissing, Refused.
+    """
+    count = topics.partition_count(link, keys, topic)
+    if partition is not None:
+        topics.check_partition(topic, partition, count)
+    bad = BadValues()
+    known = topics.groups(link, keys, topic, range(count), bad=bad)
+    if group is not None and group not in known:
+        raise Refused(f"no group {group} reads the topic {topic}")
+    if not known:
+        raise Refused(f"no group reads the topic {topic}, so nothing of it can move")
+    numbers = range(count) if partition is None else (partition,)
+    units = [
+        Unit(topic, number, each)
+        for each in sorted(known)
+        if group in (None, each)
+        for number in numbers
+    ]
+    state = published.fleet_state(link, keys, fleet, stale=stale, bad=bad)
+    view = live.look(link, keys, fleet, stale=stale, state=state)
+    for row in view.unreadable:
+        bad.keep(row)
+    measured = partitions.measured(link, keys, units, bad)
+    held = other_clients(ask(link, pending(keys, units), bad))
+    answers = [_one(view, state, *each) for each in zip(measured, held, strict=True)]
+    return [replace(each, unreadable=bad.rows) for each in answers]
+
+
+def _one(
+    view: LiveView, state: published.FleetState, measured: MeasuredUnit, foreign: dict[str, int]
+) -> Answer:
+    unit, row = measured.unit, measured.row()
+    due = measured.figures.next_due_unix_ms if measured.figures else None
+    told = _told(view, unit, row.owner)
+    failures = [each for each in view.failures if each.unit == unit]
+    now = view.now_unix_ms
+    pause, stop = state.control.pause_of(unit), state.control.stop_of(unit)
+    facts = WaitFacts(
+        unit=unit,
+        lease=row.state,
+        owner=row.owner,
+        lag=row.lag,
+        unread=row.oldest_unread_unix_ms is not None,
+        pending=row.pending,
+        delayed=row.delayed,
+        next_due_seconds=None if due is None else (due - now) / 1000,
+        oldest_seconds=None if row.oldest_unix_ms is None else (now - row.oldest_unix_ms) / 1000,
+        foreign=foreign,
+        told=told,
+        failures=tuple(failures),
+        pause=None if pause is None else live.order_of("pause", str(pause[0]), pause[1]),
+        drained=tuple(state.control.drains),
+        members=_members(view, state, unit),
+        solo=measured.lease.solo,
+        stop=None if stop is None else live.order_of("stop", f"{unit.topic}/{unit.group}", stop),
+    )
+    found = causes(facts)
+    return Answer(
+        topic=unit.topic,
+        partition=unit.partition,
+        group=unit.group,
+        owner=row.owner,
+        moves=found[0].moves,
+        causes=found,
+        lag=row.lag,
+        pending=row.pending,
+        delayed=row.delayed,
+        oldest_unix_ms=row.oldest_unix_ms,
+        lag_per_second=told.lag_per_second if told else None,
+        unreadable=[],
+    )
+
+
+def _told(view: LiveView, unit: Unit, owner: str) -> LiveUnit | None:
+    """What its owner says of it. A worker that crashes in a loop is told by its last owner."""
+    for each in view.units:
+        if each.unit == unit and each.state not in ("free", "expired", "unknown"):
+            return each if owner in ("", each.owner) else None
+    return None
+
+
+def _members(view: LiveView, state: published.FleetState, unit: Unit) -> tuple[MemberFacts, ...]:
+    found = []
+    for each in view.instances:
+        info = state.infos[each.instance]
+        seen = members.seen_of(members.Heartbeat(each.instance, each.beat_unix_ms, info))
+        found.append(
+            MemberFacts(
+                instance=each.instance,
+                state=each.state,
+                offers=(unit.topic, unit.group) in seen.member.offers,
+                broken=unit in seen.broken,
+                leaving=seen.leaving,
+                cap=seen.member.cap,
+                owned=each.owned,
+                redis_up=each.redis_up,
+                capacity=_capacity(info),
+                limit=str(info.get("capacity_problem", ""))[:200],
+                silent_seconds=max(0, view.now_unix_ms - each.beat_unix_ms) / 1000,
+            )
+        )
+    return tuple(found)
+
+
+def _capacity(info: dict[str, object]) -> int | None:
+    return published.whole(info.get("capacity"))
+
+
+# --- the causes -----------------------------------------------------------------------------------
 
 
 def causes(facts: WaitFacts) -> list[WaitCause]:
@@ -209,7 +297,7 @@ _GRAVE = frozenset(
 
 def _held(facts: WaitFacts) -> Iterator[WaitCause]:
     if facts.stop is not None:
-        # That nobody owns it, or soon will not, follows from it.
+        # That no instance owns it, or soon will not, follows from it.
         yield _stopped(facts.unit, facts.stop)
         return
     yield from _paused(facts)
@@ -218,25 +306,23 @@ def _held(facts: WaitFacts) -> Iterator[WaitCause]:
         if not client:
             yield WaitCause(
                 "unowned",
-                f"no consumer has {_entries(count)} of {facts.unit} that were handed out: somebody"
-                " has given them up (XNACK)",
+                f"no consumer has {plural(count, 'message')} of {facts.unit} that were handed out:"
+                " a client has given them up (XNACK)",
                 "streamqd takes them over by itself within 15 s while the unit is owned",
             )
             continue
         yield WaitCause(
             "foreign-client",
-            f"the client {client!r} holds {_entries(count)} of {facts.unit} that it never"
+            f"the client {client!r} holds {plural(count, 'message')} of {facts.unit} that it never"
             " acknowledged",
             "stop that client; streamqd takes its entries over after reclaim_idle",
         )
 
 
-def _stopped(unit: Unit, order: LiveOrder) -> WaitCause:
-    who = f" by {order.by}" if order.by else ""
-    because = f" ({order.why})" if order.why else ""
+def _stopped(unit: Unit, order: LiveDirective) -> WaitCause:
     return WaitCause(
         "stopped",
-        f"the group {unit.group} of {unit.topic} is stopped{who}{because}",
+        f"the group {unit.group} of {unit.topic} is stopped{_by(order)}",
         f"`streamqd group start {unit.topic} {unit.group}`",
     )
 
@@ -244,11 +330,9 @@ def _stopped(unit: Unit, order: LiveOrder) -> WaitCause:
 def _paused(facts: WaitFacts) -> Iterator[WaitCause]:
     order = facts.pause
     if order is not None:
-        who = f" by {order.by}" if order.by else ""
-        because = f" ({order.why})" if order.why else ""
         yield WaitCause(
             "paused",
-            f"{facts.unit} is paused{who}{because}, by the order for {order.scope}",
+            f"{facts.unit} is paused{_by(order)}, by the order for {order.scope}",
             f"`streamqd resume {_as_argument(order.scope)}`",
         )
     owner = _owner(facts)
@@ -263,6 +347,11 @@ def _paused(facts: WaitFacts) -> Iterator[WaitCause]:
         yield WaitCause(
             "paused", f"the worker of {facts.unit} on {told.owner} is paused", "`streamqd resume`"
         )
+
+
+def _by(order: LiveDirective) -> str:
+    who = f" by {order.by}" if order.by else ""
+    return f"{who} ({order.why})" if order.why else who
 
 
 def _as_argument(scope: str) -> str:
@@ -294,7 +383,9 @@ def _ownerless(facts: WaitFacts) -> Iterator[WaitCause]:
         )
     if not alive:
         yield WaitCause(
-            "no-member", f"nobody owns {unit}: no instance of the fleet is alive", "start streamqd"
+            "no-member",
+            f"no instance owns {unit}: no instance of the fleet is alive",
+            "start streamqd",
         )
         return
     offering = [each for each in alive if each.offers]
@@ -302,7 +393,7 @@ def _ownerless(facts: WaitFacts) -> Iterator[WaitCause]:
     if not offering:
         yield WaitCause(
             "no-offer",
-            f"nobody owns {unit}: none of {_count(len(alive), 'live instance')} offers {pair}",
+            f"no instance owns {unit}: none of {plural(len(alive), 'live instance')} offers {pair}",
             f"start an instance whose configuration has a consumer of {pair}",
         )
         return
@@ -312,19 +403,19 @@ def _ownerless(facts: WaitFacts) -> Iterator[WaitCause]:
         yield WaitCause(
             "crash-loop",
             f"the worker of {unit} crashes in a loop on {names}, and rests{_last_error(facts)}",
-            "read the last worker.crashed events of the log, mend the handler, then reload",
+            "read the last worker.crashed events of the log, fix the handler, then reload",
         )
         return
     full = [each for each in fit if each.capacity is not None and each.owned >= each.capacity]
     if full and len(full) == len(fit):
-        yield _no_capacity(f"nobody owns {unit}", full)
+        yield _no_capacity(f"no instance owns {unit}", full)
         return
     present = [each for each in fit if not each.leaving and each.instance not in facts.drained]
     if not present:
         names = ", ".join(each.instance for each in fit)
         yield WaitCause(
             "drained",
-            f"nobody owns {unit}: all that offer {pair} are drained or leaving ({names})",
+            f"no instance owns {unit}: all that offer {pair} are drained or leaving ({names})",
             "start another instance, or take the drain back",
         )
         return
@@ -332,7 +423,7 @@ def _ownerless(facts: WaitFacts) -> Iterator[WaitCause]:
         names = ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in present)
         yield WaitCause(
             "caps-full",
-            f"nobody owns {unit}: every instance that offers {pair} owns as many partitions as"
+            f"no instance owns {unit}: every instance that offers {pair} owns as many partitions as"
             f" it may ({names})",
             "raise daemon.max_partitions, or start another instance",
         )
@@ -386,10 +477,22 @@ def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
             "crash-loop",
             f"the worker of {unit} on {told.owner} crashes in a loop, and rests"
             f"{_last_error(facts)}",
-            "read the last worker.crashed events of its log, mend the handler, then reload",
+            "read the last worker.crashed events of its log, fix the handler, then reload",
         )
         return
     yield from _waits(facts, told)
+    yield from _at_work(facts, told)
+    if owner is not None and owner.redis_up is False:
+        yield WaitCause(
+            "redis-away",
+            f"{told.owner}, the owner of {unit}, does not reach Redis",
+            "see whether that host reaches Redis",
+        )
+
+
+def _at_work(facts: WaitFacts, told: LiveUnit) -> Iterator[WaitCause]:
+    """What the runs of a worker say: slow, crashing, failing, or in quarantine."""
+    unit = facts.unit
     run = told.longest_run_seconds or 0.0
     if run >= STUCK_SECONDS:
         limit = "the limit ends it by itself" if told.hard_timeout else "no hard_timeout ends it"
@@ -412,7 +515,7 @@ def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
         yield WaitCause(
             "failing",
             f"{failed / (acked + failed):.0%} of the runs of {unit} fail{_last_error(facts)}",
-            f"mend the handler or what it depends on; `streamqd dlq stats {unit.topic}` shows"
+            f"fix the handler or what it depends on; `streamqd dlq stats {unit.topic}` shows"
             " what died of it",
         )
     if facts.solo and acked <= MOVING:
@@ -420,10 +523,6 @@ def _owned(facts: WaitFacts) -> Iterator[WaitCause]:
             "solo",
             f"{unit} runs what it inherited from an owner that was lost one message at a time",
             "wait: it is how the message is found that kills its process",
-        )
-    if owner is not None and owner.redis_up is False:
-        yield WaitCause(
-            "redis-away", f"{told.owner}, the owner of {unit}, does not reach Redis", "mend that"
         )
 
 
@@ -434,8 +533,56 @@ def _waits(facts: WaitFacts, told: LiveUnit) -> Iterator[WaitCause]:
         yield _no_capacity(what, [owner])
     others = facts.unread or facts.pending > (told.held or 0)
     moving = bool(others) and (told.acked or 0.0) > MOVING
-    for each in said(told, moving=moving, last_error=_last_error(facts)):
-        yield WaitCause(*each)
+    yield from _worker_waits(told, moving=moving, last_error=_last_error(facts))
+
+
+def _worker_waits(told: LiveUnit, *, moving: bool, last_error: str) -> Iterator[WaitCause]:
+    """Say what holds a unit; `last_error` completes a sentence.
+
+    `moving` tells that messages are settled besides those that are held.
+    """
+    name, on = told.name, f"on {told.owner}"
+    left = told.waits_seconds
+    when = "" if left is None else f", the next try in {left:.0f} s"
+    if told.state == "blocked":
+        yield WaitCause(
+            "blocked",
+            f"{name} waits {on} for the message at the head of its line, which has"
+            f" failed{when}{last_error}",
+            'fix what it fails of; with on_error = "block" nothing gets past it',
+        )
+    elif told.state in ("halted", "probing"):
+        half = told.state == "probing"
+        begins = "half-open" if half else "open"
+        then = "one message at a time is tried" if half else "no message is started"
+        yield WaitCause(
+            "circuit-open",
+            f"the circuit breaker of {name} is {begins} {on}: {then}{when}{last_error}",
+            "fix what the handler depends on: the circuit closes by itself when a message succeeds",
+        )
+    elif told.state == "flooded":
+        yield WaitCause(
+            "flood",
+            f"the flood guard has stopped {name} {on}, because most of its messages die"
+            f"{last_error}",
+            f"fix the handler, then `streamqd resume {name}`",
+        )
+    elif told.state == "throttled":
+        yield WaitCause(
+            "throttled",
+            f"{name} is held {on} by its rate of {told.rate or 0:g} runs/s, which the group has in"
+            " each partition",
+            "wait, or raise the rate of the consumer; more partitions have more rate",
+        )
+    elif told.held and not moving:
+        full = ", as many as it may, and reads no more" if told.state == "full" else ""
+        keys = "one held key" if told.held_keys == 1 else f"{told.held_keys:,} held keys"
+        yield WaitCause(
+            "keys-held",
+            f"the worker of {name} {on} keeps {told.held:,} messages of {keys}{full}{when}"
+            f"{last_error}",
+            "fix what the first message of each fails of; held_max is how many it may keep",
+        )
 
 
 # --- what does not hold it --------------------------------------------------------------------
@@ -463,9 +610,9 @@ def _delayed(facts: WaitFacts) -> WaitCause:
     when = "" if due is None else f", the next in {max(0.0, due):.0f} s"
     return WaitCause(
         "waiting-for-retry",
-        f"{_entries(facts.delayed)} of {facts.unit} wait for their next attempt{when}"
+        f"{plural(facts.delayed, 'message')} of {facts.unit} wait for their next attempt{when}"
         f"{_last_error(facts)}",
-        "wait, or mend what they fail of",
+        "wait, or fix what they fail of",
     )
 
 
@@ -484,7 +631,7 @@ def _last_error(facts: WaitFacts) -> str:
 
 def _gets_on(told: LiveUnit) -> str:
     beat = told.progress_seconds
-    return "" if beat is None else f" (it said {beat:.0f} s ago that it gets on)"
+    return "" if beat is None else f" (it reported progress {beat:.0f} s ago)"
 
 
 def _which(told: LiveUnit, unit: Unit) -> str:
@@ -501,220 +648,3 @@ def _waiting(facts: WaitFacts) -> str:
         "" if facts.oldest_seconds is None else f", the oldest {lasting(facts.oldest_seconds)} old"
     )
     return f"{lag} unread and {facts.pending:,} pending{age}"
-
-
-def _entries(count: int) -> str:
-    return _count(count, "message")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Why one unit does not move: `causes[0]` is the likeliest. `moves`: nothing holds it.
-
-    `lag`, `pending`, `delayed` and `oldest_unix_ms` as in `partitions`; `lag_per_second` is how
-    fast the lag grows, null when its owner has not told. `unreadable` are values in Redis that
-    cannot be read, of this unit and of the fleet: they count as missing.
-    """
-
-    topic: str
-    partition: int
-    group: str
-    owner: str
-    moves: bool
-    causes: list[WaitCause]
-    lag: int | None
-    pending: int
-    delayed: int
-    oldest_unix_ms: int | None
-    lag_per_second: float | None
-    unreadable: list[Unreadable]
-
-
-def answer(
-    link: Connection,
-    keys: Keys,
-    fleet: str,
-    topic: str,
-    partition: int | None = None,
-    group: str | None = None,
-    *,
-    stale: float,
-) -> list[Answer]:
-    """Say it of one partition or all of a topic, of one group or each. Group by group.
-
-    Raises TopicMissing, Refused.
-    """
-    count = topics.partition_count(link, keys, topic)
-    if partition is not None and not 0 <= partition < count:
-        raise Refused(
-            f"{topic} has no partition {partition}: partitions are numbered 0 to {count - 1}"
-        )
-    bad = BadValues()
-    known = topics.groups(link, keys, topic, range(count), bad=bad)
-    if group is not None and group not in known:
-        raise Refused(f"no group {group} reads the topic {topic}")
-    if not known:
-        raise Refused(f"no group reads the topic {topic}, so nothing of it can move")
-    numbers = range(count) if partition is None else (partition,)
-    units = [
-        Unit(topic, number, each)
-        for each in sorted(known)
-        if group in (None, each)
-        for number in numbers
-    ]
-    view = live.look(link, keys, fleet, stale=stale)
-    orders = _Orders.read(link, keys, fleet, bad)
-    for row in view.unreadable:
-        bad.keep(row)
-    replies = measure_each(link, [measure_unit(keys, unit) for unit in units], bad)
-    figures = [
-        backlog.unit_figures(unit, reply, keys, bad)
-        for unit, reply in zip(units, replies, strict=True)
-    ]
-    held = lease_views(link, keys, units, bad)
-    rows, foreign = partitions.rows(link, keys, units, bad), _foreign(link, keys, units, bad)
-    answers = [
-        _one(view, orders, Measured(*each))
-        for each in zip(units, rows, figures, held, foreign, strict=True)
-    ]
-    return [replace(each, unreadable=bad.rows) for each in answers]
-
-
-class Measured(NamedTuple):
-    """What Redis holds of one unit."""
-
-    unit: Unit
-    row: partitions.UnitRow
-    figures: UnitFigures | None
-    lease: leases.LeaseView
-    foreign: dict[str, int]
-
-
-class _Orders(NamedTuple):
-    """What operators want, and how every member describes itself."""
-
-    control: directives.Directives
-    infos: dict[str, dict[str, object]]
-
-    @classmethod
-    def read(cls, link: Connection, keys: Keys, fleet: str, bad: BadValues) -> _Orders:
-        asked = [("HGETALL", keys.orders(fleet)), *members.stored(keys, fleet)]
-        flat, scores, infos = ask_each(link, asked, bad)
-        beats = published.beats(keys, fleet, scores, infos, bad)
-        return cls(directives.read(flat or ()), {beat.instance: beat.info for beat in beats})
-
-
-def _one(view: LiveView, orders: _Orders, measured: Measured) -> Answer:
-    unit, row = measured.unit, measured.row
-    due = measured.figures.next_due_unix_ms if measured.figures else None
-    told = _told(view, unit, row.owner)
-    failures = [
-        each for each in view.failures if Unit(each.topic, each.partition, each.group) == unit
-    ]
-    now = view.now_unix_ms
-    pause, stop = orders.control.pause_of(unit), orders.control.stop_of(unit)
-    facts = WaitFacts(
-        unit=unit,
-        lease=row.state,
-        owner=row.owner,
-        lag=row.lag,
-        unread=row.oldest_unread_unix_ms is not None,
-        pending=row.pending,
-        delayed=row.delayed,
-        next_due_seconds=None if due is None else (due - now) / 1000,
-        oldest_seconds=None if row.oldest_unix_ms is None else (now - row.oldest_unix_ms) / 1000,
-        foreign=measured.foreign,
-        told=told,
-        failures=tuple(failures),
-        pause=None if pause is None else live.order_of("pause", str(pause[0]), pause[1]),
-        drained=tuple(orders.control.drains),
-        members=_members(view, orders, unit),
-        solo=measured.lease.solo,
-        stop=None if stop is None else live.order_of("stop", f"{unit.topic}/{unit.group}", stop),
-    )
-    found = causes(facts)
-    return Answer(
-        topic=unit.topic,
-        partition=unit.partition,
-        group=unit.group,
-        owner=row.owner,
-        moves=found[0].moves,
-        causes=found,
-        lag=row.lag,
-        pending=row.pending,
-        delayed=row.delayed,
-        oldest_unix_ms=row.oldest_unix_ms,
-        lag_per_second=told.lag_per_second if told else None,
-        unreadable=[],
-    )
-
-
-def _told(view: LiveView, unit: Unit, owner: str) -> LiveUnit | None:
-    """What its owner says of it. A worker that crashes in a loop is told by its last owner."""
-    for each in view.units:
-        if live.unit_key(each) == unit and each.state not in ("free", "expired", "unknown"):
-            return each if owner in ("", each.owner) else None
-    return None
-
-
-def _members(view: LiveView, orders: _Orders, unit: Unit) -> tuple[MemberFacts, ...]:
-    found = []
-    for each in view.instances:
-        info = orders.infos.get(each.instance, {})
-        seen = members.seen_of(members.Heartbeat(each.instance, each.beat_unix_ms, info))
-        found.append(
-            MemberFacts(
-                instance=each.instance,
-                state=each.state,
-                offers=(unit.topic, unit.group) in seen.member.offers,
-                broken=unit in seen.broken,
-                leaving=seen.leaving,
-                cap=seen.member.cap,
-                owned=each.owned,
-                redis_up=each.redis_up,
-                capacity=_capacity(info),
-                limit=str(info.get("capacity_problem", ""))[:200],
-                silent_seconds=max(0, view.now_unix_ms - each.beat_unix_ms) / 1000,
-            )
-        )
-    return tuple(found)
-
-
-def _capacity(info: dict[str, object]) -> int | None:
-    return published.whole(info.get("capacity"))
-
-
-def _foreign(
-    link: Connection, keys: Keys, units: list[Unit], bad: BadValues
-) -> list[dict[str, int]]:
-    """Of each unit the clients other than streamqd that hold entries, with how many.
-
-    '' is nobody at all.
-    """
-    replies = ask_each(
-        link,
-        [
-            ("XPENDING", stream, unit.group)
-            for unit in units
-            for stream in (keys.source(*unit), keys.retry_stream(*unit))
-        ],
-        bad,
-    )
-    held = []
-    for at in range(0, len(replies), 2):
-        found: dict[str, int] = {}
-        for reply in replies[at : at + 2]:
-            owned = 0
-            for name, count in (reply[3] or ()) if reply else ():
-                owned += int(count) if name else 0
-                if name not in (CONSUMER.encode(), b""):
-                    text = name.decode("utf-8", "replace")
-                    found[text] = found.get(text, 0) + int(count)
-            if reply and int(reply[0]) > owned:
-                found[""] = found.get("", 0) + int(reply[0]) - owned
-        held.append(found)
-    return held

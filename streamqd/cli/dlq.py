@@ -18,7 +18,7 @@ from streamqd.admin import audit, dead_letters, topics
 from streamqd.admin.dead_letters import DeadLetterFilter, ReplayPlan, ReplayResult, Target
 from streamqd.admin.dead_letters.passes import FAILED, STOPPED
 from streamqd.admin.dead_letters.replay import Route
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import Duration, page_options, yes_option
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.dlq_choice import (

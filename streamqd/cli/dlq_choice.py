@@ -18,7 +18,7 @@ import click
 
 from streamqd.admin import dead_letters, groups
 from streamqd.admin.dead_letters import DeadLetterFilter
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import Moment, unix_ms
 from streamqd.cli.session import Session
 from streamqd.dead_letter import REASONS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from streamqd.admin import adoption, directives, groups, growth
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
 from streamqd.cli.output import (

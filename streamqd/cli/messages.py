@@ -11,7 +11,7 @@ from streamqd.admin import delayed as sends
 from streamqd.admin import pending as admin_pending
 from streamqd.admin import retries, topics
 from streamqd.admin import tail as admin_tail
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import (
     Command,
     Duration,

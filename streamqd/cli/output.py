@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from streamqd.admin import as_json
-from streamqd.admin.unreadable import Unreadable
+from streamqd.admin.reading import Unreadable
 from streamqd.errors import Refused
 
 WIDTH = 80  # of a table when no terminal says otherwise

@@ -7,8 +7,8 @@ import math
 import click
 
 from streamqd.admin import why as admin
-from streamqd.admin.diagnosis.check import spans
 from streamqd.admin.why import WaitCause
+from streamqd.admin.words import spans
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import sentence, unreadable
 from streamqd.cli.session import Session

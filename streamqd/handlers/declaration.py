@@ -1,4 +1,4 @@
-"""How user code declares handlers, and what it is told at its start."""
+"""How user code declares handlers, and the context that it gets at its start."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A setting as a document holds it: what is declared is told to another process.
+    """A setting as a document holds it: declarations are sent to another process.
 
     `name` is that of the option, or of the setting within it.
     """

@@ -1,4 +1,4 @@
-"""Finding a handler by its name, and making it callable with a message whatever it takes."""
+"""Finding a handler by its name, and making it callable with a message, whichever form it has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGE = str(Path(__file__).parent)
 class Loaded(NamedTuple):
     """A handler, ready to run, with the hooks of its module.
 
-    `function` takes the message, or a batch of them, whatever the handler itself takes; it returns
+    `function` takes the message, or a batch of them, whichever the handler itself takes; it returns
     a coroutine when the form is asynchronous.
     """
 
@@ -103,12 +103,12 @@ def import_module(name: str) -> Any:
 def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
     """Return the files of the user's modules: those imported beyond `known`, and those `wanted`.
 
-    Modules of Python and of installed packages are nobody's to edit here.
+    Not those of Python and of installed packages: users do not edit them here.
     """
     names = {name for name in sys.modules if name not in known}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
     for name in wanted:
-        # One that cannot be imported is to be mended, so it belongs here too.
+        # One that cannot be imported must be fixed, so it belongs here too.
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec = importlib.util.find_spec(name)
             files.add(spec.origin if spec is not None else None)

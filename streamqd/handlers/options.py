@@ -1,4 +1,4 @@
-"""What `@handler` can be told, for type checkers: the settings of a `[[consumers]]` table.
+"""The options of `@handler`, for type checkers: the settings of a `[[consumers]]` table.
 
 Each is explained in the configuration reference. Classes may be given as such where the file names
 them. An exception class, a duration or a size is checked when the daemon starts, as in the file.

@@ -43,16 +43,16 @@ class _Seen(NamedTuple):
 
     codes: list[CodeType]
     frame: str  # as a fingerprint has it
-    place: str  # as people are told it
+    place: str  # as reports show it
     prints: dict[tuple[Any, str], str]  # fingerprints by class and handler
-    stack: list[str]  # the text, once somebody asks for it
+    stack: list[str]  # the text, once it is asked for
 
 
 _seen: dict[_Places, _Seen] = {}
 
 
 def outcome_of(error: BaseException, detail: str) -> Outcome:
-    """Turn what a handler raised into an outcome. Never raises, whatever the exception does.
+    """Turn the exception of a handler into an outcome. Never raises, even if the exception does.
 
     `detail` is the `dlq_error` setting: none, class, message or traceback.
     """
@@ -103,9 +103,9 @@ def _wait_asked(error: BaseException) -> float | None:
 
 
 class Description:
-    """What people are told of an exception. Nothing of it raises.
+    """The description of an exception, for people. Nothing of it raises.
 
-    What it says of itself is asked for once: that may take long, or not end.
+    The exception is asked for its text once: that may take long, or not end.
     """
 
     __slots__ = ("_error", "_said", "_seen")
@@ -166,7 +166,7 @@ def _said(error: BaseException) -> tuple[str, bool]:
 
 
 def failure_of(error: BaseException, detail: str) -> Failed:
-    """Describe an exception as far as `detail` allows. Local variables are never recorded."""
+    """Describe an exception as `detail` allows. Local variables are never recorded."""
     kind: Any = type(error)  # hashable, which mypy doubts
     text = trace = ""
     if detail in ("message", "traceback"):
@@ -257,7 +257,7 @@ def _heading(kind: Any) -> str:
 def _stack(seen: _Seen, trace: TracebackType) -> str:
     """Return the frames of a traceback as text.
 
-    Finding their lines in the source, and what of them to underline, takes longer than all the rest
+    Finding their lines in the source, and the part to underline, takes longer than all the rest
     of a dead letter.
     """
     stack = seen.stack

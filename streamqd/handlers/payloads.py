@@ -45,7 +45,7 @@ def _text(payload: bytes) -> str:
 
 
 def _is_model(annotation: Any) -> bool:
-    # Whoever annotates with a model has imported pydantic; nobody else pays for the import.
+    # Code that annotates with a model has imported pydantic; no other code pays for the import.
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not isinstance(annotation, type):
         return False
@@ -74,14 +74,14 @@ def _model_decoder(annotation: Any, codec: str, reference: str) -> Decode:
 
 
 def _faults(error: Any) -> str:
-    """Say what is wrong and where, without the values: they may be nobody's business."""
+    """Say what is wrong and where, without the values: they may be private."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    told = [
+    named = [
         f"{'.'.join(str(part) for part in each['loc']) or 'payload'}: {each['msg']}"
         for each in found[:FAULTS_NAMED_MAX]
     ]
-    left = len(found) - len(told)
-    return "; ".join(told) + (f"; and {left} more" if left else "")
+    left = len(found) - len(named)
+    return "; ".join(named) + (f"; and {left} more" if left else "")
 
 
 def _msgspec_decoder(annotation: Any, codec: str, reference: str) -> Decode:

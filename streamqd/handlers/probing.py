@@ -27,7 +27,7 @@ class Probe(NamedTuple):
 
     declared: list[dict[str, Any]]
     problems: list[str]
-    kinds: dict[str, str] = {}  # noqa: RUF012 - nobody writes into it
+    kinds: dict[str, str] = {}  # noqa: RUF012 - it is only read
     sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
     whole: bool = True  # False: a module that may declare handlers could not be imported
 

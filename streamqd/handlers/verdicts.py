@@ -38,9 +38,9 @@ class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an e
 class Release(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
     """Raise it in a handler: not now, and not this message's fault.
 
-    No attempt is spent. The worker ends what it has in hand, waits for a second without reading,
-    and begins with the oldest unhandled message again. It holds up the partition, so it is for what
-    concerns all messages; `Retry` sets one message aside.
+    No attempt is spent. The worker ends its running messages, waits for a second without reading,
+    and begins with the oldest unhandled message again. It holds up the partition, so it is for
+    trouble that concerns all messages; `Retry` sets one message aside.
     """
 
     __module__ = _PACKAGE
@@ -94,8 +94,8 @@ _SAID: dict[Result, Callable[[], BaseException]] = {
 def error_of(end: object) -> BaseException | None:
     """Return what is wrong with the end of a run: what it raised, or has returned instead.
 
-    None: the message is done. An exception that is returned counts as raised: nobody returns one
-    to say that all is well. Never raises, whatever the end does that is looked at.
+    None: the message is done. An exception that is returned counts as raised: no handler returns
+    one to say that all is well. Never raises, even if the object that it looks at does.
     """
     try:
         return _error_of(end)
@@ -111,7 +111,7 @@ def _error_of(end: object) -> BaseException | None:
         return None if said is None else said()
     if inspect.isawaitable(end):
         if inspect.iscoroutine(end):
-            end.close()  # or Python would warn that nobody has waited for it
+            end.close()  # or Python would warn that it was never awaited
         return TypeError("the handler returned something that must be awaited: write async def")
     if inspect.isgenerator(end) or inspect.isasyncgen(end):
         return TypeError("the handler returned a generator, whose code has not run: do not yield")

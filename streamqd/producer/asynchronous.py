@@ -1,7 +1,7 @@
 """The producer for asyncio: the event loop never waits for Redis, a thread does.
 
-It is the buffered producer without linger, seen from a loop: sends of many tasks that are under way
-together are written together, and there is one implementation of what a lost answer means.
+It is the buffered producer without linger, seen from a loop: concurrent sends of many tasks are
+written together, and one implementation decides what a lost answer means.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AsyncProducer:
             max_batch=CHUNK_COUNT,
             **checked(max_messages=max_messages, max_bytes=max_bytes),
         )
-        self._queue = asyncio.Lock()  # those who wait for room do so one behind the other
+        self._queue = asyncio.Lock()  # sends that wait for room do so in their order
         self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
@@ -108,14 +108,14 @@ class AsyncProducer:
         return ids
 
     async def close(self) -> None:
-        """Write what is under way, then close the connection. A second call changes nothing."""
+        """Write all that was sent, then close the connection. A second call changes nothing."""
         self._buffer.close()
         await asyncio.get_running_loop().run_in_executor(None, self._buffer.join, None)
 
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
         loop = asyncio.get_running_loop()
         if os.getpid() != self._pid:
-            # The lock is of the parent's loop, where somebody may hold it: nobody here lets it go.
+            # The lock is of the parent's loop: if a task there holds it, no task here releases it.
             self._pid, self._queue = os.getpid(), asyncio.Lock()
         async with self._queue:
             while (ticket := self._buffer.put(topic, envelopes, loop.create_future)) is None:
@@ -131,7 +131,7 @@ def _claim(ticket: Ticket) -> bool:
 def _deliver(answers: list[tuple[Ticket, list[Result]]]) -> None:
     if answers:
         loop = answers[0][0].get_loop()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(_resolve, answers)
 
 

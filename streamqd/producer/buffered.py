@@ -45,7 +45,7 @@ class Receipt(Future[str]):
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            # Waiting would be for ever: the thread that writes is in the other process.
+            # Waiting would never end: the thread that writes is in the other process.
             raise UnknownOutcome(f"the message was sent by another process, {self._pid}")
 
 
@@ -63,7 +63,7 @@ class BufferedProducer:
     thread that writes. What waits `backlog_wait` for room holds up its own partition only.
 
     Thread-safe. In a forked child it is empty and works, with a connection and a thread of the
-    child's own; what was unsent is the parent's, and a warning says so.
+    child's own. Unsent messages stay with the parent, and a warning says so.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BufferedProducer:
             _deliver,
             **buffer,
         )
-        # Messages must not be lost because a program ends without a word.
+        # Messages must not be lost because a program ends without calling `close`.
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -122,8 +122,8 @@ class BufferedProducer:
     ) -> Receipt:
         """Put one message into the buffer; arguments as for `Producer.send`.
 
-        Raises BufferFull, Refused once it is closed, and what cannot be encoded: MessageTooLarge,
-        TypeError or ValueError. The receipt tells everything else.
+        Raises BufferFull, Refused once it is closed, and MessageTooLarge, TypeError or ValueError
+        for a message that cannot be encoded. The receipt raises everything else.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         envelopes = (self._sender.encode(item),)
@@ -150,8 +150,8 @@ class BufferedProducer:
     def close(self, timeout: float | None = None) -> bool:
         """Flush, then end the thread and close the connection. A second call changes nothing.
 
-        What the thread has not begun to write after `timeout` seconds is given up: its receipts
-        raise RedisUnavailable, and False is returned.
+        Messages that the thread has not begun to write after `timeout` seconds are given up: their
+        receipts raise RedisUnavailable, and False is returned.
         """
         atexit.unregister(self.close)
         self._buffer.close()

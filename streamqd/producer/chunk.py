@@ -1,4 +1,4 @@
-"""Messages that are written together, and what became of each: of some, that they wait for room."""
+"""Messages that are written together, the result of each, and which of them wait for room."""
 
 from __future__ import annotations
 

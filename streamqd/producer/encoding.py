@@ -1,4 +1,4 @@
-"""What a producer writes: a message as the fields of an entry, and how it is to be written.
+"""Encoding: a message as the fields of an entry, and as the command that writes it.
 
 Nothing here touches Redis, a clock or a thread: every kind of producer encodes with it, in the
 thread that sends.
@@ -19,7 +19,7 @@ from streamqd.errors import MessageTooLarge
 
 
 def _data(value: Any) -> Any:
-    """What is written as JSON for a value of a type that JSON does not know."""
+    """The data to write as JSON for a value of a type that JSON does not know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if hasattr(type(value), "model_dump"):  # of pydantic
@@ -36,7 +36,7 @@ _to_json = json.JSONEncoder(
 ).encode
 
 HEADERS_MAX = 256
-CENTURY = 36_525 * 86_400.0  # seconds; what is further away is a mistake, or milliseconds
+CENTURY = 36_525 * 86_400.0  # seconds; anything further away is a mistake, or milliseconds
 
 
 class Outgoing(NamedTuple):
@@ -52,14 +52,14 @@ class Outgoing(NamedTuple):
     dedup_id: str | None = None
 
 
-_ALONE = Outgoing(b"")[1:]  # what is beside a value that is no more than that
+_ALONE = Outgoing(b"")[1:]  # the other fields of a message that is only a value
 _PAYLOAD = b"payload"
 _EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
 
 
 @dataclasses.dataclass(slots=True)
 class Full:
-    """A message as it is written: its entry's fields, and what decides where and when.
+    """A message as it is written: its entry's fields, and where and when to write it.
 
     A scheduled message has a `send_id`, and either of the two times.
     """
@@ -159,7 +159,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
 def batches(
     items: Iterable[Any], encode: Callable[[Any], Envelope], *, count: int, size: int
 ) -> Iterator[list[Envelope]]:
-    """Encode items and cut them into what one transaction carries: messages of one kind.
+    """Encode items and cut them into batches for one transaction each: messages of one kind.
 
     At most `count` messages; a batch is full once it has `size` bytes. An error, of an item or of
     `items` itself, is raised behind those before it.
@@ -218,7 +218,7 @@ def _append(stream: str, envelope: Envelope) -> tuple[Any, ...]:
 
 
 def check_topic(topic: object) -> None:
-    """Raise TypeError for what is no text. Whether it names a topic is looked at when routed."""
+    """Raise TypeError for a topic that is no text. Its name is checked when it is routed."""
     if not isinstance(topic, str):
         raise TypeError(f"a topic is a text, not {topic!r}")
 

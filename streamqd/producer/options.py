@@ -1,4 +1,4 @@
-"""What producers can be told, and the check of it: one for every kind of producer."""
+"""The options of producers, and their check: one for every kind of producer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Size = int | str  # bytes, or a text such as "64MiB"
 
 
 class ProducerOptions(TypedDict, total=False):
-    """What every kind of producer can be told, as `Producer` explains it."""
+    """The options of every kind of producer, as `Producer` explains them."""
 
     create: bool
     timeout: Duration
@@ -26,7 +26,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class BufferOptions(TypedDict, total=False):
-    """What a buffered producer can be told, as `BufferedProducer` explains it."""
+    """The options of a buffered producer, as `BufferedProducer` explains them."""
 
     linger: Duration
     max_batch: int
@@ -36,7 +36,7 @@ class BufferOptions(TypedDict, total=False):
 
 
 class _Rule(NamedTuple):
-    """What an option is: the types of it, how it is read, and its bounds."""
+    """An option: its types, how it is read, and its bounds."""
 
     types: tuple[type, ...]
     read: Callable[[Any], float]

@@ -37,7 +37,7 @@ class Producer:
     `partitioner` chooses partitions: "hash" (CRC-32 of the key), "round-robin", "sticky",
     "consistent", or a function of the key (bytes, or None) and the number of partitions; a mapping
     of topics gives each its own, and "hash" to the others. With `max_backlog` a message is not
-    written to a partition in which so many wait: after `backlog_wait` (0) BacklogFull is raised.
+    written to a partition in which that many wait: after `backlog_wait` (0) BacklogFull is raised.
 
     Raises TypeError or ValueError, which name the option, for a value that cannot be used.
     """
@@ -107,7 +107,7 @@ class Producer:
         An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
         the items, in chunks, each waiting for the answer to the one before. Meanwhile the next
         chunk is made, so items of one chunk more may have been taken than are sent. When something
-        fails, what came before it has been written and the error says how much that is:
+        fails, the messages before it have been written, and the error says how many these are:
         ChunkUnknown, ChunkRefused and BacklogFull have the ids; an item that cannot be encoded, or
         an error raised by `items` itself, stops the sending behind the items before it and is
         raised with a note.

@@ -1,8 +1,8 @@
 """Which partition a message goes to.
 
 A partitioner is chosen by name, or is a function of the key (None without one) and the number of
-partitions. What it may do is bounded by what others rely on: with a `dedup_id` a repetition must
-meet the first send, so nothing takes turns then.
+partitions. With a `dedup_id` a repetition must meet the first send, so such messages never take
+turns.
 """
 
 from __future__ import annotations
@@ -128,14 +128,18 @@ class Router:
         """After a fork: else every child would begin at the same partition."""
         self._partitioners.forget_turns()
 
-    def chooser(self, topic: str, count: int) -> Choose:
-        """The function that chooses partitions for the messages of one transaction.
+    def begin_batch(self, topic: str) -> tuple[int, Choose]:
+        """The partition count, and the function that chooses for the next transaction's messages.
 
-        It raises Refused, or what a partitioner of the user's raises, when the result is iterated
-        up to that message.
+        The function raises Refused, or the error of a user's partitioner, when its result is
+        iterated up to that message. Raises as `count` does.
         """
         chooser = self._partitioners.of(topic)
+        chooser.begin_batch()
+        count = self.count(topic)
+        return count, self._choose(topic, chooser, count)
 
+    def _choose(self, topic: str, chooser: Chooser, count: int) -> Choose:
         def chosen(envelope: Envelope) -> int:
             if isinstance(envelope, bytes):
                 return chooser.choose(None, None, count)
@@ -155,10 +159,6 @@ class Router:
 
         return choose
 
-    def begin_batch(self, topic: str) -> None:
-        """The next messages are written in another transaction than the ones before."""
-        self._partitioners.of(topic).begin_batch()
-
     def again(self, topic: str, envelope: Envelope, before: int) -> int:
         """Choose again after the count has changed.
 
@@ -170,7 +170,7 @@ class Router:
         count = self.count(topic)
         if free and before < count:
             return before
-        [partition] = self.chooser(topic, count)([envelope])
+        [partition] = self._choose(topic, chooser, count)([envelope])
         return partition
 
     def count(self, topic: str) -> int:

@@ -1,4 +1,4 @@
-"""The one way of messages to Redis, and what is known of each when an answer is lost.
+"""The one path of messages to Redis, and the outcome of each when an answer is lost.
 
 Every kind of producer sends by this, over one connection and in one thread at a time: messages are
 routed, made into commands and written in one transaction. Nothing is repeated unless that is
@@ -85,7 +85,7 @@ class Sender:
         self._backlog_wait: float = options["backlog_wait"]
         self._max_backlog: int | None = options["max_backlog"]
         self._window: float = options["dedup_window"]
-        # Encodes an `Outgoing` or a value; touches neither the connection nor what changes.
+        # Encodes an `Outgoing` or a value; touches neither the connection nor any state.
         self.encode: Callable[[Any], Envelope] = functools.partial(
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )
@@ -160,10 +160,8 @@ class Sender:
             begin, failure = len(envelopes), None
             try:
                 if choose is None:
-                    self._router.begin_batch(topic)
-                    # Should it change before they are written, all of them are routed again.
-                    chunk.count = self._router.count(topic)
-                    choose = self._router.chooser(topic, chunk.count)
+                    # Should the count change before they are written, all are routed again.
+                    chunk.count, choose = self._router.begin_batch(topic)
                 partitions.extend(choose(batch))
             except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
                 failure = error
@@ -194,7 +192,7 @@ class Sender:
         if chunk.deadline is None:
             chunk.deadline = time.monotonic() + self._backlog_wait
         # When the topic has changed, it is not known yet where the ones ahead go.
-        if all(each.count == chunk.count for each in ahead):
+        if not ahead or all(each.count == chunk.count for each in ahead):
             free = chunk.waiting
             if ahead:
                 blocked = set().union(*(each.full_partitions() for each in ahead))
@@ -248,8 +246,13 @@ class Sender:
             except RedisRefused as error:
                 replies, missing = [error] * len(chunk.envelopes), None
             if missing is None:
+                if set(map(type, replies)) == {bytes}:
+                    return [reply.decode() for reply in replies]
                 if pause is None or not all(map(_for_the_moment, replies)):
-                    return _results(chunk, replies, lost)
+                    return [
+                        _result(chunk.topic, *each, lost)
+                        for each in zip(chunk.partitions, chunk.envelopes, replies, strict=True)
+                    ]
             else:
                 lost = missing if missing.sent and lost is None else lost
                 final = missing.sent and not all(map(self._may_repeat, chunk.envelopes))
@@ -374,17 +377,6 @@ def _explained(reply: RedisRefused, by_source: bool) -> RedisRefused:
             " send without them, or give it the permissions of etc/acl/producer-scripts.acl"
         )
     return RedisRefused(reply.code, f"{text} ({reply})")
-
-
-def _results(chunk: Chunk, replies: list[Any], lost: RedisUnavailable | None) -> list[Result]:
-    if set(map(type, replies)) == {bytes}:
-        return [reply.decode() for reply in replies]
-    return [
-        _result(chunk.topic, partition, envelope, reply, lost)
-        for partition, envelope, reply in zip(
-            chunk.partitions, chunk.envelopes, replies, strict=True
-        )
-    ]
 
 
 def _result(

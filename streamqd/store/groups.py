@@ -7,8 +7,7 @@ same token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from streamqd.model import Unit
 from streamqd.store import scripts
@@ -92,19 +91,6 @@ def delete(
         at_once=at_once,
         part=part,
     )
-
-
-def unowned(consumers: Sequence[Any], pending: Sequence[Any]) -> int:
-    """How many entries no consumer has, by XINFO CONSUMERS and XPENDING.
-
-    The two are not one instant: an entry that is settled between them counts for less than nothing,
-    one that is read counts although it has a consumer, which costs a look in vain.
-    """
-    held = 0
-    for flat in consumers:
-        info = dict(zip(flat[::2], flat[1::2], strict=False))
-        held += int(info[b"pending"]) if info[b"name"] else 0
-    return max(0, int(pending[0]) - held)
 
 
 def _keys(keys: Keys, unit: Unit) -> dict[str, str]:

@@ -86,7 +86,8 @@ class MessageWriter:
         Returns None, and sends nothing, when the topic's count is known not to be the expected one.
         Raises RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
         """
-        self.settle()
+        if self._sent is not None:
+            self.settle()
         connection = self.connection
         wire: Any = connection.connection
         if connection.connected and wire.ended():

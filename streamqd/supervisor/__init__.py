@@ -35,7 +35,7 @@ def run(
     watch: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run the daemon until it is told to stop. Returns the exit code.
+    """Run the daemon until it is stopped. Returns the exit code.
 
     `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
     `watch` reloads whenever the configuration or the code of a handler is saved.

@@ -48,7 +48,7 @@ class BurstCheck:
         return BurstState(len(left)) if self._passed >= CHECKS else None
 
     def _left(self, units: list[Unit]) -> set[Unit] | None:
-        """Return the units that are not settled, None when that cannot be told now."""
+        """Return the units that are not settled, None when Redis does not say it now."""
         calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
         try:
             with self.leases.client.deadline():

@@ -2,7 +2,7 @@
 
 It asks with as few commands as tell it.
 
-A token is made for one owner and one epoch, and whoever writes it into a lease has it in the fence:
+A token is made for one owner and one epoch, and is in the fence before it is in a lease:
 `lease_acquire`, `lease_refence` and `lease_renew` see to that. So while a lease carries the token
 that was read with a fence, the fence says what it said, and only the lease is read. A lease that is
 gone, or carries another token, has the fence read again, and so has one whose owner may be dead: of

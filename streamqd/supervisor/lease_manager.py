@@ -169,9 +169,9 @@ class LeaseManager:
         self, partition: OwnedPartition, sent_ns: int, reply: Reply | RedisRefused
     ) -> None:
         now = time.monotonic()
-        self.news = True
         before, left = partition.phase, partition.left
         word = partition.answered(reply, now)
+        self.news |= partition.phase is not before
         if partition.owned and not isinstance(reply, RedisRefused):
             self._trust(partition, sent_ns, now)
         if word == "acquired":

@@ -19,7 +19,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class OomMonitor:
-    """The kernel's kills in the control group of this process, as far as it may be read."""
+    """The kernel's kills in the control group of this process, if they may be read."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Count from now on. `path` is the file with the kernel's count; found when not given."""

@@ -1,14 +1,14 @@
 """One unit as the supervisor sees it: who owns it, which process handles it, what is due next.
 
-A partition is a small state machine. It says what it wants of Redis (`intent`), and is told the
-answer (`answered`); it says whether a process should run, and is told how one ended (`ended`).
+It is a small state machine. It says what it wants of Redis (`intent`) and takes the answer
+(`answered`); it says whether a process should run and takes how one ended (`ended`).
 Every wanted call is repeated with equal arguments until it is answered, so a lost reply costs
 nothing. No I/O happens here.
 
     FREE ── take ──► ACQUIRING ── OK ──► HELD ◄──────────────┐
       ▲                                   │ process runs      │
       │                                   ▼ process ended     │
-      └── OK ── RELEASING ◄── REFENCING (new token, acks, charge)
+      └── OK ── RELEASING ◄── ROTATING  (new token, acks, charge)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.scoreboard import WorkerSlot, WorkerState, now_ns
 from streamqd.store import leases
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.supervisor.boards import Left
+from streamqd.supervisor.scoreboard_file import LeftPartition
 from streamqd.worker import ExitCode
 
 SUSPECTS_MAX = 512
@@ -42,7 +42,7 @@ class Phase(enum.Enum):
     FREE = "free"
     ACQUIRING = "acquiring"
     HELD = "held"
-    REFENCING = "refencing"
+    ROTATING = "refencing"  # the word that the log shows
     RELEASING = "releasing"
 
 
@@ -89,7 +89,7 @@ class OwnedPartition:
     blameless: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = has not booted
-    quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing in hand any more
+    quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing to do any more
     _settled_before: int = 0
     broken_until: float = 0.0
     last_exit: str = ""
@@ -106,11 +106,11 @@ class OwnedPartition:
     _done: list[bytes] = field(default_factory=list)
     _charged: bytes | None = None
     _context: bytes = b""
-    left: Left | None = None  # of a killed supervisor, until Redis has answered to it
+    left: LeftPartition | None = None  # of a killed supervisor, until Redis has answered to it
 
     # --- wishes ---
 
-    def resume(self, left: Left, *, alone: bool) -> None:
+    def resume(self, left: LeftPartition, *, alone: bool) -> None:
         """Want to go on with what a killed supervisor held, as after the death of its worker.
 
         Its token is replaced, which Redis refuses when somebody has owned the unit meanwhile.
@@ -127,7 +127,7 @@ class OwnedPartition:
             self.take(left.epoch, left.token)
             self._done = left.done
             return
-        self.phase = Phase.REFENCING
+        self.phase = Phase.ROTATING
         self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
         self._done = left.done
         self._charged = left.running[0] if len(left.running) == 1 else None
@@ -146,14 +146,14 @@ class OwnedPartition:
         self.token = secrets.token_hex(16)
         self._seen_epoch = seen_epoch
         self._dead_token = dead_token
-        # What a process left that died after the unit was lost is nobody's any more.
+        # A process that died after the unit was lost has left nothing that is still ours.
         self._done, self._charged, self._context = [], None, b""
 
     def give_up(self) -> None:
         """Want to release the unit; its process must have ended."""
         assert self.child is None
         self.refused_since = 0.0
-        if self.phase is Phase.REFENCING:
+        if self.phase is Phase.ROTATING:
             self.release_after = True
         elif self.phase is Phase.HELD:
             self._release()
@@ -163,7 +163,7 @@ class OwnedPartition:
 
     def _release(self) -> None:
         self.phase = Phase.RELEASING
-        self.slot.note_lease("")  # nothing is in hand: there is nothing to go on with
+        self.slot.note_lease("")  # nothing is unfinished: there is nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
         """The call to make now, the same one until it is answered."""
@@ -171,7 +171,7 @@ class OwnedPartition:
             return leases.acquire(
                 keys, self.unit, self.token, self._seen_epoch, ttl, owner, self._dead_token
             )
-        if self.phase is Phase.REFENCING:
+        if self.phase is Phase.ROTATING:
             return leases.refence(
                 keys,
                 self.unit,
@@ -195,8 +195,8 @@ class OwnedPartition:
             return ""
         if self.phase is Phase.ACQUIRING:
             return self._acquired(reply, now)
-        if self.phase is Phase.REFENCING:
-            return self._refenced(reply, now)
+        if self.phase is Phase.ROTATING:
+            return self._rotated(reply, now)
         if self.phase is Phase.RELEASING:
             self.lose()
             return "released"
@@ -211,12 +211,12 @@ class OwnedPartition:
         self.phase = Phase.HELD
         self.epoch = self.slot.epoch = int(reply.rest[0])
         if self.left is not None:
-            self.phase = Phase.REFENCING
+            self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
             self.slot.restore(self._done, [])  # who is to blame is said by now
             self.slot.note_lease(self.token, self._new_token)
             return "acquired"
-        self.slot.forget_batch()  # what is in hand is that of a process of the past
+        self.slot.forget_batch()  # what is in it belongs to a process of the past
         self.slot.note_lease(self.token)
         self._owns_from(now)
         return "acquired"
@@ -231,8 +231,8 @@ class OwnedPartition:
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # nothing has ended: its process is on its way
 
-    def _refenced(self, reply: Reply, now: float) -> str:
-        # Before the token: with the new one in its place, what is in hand would be charged again.
+    def _rotated(self, reply: Reply, now: float) -> str:
+        # Before the token: with the new one in its place, the batch would be charged again.
         self.slot.forget_batch()
         resumed, self.left = self.left is not None, None
         if reply.word != "OK":
@@ -276,7 +276,7 @@ class OwnedPartition:
         if kill is not None and kill.reason == "hard-limit":
             # Of those that run, only what the kill was meant for; nothing when that has ended.
             suspects = self.slot.running_in(kill.run_seq)
-        # With several running nobody is charged: the next process runs each of them alone.
+        # With several running none is charged: the next process runs each of them alone.
         charged = suspects[0] if len(suspects) == 1 else None
         if charged is None:
             self.suspects = frozenset([*self.suspects, *suspects][-SUSPECTS_MAX:])
@@ -303,8 +303,8 @@ class OwnedPartition:
         self.kill = None
         self.stop_reason = ""
         self.soft_limited = 0
-        if self.phase is Phase.REFENCING:
-            # What it had in hand stays written down until it is settled.
+        if self.phase is Phase.ROTATING:
+            # What it had fetched stays written down until Redis has answered.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.token, self._new_token)
             self.slot.vacate()
@@ -318,7 +318,7 @@ class OwnedPartition:
         return ExitAssessment(crashed, cause, charged)
 
     def retired(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
-        """Go on without the process: it is quiet, whatever it still does is no work.
+        """Go on without the process: it is quiet, what it still does is no work.
 
         `unexplained`: why it has ended is not known, perhaps because its group is gone.
         """
@@ -332,13 +332,13 @@ class OwnedPartition:
         """Go on without a process that does not die (it hangs in the kernel).
 
         Its slot cannot be read while it may still write, so nothing is acknowledged for it and
-        nobody is charged; the new token alone keeps it out. Returns it, to be collected later.
+        no message is charged; the new token alone keeps it out. Returns it, to be collected later.
         """
         child, self.child = self.child, None
         self.kill = None
         self.stop_reason = ""
         if self.phase is Phase.HELD:
-            self.phase = Phase.REFENCING
+            self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
             self.slot.note_lease("")  # nor may a successor read it
             # Its slot is still its own: another instance goes on with the unit.
@@ -410,7 +410,7 @@ class OwnedPartition:
         if leaving and not self._done and self._charged is None and self.kill is None:
             self._release()
             return
-        self.phase = Phase.REFENCING
+        self.phase = Phase.ROTATING
         self._new_token = secrets.token_hex(16)
         self.release_after = leaving
 
@@ -429,14 +429,14 @@ class OwnedPartition:
     @property
     def owned(self) -> bool:
         """Whether a lease must be renewed for it."""
-        return self.phase in (Phase.HELD, Phase.REFENCING)
+        return self.phase in (Phase.HELD, Phase.ROTATING)
 
     @property
     def releasable(self) -> bool:
         """Whether `give_up` is possible and would change something."""
         if self.child is not None:
             return False
-        refencing = self.phase is Phase.REFENCING and not self.release_after
+        refencing = self.phase is Phase.ROTATING and not self.release_after
         return refencing or self.phase in (Phase.ACQUIRING, Phase.HELD)
 
     @property
@@ -451,7 +451,7 @@ class OwnedPartition:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether its process has said that it has nothing in hand any more, by itself."""
+        """Whether its process has said that it has nothing to do any more, by itself."""
         return self.child is not None and self.slot.state == WorkerState.QUIET and not self.kill
 
     @property

@@ -130,7 +130,7 @@ _RANK: Mapping[type, int] = MappingProxyType(
     }
 )
 _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
-# These concern the standby, or a run: they go with whatever happens to the worker.
+# These concern the standby, or a run: they go with any action on the worker.
 _BESIDE = (DismissStandby, KillStandby, InterruptRun)
 
 

@@ -138,7 +138,7 @@ class Reload:
         self._notifier.ready("reload refused, the old configuration goes on")
 
     def roll(self, partitions: int) -> None:
-        """Note that so many workers are being replaced."""
+        """Note that workers are being replaced, `partitions` of them."""
         self.rolling = True
         logs.event("reload.rolling", partitions=partitions)
 

@@ -1,7 +1,7 @@
-"""For whom the next exchange speaks: for all holdings in turn, a bounded number at a time.
+"""Which partitions the next exchange speaks for: all in turn, a bounded number at a time.
 
-The server serves nobody else while it works off what came in one write, and an exchange has only so
-much time, however many leases there are.
+The server serves no other client while it executes what came in one write, and the time of an
+exchange is bounded too, however many leases there are.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Wish = TypeVar("Wish")
 
 
 class RenewalScheduler:
-    """Goes through the holdings, at each exchange as far as it allows, and then on from there.
+    """Goes through the partitions; each exchange continues where the last one stopped.
 
-    What is refused is wanted again in each round, and keeps nobody behind it from a turn.
+    What is refused is wanted again in each round, and keeps no partition from its turn.
     """
 
     def __init__(self, interval: float) -> None:
@@ -39,30 +39,30 @@ class RenewalScheduler:
         self,
         now: float,
         beat_at: float,
-        holdings: Mapping[Unit, OwnedPartition],
+        partitions: Mapping[Unit, OwnedPartition],
         wishes: Callable[[OwnedPartition, float], list[Wish]],
     ) -> list[Wish]:
-        """Return what those want whose turn it is, of whom `wishes` is asked.
+        """Return what the partitions want whose turn it is: their `wishes`.
 
-        It is told, too, until when renewals are due (monotonic).
+        `wishes` also gets the time until which renewals are due (monotonic).
         """
         if not self._left:
-            self._left = [*holdings][::-1]
-            self._due = self._due_until(now, beat_at, holdings)
+            self._left = [*partitions][::-1]
+            self._due = self._due_until(now, beat_at, partitions)
         found: list[Wish] = []
         while self._left and len(found) < CALLS_MAX:
-            holding = holdings.get(self._left.pop())
-            if holding is not None:
-                found += wishes(holding, self._due)
+            partition = partitions.get(self._left.pop())
+            if partition is not None:
+                found += wishes(partition, self._due)
         return found
 
     def _due_until(
-        self, now: float, beat_at: float, holdings: Mapping[Unit, OwnedPartition]
+        self, now: float, beat_at: float, partitions: Mapping[Unit, OwnedPartition]
     ) -> float:
         """Those that would come soon come along with the first, or with a beat.
 
         Else each lease would have an exchange of its own.
         """
-        renewals = (each.renew_at for each in holdings.values() if each.phase is Phase.HELD)
+        renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=beat_at)
         return now + self._interval * TOGETHER if min(first, beat_at) <= now else now

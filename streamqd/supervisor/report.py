@@ -92,7 +92,7 @@ class StatusReporter:
         """Feed the watchdog; during a start and a drain, ask to be waited for.
 
         A housekeeper that stands still starves the watchdog: without it no retry comes back and
-        nothing is trimmed, and nobody would notice. Redis being away is no reason: it does not
+        nothing is trimmed, and no one would notice. Redis being away is no reason: it does not
         stop the rounds.
         """
         began_ns = self._board.housekeeper_progress_ns

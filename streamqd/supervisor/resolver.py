@@ -1,4 +1,4 @@
-"""Host names become addresses in a child: nobody can tell the system how long that may take.
+"""Host names become addresses in a child: the system takes as long as it wants.
 
 With a name server that does not answer it is 5 s for each try, and no lease would be renewed
 meanwhile. What is not resolved in time is resolved on; the next try finds the answer.
@@ -16,8 +16,8 @@ from typing import Any
 from streamqd.store.wire import resolve
 from streamqd.subprocess_task import SubprocessTask
 
-GIVE_UP_SECONDS = 60.0  # then it is asked anew
-KEPT_SECONDS = 60.0  # for which an answer is kept that nobody has waited for
+GIVE_UP_SECONDS = 60.0  # then it is asked again
+KEPT_SECONDS = 60.0  # for which an answer is kept that came too late
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Resolver:
         return [(family, tuple(address)) for family, address in outcome.result]
 
     def _forget_old(self) -> None:
-        """Collect what nobody asks for any more: the name may lead elsewhere by now."""
+        """Collect answers that are not asked for any more: the name may lead elsewhere by now."""
         old = time.monotonic() - KEPT_SECONDS
         for asked, errand in list(self._asked.items()):
             if errand.began <= old and errand.poll() is not None:

@@ -66,7 +66,7 @@ class _Replacing:
     partition: OwnedPartition
     reason: str
     old_pid: int
-    stopped: bool = False  # the old worker was told to let go
+    stopped: bool = False  # the old worker was asked to stop
     forked_at: float = 0.0  # the standby
     warm_at: float = 0.0
     retry_at: float = 0.0
@@ -288,7 +288,7 @@ def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
         # `ready_at` and not the live state: first it is said that one is ready.
         return bool(partition.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
-    free = partition.phase not in (Phase.HELD, Phase.REFENCING)
+    free = partition.phase not in (Phase.HELD, Phase.ROTATING)
     return (
         leaving
         or free

@@ -24,7 +24,6 @@ from streamqd.policy.rebalance import MORE_SECONDS
 from streamqd.process import Child
 from streamqd.scoreboard import HEAD_BYTES, WorkerState
 from streamqd.supervisor import plan, report
-from streamqd.supervisor.boards import Boards
 from streamqd.supervisor.burst import BurstCheck
 from streamqd.supervisor.control import Control
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
@@ -39,6 +38,7 @@ from streamqd.supervisor.reload import Reload, Validated
 from streamqd.supervisor.reregister import Reregister
 from streamqd.supervisor.resolver import Resolver
 from streamqd.supervisor.rolling_replacement import Circumstances, RollingReplacement
+from streamqd.supervisor.scoreboard_file import ScoreboardFile
 from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
 
@@ -67,8 +67,8 @@ class Supervisor:
         self.settings = settings
         self.embedded = embedded
         self.notifier = Notifier()
-        boards = Boards(settings.daemon, lock)
-        self.board = boards.make(len(_units_of(settings, counts)))
+        file = ScoreboardFile(settings.daemon, lock)
+        self.board = file.make(len(_units_of(settings, counts)))
         self.resolver = Resolver()
         self.leases = LeaseManager(settings, self.board, lock.identity, self.resolver)
         forget = [self.leases.link.detach, self.leases.wakes.link.detach]
@@ -81,9 +81,9 @@ class Supervisor:
         self.unwanted: frozenset[Unit] = frozenset()  # known units that a reload took out
         self.counts = dict(counts)  # of each topic; of one that cannot be read, not yet
         self._offer(settings, counts)
-        self._resume(boards)
-        boards.publish()
-        self._boards = boards
+        self._resume(file)
+        file.publish()
+        self._scoreboard_file = file
         self.rebalance = Rebalance(settings.daemon, self.leases.interval)
         self.capacity = ProcessCapacity()
         self.control = Control(settings.daemon.instance)
@@ -100,15 +100,15 @@ class Supervisor:
         self.exit_code: int | None = None
         self._fleet_seen = False
         self._announced: Mapping[str, object] = {}  # of the capacity
-        self._pauses_due = False  # workers that should pause, or go on, are to be told
+        self._pauses_due = False  # workers that should pause, or go on, do not know it yet
         self._next_look = 0.0
         self._embedded_at = 0.0
 
-    def _resume(self, boards: Boards) -> None:
+    def _resume(self, file: ScoreboardFile) -> None:
         """Go on with what a killed supervisor held."""
-        running = [each for each in boards.left.values() if each.running and not each.following]
+        running = [each for each in file.left.values() if each.running and not each.following]
         alone = len(running) <= 1
-        for unit, left in boards.left.items():
+        for unit, left in file.left.items():
             if unit in self.partitions:
                 self.partitions[unit].resume(left, alone=alone)
 
@@ -135,7 +135,7 @@ class Supervisor:
                 self._wait()
             self.leases.leave()
             if all(each.phase is Phase.FREE for each in self.partitions.values()):
-                self._boards.remove()
+                self._scoreboard_file.remove()
             logs.event("drained", code=self.exit_code)
             return self.exit_code
         except BaseException:
@@ -169,7 +169,7 @@ class Supervisor:
             self._signal(number)
         self._reap(now)
         self.pool.relay(self.partitions.values())
-        self.pool.abandon_undead(self.partitions.values(), now)
+        self.pool.abandon_unkillable(self.partitions.values(), now)
         self.pool.keep_housekeeper(now)
         self._keep_embedded(now)
         self._register_again(now)
@@ -198,7 +198,7 @@ class Supervisor:
             wishes += [plan.ReleaseLease(each.unit, "broken") for each in broken]
         for each in partitions:
             if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
-                # The unit was lost while its worker ran: whatever it still does is refused.
+                # The unit was lost while its worker ran: Redis refuses what it still does.
                 wishes.append(plan.StopWorker(each.unit, "lost"))
         given = Circumstances(
             now,
@@ -351,7 +351,7 @@ class Supervisor:
             view,
             self.partitions,
             self.wanted_units(),
-            blocked=self.pool.lingering,
+            blocked=self.pool.unkillable,
             room=self.capacity.room(owned, cap),
             wishes=self.control.wishes(),
         )
@@ -611,7 +611,7 @@ class Supervisor:
 
     def _known_pids(self) -> set[int]:
         known = {child.pid for child in self._children()}
-        known |= {child.pid for child in self.pool.lingering.values()}
+        known |= {child.pid for child in self.pool.unkillable.values()}
         if self.pool.housekeeper is not None:
             known.add(self.pool.housekeeper.pid)
         if self.watcher is not None and self.watcher.child is not None:

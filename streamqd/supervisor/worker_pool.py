@@ -22,11 +22,11 @@ from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.supervisor.partition import ORDERLY, RETIRE_SECONDS, Kill, OwnedPartition
 from streamqd.worker import STOP, Assignment, live
 
-UNDEAD_SECONDS = 5.0
+UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
 KEPT_DESCRIPTORS = 16  # that no worker gets: to connect again, to fork a housekeeper, to resolve
 HOUSEKEEPER_SECONDS = 30.0  # without progress it is replaced
-QUIT_SECONDS = 5.0  # what a housekeeper that is told to end may take
+QUIT_SECONDS = 5.0  # what a housekeeper may take to end
 CAUTIOUS_AFTER = 2  # processes in a row that died with nothing to blame
 
 
@@ -49,7 +49,7 @@ def _wait_for_the_end(control: socket.socket) -> int:
 
 @dataclass
 class Retired:
-    """A process that has nothing in hand any more: it runs `on_stop`, and ends."""
+    """A process that has nothing to do any more: it runs `on_stop`, and ends."""
 
     child: Child
     partition: OwnedPartition
@@ -60,7 +60,7 @@ class Retired:
 
 @dataclass
 class WorkerPool:
-    """Forks workers and the housekeeper, and has a hand on each of them."""
+    """Forks workers and the housekeeper, and stops, wakes and kills them."""
 
     settings: Settings
     board: Scoreboard
@@ -71,17 +71,17 @@ class WorkerPool:
     refusal: str = ""  # what the system said last when it refused a process
     _forks: logs.Episode = field(default_factory=lambda: logs.Episode("fork.failed", "fork.back"))
     _replaced_at: float = 0.0
-    lingering: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
+    unkillable: dict[Unit, Child] = field(default_factory=dict)  # killed, but not dying
     retired: list[Retired] = field(default_factory=list)
 
     # --- starting ---
 
     def start_worker(self, partition: OwnedPartition, *, paused: bool) -> bool:
         """Fork the process that handles a held unit. False: the system refuses it."""
-        orders = self._orders(partition)
+        assignment = self._assignment(partition)
         self._clear_for_next(partition, paused=paused)
         partition.spread = random()
-        child = self._fork_worker(partition, orders)
+        child = self._fork_worker(partition, assignment)
         if child is None:
             # No process or descriptor is left: what runs goes on, this one is tried again.
             partition.slot.state = WorkerState.GONE
@@ -94,7 +94,7 @@ class WorkerPool:
         partition.slot.add("restarts")
         return True
 
-    def _orders(self, partition: OwnedPartition) -> Assignment:
+    def _assignment(self, partition: OwnedPartition) -> Assignment:
         return Assignment(
             partition.unit,
             partition.token,
@@ -109,17 +109,17 @@ class WorkerPool:
         slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         slot.rss = slot.rss_baseline = 0
 
-    def _fork_worker(self, partition: OwnedPartition, orders: Assignment) -> Child | None:
+    def _fork_worker(self, partition: OwnedPartition, assignment: Assignment) -> Child | None:
         settings, consumer, slot = self.settings, partition.consumer, partition.slot
 
         def run(control: socket.socket) -> int:
             logs.assume("worker")
-            return live(orders, settings, consumer, slot, control)
+            return live(assignment, settings, consumer, slot, control)
 
         try:
             slot.reserve()
             _keep_descriptors()
-            child = process.spawn(run, title=orders.title, forget=self.forget, keep=self.keep)
+            child = process.spawn(run, title=assignment.title, forget=self.forget, keep=self.keep)
         except OSError as error:
             self.refusal = str(error)
             self._forks.failed(error=self.refusal)
@@ -128,7 +128,7 @@ class WorkerPool:
         return child
 
     def try_processes(self, count: int) -> bool:
-        """Tell whether so many more processes can be started at once: start them, and end them."""
+        """Tell whether `count` more processes can be started at once: start them, and end them."""
         children: list[Child] = []
         try:
             for _ in range(count):
@@ -143,7 +143,7 @@ class WorkerPool:
             for child in children:
                 child.kill_group()
             for child in children:
-                process.wait_readable([child.pidfd], UNDEAD_SECONDS)
+                process.wait_readable([child.pidfd], UNKILLABLE_SECONDS)
                 child.reap()
         return True
 
@@ -170,11 +170,11 @@ class WorkerPool:
         partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.started_as(child, time.monotonic())
         partition.slot.add("restarts")
-        child.tell(self._orders(partition).packed())
+        child.tell(self._assignment(partition).packed())
         logs.event("worker.handover", unit=partition.unit, child=child.pid, epoch=partition.epoch)
 
     def dismiss_standby(self, partition: OwnedPartition) -> None:
-        """Let a standby end that is not needed: it has nothing in hand."""
+        """Let a standby end that is not needed: it has fetched nothing."""
         child, warm = partition.standby, partition.standby_is_warm
         if child is None:
             return
@@ -203,7 +203,7 @@ class WorkerPool:
             if exit_ is None:
                 if not one.killed_at and now - one.since > RETIRE_SECONDS:
                     one.killed_at = now
-                    self._tell_killed(one.partition, one.child, "on_stop")
+                    self._log_killed(one.partition, one.child, "on_stop")
                     one.child.kill_group()
                 continue
             self.retired.remove(one)
@@ -223,7 +223,7 @@ class WorkerPool:
     def retiring(self, now: float) -> int:
         """How many retired processes are still there, other than those that cannot be killed."""
         return sum(
-            not one.killed_at or now - one.killed_at < UNDEAD_SECONDS for one in self.retired
+            not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.retired
         )
 
     def kill_retired(self) -> None:
@@ -314,7 +314,7 @@ class WorkerPool:
         process.wait_readable([child.pidfd], 5.0)
         child.reap()
 
-    # --- telling ---
+    # --- commands ---
 
     def stop(self, partition: OwnedPartition, reason: str) -> None:
         """Tell a worker to finish its current message and leave."""
@@ -325,7 +325,7 @@ class WorkerPool:
         partition.slot.command = WorkerCommand.STOP
         partition.child.tell(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
-            # It reads its command before the first message: it has nothing in hand, nor will.
+            # It reads its command before the first message: it has fetched nothing, nor will.
             self.kill(partition, "unstarted")
 
     def interrupt(self, partition: OwnedPartition, run_seq: int) -> None:
@@ -343,7 +343,7 @@ class WorkerPool:
                 partition.child.tell(b"look")
 
     def pause(self, partition: OwnedPartition, *, paused: bool) -> None:
-        """Tell a worker to pause or to go on, unless it knows or was told to leave."""
+        """Tell a worker to pause or to go on, unless it knows or must leave."""
         wanted = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
         if partition.child is not None and partition.slot.command not in (
             wanted,
@@ -359,23 +359,23 @@ class WorkerPool:
         partition.kill = Kill(reason, partition.slot.run_seq if run_seq is None else run_seq)
         partition.killed_at = time.monotonic()
         if reason != "unstarted":
-            self._tell_killed(partition, partition.child, reason)
+            self._log_killed(partition, partition.child, reason)
         partition.child.kill_group()
 
-    def _tell_killed(self, partition: OwnedPartition, child: Child, reason: str) -> None:
+    def _log_killed(self, partition: OwnedPartition, child: Child, reason: str) -> None:
         logs.event(
             "worker.killed", logging.WARNING, unit=partition.unit, child=child.pid, reason=reason
         )
 
-    def abandon_undead(self, partitions: Iterable[OwnedPartition], now: float) -> None:
+    def abandon_unkillable(self, partitions: Iterable[OwnedPartition], now: float) -> None:
         """Go on without processes that SIGKILL has not ended; collect those that ended since."""
-        for unit, killed in list(self.lingering.items()):
+        for unit, killed in list(self.unkillable.items()):
             if killed.reap() is not None:
-                del self.lingering[unit]
+                del self.unkillable[unit]
         for partition in partitions:
-            if partition.kill is None or now - partition.killed_at < UNDEAD_SECONDS:
+            if partition.kill is None or now - partition.killed_at < UNKILLABLE_SECONDS:
                 continue
             child = partition.abandon()
             if child is not None:
-                self.lingering[partition.unit] = child
+                self.unkillable[partition.unit] = child
                 logs.event("worker.undead", logging.ERROR, unit=partition.unit, child=child.pid)

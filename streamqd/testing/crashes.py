@@ -93,7 +93,7 @@ def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, tell: in
 
 
 def _count_lines(code: CodeType, left: int) -> None:
-    """Kill this process when so many lines of the code have been run."""
+    """Kill this process after `left` lines of the code."""
 
     def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
         nonlocal left

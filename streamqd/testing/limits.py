@@ -24,7 +24,7 @@ def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
 
 @contextlib.contextmanager
 def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[None]:
-    """Interrupt what is done within after so many seconds; None is no limit.
+    """Interrupt the block after `seconds`; None is no limit.
 
     `interrupt` raises an exception in a coroutine; without it a signal does so in the main thread.
     """

@@ -37,6 +37,6 @@ class Run:
     in_place: bool = False
     """Whether the message keeps its place meanwhile: `on_error` is block or hold-key."""
     letter: DeadLetter | None = None
-    """What the dead letter tells, of a dead one."""
+    """The dead letter, of a dead message."""
     at: float = 0.0
     """When it began, in seconds after the first write of the message, by the clock of the test."""

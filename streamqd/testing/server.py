@@ -1,4 +1,4 @@
-"""A server and the real daemon for tests: what the pytest plugin hands out."""
+"""A server and the real daemon for tests, for the pytest plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from streamqd.embedded import EmbeddedServer
 
 START_SECONDS = 30.0
-END_SECONDS = 15.0  # for a daemon that is told to end
+END_SECONDS = 15.0  # for a daemon that must end
 LOG_LINES = 40  # of a daemon that failed
 
 
@@ -29,9 +29,9 @@ class Settled:
     __module__ = "streamqd.testing"
 
     state_dir: Path
-    """Its `daemon.state_dir`, which `on_start` is told."""
+    """Its `daemon.state_dir`, which `on_start` gets."""
     log: str
-    """What it has logged, one JSON object a line, and what the handlers have written beside it."""
+    """Its log, one JSON object a line, and the output of the handlers."""
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -86,12 +86,12 @@ def settle(
         command = [sys.executable, "-m", "streamqd", "--config", str(path), "--burst"]
         daemon = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
         code = _ended(daemon, timeout)
-    told = log.read_bytes()[start:].decode(errors="replace")
+    logged = log.read_bytes()[start:].decode(errors="replace")
     if code != 0:
         how = f"did not end within {timeout:g} s" if code is None else f"ended with code {code}"
-        tail = "\n".join(told.splitlines()[-LOG_LINES:])
+        tail = "\n".join(logged.splitlines()[-LOG_LINES:])
         raise AssertionError(f"the daemon {how}:\n{tail}")
-    return Settled(folder / "state", told)
+    return Settled(folder / "state", logged)
 
 
 def _ended(daemon: subprocess.Popen[bytes], timeout: float) -> int | None:

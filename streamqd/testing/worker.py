@@ -223,7 +223,7 @@ class Worker:
 
     def _dies(self, batch: list[Message], crash_at: CrashAt) -> bool:
         code = deaths.code_of(self.handler)
-        # The child is a process of its own: it starts the module's hooks, and its event loop, anew.
+        # The child is another process: it starts the module's hooks and an event loop itself.
         return deaths.dies(lambda: self._started().function(self._taken(batch)), code, crash_at)
 
     def _started(self) -> Hooks:

@@ -4,9 +4,9 @@
 acquires or renews a lease. `standby` is a worker that has booted and waits for its turn;
 `control_channel` is where it listens to the supervisor between two messages.
 
-An *executor* knows what is in hand and runs it: `serial` one message after the other, by `runs` or
-in `batches`, `concurrent` several at once, in the `lanes`. An *order* says what may run: `blocking`
-and `held_keys` for one at a time, `ordering` for several.
+An *executor* has the fetched entries and runs them: `serial` one message after the other, by
+`runs` or in `batches`, `concurrent` several at once, in the `lanes`. An *order* says what may run:
+`blocking` and `held_keys` for one at a time, `ordering` for several.
 
 `verdicts` makes of a run's end a settlement, and `settler` tells Redis. `guards` and `throttle` say
 when a run may begin; `quarantine` lets what a lost owner left run alone, and `reclaim` takes over
@@ -32,23 +32,23 @@ __all__ = ["STOP", "Assignment", "ExitCode", "WorkerProcess", "live"]
 
 
 def live(
-    orders: Assignment,
+    assignment: Assignment,
     settings: Settings,
     consumer: Consumer,
     slot: WorkerSlot,
     control: socket.socket,
 ) -> int:
     """Be the worker that a consumer needs, or first its standby. Returns the exit code."""
-    mine = forks.ForkingWorker(orders.unit, slot, control)
+    mine = forks.ForkingWorker(assignment.unit, slot, control)
     forks.family.enter(mine)
     try:
         booted = None
-        if not orders.token:
-            turn = prepare(orders, settings, consumer, slot, control)
+        if not assignment.token:
+            turn = prepare(assignment, settings, consumer, slot, control)
             if isinstance(turn, ExitCode):
                 return turn
-            orders, booted = turn.orders, turn.booted
-        worker = WorkerProcess(orders, settings, consumer, slot, control, booted)
+            assignment, booted = turn.assignment, turn.booted
+        worker = WorkerProcess(assignment, settings, consumer, slot, control, booted)
         mine.links = lambda: (worker.link, worker.settler.link)
         return worker.run()
     finally:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from streamqd.model import Unit
 
-STOP = b"stop"  # said to a standby in the place of its orders
+STOP = b"stop"  # said to a standby in place of its assignment
 
 
 class Assignment(NamedTuple):
     """What the supervisor gives a worker: at its birth, or when it has booted and waits for them.
 
     Without a token it is a standby: it boots beside the worker that it will follow, touches
-    neither messages nor the slot, and gets its true orders when that one has let go.
+    neither messages nor the slot, and gets its true assignment when that one has let go.
     """
 
     unit: Unit
@@ -35,7 +35,7 @@ class Assignment(NamedTuple):
         return json.dumps([self.token, self.epoch, self.cautious, suspects]).encode()
 
     def unpacked(self, raw: bytes) -> Assignment:
-        """Return these orders with what `packed` has said."""
+        """Return this assignment with what `packed` has said."""
         token, epoch, cautious, suspects = json.loads(raw)
         places = frozenset(place.encode("latin-1") for place in suspects)
         return Assignment(self.unit, token, epoch, cautious, places)

@@ -70,7 +70,7 @@ class BatchRunner:
         self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
     ) -> None:
         """Take the entry at `index` into the batch; run the handler when that fills it."""
-        if message.expires_at is not None and self._verdicts.pass_over(
+        if message.expires_at is not None and self._verdicts.skip_expired(
             index, message, retried, crashes
         ):
             return
@@ -84,7 +84,7 @@ class BatchRunner:
     def begin(self) -> None:
         """Forget what was collected of an earlier read."""
         if self._guards is not None:
-            self._guards.heed()
+            self._guards.acquire()
         self._taken = []
 
     @property
@@ -106,7 +106,7 @@ class BatchRunner:
         errors = self._run(batch, now)
         self._note(batch, ids, errors)
         if self._guards is not None:
-            self._guards.heed(more=self._context.slot.unfinished > 0)
+            self._guards.acquire(more=self._context.slot.unfinished > 0)
         limit, handled = self._context.consumer.max_messages, self._context.counts.handled
         if limit and handled >= limit:
             raise Stop(ExitCode.RECYCLE)

@@ -22,7 +22,7 @@ class BlockedOrder:
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
         self._slot = context.slot
-        self._gate = context.gate
+        self._channel = context.channel
         self._settler = context.settler
         self._quarantine = quarantine
         self._place = b""  # of the message that runs
@@ -60,6 +60,6 @@ class BlockedOrder:
         self._quarantine.nothing_runs()
         waits = IdleReason(self._slot.words)
         waits.begin(Wait.BLOCKED, now_ns() + int(seconds * 1e9))
-        self._gate.sleep(seconds, self._slot.unfinished)
+        self._channel.sleep(seconds, self._slot.unfinished)
         waits.end()
         self._quarantine.run_again(self._place)

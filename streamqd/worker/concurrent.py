@@ -24,7 +24,7 @@ from streamqd.store.fetch import FetchResult
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.guards import Guards
 from streamqd.worker.held_keys import report_full, report_held
-from streamqd.worker.lanes import Lanes, RunningMessage
+from streamqd.worker.lanes import RunningMessage, TaskRuns, ThreadRuns
 from streamqd.worker.ordering import HoldingOrdering, Ordering
 from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
@@ -35,14 +35,14 @@ from streamqd.worker.verdicts import RunAgain, Verdicts
 
 
 class ConcurrentExecutor:
-    """Knows every entry in hand: those that wait, and those that run. Its lanes do the work."""
+    """Knows every fetched entry: those that wait, and those that run. Its lanes do the work."""
 
     at_once = False
 
     def __init__(
         self,
         context: WorkerContext,
-        lanes: Lanes,
+        lanes: TaskRuns | ThreadRuns,
         verdicts: Verdicts,
         guards: Guards | None,
         throttle: RateLimiter | None,
@@ -101,7 +101,7 @@ class ConcurrentExecutor:
         )
 
     def finish(self) -> None:
-        """No more comes for now: what is in hand runs when its turn comes."""
+        """No more comes for now: each entry runs when its turn comes."""
 
     def take(self, fetched: FetchResult) -> tuple[int, int]:
         """Take what was read into hand.
@@ -124,7 +124,7 @@ class ConcurrentExecutor:
         self._may_expire |= may_expire
         sizes = [sum(map(len, fields)) for _, fields in entries]
         found = list(zip(messages, sizes, strict=True))
-        # A giant is buried at once, which may fail: what is behind it must not be in hand then.
+        # Settling an oversized one at once may fail: none behind it must be admitted by then.
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
             part = found[start : start + step]
@@ -135,7 +135,7 @@ class ConcurrentExecutor:
                     RunningMessage(index, place, message, retried, 0, size)
                     for index, place, (message, size) in zip(indexes, places, part, strict=True)
                     if size <= bytes_max
-                    or not self._verdicts.bury_giant(index, message, retried, 0)
+                    or not self._verdicts.dead_letter_oversized(index, message, retried, 0)
                 ]
             )
         return sum(sizes)
@@ -179,12 +179,12 @@ class ConcurrentExecutor:
 
     @property
     def waiting(self) -> int:
-        """How many entries in hand have not begun."""
+        """How many fetched entries have not begun."""
         return self._ordering.waiting
 
     @property
     def busy(self) -> bool:
-        """Whether anything in hand runs, or has yet to."""
+        """Whether any fetched entry runs, or has yet to."""
         return bool(self._running or self._ordering.waiting)
 
     @property
@@ -262,7 +262,7 @@ class ConcurrentExecutor:
         return 0.0 if self._throttle is None else self._throttle.left_ns(now_ns()) / 1e9
 
     def patience(self, seconds: float) -> float:
-        """How much of a wait is over before something in hand could begin, or must be settled."""
+        """How much of a wait is over before a fetched entry could begin, or must be settled."""
         if since := self._settler.since_ns:
             due_ns = since + ACK_DELAY_NS - now_ns()
             seconds = min(seconds, max(0.0, due_ns / 1e9) + 0.001)
@@ -287,7 +287,7 @@ class ConcurrentExecutor:
             self._take_due(self._holding)
         ordering = self._ordering
         if ordering.ready and now_ns() > self._slot.words[WORD_TRUSTED_UNTIL]:
-            self._context.gate.await_trust()
+            self._context.channel.await_trust()
         if self._begins_at_once:
             begun = ordering.take(self._startable)
             self._mark_running(begun)
@@ -319,7 +319,7 @@ class ConcurrentExecutor:
         begun = []
         while self._may_begin() and (entry := self._ordering.next()) is not None:
             message = entry.message
-            if message.expires_at is not None and self._verdicts.pass_over(
+            if message.expires_at is not None and self._verdicts.skip_expired(
                 entry.index, message, entry.retried, entry.crashes
             ):
                 self._all_over([entry])

@@ -23,7 +23,7 @@ class WorkerContext:
     consumer: Consumer
     delivery: Delivery
     slot: WorkerSlot
-    gate: ControlChannel
+    channel: ControlChannel
     settler: Settler
     clock: ServerClock
     counts: RunCounts

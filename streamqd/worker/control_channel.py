@@ -1,4 +1,4 @@
-"""The gate between two messages: stop here, wait here, or go on.
+"""Where a worker listens between two messages: stop here, wait here, or go on.
 
 The supervisor's wish is a word in the scoreboard, read at every message; the control socket only
 wakes a worker that waits. Its end of file means that the supervisor is gone.
@@ -54,14 +54,14 @@ class ControlChannel:
     def __init__(
         self, slot: WorkerSlot, control: socket.socket, before_pause: Callable[[], None]
     ) -> None:
-        """Listen on `control`. `before_pause` settles what is owed, as far as it can be settled."""
+        """Listen on `control`. `before_pause` settles what is owed, and keeps the rest."""
         self.slot = slot
         self.control = control
         self._before_pause = before_pause
         self.before_wait: Callable[[], None] = lambda: None  # called often, and must be quick
 
     def check(self, unstarted: int = 0) -> None:
-        """Go on, or wait while paused, or raise Stop. `unstarted` entries in hand are released."""
+        """Go on, or wait while paused, or raise Stop. `unstarted` entries are released."""
         command = self.slot.words[WORD_COMMAND]
         if command == WorkerCommand.NONE:
             return
@@ -113,7 +113,7 @@ class ControlChannel:
             self._read()
         return ready
 
-    def await_orders(self) -> bytes:
+    def await_assignment(self) -> bytes:
         """Wait, as a standby, until the supervisor says something; return it."""
         while True:
             process.wait_readable([self.control.fileno()], BREATH_SECONDS)

@@ -93,7 +93,7 @@ def letter(
         b"fingerprint": fingerprint.encode(),
     }
     if _forgiven(message):
-        fields[FORGIVEN_AT] = b"0"  # a replay begins anew
+        fields[FORGIVEN_AT] = b"0"  # a replay begins again
     return fields
 
 
@@ -148,7 +148,7 @@ def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        # Not written by a supervisor. The message is buried all the same.
+        # Not written by a supervisor. The message is dead-lettered all the same.
         found = {}
     fields = {
         name.encode(): str(found[name]).encode()

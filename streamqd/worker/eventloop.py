@@ -141,7 +141,7 @@ class PreciseSelector(selectors.EpollSelector):
     """Waits no longer than it is told; `epoll` itself waits for whole milliseconds, rounded up."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, at most so many seconds, and return what is ready."""
+        """Wait for events, at most that many seconds, and return what is ready."""
         if timeout and timeout > 0 and self.fileno() <= DESCRIPTOR_MAX:
             select.select([self.fileno()], [], [], timeout)
             timeout = 0

@@ -35,7 +35,7 @@ class Guards:
         consumer, slot = context.consumer, context.slot
         self._policy = consumer.policy
         self._slot = slot
-        self._gate = context.gate
+        self._channel = context.channel
         self._settler = context.settler
         self._clock = context.clock
         self._counts = context.counts
@@ -64,7 +64,7 @@ class Guards:
 
     # --- being told ---
 
-    def blameless(self, outcome: Outcome, message: Message) -> bool:
+    def exempts(self, outcome: Outcome, message: Message) -> bool:
         """Judge a failure: whether it is a dependency's, and costs the message no attempt.
 
         What the policy does not retry is the message's own, whatever the breaker names. A message
@@ -191,7 +191,7 @@ class Guards:
         self._probe()
         return 1
 
-    def heed(self, *, more: bool = True) -> None:
+    def acquire(self, *, more: bool = True) -> None:
         """Wait, in a worker that runs nothing, until something may begin. Raises Stop, Fenced.
 
         Without `more` in hand nothing could, and a turn would be for nothing: others may want it.
@@ -206,7 +206,7 @@ class Guards:
             return
         while left := self._left():
             self._settler.flush()
-            self._gate.sleep(left, self._slot.unfinished)
+            self._channel.sleep(left, self._slot.unfinished)
             self.hear()
         if self.probing:
             self._probe()
@@ -245,9 +245,9 @@ class Guards:
         logs.event("flood.stopped", logging.ERROR, unit=self._unit, why=why, error=problem or None)
         if problem:
             # Nobody can resume what is not written down.
-            self._gate.sleep(self._guard.window, slot.unfinished)
+            self._channel.sleep(self._guard.window, slot.unfinished)
         while not problem and link.execute("HEXISTS", keys.orders(self._fleet), name):
-            self._gate.sleep(RESUME_SECONDS, slot.unfinished)
+            self._channel.sleep(RESUME_SECONDS, slot.unfinished)
         self.flooded = False
         self._waits.end()
 

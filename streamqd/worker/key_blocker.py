@@ -83,7 +83,7 @@ class KeyBlocker(Generic[Entry]):
         return key
 
     def line(self, key: Hashable, longest: int) -> list[Entry]:
-        """The first entries of a key, at most so many."""
+        """The first entries of a key, at most `count`."""
         queue = self._queues[key]
         return [queue[index] for index in range(min(longest, len(queue)))]
 

@@ -18,7 +18,7 @@ from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from queue import SimpleQueue
 from time import CLOCK_BOOTTIME, clock_gettime_ns
-from typing import Any, Protocol
+from typing import Any
 
 from streamqd import handlers, logs
 from streamqd.message import Message, remembered
@@ -31,7 +31,7 @@ INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 
 
 class RunningMessage:
-    """One message in hand, from its fetch to the end of its run.
+    """One message, from its fetch to the end of its run.
 
     `lane`, `sequence` and `started_ns` are there once it runs; `end`, None or the exception with
     which it has failed, and `ended_ns` once it has run. `place` and `noted` are known before the
@@ -67,21 +67,6 @@ class RunningMessage:
     def due_ns(self) -> int:
         """When it is due, if it has failed before and waits in its place."""
         return self.message.due_in_place_ns
-
-
-class Lanes(Protocol):
-    """Run handlers beside the main thread."""
-
-    ends: RunEnds
-
-    def start(self, entries: list[RunningMessage]) -> None:
-        """Begin to handle entries."""
-
-    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
-        """Raise an exception in a handler that runs. Called by a signal handler."""
-
-    def close(self) -> None:
-        """Give up what they need. Nothing runs any more."""
 
 
 class RunEnds:
@@ -295,7 +280,7 @@ class _Window:
 
     def _take_back(self) -> None:
         # CPython has a way to take it back, but up to 3.12 it leaves every thread looking for it at
-        # each call and turn of a loop for ever after, and with a tracer they turn in a circle then.
+        # each call and turn of a loop forever after, and with a tracer they turn in a circle then.
         # One that has come leaves nothing behind: so one is sent in its place, and comes here.
         with contextlib.suppress(handlers.SoftTimeout):
             kind = ctypes.py_object(handlers.SoftTimeout)

@@ -1,4 +1,4 @@
-"""Which of the entries in hand may begin, where several run at once. No I/O.
+"""Which of the fetched entries may begin, where several run at once. No I/O.
 
 `Ordering` lets all begin, or of each key one at a time. `HoldingOrdering` keeps what has failed,
 with all of its key.
@@ -77,7 +77,7 @@ class Ordering(Generic[Entry]):
         return self._ready.popleft()
 
     def take(self, count: int) -> list[Entry]:
-        """Give out the oldest entries that may begin, at most so many."""
+        """Give out the oldest entries that may begin, at most `count`."""
         ready = self._ready
         taken = [ready.popleft() for _ in range(min(count, len(ready)))]
         self.waiting -= len(taken)

@@ -25,7 +25,7 @@ class Outage:
         self._known = 0
         self._family: list[WorkerSlot] = []
         self._find()
-        self._words = self._family[0].words  # for good: no slot is ever named anew
+        self._words = self._family[0].words  # for good: no slot is ever named again
 
     @property
     def is_open(self) -> bool:

@@ -31,7 +31,7 @@ class PendingEntry(NamedTuple):
         return sum(map(len, self.fields or ()))
 
     def message(self, delivery: Delivery) -> Message:
-        """The entry as its handler sees it. It must not be a ghost."""
+        """The entry as its handler sees it. Its fields must be there."""
         message = Message(delivery, self.id, self.fields or [], retried=self.retried)
         if self.failures:
             message.failures_in_place = self.failures

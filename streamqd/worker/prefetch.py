@@ -1,7 +1,7 @@
 """How many entries a worker asks for at once: bounded by number, by bytes and by work in hand.
 
 A read takes a number and no size, so the number follows from what entries were like before. The
-first read, and the one after a read that was too large, trust nobody: they ask for what stays
+first read, and the one after a read that was too large, trust no mean: they ask for what stays
 within the bound even if every entry is as large as an entry may be.
 """
 
@@ -13,12 +13,12 @@ from streamqd.config import Consumer
 
 WORK_IN_HAND_NS = 1_000_000_000  # entries fetched at once are worth at most this much work
 FIRST_COUNT = 16
-COUNT_MAX = 1 << 20  # more than anybody asks for
+COUNT_MAX = 1 << 20  # more than any consumer asks for
 CAUTIOUS_ENTRIES = 100  # after so many that did no harm there may be more at once
 
 
 class PrefetchController:
-    """`count` entries of each stream come next; `fed` tells it how the last ones were."""
+    """`count` entries of each stream come next; `observe` tells it how the last ones were."""
 
     def __init__(
         self, consumer: Consumer, max_message_bytes: int, batch_max: int, later_max: int = 0
@@ -35,8 +35,8 @@ class PrefetchController:
         self._run_ns = 0.0  # moving mean
         self.count = min(FIRST_COUNT, batch_max, self._safe, self._rated)
 
-    def fed(self, entries: int, size: int, spent_ns: int, received: int = 0) -> None:
-        """Learn from so many entries, of about `size` bytes, that took `spent_ns` to handle.
+    def observe(self, entries: int, size: int, spent_ns: int, received: int = 0) -> None:
+        """Learn from this many entries, of about `size` bytes, that took `spent_ns` to handle.
 
         `received` is what the read brought, in bytes: exact, but with all that is around entries.
         """

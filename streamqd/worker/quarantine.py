@@ -57,7 +57,7 @@ class Quarantine:
         self._suspects: set[bytes] = set()  # places; also of what is kept in hand
         self._marked = NOBODY
         self._told = False  # that there are no turns
-        context.gate.before_wait = self.rest
+        context.channel.before_wait = self.rest
         _everyone.add(self)
 
     def open(self, session: str) -> None:
@@ -86,7 +86,7 @@ class Quarantine:
             self._begin(place)
 
     def nothing_runs(self) -> None:
-        """The entry that was begun last is kept for a later run: suspect nobody meanwhile."""
+        """The entry that was begun last is kept for a later run: suspect none meanwhile."""
         if self._session:
             self.rest()
             self._mark(NOBODY)
@@ -116,23 +116,23 @@ class Quarantine:
             os.close(lock)
 
     def _is_suspect(self, entry: PendingEntry, message: Message) -> bool:
-        """Whether it was charged before, or the next charge would already bury it."""
+        """Whether it was charged before, or the next charge would already dead-letter it."""
         return entry.crashes + message.crash_count > 0 or self._context.consumer.max_crashes == 1
 
     def _begin(self, place: bytes) -> None:
         """Wait until nothing holds the entry back, then take its turn and mark it."""
-        gate = self._context.gate
+        channel = self._context.channel
         if self._had_seconds > SHARE_SECONDS:
             self._had_seconds = 0.0
             self._unmark()
-            gate.sleep(2 * POLL_SECONDS)
+            channel.sleep(2 * POLL_SECONDS)
         while True:
             if self._is_held_back():
                 self._unmark()
                 self._wait_out()
             elif not self._take_turn(alone=place in self._suspects):
                 self._unmark()
-                gate.sleep(POLL_SECONDS)
+                channel.sleep(POLL_SECONDS)
             else:
                 self._mark(place)
                 if not self._is_held_back():
@@ -152,13 +152,13 @@ class Quarantine:
 
     def _wait_out(self) -> None:
         """Wait for all that could hold a run back. Nothing runs, so none of it comes again soon."""
-        gate = self._context.gate
-        gate.check(self._context.slot.unfinished)
+        channel = self._context.channel
+        channel.check(self._context.slot.unfinished)
         if self._guards is not None:
-            self._guards.heed()
+            self._guards.acquire()
         if self._throttle is not None:
             self._throttle.wait(now_ns())
-        gate.await_trust()
+        channel.await_trust()
 
     def _mark(self, place: bytes) -> None:
         """Write durably which entry comes next, so that a host-killer is found."""
@@ -171,7 +171,7 @@ class Quarantine:
         self._marked = place
 
     def _unmark(self) -> None:
-        """Suspect nobody: the last one that ran may still be pending, because it was kept."""
+        """Suspect none: the last one that ran may still be pending, because it was kept."""
         if self._marked != NOBODY:
             self._mark(NOBODY)
 

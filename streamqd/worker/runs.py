@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
-from typing import Any, Protocol
+from typing import Any
 
 from streamqd import logs
 from streamqd.message import Message, remembered, restored
@@ -23,30 +23,17 @@ from streamqd.scoreboard import (
     WORD_TRUSTED_UNTIL,
     now_ns,
 )
+from streamqd.worker.blocking import BlockedOrder
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.guards import Guards
+from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.throttle import RateLimiter
-from streamqd.worker.verdicts import RunAgain, Verdicts
+from streamqd.worker.verdicts import Verdicts
 
 ACK_DELAY_NS = 20_000_000  # no run begins while the end of another is older and not settled
 ACK_SHARE = 20  # an end waits for nothing when settling takes less than such a part of its run
 QUICK_RUN_NS = 2_000_000  # after a run shorter than this its end may wait for the next one
-
-
-class RunOrder(Protocol):
-    """Keeps the order of messages where one has failed: it waits, and others wait behind it."""
-
-    def admits(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
-        """Whether the message may run now. Waits for that, or takes the message over."""
-
-    def keep(
-        self, index: int, message: Message, retried: bool, crashes: int, again: RunAgain
-    ) -> None:
-        """Take over a message whose run has failed."""
-
-    def next_run(self) -> Message | None:
-        """Return what runs next in the same place, when it is due; None where others may run."""
 
 
 class RunPace:
@@ -54,7 +41,7 @@ class RunPace:
 
     def __init__(self, context: WorkerContext, throttle: RateLimiter | None) -> None:
         self._words = context.slot.words
-        self._gate = context.gate
+        self._channel = context.channel
         self._settler = context.settler
         self._throttle = throttle
         self._ack_each = context.consumer.ack == EACH
@@ -78,8 +65,8 @@ class RunPace:
         """Wait until the lease is sure and the rate allows runs; return that instant."""
         if now > self._words[WORD_TRUSTED_UNTIL]:
             # Looked at last: what comes before may take as long as Redis lets it.
-            now = self._gate.await_trust()
-        return now if self._throttle is None else self._throttle.heed(now, runs)
+            now = self._channel.await_trust()
+        return now if self._throttle is None else self._throttle.acquire(now, runs)
 
 
 class Runner:
@@ -92,7 +79,7 @@ class Runner:
         verdicts: Verdicts,
         guards: Guards | None,
         throttle: RateLimiter | None,
-        order: RunOrder | None,
+        order: BlockedOrder | HeldKeys | None,
     ) -> None:
         self._context = context
         self._function = function
@@ -123,7 +110,7 @@ class Runner:
 
     def run(self, index: int, message: Message, retried: bool, crashes: int, charged: bool) -> None:
         """As `handle`, for a message that its order lets run now."""
-        if message.expires_at is None or not self._verdicts.pass_over(
+        if message.expires_at is None or not self._verdicts.skip_expired(
             index, message, retried, crashes
         ):
             kept = message.failures_in_place or self._guards is not None
@@ -151,7 +138,7 @@ class Runner:
         sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
         for index, message in enumerate(messages, first):
             if words[WORD_COMMAND] and index > first:
-                context.gate.check(slot.unfinished)
+                context.channel.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
             if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
                 now = pace.settle_first(now, elapsed)
@@ -199,12 +186,12 @@ class Runner:
             assert self._order is not None
             self._order.keep(index, message, retried, crashes, again)
         if self._guards is not None:
-            self._guards.heed(more=self._context.slot.unfinished > 0)
+            self._guards.acquire(more=self._context.slot.unfinished > 0)
 
     def begin(self) -> None:
-        """Entries of a new read are in hand; those of the one before are forgotten."""
+        """Entries of a new read have come; those of the one before are forgotten."""
         if self._guards is not None:
-            self._guards.heed()
+            self._guards.acquire()
 
     @property
     def collected(self) -> int:

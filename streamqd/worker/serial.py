@@ -6,42 +6,18 @@ before the next read is sent; acknowledgements ride on that read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
 
 from streamqd.message import Entry, Message, of_read
 from streamqd.scoreboard import SETTLED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
+from streamqd.worker.batches import BatchRunner
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.prefetch import bytes_of
+from streamqd.worker.runs import Runner
 from streamqd.worker.verdicts import Verdicts
-
-RunAll = Callable[[Sequence[Message], int, bool], None]
-
-
-class SerialRunner(Protocol):
-    """Runs the handler for the messages that it is given, one by one or in batches."""
-
-    @property
-    def run_all(self) -> RunAll | None:
-        """Runs messages of which each may run at once; None where something stands between them."""
-
-    @property
-    def collected(self) -> int:
-        """How many messages wait for their run."""
-
-    def handle(
-        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
-    ) -> None:
-        """Handle a message, or collect it."""
-
-    def begin(self) -> None:
-        """Entries of a new read are in hand."""
-
-    def finish(self) -> None:
-        """Run what was collected."""
 
 
 class SerialExecutor:
@@ -57,7 +33,7 @@ class SerialExecutor:
     def __init__(
         self,
         context: WorkerContext,
-        runner: SerialRunner,
+        runner: Runner | BatchRunner,
         verdicts: Verdicts,
         held: HeldKeys | None,
     ) -> None:
@@ -73,7 +49,7 @@ class SerialExecutor:
     # --- what comes ---
 
     def restart(self) -> None:
-        """Begin with a list of what is pending: nothing else is in hand but what is held."""
+        """Begin with a list of what is pending: no entry is left but those held."""
         self.alone = False
         if self._held is not None:
             self._held.restart()
@@ -112,7 +88,7 @@ class SerialExecutor:
         began = now_ns()
         for first, was_retried, entries in ((0, True, retried), (len(retried), False, main)):
             if entries:
-                self._context.gate.check(total - first)
+                self._context.channel.check(total - first)
                 self._take_stream(entries, first, was_retried, fetched.received)
         self._runner.finish()
         return size, now_ns() - began
@@ -122,15 +98,17 @@ class SerialExecutor:
         context, slot, runner = self._context, self._slot, self._runner
         self._settler.read = slot.generation
         messages, may_expire = of_read(context.delivery, entries, retried)
-        giants = received > self._bytes_max  # there may be some
+        oversized = received > self._bytes_max  # there may be some
         run_all = runner.run_all
-        if run_all is not None and not giants and not may_expire:
+        if run_all is not None and not oversized and not may_expire:
             run_all(messages, first, retried)
             return
         for index, message in enumerate(messages, first):
             if slot.words[WORD_COMMAND]:
-                context.gate.check(slot.unfinished)
-            if not giants or not self._verdicts.bury_giant(index, message, retried, 0):
+                context.channel.check(slot.unfinished)
+            if not oversized or not self._verdicts.dead_letter_oversized(
+                index, message, retried, 0
+            ):
                 runner.handle(index, message, retried, 0)
 
     # --- running ---
@@ -154,7 +132,7 @@ class SerialExecutor:
             indexes = range(first, first + len(line))
             first += len(line)
             for index, kept in zip(indexes, line, strict=True):
-                self._context.gate.check(self._slot.unfinished)
+                self._context.channel.check(self._slot.unfinished)
                 message = kept.message
                 self._held.begin(kept)
                 charged = message.failures_in_place > 0
@@ -187,12 +165,12 @@ class SerialExecutor:
 
     @property
     def busy(self) -> bool:
-        """Whether anything in hand has yet to run."""
+        """Whether any fetched entry has yet to run."""
         return self._runner.collected > 0
 
     @property
     def waiting(self) -> int:
-        """How many entries in hand have not begun."""
+        """How many fetched entries have not begun."""
         return self._slot.unfinished
 
     @property
@@ -214,7 +192,7 @@ class SerialExecutor:
         return self._context.consumer.prefetch_max if self._held is None else self._held.room
 
     def patience(self, seconds: float) -> float:
-        """How much of a wait is over before something in hand could begin."""
+        """How much of a wait is over before a fetched entry could begin."""
         due = None if self._held is None else self._held.next_due()
         return seconds if due is None else min(seconds, max(0.0, (due - now_ns()) / 1e9))
 

@@ -110,7 +110,7 @@ class Settler:
         if not self.since_ns:
             self.since_ns = now
 
-    def set_aside(self, item: Settlement, now: int) -> None:
+    def schedule(self, item: Settlement, now: int) -> None:
         """Note that an entry is to be retried or dead-lettered."""
         self.items.append(item)
         if not self.since_ns:

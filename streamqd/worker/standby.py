@@ -26,37 +26,37 @@ from streamqd.worker.worker import new_link
 
 
 class StandbyResult(NamedTuple):
-    """The standby's time has come: its orders, and what it has prepared."""
+    """The standby's time has come: its assignment, and what it has prepared."""
 
-    orders: Assignment
+    assignment: Assignment
     booted: tuple[Hooks, Connection]
 
 
 def prepare(
-    orders: Assignment,
+    assignment: Assignment,
     settings: Settings,
     consumer: Consumer,
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, say so, and wait for orders. An exit code when it cannot boot, or is not needed."""
-    gate = ControlChannel(slot, control, lambda: None)
+    """Boot, say so, and wait for the assignment. An exit code when there is none to wait for."""
+    channel = ControlChannel(slot, control, lambda: None)
     try:
-        hooks = boot(settings, consumer, orders.unit)
+        hooks = boot(settings, consumer, assignment.unit)
     except HandlerLoadError as error:
-        logs.event("worker.boot_failed", logging.ERROR, unit=orders.unit, error=str(error))
-        gate.fail(str(error))
+        logs.event("worker.boot_failed", logging.ERROR, unit=assignment.unit, error=str(error))
+        channel.fail(str(error))
         return ExitCode.BOOT_FAILED
     family.end_child()
-    link = new_link(settings, orders.unit)
+    link = new_link(settings, assignment.unit)
     with contextlib.suppress(RedisUnavailable):
         link.open()  # later will do, as for any worker that Redis does not answer
     slot.warm_pid = os.getpid()
-    gate.ring()
-    word = gate.await_orders()
+    channel.ring()
+    word = channel.await_assignment()
     if word == STOP:
         hooks.stop()
         return ExitCode.STOPPED
-    given = orders.unpacked(word)
+    given = assignment.unpacked(word)
     process.set_title(given.title)
     return StandbyResult(given, (hooks, link))

@@ -24,7 +24,7 @@ class RateLimiter:
     def __init__(self, rate: Rate, context: WorkerContext) -> None:
         slot = self._slot = context.slot
         self._rate = rate
-        self._gate = context.gate
+        self._channel = context.channel
         self._settler = context.settler
         self._waits = IdleReason(slot.words)
         slot.rate_due_ns = rate.inherited(slot.rate_due_ns, now_ns())
@@ -35,7 +35,7 @@ class RateLimiter:
         """How many runs may begin at once."""
         return self._rate.burst
 
-    def heed(self, now: int, runs: int = 1) -> int:
+    def acquire(self, now: int, runs: int = 1) -> int:
         """Wait until `runs` may begin, note that they do, and return that instant.
 
         Nothing may come between this and the runs: the distance of two is that of two answers.
@@ -49,12 +49,12 @@ class RateLimiter:
         while left := self.left_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
-                self._gate.sleep((left - SHORT_NS) / 1e9, self._slot.unfinished)
+                self._channel.sleep((left - SHORT_NS) / 1e9, self._slot.unfinished)
             else:
                 time.sleep(left / 1e9)  # a poll counts milliseconds, which is too coarse here
             now = now_ns()
             if now > self._slot.words[WORD_TRUSTED_UNTIL]:
-                now = self._gate.await_trust()
+                now = self._channel.await_trust()
         return now
 
     def left_ns(self, now: int, runs: int = 1) -> int:

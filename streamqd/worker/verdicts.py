@@ -96,7 +96,7 @@ class Verdicts:
 
     # --- without a run ---
 
-    def pass_over(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+    def skip_expired(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
         """Acknowledge a message that has expired, without a run; False when it has not."""
         expires_at = message.expires_at
         if expires_at is None or self._clock.time() < expires_at:
@@ -112,7 +112,7 @@ class Verdicts:
         )
         return True
 
-    def settle_ghost(self, index: int, entry: PendingEntry) -> None:
+    def acknowledge_missing(self, index: int, entry: PendingEntry) -> None:
         """Acknowledge an entry that somebody has trimmed away."""
         self._slot.add("ghosts")
         place = entry.place.decode()
@@ -120,9 +120,9 @@ class Verdicts:
         self._slot.states[index] = DONE
         self._settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
 
-    def bury_crasher(self, index: int, message: Message, entry: PendingEntry) -> bool:
+    def dead_letter_crashed(self, index: int, message: Message, entry: PendingEntry) -> bool:
         """Dead-letter a message that has killed its process too often, or is too large."""
-        if self.bury_giant(index, message, entry.retried, entry.crashes):
+        if self.dead_letter_oversized(index, message, entry.retried, entry.crashes):
             return True
         crashes = message.crash_count + entry.crashes
         verdict = settlement.before_run(crashes, self._policy) if entry.crashes else None
@@ -134,19 +134,23 @@ class Verdicts:
             self._settler.flush()
             return True
         text = f"the process that handled it ended by {what}"
-        self._bury(index, message, entry.retried, crashes, (verdict.reason, what, text), context)
+        self._dead_letter(
+            index, message, entry.retried, crashes, (verdict.reason, what, text), context
+        )
         return True
 
-    def bury_giant(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+    def dead_letter_oversized(
+        self, index: int, message: Message, retried: bool, crashes: int
+    ) -> bool:
         """Dead-letter a message that is larger than any producer may send; False when it is not."""
         text = dead_letters.too_large(message, self._bytes_max)
         if not text or self._delivery.unit.reads_letters:
             return False
         crashes += message.crash_count
-        self._bury(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
+        self._dead_letter(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
         return True
 
-    def _bury(
+    def _dead_letter(
         self,
         index: int,
         message: Message,
@@ -158,11 +162,11 @@ class Verdicts:
         """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
         handler = self._consumer.handler
         fields = dead_letters.unhandled(message, self._delivery, handler, why, crashes=crashes)
-        self._set_aside(index, message, retried, None, context | fields)
+        self._schedule(index, message, retried, None, context | fields)
         self._say_end(self._dead_lines, message, why[0], why[1])
         self._settler.flush()
         if self._guards is not None and self._consumer.lanes == 1:
-            self._guards.heed(more=self._slot.unfinished > 0)
+            self._guards.acquire(more=self._slot.unfinished > 0)
 
     # --- after a run that has failed ---
 
@@ -186,7 +190,7 @@ class Verdicts:
         self._judge(self._look, judged)
         outcome = judged.outcome or _untold(error, self._consumer.dlq_error)
         attempt = message.attempt
-        free = self._guards is not None and self._guards.blameless(outcome, message)
+        free = self._guards is not None and self._guards.exempts(outcome, message)
         verdict = settlement.decide(
             outcome,
             attempt=attempt,
@@ -213,7 +217,7 @@ class Verdicts:
                 self._say_retry(message, verdict.delay, told, judged)
             if isinstance(verdict, KeepVerdict):
                 return RunAgain(verdict.delay, 1 - free)
-            self._set_aside(index, message, retried, verdict.delay, fields)
+            self._schedule(index, message, retried, verdict.delay, fields)
             return None
         assert not isinstance(verdict, Ack)
         self._judge(self._look_closer, judged)
@@ -232,7 +236,7 @@ class Verdicts:
             crashes=crashes,
             fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
         )
-        self._set_aside(index, message, retried, None, fields)
+        self._schedule(index, message, retried, None, fields)
         self._say_end(self._dead_lines, message, verdict.reason, told, judged)
         return None
 
@@ -284,7 +288,7 @@ class Verdicts:
         since = message.timestamp if message.letter is None else message.letter.failed_at
         return max(0.0, self._clock.time() - since)
 
-    def _set_aside(
+    def _schedule(
         self,
         index: int,
         message: Message,
@@ -299,7 +303,7 @@ class Verdicts:
         place = place_of(message.id_bytes, retried=retried)
         item = Settlement(place, index, delay, fields, message._fields, self._settler.read)
         self._slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
-        self._settler.set_aside(item, now_ns())
+        self._settler.schedule(item, now_ns())
 
     def _give_up(
         self,
@@ -311,7 +315,7 @@ class Verdicts:
         error: str,
         judged: Judged | None = None,
     ) -> None:
-        """Acknowledge a dead letter: as a letter again it would come back for ever. It is kept."""
+        """Acknowledge a dead letter: as a letter again it would come back forever. It is kept."""
         self._slot.states[index] = DONE
         self._slot.add("given_up")
         self._settler.ack(

@@ -1,9 +1,9 @@
 """A worker's life: boot, attach (what is pending comes first), serve, leave.
 
 One loop serves all shapes: obey the supervisor, note what has ended, begin what can begin, settle
-what is due, and read when the executor wants more. The executor knows what is in hand and runs it;
-how a run ended goes over `verdicts` to the settler, and from there with the next read, or in a
-script, to Redis.
+what is due, and read when the executor wants more. The executor has the fetched entries and runs
+them; how a run ended goes over `verdicts` to the settler, and from there with the next read, or in
+a script, to Redis.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        orders: Assignment,
+        assignment: Assignment,
         settings: Settings,
         consumer: Consumer,
         slot: WorkerSlot,
@@ -84,28 +84,30 @@ class WorkerProcess:
         booted: tuple[Hooks, Connection] | None = None,
     ) -> None:
         """`booted`: what a standby has prepared already, with its connection."""
-        self.unit = orders.unit
-        self.token = orders.token
+        self.unit = assignment.unit
+        self.token = assignment.token
         self.settings = settings
         self.consumer = consumer
         self.slot = slot
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self.hooks: Hooks | None
-        self.hooks, self.link = booted or (None, new_link(settings, orders.unit))
+        self.hooks, self.link = booted or (None, new_link(settings, assignment.unit))
         self.fetcher = Fetcher(self.link, self.keys, self.unit, self.token)
         # Where runs go on during a read, what has ended is settled beside it.
         apart = consumer.lanes > 1
-        settling = new_link(settings, orders.unit, ":settle") if apart else self.link
+        settling = new_link(settings, assignment.unit, ":settle") if apart else self.link
         self.settler = Settler(settling, self.keys, self.unit, self.token, slot)
-        self.delivery = Delivery(orders.unit, settings.daemon.instance, orders.epoch, slot.beat)
-        self.suspects = orders.suspects
-        self.gate = ControlChannel(slot, control, self.settler.try_to_flush)
+        self.delivery = Delivery(
+            assignment.unit, settings.daemon.instance, assignment.epoch, slot.beat
+        )
+        self.suspects = assignment.suspects
+        self.channel = ControlChannel(slot, control, self.settler.try_to_flush)
         self.clock = ServerClock()
         self.counts = RunCounts()
         self.limit = SoftLimit(slot, consumer.timeout)
         self.calls = FencedCalls(self.link, slot)
-        batch_max = 1 if orders.cautious else consumer.prefetch_max
-        self.appetite = PrefetchController(
+        batch_max = 1 if assignment.cautious else consumer.prefetch_max
+        self.prefetch = PrefetchController(
             consumer, settings.daemon.max_message_bytes, batch_max, consumer.prefetch_max
         )
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
@@ -135,7 +137,7 @@ class WorkerProcess:
             self._boot()
         except HandlerLoadError as error:
             logs.event("worker.boot_failed", logging.ERROR, unit=self.unit, error=str(error))
-            self.gate.fail(str(error))
+            self.channel.fail(str(error))
             return ExitCode.BOOT_FAILED
         family.end_child()  # `on_start` may fork too
         try:
@@ -147,12 +149,13 @@ class WorkerProcess:
 
     def _live(self) -> ExitCode:
         self.slot.state = WorkerState.READY
-        self.gate.ring()
+        self.channel.ring()
         try:
             code = self._work()
         except Stop as stop:
             code = stop.code
         finally:
+            self._finish_running(commanded=False)
             family.end_child()
             self.quarantine.rest()
         if code is not ExitCode.FENCED:
@@ -165,9 +168,9 @@ class WorkerProcess:
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self._publish()
-        # From here on the slot may be a successor's: nothing is in hand, nothing is written.
+        # From here on the slot may be a successor's: no entry is left, nothing is written.
         self.slot.state = WorkerState.QUIET
-        self.gate.ring()
+        self.channel.ring()
         if self.hooks is not None:
             self.hooks.stop()
         return code
@@ -177,7 +180,7 @@ class WorkerProcess:
         hooks = self.hooks = self.hooks or boot(self.settings, self.consumer, self.unit)
         check_form(self.consumer, hooks)
         context = WorkerContext(
-            *(self.settings, self.consumer, self.delivery, self.slot, self.gate),
+            *(self.settings, self.consumer, self.delivery, self.slot, self.channel),
             *(self.settler, self.clock, self.counts, self.limit),
         )
         burst = batch_size(self.consumer) if hooks.loaded.form.batch else 1
@@ -192,16 +195,10 @@ class WorkerProcess:
 
     def _work(self) -> ExitCode:
         """Serve until something ends it; every trouble with the connection leads back to attach."""
-        try:
-            return self._work_on()
-        finally:
-            self._finish_running(commanded=False)
-
-    def _work_on(self) -> ExitCode:
         IdleReason(self.slot.words).reset()
         while True:
             try:
-                self.gate.sleep(self.reconnect_wait * (1 + random()))
+                self.channel.sleep(self.reconnect_wait * (1 + random()))
                 self._attach()
                 self._serve()
             except Fenced:
@@ -227,10 +224,10 @@ class WorkerProcess:
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
     def _group_restored(self) -> bool:
-        """Make the group again that somebody has destroyed, where it was. False: nobody knows.
+        """Make the group again that was destroyed, where it was. False when that place is unknown.
 
         Then it begins at its floor: what was pending had not been listed, or was given back, and
-        none of it may be skipped. Without an answer it is said again: it may not have been heard,
+        none of it may be skipped. Without an answer the call is repeated: it may not have arrived,
         and then what was acknowledged would be handled once more.
         """
         if not self._listed or self.verdicts.released:
@@ -245,7 +242,7 @@ class WorkerProcess:
                 reply = self.link.run(call)
             except RedisUnavailable as error:
                 self._failed(error)
-                self.gate.sleep(self.reconnect_wait * (1 + random()))
+                self.channel.sleep(self.reconnect_wait * (1 + random()))
             except RedisRefused:
                 return False
         if reply.word != "OK":
@@ -262,7 +259,7 @@ class WorkerProcess:
         return True
 
     def _superseded(self) -> ExitCode:
-        """Say that a newer owner exists; everything in hand is its business now."""
+        """Say that a newer owner exists; every fetched entry is its business now."""
         self.slot.add("fenced")
         logs.event("fenced", logging.WARNING, unit=self.unit, epoch=self.delivery.epoch)
         return ExitCode.FENCED
@@ -285,7 +282,7 @@ class WorkerProcess:
         after = {False: b"", True: b""}
         opened = over = False
         while not over:
-            count = min(RECOVER_PAGE, self.appetite.count, self._await_room())
+            count = min(RECOVER_PAGE, self.prefetch.count, self._await_room())
             call = messages.recover(
                 self.keys,
                 self.unit,
@@ -327,10 +324,10 @@ class WorkerProcess:
             self._obey(len(pending) - position)
             index = executor.admit(position, entry.place)
             if entry.fields is None:
-                self.verdicts.settle_ghost(index, entry)
+                self.verdicts.acknowledge_missing(index, entry)
                 continue
             message = entry.message(self.delivery)
-            if self.verdicts.bury_crasher(index, message, entry):
+            if self.verdicts.dead_letter_crashed(index, message, entry):
                 continue
             alone = marked or entry.crashes or entry.place in self.suspects
             if alone:
@@ -345,7 +342,7 @@ class WorkerProcess:
         executor.finish()
         if pending and executor.at_once:
             size = sum(entry.size for entry in pending)
-            self.appetite.fed(len(pending), size, now_ns() - began)
+            self.prefetch.observe(len(pending), size, now_ns() - began)
             self._publish()
         while executor.is_full():
             self._advance()
@@ -353,14 +350,14 @@ class WorkerProcess:
                 self._wait()
 
     def _run_marked(self) -> None:
-        """Run what is in hand. Nothing is raised meanwhile: the turn lasts as long as the run."""
+        """Run the entry that was added. Nothing is raised: the turn lasts as long as the run."""
         self.executor.alone = True
         self.executor.start_ready()
         self._finish_running(commanded=False)
         self.quarantine.rest()
 
     def _run_dry(self) -> None:
-        """Handle all that is in hand, and nothing beside it."""
+        """Handle all entries that were added, and nothing beside them."""
         executor = self.executor
         executor.alone = True
         while executor.busy:
@@ -415,7 +412,7 @@ class WorkerProcess:
             raise Stop(ExitCode.RECYCLE)
         if self.guards is not None and self.guards.flooded:
             self._finish_running(commanded=False)
-            self.guards.heed(more=False)
+            self.guards.acquire(more=False)
         if now_ns() - self._published_ns > PUBLISH_NS:
             self._publish()
 
@@ -442,7 +439,7 @@ class WorkerProcess:
     def _obey(self, unstarted: int = 0) -> None:
         """When the supervisor wants a stop or a pause, begin nothing and let the runs end.
 
-        `unstarted` entries in hand are released beside those that the executor has.
+        `unstarted` entries are released beside those of the executor.
         """
         if not self.slot.words[WORD_COMMAND]:
             return
@@ -452,7 +449,7 @@ class WorkerProcess:
             # Whatever the doorbell's read has moved meanwhile is found by listing.
             self._forget_bell()
             self.link.close()
-        self.gate.check(unstarted if self.executor.at_once else self.executor.waiting)
+        self.channel.check(unstarted if self.executor.at_once else self.executor.waiting)
         if rang:
             raise Reconnect
 
@@ -469,7 +466,7 @@ class WorkerProcess:
         self._run_dry()
         self.settler.flush()
         self.verdicts.released = 0
-        self.gate.sleep(RELEASE_SECONDS)
+        self.channel.sleep(RELEASE_SECONDS)
         if self._silence is not None:
             raise Reconnect
         self._attach()
@@ -481,14 +478,14 @@ class WorkerProcess:
             seconds = self.executor.patience(seconds)
         if descriptors and self._silence is not None:
             seconds = min(seconds, self._silence.left() + 0.001)
-        return self.gate.await_any([*self.executor.bells, *descriptors], seconds)
+        return self.channel.await_any([*self.executor.bells, *descriptors], seconds)
 
     # --- reading ---
 
     @property
     def _read_count(self) -> int:
         """How many entries the next read may ask for, beside what lanes want."""
-        return max(self.appetite.count, self.consumer.lanes)
+        return max(self.prefetch.count, self.consumer.lanes)
 
     def _may_read(self, count: int) -> bool:
         """Whether a read may bring entries: fewer than `count` will be ready, and there is room."""
@@ -500,7 +497,7 @@ class WorkerProcess:
     def _settling_may_ride(self) -> bool:
         """Whether all that is to be settled are acknowledgements, and a read may take them along.
 
-        What it brings nobody has asked for: it must not add to more than one read should bring.
+        No lane has asked for what it brings: it must not add to more than one read should bring.
         """
         due = self.executor.settling_is_due and self.settler.only_plain_acks
         return due and self._may_read(self._read_count)
@@ -521,13 +518,13 @@ class WorkerProcess:
         while (room := self.consumer.prefetch_max - len(self.settler.items)) <= 0:
             self.settler.flush()
             if self.settler.items:
-                self.gate.sleep(0.2)
-        return max(1, min(room, self.appetite.batch_max, self.executor.room))
+                self.channel.sleep(0.2)
+        return max(1, min(room, self.prefetch.batch_max, self.executor.room))
 
     def _round(self) -> FetchResult:
         """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
         settler = self.settler
-        count = min(self.appetite.count, self._await_room())
+        count = min(self.prefetch.count, self._await_room())
         self.fetcher.send_round(settler.main_acks, settler.retry_acks, count)
         self.slot.add("round_trips")
         if self.executor.about_to_begin:
@@ -543,7 +540,7 @@ class WorkerProcess:
         if self.executor.at_once:  # it needs the connection, too
             seconds = max(0.001, self.executor.patience(seconds))
         bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
-        self._bell_count = min(self.appetite.count, self._await_room())
+        self._bell_count = min(self.prefetch.count, self._await_room())
         self.fetcher.send_round([], [], self._bell_count, bell)
         self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
         self._bells.begin(now_ns(), self.last_retry, self.last_main)
@@ -613,7 +610,7 @@ class WorkerProcess:
         self.last_retry = retried[-1][0] if retried else self.last_retry
         self.last_main = main[-1][0] if main else self.last_main
         size, spent_ns = self.executor.take(fetched)
-        self.appetite.fed(len(retried) + len(main), size, spent_ns, fetched.received)
+        self.prefetch.observe(len(retried) + len(main), size, spent_ns, fetched.received)
         if self.executor.at_once:
             self._publish()
         if self.clock.is_old(now_ns()):
@@ -637,11 +634,11 @@ class WorkerProcess:
     # --- what others left behind ---
 
     def _reclaim(self) -> None:
-        """Take over from foreign consumers, as far as a page goes."""
+        """Take over from foreign consumers, one page at a time."""
         self._idle_since = 0
         self.settler.flush()
         for retried in self.reclaim.turn():
-            count = min(RECOVER_PAGE, self.appetite.count, self._await_room())
+            count = min(RECOVER_PAGE, self.prefetch.count, self._await_room())
             found = self.reclaim.take(retried, self.session, count)
             if found:
                 self._run_pending(found)

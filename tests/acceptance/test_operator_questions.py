@@ -119,7 +119,7 @@ def test_the_handler_is_stuck_in_one_message(
     new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Ten seconds would be waited for in vain.
-    monkeypatch.setattr("streamqd.admin.cause.STUCK_SECONDS", 0.5)
+    monkeypatch.setattr("streamqd.admin.why.STUCK_SECONDS", 0.5)
     with new_daemon() as one:
         [uid, *_] = one.send(["await gate", "ok", "ok"])
         answer = wait_cause(one, "slow-handler")
@@ -148,13 +148,13 @@ def obey(message):
 def test_a_handler_that_is_stuck_may_have_said_that_it_gets_on(
     new_daemon: NewDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamqd.admin.cause.STUCK_SECONDS", 0.2)
+    monkeypatch.setattr("streamqd.admin.why.STUCK_SECONDS", 0.2)
     with new_daemon(code=TALKING) as one:
         for text, said in (("says", True), ("silent", False)):
             [uid] = one.send([text])
             answer = wait_cause(one, "slow-handler", part=uid.rpartition("/")[2])
             sentence = answer["causes"][0]["sentence"]
-            assert ("s ago that it gets on)" in sentence) is said, "it is that of this run"
+            assert ("(it reported progress " in sentence) is said, "it is that of this run"
             (one.folder / text).touch()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.model import Unit
-from streamqd.supervisor import boards
+from streamqd.supervisor import scoreboard_file
 from tests.support.daemon import GROUP, TOPIC, Daemon
 
 pytestmark = pytest.mark.promise
@@ -61,7 +61,7 @@ PARTITIONS = 2
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own in memory, so that a test sees its own file alone."""
-    folder = boards.folder(os.environ, os.geteuid())
+    folder = scoreboard_file.folder(os.environ, os.geteuid())
     if folder is None:
         pytest.skip("no memory file system can be written")
     own = folder / f"test-{os.getpid()}-{tmp_path.name}"
@@ -74,7 +74,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def board_of(runtime: Path) -> Path:
-    (found,) = runtime.glob(f"*{boards.SUFFIX}")
+    (found,) = runtime.glob(f"*{scoreboard_file.SUFFIX}")
     return found
 
 
@@ -239,10 +239,12 @@ def test_a_foreign_file_is_refused_and_named(
 
     def tamper(path: Path) -> None:
         raw = bytearray(path.read_bytes())
-        header = boards.unpacked(bytes(raw[boards.HEADER_OFFSET : boards.BOARD_BYTES]))
+        header = scoreboard_file.unpacked(
+            bytes(raw[scoreboard_file.HEADER_OFFSET : scoreboard_file.BOARD_BYTES])
+        )
         change(header)
-        packed = boards.packed(header)
-        raw[boards.HEADER_OFFSET : boards.HEADER_OFFSET + len(packed)] = packed
+        packed = scoreboard_file.packed(header)
+        raw[scoreboard_file.HEADER_OFFSET : scoreboard_file.HEADER_OFFSET + len(packed)] = packed
         path.write_bytes(raw)
 
     name = change.__name__.removeprefix("_other_")
@@ -251,12 +253,12 @@ def test_a_foreign_file_is_refused_and_named(
 
 def _torn_header(path: Path) -> None:
     with path.open("r+b") as file:
-        file.seek(boards.HEADER_OFFSET + 40)
+        file.seek(scoreboard_file.HEADER_OFFSET + 40)
         file.write(b"\xff")
 
 
 def _cut(path: Path) -> None:
-    os.truncate(path, boards.BOARD_BYTES + 10)
+    os.truncate(path, scoreboard_file.BOARD_BYTES + 10)
 
 
 def _empty(path: Path) -> None:
@@ -279,7 +281,7 @@ def _link(path: Path) -> None:
 def _torn_token(path: Path) -> None:
     with path.open("r+b") as file:
         raw = file.read()
-        at = raw.index(f"{TOPIC}\n0\n{GROUP}".encode(), boards.BOARD_BYTES) + 192
+        at = raw.index(f"{TOPIC}\n0\n{GROUP}".encode(), scoreboard_file.BOARD_BYTES) + 192
         file.seek(at)
         file.write(b"f" * 8)
 
@@ -311,7 +313,7 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
         (daemon.folder / "go").touch()
         daemon.wait_settled()
         assert daemon.stop() == 0
-        assert list(runtime.glob(f"*{boards.SUFFIX}")) == []
+        assert list(runtime.glob(f"*{scoreboard_file.SUFFIX}")) == []
     return str(refused["problem"])
 
 
@@ -340,8 +342,10 @@ def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runti
     with new_daemon(partitions=2) as daemon:
         path = board_of(runtime)
         assert path.stat().st_mode & 0o777 == 0o600
-        header = boards.unpacked(path.read_bytes()[boards.HEADER_OFFSET : boards.BOARD_BYTES])
-        found = boards.read(path, header)
+        header = scoreboard_file.unpacked(
+            path.read_bytes()[scoreboard_file.HEADER_OFFSET : scoreboard_file.BOARD_BYTES]
+        )
+        found = scoreboard_file.read(path, header)
         assert {each.unit for each in found.left} == {Unit(TOPIC, n, GROUP) for n in range(2)}
         assert found.torn == []
         json.dumps(header)

@@ -564,7 +564,7 @@ def test_the_fleet_at_a_glance(link: Connection, keys: Keys, at: At) -> None:
     for sentence in (
         "the instance east-1 has been silent",
         "the worker of access/1/hits crashes in a loop on west-1",
-        "nobody owns access/2/hits",
+        "no instance owns access/2/hits",
         "access has a dead letter",
     ):
         assert sentence in problems
@@ -580,7 +580,7 @@ def test_many_partitions_with_one_problem_are_summed_up(link: Connection, keys: 
 
     problems = fleet.status(link, keys, "default", stale=15).problems
 
-    assert problems == ["nobody owns wide/hits in all 40 partitions"]
+    assert problems == ["no instance owns wide/hits in all 40 partitions"]
     # The members are read once; the rest measures each unit, and each partition's scheduled sends.
     assert calls(link, "zrange") - before == 40 + 40 + 1
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamqd.admin import pending
-from streamqd.admin.pages import SEQ_MAX, Id, forwards
+from streamqd.admin.reading import SEQ_MAX, Id, forwards
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import messages

@@ -13,7 +13,7 @@ import pytest
 from streamqd import config
 from streamqd.admin import dead_letters
 from streamqd.admin.dead_letters import DeadLetterFilter, Target
-from streamqd.admin.pages import PAGE_MAX
+from streamqd.admin.reading import PAGE_MAX
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.figures import ask_time
 from streamqd.housekeeper.promoter import Promoter, retry_promoter, send_promoter

@@ -18,7 +18,7 @@ from streamqd.admin import audit, dead_letters
 from streamqd.admin.dead_letters import DeadLetterFilter, Target
 from streamqd.admin.dead_letters.passes import ReplayPace, fields_of
 from streamqd.admin.dead_letters.selection import pages
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.errors import RedisUnavailable, Refused, TopicMissing
 from streamqd.message import Delivery, Message
 from streamqd.model import Unit
@@ -164,8 +164,8 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     ("target", "words"),
     [
         (Target(topic=TOPIC), "is the topic of the letters"),
-        (Target(partition=3), "no partition 3 in access: partitions are numbered 0 to 2"),
-        (Target(topic="other", partition=2), "no partition 2 in other"),
+        (Target(partition=3), "access has no partition 3: they are numbered 0 to 2"),
+        (Target(topic="other", partition=2), "other has no partition 2"),
     ],
 )
 def test_a_target_that_is_not_there_is_refused(
@@ -548,7 +548,7 @@ def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) ->
     assert (hits.same_worker, hits.owners) == (1, ["west-1"])
     notes = "\n".join(plan.notes)
     assert "the worker that failed still runs on 1 of 2 partitions" in notes
-    assert "nobody owns 1 of 2 partitions" in notes
+    assert "no instance owns 1 of 2 partitions" in notes
     assert "1 of 2 partitions are paused" in notes
     assert "no order is kept" in notes
 

@@ -15,7 +15,7 @@ import pytest
 
 from streamqd import config
 from streamqd.admin import dead_letters
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -171,7 +171,7 @@ def test_a_target_that_is_not_there_is_refused_before_it_asks(dlq: Run, at: At) 
     for args, words in (
         (("--to-topic", "access"), "is the topic of the letters"),
         (("--to-topic", "acces"), "did you mean access"),
-        (("--partition", "7"), "no partition 7 in access"),
+        (("--partition", "7"), "access has no partition 7"),
     ):
         assert words in dlq("replay", "access", "--all", *args, code=8).stderr
     assert at(0).dump() == before

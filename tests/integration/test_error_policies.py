@@ -204,13 +204,13 @@ def test_in_solo_mode_nothing_is_suspected_while_a_message_waits(
             raise ValueError
 
     worker = life.worker("t1", max_messages=5, **policy)
-    true_sleep = worker.gate.sleep
+    true_sleep = worker.channel.sleep
 
     def sleep(seconds: float, unstarted: int = 0) -> None:
         while_waiting.append(look())
         true_sleep(seconds, unstarted)
 
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
     assert life.run(worker, work) == ExitCode.RECYCLE
     other.close()
     assert all(mark == f"m:{name}".encode() for name, mark in marks[:1])

@@ -110,6 +110,23 @@ def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
         assert OTHER in talk.exchange.view.views
 
 
+def test_a_refusal_is_no_news_so_it_is_not_tried_again_at_once(
+    talk: Talk, link: Connection, keys: Keys
+) -> None:
+    talk.own()
+    refused = talk.held[0]
+    link.execute("DEL", keys.fence(*refused.unit))
+    link.execute("SET", keys.fence(*refused.unit), "not a hash")
+    refused.give_up()
+    wait_until(lambda: (talk.tick(), refused.refusal)[1], what="it is refused")
+    assert refused.phase is Phase.RELEASING
+    assert not talk.exchange.news
+    link.execute("DEL", keys.fence(*refused.unit))
+    talk.tick()
+    assert talk.exchange.news
+    assert refused.phase is Phase.FREE
+
+
 def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> None:
     talk.own()
     talk.renew_all()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from streamqd import housekeeper, process
+from streamqd.admin.backlog import other_clients
 from streamqd.config import Consumer, Daemon, Http, Retention, Settings, Topic
 from streamqd.housekeeper import Housekeeper, health, page, promoter
 from streamqd.housekeeper.figures import measure
@@ -26,7 +27,7 @@ from streamqd.housekeeper.trimmer import Trimmer
 from streamqd.metrics import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import InstanceFlags, Scoreboard, WorkerSlot, WorkerState, now_ns
-from streamqd.store import archives, groups, messages, publishing
+from streamqd.store import archives, messages, publishing
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.desk import UNIT, Desk
@@ -247,12 +248,12 @@ def test_what_no_consumer_has_raises_the_flag_at_once(
 
 def test_what_neither_list_nor_consumer_has_is_counted() -> None:
     """S11: as Redis 8.8 answers it: no consumer in the list, an entry more in the summary."""
-    ours = [b"name", b"w", b"pending", 2, b"idle", 5]
     summary = [3, b"1-0", b"3-0", [[b"w", b"2"]]]
-    assert groups.unowned([ours], summary) == 1
-    assert groups.unowned([], [1, b"1-0", b"1-0", []]) == 1
-    assert groups.unowned([ours], [2, b"1-0", b"2-0", [[b"w", b"2"]]]) == 0
-    assert groups.unowned([ours], [1, b"1-0", b"1-0", [[b"w", b"1"]]]) == 0, "settled meanwhile"
+    assert other_clients([summary, None]) == [{"": 1}]
+    assert other_clients([[1, b"1-0", b"1-0", []], None]) == [{"": 1}]
+    assert other_clients([None, [1, b"1-0", b"1-0", [[b"", b"1"]]]]) == [{"": 1}]
+    assert other_clients([[2, b"1-0", b"2-0", [[b"w", b"2"]]], None]) == [{}]
+    assert other_clients([[1, b"1-0", b"1-0", [[b"x", b"1"]]], summary]) == [{"x": 1, "": 1}]
 
 
 def test_a_missing_group_stops_no_look(

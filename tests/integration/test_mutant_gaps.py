@@ -206,7 +206,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     desk.own("t1")
     settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
     slot.post_batch([failed, done])
-    settler.set_aside(Settlement(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.schedule(Settlement(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
     settler.ack(b"2-0", retried=False, index=1, charged=False, now=1)
 
     with desk.full_memory():

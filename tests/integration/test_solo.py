@@ -146,7 +146,7 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
     """Also not in `on_stop`, which may take long."""
     worker = life.worker("t1", max_messages=2, **SUSPECT | kind)
     at_the_end: list[bool] = []
-    true_ring, true_sleep = worker.gate.ring, worker.gate.sleep
+    true_ring, true_sleep = worker.channel.ring, worker.channel.sleep
     holder = os.open(turns.path, os.O_RDWR | os.O_CREAT)
     if end == "fenced":
         fcntl.flock(holder, fcntl.LOCK_EX)
@@ -163,8 +163,8 @@ def test_a_worker_that_ends_has_no_turn_when_it_says_so(
             fcntl.flock(holder, fcntl.LOCK_UN)
         true_sleep(seconds, unstarted)
 
-    worker.gate.ring = ring  # type: ignore[method-assign]
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.ring = ring  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
 
     def work(_message: Message) -> None:
         assert not turns.free(fcntl.LOCK_SH)
@@ -253,7 +253,7 @@ def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
 ):  # fmt: skip
     runs: list[str] = []
     worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
-    true_run, true_wait = worker.link.run, worker.gate.await_trust
+    true_run, true_wait = worker.link.run, worker.channel.await_trust
     waited: list[tuple[bytes, bool, list[str]]] = []
 
     def run(call: Any) -> Any:
@@ -269,7 +269,7 @@ def test_a_lease_that_ends_during_the_marks_exchange_suspects_nobody(
         return true_wait()
 
     worker.link.run = run  # type: ignore[method-assign]
-    worker.gate.await_trust = await_trust  # type: ignore[method-assign]
+    worker.channel.await_trust = await_trust  # type: ignore[method-assign]
     assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
     assert waited == [(NOBODY, True, ["1-0"])]
     assert runs == ["1-0", "2-0", "3-0"]
@@ -344,7 +344,7 @@ def test_who_has_had_turns_for_long_lets_others_go_first(
 ):
     monkeypatch.setattr("streamqd.worker.quarantine.SHARE_SECONDS", 0.0)
     worker = life.worker("t1", max_messages=3, **SUSPECT)
-    true_sleep = worker.gate.sleep
+    true_sleep = worker.channel.sleep
     order: list[str] = []
 
     def sleep(seconds: float, unstarted: int = 0) -> None:
@@ -353,7 +353,7 @@ def test_who_has_had_turns_for_long_lets_others_go_first(
             order.append("another's turn")
         true_sleep(seconds / 2, unstarted)
 
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
     assert life.run(worker, lambda message: order.append(message.id)) == ExitCode.RECYCLE
     assert order == ["1-0", "another's turn", "2-0", "another's turn", "3-0"]
 

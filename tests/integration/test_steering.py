@@ -314,7 +314,7 @@ def test_a_group_is_stopped_and_started(
     assert ordered(link, keys).stops == {}
     assert "was not stopped" in run("group", "start", "orders", "bill").stdout
     waiting = run("group", "start", "orders", "bill", "-w", "--timeout", "100ms", code=1).stderr
-    assert "not yet: nobody owns orders/2/bill" in waiting
+    assert "not yet: no instance owns orders/2/bill" in waiting
     assert "there are: bill" in run("group", "stop", "orders", "bil", code=8).stderr
     assert "did you mean orders?" in run("group", "stop", "order", "bill", code=8).stderr
 

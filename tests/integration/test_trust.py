@@ -60,7 +60,7 @@ def test_a_lease_that_ends_while_redis_is_slow_to_settle(
         looks.set()
         return found()
 
-    found, worker.gate.await_trust = worker.gate.await_trust, await_trust  # type: ignore[method-assign]
+    found, worker.channel.await_trust = worker.channel.await_trust, await_trust  # type: ignore[method-assign]
 
     def slow() -> None:
         late.wait()

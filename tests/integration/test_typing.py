@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.cli import cli
 from streamqd.dead_letter import REASONS
 from streamqd.message import LAST_ERROR

@@ -213,7 +213,7 @@ def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, s
     settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
     slot.post_batch([b"m:1-0", b"m:2-0", b"x:3-0"])
     for at, place in enumerate((b"m:1-0", b"x:3-0", b"m:2-0")):
-        settler.set_aside(Settlement(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
+        settler.schedule(Settlement(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
     settler.flush()
     assert settler.parked_places == [b"x:3-0"]
     assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
@@ -235,7 +235,7 @@ def test_a_worker_that_cannot_read_says_so_once_and_tries_less_and_less_often(
             desk.add("1-0")
 
     worker._turn = refuse  # type: ignore[assignment, method-assign]
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
     life.run(worker, lambda _message: life.stop())
 
     assert waits[0] == 0
@@ -292,14 +292,14 @@ def test_foreign_entries_come_into_hand_only_as_far_as_there_is_room(
     def sleep(seconds: float) -> None:
         if seconds:  # it waits for room
             life.stop()
-            worker.gate.check()
+            worker.channel.check()
 
     def work(message: Message) -> None:
         nonlocal most
         most = max(most, slot.in_hand)
         fail(message)
 
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
     with desk.full_memory():
         assert life.run(worker, work) == ExitCode.STOPPED
     assert most <= 512
@@ -321,9 +321,9 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(desk: Desk, life: Life
     def sleep(seconds: float) -> None:
         if seconds:
             life.stop()
-            worker.gate.check()
+            worker.channel.check()
 
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
     with desk.full_memory():
         assert life.run(worker, work) == ExitCode.STOPPED
     assert runs == ["1-0", "2-0"]
@@ -345,9 +345,9 @@ def test_acknowledgements_go_out_although_there_is_no_room(desk: Desk, life: Lif
         if seconds:
             pending.append(desk.do("XPENDING", desk.stream, UNIT.group)[0])
             life.stop()
-            worker.gate.check()
+            worker.channel.check()
 
-    worker.gate.sleep = sleep  # type: ignore[method-assign]
+    worker.channel.sleep = sleep  # type: ignore[method-assign]
     with desk.full_memory():
         desk.do("CONFIG", "SET", "maxmemory", "0")
         assert life.run(worker, work) == ExitCode.STOPPED
@@ -442,7 +442,7 @@ def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, sl
     desk.fetch()
     settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
     slot.post_batch([b"m:1-0"])
-    settler.set_aside(Settlement(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
+    settler.schedule(Settlement(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
     with desk.full_memory():
         settler.flush()
     settler.flush()

@@ -232,7 +232,7 @@ DEATH = (
         "streamqd/supervisor/partition.py",
         (
             (
-                "        self.phase = Phase.REFENCING\n"
+                "        self.phase = Phase.ROTATING\n"
                 "        self._new_token = secrets.token_hex(16)\n"
                 "        self.release_after = leaving"
             ),

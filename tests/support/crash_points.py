@@ -209,7 +209,7 @@ def place() -> None:
     _around(SerialExecutor, "expect", after=lambda *_: reached("batch-posted"))
     _around(Verdicts, "failed", before=lambda *_: reached("verdict-begins"))
     _around(Settler, "ack", before=lambda *_: reached("verdict-noted"))
-    _around(Settler, "set_aside", before=lambda *_: reached("verdict-noted"))
+    _around(Settler, "schedule", before=lambda *_: reached("verdict-noted"))
     _around(OwnedPartition, "ended", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()

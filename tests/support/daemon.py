@@ -29,7 +29,7 @@ from streamqd.scoreboard import WorkerState
 from streamqd.store import messages, topics
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
-from streamqd.supervisor import boards
+from streamqd.supervisor import scoreboard_file
 from tests.support import users
 from tests.support.ledger import VARIABLE, Ledger
 from tests.support.waiting import wait_until
@@ -206,12 +206,13 @@ class Daemon:
 
     def lose_memory(self) -> None:
         """Remove what a killed supervisor left in memory, as the loss of its host does."""
-        folder = boards.folder(os.environ | self.environment, os.geteuid())
-        for path in folder.glob(f"*{boards.SUFFIX}") if folder else ():
+        folder = scoreboard_file.folder(os.environ | self.environment, os.geteuid())
+        for path in folder.glob(f"*{scoreboard_file.SUFFIX}") if folder else ():
             with contextlib.suppress(FileNotFoundError):  # the daemon of another test swept it
                 with path.open("rb") as file:  # of hundreds of megabytes, all but its begin empty
-                    raw = file.read(boards.BOARD_BYTES)[boards.HEADER_OFFSET :]
-                if Path(boards.unpacked(raw)["lock_file"]).is_relative_to(self.folder):
+                    page = file.read(scoreboard_file.BOARD_BYTES)
+                header = scoreboard_file.unpacked(page[scoreboard_file.HEADER_OFFSET :])
+                if Path(header["lock_file"]).is_relative_to(self.folder):
                     path.unlink()
 
     def wait_gone(self, timeout: float) -> None:

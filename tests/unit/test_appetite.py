@@ -11,10 +11,10 @@ CONSUMER = Consumer(topic="t", group="g", handler="h:go", prefetch_bytes=4 * MIB
 
 def settled(size: int, spent_ns: int = 1000) -> PrefetchController:
     """After many reads of entries of that size and work."""
-    appetite = PrefetchController(CONSUMER, MIB, 256)
+    prefetch = PrefetchController(CONSUMER, MIB, 256)
     for _ in range(50):
-        appetite.fed(appetite.count, size * appetite.count, spent_ns * appetite.count)
-    return appetite
+        prefetch.observe(prefetch.count, size * prefetch.count, spent_ns * prefetch.count)
+    return prefetch
 
 
 def test_the_first_read_trusts_nobody():
@@ -25,11 +25,11 @@ def test_the_first_read_trusts_nobody():
 
 
 def test_it_doubles_up_to_its_bound():
-    appetite = PrefetchController(CONSUMER, MIB, 100)
+    prefetch = PrefetchController(CONSUMER, MIB, 100)
     counts = []
     for _ in range(6):
-        appetite.fed(appetite.count, appetite.count, 0)
-        counts.append(appetite.count)
+        prefetch.observe(prefetch.count, prefetch.count, 0)
+        counts.append(prefetch.count)
     assert counts == [8, 16, 32, 64, 100, 100]
 
 
@@ -41,9 +41,9 @@ def test_bytes_and_work_in_hand_are_bounded():
 
 def test_after_a_read_that_was_too_large_it_trusts_nobody():
     """Q40: the mean still says that entries are small."""
-    appetite = settled(100)
-    assert appetite.count == 256
-    appetite.fed(256, 100 * 256, 0, received=5 * MIB)
-    assert appetite.count == 4
-    appetite.fed(4, 400, 0, received=500)
-    assert appetite.count == 8
+    prefetch = settled(100)
+    assert prefetch.count == 256
+    prefetch.observe(256, 100 * 256, 0, received=5 * MIB)
+    assert prefetch.count == 4
+    prefetch.observe(4, 400, 0, received=500)
+    assert prefetch.count == 8

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from streamqd.admin.live import LiveFailure, LiveOrder, LiveUnit, unit_of
+from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, unit_of
 from streamqd.admin.why import MemberFacts, WaitFacts, causes
 from streamqd.model import Unit
 
 UNIT = Unit("access", 3, "hits")
 WEST = MemberFacts("west", "working", True, False, False, 0, 4, True, 0.5)
 EAST = replace(WEST, instance="east")
-STOP = LiveOrder("stop", "access/hits", 1000, "alice", "wrong prices")
-PAUSE = LiveOrder("pause", "access/*/*", 1000, "alice", "the disk")
+STOP = LiveDirective("stop", "access/hits", 1000, "alice", "wrong prices")
+PAUSE = LiveDirective("pause", "access/*/*", 1000, "alice", "the disk")
 
 
 def told(**more: Any) -> LiveUnit:
@@ -137,7 +137,7 @@ CASES = [
         "slow-handler",
         False,
         facts(told=told(longest_run_seconds=75.0, progress_seconds=3.2)),
-        "one message for 75 s (it said 3 s ago that it gets on); 100 unread",
+        "one message for 75 s (it reported progress 3 s ago); 100 unread",
     ),
     (
         "slow-handler",

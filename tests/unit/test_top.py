@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from streamqd.admin.live import (
+    LiveDirective,
     LiveFailure,
     LiveInstance,
-    LiveOrder,
     LiveTotals,
     LiveUnit,
     LiveView,
     _totals,
     unit_of,
 )
-from streamqd.admin.unreadable import Unreadable
+from streamqd.admin.reading import Unreadable
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.columns import ORDERS, Cell, number, seconds
 from streamqd.cli.screen.frame import Line, Shown, frame, rows_of, visible
@@ -68,7 +68,7 @@ def columns_of(line: Line) -> int:
 def test_a_frame_fills_its_screen_exactly(width: int, height: int, chosen: Shown) -> None:
     failures = [LiveFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
     many = [unit(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
-    orders = [LiveOrder("pause", "access/*/*", NOW - 5000, "alice", "why " * 60)]
+    orders = [LiveDirective("pause", "access/*/*", NOW - 5000, "alice", "why " * 60)]
     seen = view([*many, unit(99, topic="ä日本" * 20)], failures=failures, orders=orders)
 
     lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
@@ -103,8 +103,8 @@ def test_pauses_come_first_in_words_and_in_rows() -> None:
     paused = replace(unit(7), paused=True)
     units = [unit(1, lag=10_000, oldest_seconds=900.0), paused, unit(2, owner="", state="free")]
     orders = [
-        LiveOrder("drain", "east-1", NOW - 90_000, "bob", ""),
-        LiveOrder("pause", "access/7/*", NOW - 60_000, "alice", "the disk"),
+        LiveDirective("drain", "east-1", NOW - 90_000, "bob", ""),
+        LiveDirective("pause", "access/7/*", NOW - 60_000, "alice", "the disk"),
     ]
     lines = text(frame(view(units, orders=orders), Shown(), 80, 24)).splitlines()
 

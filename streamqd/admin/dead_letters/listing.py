@@ -20,8 +20,18 @@ from streamqd.admin.dead_letters.selection import (
     streams_of,
     total,
 )
-from streamqd.admin.pages import Entry, Id, Place, newest_first, read_id, read_place
-from streamqd.admin.unreadable import BadValues, Unreadable, ask_each
+from streamqd.admin.reading import (
+    BadValues,
+    Entry,
+    Id,
+    Place,
+    Unreadable,
+    ask,
+    newest_first,
+    pairs,
+    read_id,
+    read_place,
+)
 from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
 from streamqd.store.client import Connection
@@ -124,8 +134,8 @@ def overview(link: Connection, keys: Keys) -> list[TopicDeadLetters]:
             keys.dlq(topic, number)
             for number in range(topics.known_count(link, keys, topic, bad) or 0)
         ]
-        infos = ask_each(link, [("XINFO", "STREAM", stream) for stream in streams], bad)
-        found = [dict(zip(info[::2], info[1::2], strict=True)) for info in infos if info]
+        infos = ask(link, [("XINFO", "STREAM", stream) for stream in streams], bad)
+        found = [pairs(info) for info in infos if info]
         total = sum(int(info[b"length"]) for info in found)
         if total or bad.rows:
             firsts = [read_id(i[b"first-entry"][0]).ms for i in found if i[b"first-entry"]]
@@ -312,7 +322,7 @@ class FailureTally:
 
 
 class _Alike:
-    """The letters of one cause, as far as they are remembered."""
+    """The letters of one cause, what is remembered of them."""
 
     def __init__(self, entry: Entry) -> None:
         self.count = self.replayed = self.replays = 0

@@ -23,7 +23,7 @@ from typing import Any
 
 from streamqd.admin import audit
 from streamqd.admin.dead_letters.selection import DeadLetterFilter, Fields, Page, origin_of, pages
-from streamqd.admin.pages import PAGE_MAX, Entry
+from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.policy.fingerprint import of_letter
 from streamqd.store import dead
@@ -43,7 +43,7 @@ def never() -> bool:
 
 
 def silent(_count: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class ReplayPace:
@@ -153,7 +153,7 @@ class Pass:
 class Purged:
     """What a purge did.
 
-    `gone` letters had been replayed or purged by somebody else. `unknown` letters were under way
+    `gone` letters had been replayed or purged by another client. `unknown` letters were under way
     when the connection was lost. `ended` is done, stopped or failed, then `error` says why.
     `first_id` and `last_id` are the ends of what was chosen. `audited` is false when the audit
     trail could not be written.

@@ -35,8 +35,7 @@ from streamqd.admin.dead_letters.selection import (
     pages,
     replays_of,
 )
-from streamqd.admin.pages import Entry, server_unix_ms
-from streamqd.admin.unreadable import BadValues
+from streamqd.admin.reading import BadValues, Entry, server_unix_ms
 from streamqd.errors import RedisRefused, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
@@ -104,11 +103,8 @@ class Route:
         self.topic = topic
         self.target = target
         self.count = topics.partition_count(link, keys, target.topic or topic)
-        if target.partition is not None and not 0 <= target.partition < self.count:
-            raise Refused(
-                f"there is no partition {target.partition} in {target.topic or topic}: partitions"
-                f" are numbered 0 to {self.count - 1}"
-            )
+        if target.partition is not None:
+            topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def of(self, entry: Entry) -> Destination | None:
         """Where a letter goes; None when it does not say which group it is of."""
@@ -171,7 +167,7 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """What a replay did.
 
-    `gone` letters had been replayed or purged by somebody else. `refused` maps the reason to the
+    `gone` letters had been replayed or purged by another client. `refused` maps the reason to the
     number of letters that stayed because of it. `unknown` letters were under way when the
     connection was lost: they were replayed or stay. `ended` is done, limit (so many were wanted),
     stopped or failed, then `error` says why. Only letters that had died by `began_unix_ms` were
@@ -250,7 +246,7 @@ def replay(
 
 
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
-    """Why a letter stays, as far as the letter itself tells; '' when it may go."""
+    """Why a letter stays, by the letter itself; '' when it may go."""
     to = route.of(entry)
     if to is None:
         return NO_GROUP_NAMED
@@ -555,12 +551,12 @@ def _notes(
         elif each.owned and target.topic is None:
             notes.append(
                 f"{who}: its workers were started, reloaded or moved since these died; see that"
-                " they run the mended code"
+                " they run the fixed code"
             )
         if each.owned < each.partitions:
             notes.append(
-                f"{who}: nobody owns {each.partitions - each.owned} {of} partitions; letters wait"
-                " there until somebody does"
+                f"{who}: no instance owns {each.partitions - each.owned} {of} partitions; letters"
+                " wait there until one does"
             )
         if each.paused:
             notes.append(f"{who}: {each.paused} {of} partitions are paused; letters wait there")

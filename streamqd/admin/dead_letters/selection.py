@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from streamqd.admin import topics
-from streamqd.admin.pages import (
+from streamqd.admin.reading import (
     PAGE_MAX,
     SEQ_MAX,
     Entry,
     Id,
     ask,
     forwards,
-    read_fields,
+    pairs,
     read_id,
     read_place,
 )
@@ -60,7 +60,7 @@ class Fields:
 
 
 def replays_of(entry: Entry) -> int:
-    """How often a letter has been replayed, by whatever way."""
+    """How often a letter has been replayed, in any way."""
     found = max(0, Fields(entry.fields).number(b"replayCount") or 0)
     with contextlib.suppress(ValueError):
         found = max(found, int((entry.headers or {}).get(REPLAYS_HEADER, "0")))
@@ -83,7 +83,7 @@ def find(link: Connection, streams: dict[int, str], letter_id: str) -> Entry:
     page = link.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
         raise Refused(f"there is no dead letter {letter_id}: it was replayed, purged or never was")
-    return Entry(place.partition, place.id, read_fields(page[0][1]))
+    return Entry(place.partition, place.id, pairs(page[0][1]))
 
 
 def streams_of(link: Connection, keys: Keys, topic: str) -> dict[int, str]:

@@ -29,7 +29,7 @@ from streamqd.admin.diagnosis.facts import (
     gather_units,
     places_of,
 )
-from streamqd.admin.pages import server_unix_ms
+from streamqd.admin.reading import server_unix_ms
 from streamqd.config import Settings
 from streamqd.errors import Malformed, RedisRefused
 from streamqd.store.client import Connection

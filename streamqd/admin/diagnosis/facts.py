@@ -16,16 +16,15 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import published
-from streamqd.admin.pages import BATCH, read_id
+from streamqd.admin.backlog import other_clients, pending
 from streamqd.admin.permissions import MissingPermission
+from streamqd.admin.reading import BATCH, BadValues, group_names, lease_view, read_id
 from streamqd.admin.topics_settings import readable
-from streamqd.admin.unreadable import BadValues, group_names, lease_view
 from streamqd.config import Settings, Topic
 from streamqd.errors import RedisRefused, RefusalKind
 from streamqd.model import LETTERS, Unit
 from streamqd.store import (
     directives,
-    groups,
     leases,
     members,
     retention,
@@ -36,7 +35,6 @@ from streamqd.store import (
 from streamqd.store.certificates import ends_of
 from streamqd.store.client import Connection
 from streamqd.store.directives import Directives
-from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.members import Heartbeat
@@ -106,10 +104,10 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingDirective:
+class GroupStanding:
     """A group's place by the trimmer's eyes: the entry that it needs, and when it was last seen.
 
-    `needs_unix_ms` None: nothing. `idle_seconds` None: nobody ever read for it.
+    `needs_unix_ms` None: nothing. `idle_seconds` None: no client ever read for it.
     """
 
     needs_unix_ms: int | None
@@ -133,7 +131,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition, whoever reads it.
+    """One partition, for all its groups.
 
     `wrong_types` are keys that hold something else than they should, with what. `missing` says
     whether there is no stream at all. `oldest_letter_unix_ms` is asked for only when dead letters
@@ -168,11 +166,20 @@ class UnitFacts:
     unit: Unit
     wrong_types: Mapping[str, str]
     figures: UnitFigures | None
-    foreign: Mapping[str, int]  # consumer names that are not ours -> pending entries
-    unowned: int  # pending entries that no consumer has
+    held: Mapping[str, int]  # by other clients -> pending entries; '' stands for no client
     looks: Sequence[Look]
     delays: Delays
-    standing: StandingDirective | None
+    standing: GroupStanding | None
+
+    @property
+    def foreign(self) -> dict[str, int]:
+        """Pending entries by the name of the other client that holds them."""
+        return {name: count for name, count in self.held.items() if name}
+
+    @property
+    def unowned(self) -> int:
+        """Pending entries that no client holds."""
+        return self.held.get("", 0)
 
     @property
     def view(self) -> LeaseView | None:
@@ -373,7 +380,7 @@ def _skew_seconds(reader: TolerantReader) -> float | None:
     (reply,) = reader.ask([("TIME",)])
     if reply is None:
         return None
-    # The server looked at its clock somewhere between; nobody knows where.
+    # The server looked at its clock somewhere between.
     middle = (before + time.time()) / 2
     return round(int(reply[0]) + int(reply[1]) / 1e6 - middle, 3)
 
@@ -429,7 +436,7 @@ _GROUP = "group:"
 def gather_topics(
     reader: TolerantReader, keys: Keys, settings: Settings, offered: Sequence[str]
 ) -> list[TopicFacts]:
-    """Read the registry, and what is stored of its topics and of those that somebody consumes.
+    """Read the registry, and what is stored of its topics and of those that are consumed.
 
     `offered` are the topics that living instances consume.
     """
@@ -553,7 +560,7 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[Place], int]:
 
 def gather_partitions(
     reader: TolerantReader, keys: Keys, places: Sequence[Place], *, bodies: bool
-) -> tuple[list[PartitionFacts], dict[tuple[str, int, str], StandingDirective]]:
+) -> tuple[list[PartitionFacts], dict[tuple[str, int, str], GroupStanding]]:
     """Look at partitions; of each group on them, see where it stands."""
     names = [(topic.name, number) for topic, number in places]
     types = wrong_types(reader, [_typed(keys, *name) for name in names])
@@ -569,7 +576,7 @@ def gather_partitions(
     letters = _oldest_letters(reader, keys, aged)
     large = _large(reader, keys, names[:BODIES_MAX] if bodies else [])
     found: list[PartitionFacts] = []
-    standing: dict[tuple[str, int, str], StandingDirective] = {}
+    standing: dict[tuple[str, int, str], GroupStanding] = {}
     for at, name in enumerate(names):
         stand = _stand(stands[at])
         standing |= {(*name, group): each for group, each in _standings(stand).items()}
@@ -631,7 +638,7 @@ def _groups(
 ) -> list[frozenset[str]]:
     """The groups of each partition, and of its dead letters; strangers on the other are left out.
 
-    That a group that reads messages is on the dead letters is somebody else's business.
+    That a group that reads messages is on the dead letters is not ours.
     """
     asked = [
         ("XINFO", "GROUPS", stream)
@@ -649,15 +656,15 @@ def _groups(
 
 
 def _names(groups: Sequence[Any] | None) -> list[str]:
-    # A name that is not UTF-8 is somebody else's; the check of values names it.
+    # A name that is not UTF-8 is not ours; the check of values names it.
     return [each["name"] for each in group_names(groups, "", BadValues())]
 
 
-def _standings(stand: Stand | None) -> dict[str, StandingDirective]:
+def _standings(stand: Stand | None) -> dict[str, GroupStanding]:
     if stand is None:
         return {}
     return {
-        group.name: StandingDirective(
+        group.name: GroupStanding(
             _id_ms(group.needs.encode()),
             None if group.idle_ms is None else group.idle_ms / 1000,
         )
@@ -716,7 +723,7 @@ def gather_units(
     reader: TolerantReader,
     keys: Keys,
     partitions: Sequence[PartitionFacts],
-    standing: Mapping[tuple[str, int, str], StandingDirective],
+    standing: Mapping[tuple[str, int, str], GroupStanding],
 ) -> list[UnitFacts]:
     """Look at every group on every partition."""
     units = [
@@ -726,7 +733,7 @@ def gather_units(
     ]
     types = wrong_types(reader, [_unit_types(keys, unit) for unit in units])
     figures = reader.measure([statistics.measure_unit(keys, unit) for unit in units])
-    foreign = _foreign(reader, keys, units)
+    held = other_clients(reader.ask(pending(keys, units)))
     looks = _looks(reader, keys, units)
     delays = gather_delays(reader, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units])
     return [
@@ -734,8 +741,7 @@ def gather_units(
             unit=unit,
             wrong_types=types[at],
             figures=_unit_figures(figures[at]),
-            foreign=foreign[at][0],
-            unowned=foreign[at][1],
+            held=held[at],
             looks=looks[at],
             delays=delays[at],
             standing=standing.get(unit),
@@ -757,38 +763,6 @@ def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
 
 def _unit_figures(reply: Any) -> statistics.UnitFigures | None:
     return None if reply is None else BadValues().read(statistics.unit_figures, reply)
-
-
-def _foreign(
-    reader: TolerantReader, keys: Keys, units: Sequence[Unit]
-) -> list[tuple[dict[str, int], int]]:
-    """Consumers of other names that hold entries, and how many entries no consumer has.
-
-    Of the partition and of the retry stream together.
-    """
-    asked = [
-        command
-        for unit in units
-        for stream in (keys.source(*unit), keys.retry_stream(*unit))
-        for command in (
-            ("XINFO", "CONSUMERS", stream, unit.group),
-            ("XPENDING", stream, unit.group),
-        )
-    ]
-    replies = reader.ask(asked)
-    found: list[tuple[dict[str, int], int]] = []
-    for at in range(0, len(replies), 4):
-        held: dict[str, int] = {}
-        unowned = 0
-        for consumers, pending in (replies[at : at + 2], replies[at + 2 : at + 4]):
-            unowned += groups.unowned(consumers, pending) if consumers and pending else 0
-            for raw in consumers or ():
-                consumer = named(raw)
-                name = consumer["name"].decode("utf-8", "replace")
-                if name not in (CONSUMER, "") and consumer["pending"]:
-                    held[name] = held.get(name, 0) + int(consumer["pending"])
-        found.append((held, unowned))
-    return found
 
 
 def _looks(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[list[Look]]:

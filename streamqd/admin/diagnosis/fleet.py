@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.check import (
-    CheckResult,
-    Need,
-    Severity,
-    check,
-    lasting,
-    plural,
-    spans,
-)
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
-from streamqd.admin.diagnosis.partitions import by_group, numbers, units_of
+from streamqd.admin.diagnosis.partitions import by_group, numbers
+from streamqd.admin.published import tables
+from streamqd.admin.words import plural, roughly, spans
 from streamqd.store.directives import EVERYBODY
 from streamqd.store.keys import Keys
 
@@ -46,7 +40,7 @@ def _silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         silence = (facts.now_unix_ms - beat.beat_unix_ms) / 1000
         if silence * 1000 > facts.stale_ms:
             yield CheckResult(
-                f"the instance {beat.instance} has been silent for {lasting(silence)} without"
+                f"the instance {beat.instance} has been silent for {roughly(silence)} without"
                 " having left the fleet: it was killed, is stopped, or does not reach Redis",
                 f"on {beat.info.get('host', 'its host')}: `systemctl status streamqd`; it is"
                 " forgotten by itself after a while",
@@ -78,7 +72,7 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 f"no living instance runs the consumer {topic.name}/{group}, so its"
                 f" {plural(topic.partitions, 'partition')} stand still",
                 f"`streamqd reload` lets instances read their configuration again; an instance run"
-                " with --only, or of an older version, needs a restart; if nobody needs the group:"
+                " with --only, or of an older version, needs a restart; if the group is not needed:"
                 f" `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
                 evidence={"living": [beat.instance for beat in facts.living][:16]},
@@ -140,7 +134,7 @@ def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An order cannot be read."""
     for name, problem in facts.fleet.orders.strange.items():
         yield CheckResult(
-            f"the order {name!r} cannot be read ({problem}), so nobody obeys it",
+            f"the order {name!r} cannot be read ({problem}), so no instance obeys it",
             f"`streamqd control clear '{name}' --yes`, unless a later version of streamqd wrote it",
             about=name,
             evidence={"order": name, "problem": problem},
@@ -154,9 +148,9 @@ def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
-            by = order.by or "nobody known"
+            by = order.by or "an unknown user"
             yield CheckResult(
-                f"{scope} has been paused for {lasting(since)} by {by}{why}",
+                f"{scope} has been paused for {roughly(since)} by {by}{why}",
                 "`streamqd resume --all`"
                 if scope == (None, None, None)
                 else f"`streamqd resume {scope}`",
@@ -173,8 +167,8 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
             yield CheckResult(
-                f"the group {scope.group} of {scope.topic} has been stopped for {lasting(since)}"
-                f" by {order.by or 'nobody known'}{why}",
+                f"the group {scope.group} of {scope.topic} has been stopped for {roughly(since)}"
+                f" by {order.by or 'an unknown user'}{why}",
                 f"`streamqd group start {scope.topic} {scope.group}`",
                 about=f"{scope.topic}/{scope.group}",
                 evidence={"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why},
@@ -192,7 +186,7 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 topic, partition, group = unit
                 broken.setdefault((str(topic), str(group)), {})[partition] = beat.instance
     for instance, summary in facts.fleet.summaries.items():
-        for each in units_of(summary):
+        for each in tables(summary.get("units")):
             if each.get("state") == "broken" and isinstance(each.get("partition"), int):
                 pair = str(each.get("topic")), str(each.get("group"))
                 broken.setdefault(pair, {})[each["partition"]] = instance
@@ -202,7 +196,7 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the workers of {topic}/{group} crash in a loop on {spans(where)}"
             f" ({', '.join(sorted(set(where.values()))[:4])}) and were given up for a while",
             f"`streamqd why {topic}/{first}/{group}` and `worker.` in the log of {where[first]} say"
-            f" of what; mend the handler and `streamqd reload`",
+            f" of what; fix the handler and `streamqd reload`",
             about=f"{topic}/{group}",
             evidence={"partitions": {str(number): who for number, who in where.items()}},
         )
@@ -238,7 +232,7 @@ def _housekeeper(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         quiet = (facts.now_unix_ms - at) / 1000 if isinstance(at, int) else None
         if told and quiet is not None and quiet < QUIET_SECONDS and told.get("redis_up", True):
             continue
-        since = f"for {lasting(quiet)}" if quiet is not None else "at all lately"
+        since = f"for {roughly(quiet)}" if quiet is not None else "at all lately"
         yield CheckResult(
             f"{beat.instance} beats, but its housekeeper has not been heard {since}: retries are"
             " not moved on and nothing is trimmed on its partitions",
@@ -286,9 +280,9 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         names = " ".join(keys.lease(*each.unit) for each in units[:4])
         yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
-            " not know: nobody can take the partition until it ends",
-            "somebody has written keys of ours by hand, or the server lost some: delete the leases,"
-            f" the next owner takes them anew: `redis-cli DEL {names}`",
+            " not know: no instance can take the partition until it ends",
+            "keys of ours were written by hand, or the server lost some: delete the leases,"
+            f" the next owner takes them again: `redis-cli DEL {names}`",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(units),
@@ -310,7 +304,7 @@ def _owner(each: UnitFacts) -> str:
 
 @check("fleet.owner-silent", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A lease has expired, its owner is gone, and nobody has taken over."""
+    """A lease has expired, its owner is gone, and no other has taken over."""
 
     def lost(each: UnitFacts) -> bool:
         return _expired(each) and not facts.alive(_owner(each))
@@ -319,7 +313,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         owners = sorted({_owner(each) for each in units})
         yield CheckResult(
             f"{spans(numbers(units))} of {topic}/{group} still belong to {', '.join(owners[:4])},"
-            " which is gone, and nobody has taken over",
+            " which is gone, and no other has taken over",
             f"start an instance that runs {topic}/{group} (`systemctl start streamqd`): it takes"
             " them at once, with what is pending",
             about=f"{topic}/{group}",
@@ -343,7 +337,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"{', '.join(owners[:4])} beats, but has let the lease of {spans(numbers(units))} of"
             f" {topic}/{group} expire",
-            "look again in a few seconds: a late renewal mends it; if it stays, see `lease.` in the"
+            "look again in a few seconds: a late renewal fixes it; if it stays, see `lease.` in the"
             f" log of {owners[0]} and `streamqd why {topic}/{units[0].unit.partition}/{group}`",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(units), "owners": owners[:16]},

@@ -65,7 +65,7 @@ def gather(settings: Settings, unit: str, units: int) -> Host:
 
 
 def _exists(path: Path) -> bool:
-    """Whether it is there, as far as this user may look."""
+    """Whether it is there, if this user may look."""
     try:
         return path.exists()
     except PermissionError:
@@ -153,7 +153,7 @@ def _limit_of(pid: int) -> int | None:
 
 
 def _stop_seconds(unit: str) -> tuple[str, float | None]:
-    """How long the service manager lets a stop take, and who says so; '' when nobody does."""
+    """How long the service manager lets a stop take, and who says so; '' when nothing does."""
     if "/" in unit:
         if not Path(unit).is_file():
             raise Refused(f"there is no unit file {unit}")
@@ -317,13 +317,13 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f" {max(65_536, needed)}` before the start; or limit daemon.max_partitions",
             evidence={"limit": host.descriptors, "needed": needed, "units": host.units},
         )
-    everybody = host.units * PROCESS_DESCRIPTORS
-    if host.descriptors_of_system is not None and host.descriptors_of_system < everybody:
+    needed_by_all = host.units * PROCESS_DESCRIPTORS
+    if host.descriptors_of_system is not None and host.descriptors_of_system < needed_by_all:
         yield CheckResult(
             f"all processes of this host together may open {host.descriptors_of_system:,} files"
-            f" (fs.file-max), and {host.units:,} workers need about {everybody:,}",
-            f"`sysctl -w fs.file-max={2 * everybody}`, and the same in /etc/sysctl.d",
-            evidence={"file_max": host.descriptors_of_system, "needed": everybody},
+            f" (fs.file-max), and {host.units:,} workers need about {needed_by_all:,}",
+            f"`sysctl -w fs.file-max={2 * needed_by_all}`, and the same in /etc/sysctl.d",
+            evidence={"file_max": host.descriptors_of_system, "needed": needed_by_all},
         )
 
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from streamqd.admin.diagnosis.check import (
-    CheckResult,
-    Need,
-    Severity,
-    check,
-    lasting,
-    plural,
-    spans,
-)
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
-from streamqd.admin.pages import SEQ_MAX, read_id
+from streamqd.admin.published import tables
+from streamqd.admin.reading import SEQ_MAX, read_id
+from streamqd.admin.words import plural, roughly, spans
 from streamqd.store.keys import Keys
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
@@ -76,10 +70,10 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             if not lacking:
                 continue
             yield CheckResult(
-                f"the group {group} does not exist on {spans(lacking)} of {topic.name}: nobody"
+                f"the group {group} does not exist on {spans(lacking)} of {topic.name}: nothing"
                 " reads there for it, and nothing is trimmed",
                 "`streamqd reload` makes it again, beginning where trimming says that it stood; if"
-                f" nobody needs it, `streamqd group delete {topic.name} {group}` and take it out"
+                f" it is not needed, `streamqd group delete {topic.name} {group}` and take it out"
                 " of the configuration",
                 about=f"{topic.name}/{group}",
                 evidence={"partitions": lacking, "of": len(looked)},
@@ -103,9 +97,9 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         facts.units, lambda each: _abandoned(facts, each)
     ).items():
         yield CheckResult(
-            f"the group {group} has messages on {spans(numbers(units))} of {topic} and nobody who"
-            " reads them, so they are never trimmed",
-            f"start its consumer, or, if nobody needs it, `streamqd group delete {topic} {group}"
+            f"the group {group} has messages on {spans(numbers(units))} of {topic} and no reader"
+            " for them, so they are never trimmed",
+            f"start its consumer, or, if it is not needed, `streamqd group delete {topic} {group}"
             " --yes`",
             about=f"{topic}/{group}",
             evidence={
@@ -146,7 +140,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         oldest = min(
             each.standing.needs_unix_ms or 0 for each in units if each.standing is not None
         )
-        ago = lasting((facts.now_unix_ms - oldest) / 1000)
+        ago = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"the group {group} still needs messages of {ago} ago on"
             f" {spans(numbers(units))} of {topic}, so retention cannot let go of them",
@@ -224,7 +218,7 @@ def _ghosts(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
     for (topic, group), units in by_group(facts.units, haunted).items():
         yield CheckResult(
-            f"the group {group} holds entries on {spans(numbers(units))} of {topic} that somebody"
+            f"the group {group} holds entries on {spans(numbers(units))} of {topic} that a client"
             " has trimmed or deleted: those messages are lost",
             "find who trims (`XADD … MAXLEN`, `XTRIM`, `XDEL`) and let streamqd do it (`streamqd"
             f" topic settings {topic}`); a running daemon settles and counts the entries:"
@@ -254,9 +248,9 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         place = f"{each.topic}/{each.partition}"
         full = last.ms == SEQ_MAX and SEQ_MAX - last.seq < ROOM_MIN
         what = (
-            f"the last id of {place} is {last}, and none comes after it: nobody can write there"
+            f"the last id of {place} is {last}, and none comes after it: no client can write there"
             if full
-            else f"the last id of {place} is {last}, which is {lasting(ahead / 1000)} ahead of the"
+            else f"the last id of {place} is {last}, which is {roughly(ahead / 1000)} ahead of the"
             " server's clock: every later message gets such an id, so their age is wrong"
         )
         yield CheckResult(
@@ -276,7 +270,7 @@ def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         held = sum(each.unowned for each in units)
         yield CheckResult(
             f"{plural(held, 'message')} of the group {group} of {topic} on {spans(numbers(units))}"
-            " are handed out, and no consumer has them (somebody has given them up by XNACK)",
+            " are handed out, and no consumer has them (a client has given them up by XNACK)",
             "a running daemon takes them over within 15 s; while none runs, `streamqd pending"
             f" {topic} --group {group}` shows them as unowned",
             about=f"{topic}/{group}",
@@ -295,7 +289,7 @@ def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic, sizes in large.items():
         yield CheckResult(
             f"a message of {max(sizes.values()):,} bytes lies in {topic}, and max_message_bytes is"
-            f" {limit:,}: somebody writes past the producer's limit, and workers fetch fewer at"
+            f" {limit:,}: a client writes past the producer's limit, and workers fetch fewer at"
             " once to keep their memory",
             "let that client store the body elsewhere and send a reference, or write"
             f" `max_message_bytes = {max(sizes.values())}` under [daemon]",
@@ -368,7 +362,7 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             pairs = " ".join(f"0 {name}" for name in delays.stuck[:NAMES_SHOWN]) or "0 NAME"
             yield CheckResult(
                 f"{plural(count, 'message')} among the {each.kind} on partition {each.partition} of"
-                f" {each.topic} have no due time: they wait for ever",
+                f" {each.topic} have no due time: they never run",
                 f"give them one: `redis-cli ZADD {due} {pairs}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.stuck[:NAMES_SHOWN])},
@@ -386,10 +380,10 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             late.setdefault((each.topic, each.group), []).append(each)
     for (topic, _), some in late.items():
         oldest = min(each.delays.next_due_unix_ms or 0 for each in some)
-        waiting = lasting((facts.now_unix_ms - oldest) / 1000)
+        waiting = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
-            f" {waiting} ago: nobody moves them on",
+            f" {waiting} ago: no housekeeper moves them on",
             "the housekeeper of the owner does that: see who owns the partitions with `streamqd"
             f" partitions {topic}`, start an instance, or look for `promote.` in its log",
             about=some[0].about,
@@ -442,7 +436,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if old:
             yield CheckResult(
                 f"{spans(old)} of {topic.name} hold dead letters older than its dlq_retention of"
-                f" {lasting(age)}: nobody deletes them",
+                f" {roughly(age)}: no housekeeper deletes them",
                 "the housekeeper of an owner does that: see who owns the partitions with `streamqd"
                 f" partitions {topic.name}`, or `streamqd dlq purge {topic.name} --older-than"
                 f" {age:g}s`",
@@ -456,7 +450,7 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group makes dead letters just now."""
     rates: dict[tuple[str, str], float] = {}
     for summary in facts.fleet.summaries.values():
-        for unit in units_of(summary):
+        for unit in tables(summary.get("units")):
             told = unit.get("rates")
             rate = told.get("dead") if isinstance(told, dict) else None
             if isinstance(rate, int | float):
@@ -467,13 +461,7 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{group} makes {rate * 60:,.1f} dead letters of {topic} in a minute just now",
                 f"`streamqd dlq stats {topic}` says of what they died; `streamqd pause"
-                f" {topic}/{group}` stops it until that is mended",
+                f" {topic}/{group}` stops it until that is fixed",
                 about=f"{topic}/{group}",
                 evidence={"dead_per_second": round(rate, 3)},
             )
-
-
-def units_of(summary: Any) -> list[dict[str, Any]]:
-    """The units of a published summary, which may be of another version."""
-    units = summary.get("units")
-    return [each for each in units if isinstance(each, dict)] if isinstance(units, list) else []

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 
 from streamqd import embedded, extras
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check, lasting, plural
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
+from streamqd.admin.words import plural, roughly
 from streamqd.store import certificates
 
 # Of each line of versions the first one without a flaw that clients can use to run code on the host
@@ -64,7 +65,7 @@ FULL, NEARLY_FULL = 0.95, 0.85  # of maxmemory
 CLIENTS = 0.9  # of maxclients
 SKEW_SECONDS = 2.0
 IDLE_SECONDS = 60  # no connection of a daemon, a producer or a pool is silent for longer on purpose
-SLOW_MS = 100.0  # for so long nobody else is served
+SLOW_MS = 100.0  # for so long no other client is served
 SLOW_SECONDS = 86_400  # slow commands of longer ago are history
 
 
@@ -237,10 +238,10 @@ def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if fix:
         yield CheckResult(
             f"the server is {product} {told}, whose known flaws let clients that may log in read"
-            " what their rights forbid, or run code on its host, unless whoever built it has fixed"
+            " what their rights forbid, or run code on its host, unless its builder has fixed"
             " them under the same number",
             f"update it to {product} {fix} or later, see `redis-cli INFO server`; until then let"
-            " nobody log in but whom you trust (docs/how-to/secure.md)",
+            " only clients log in that you trust (docs/how-to/secure.md)",
             evidence={f"{product}_version": told, "mended": fix},
         )
 
@@ -254,7 +255,7 @@ def _certificates(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 what,
                 "renew it where it was issued, replace the file, and send SIGHUP to the daemon; the"
-                " server reads its own anew by `redis-cli CONFIG SET tls-cert-file FILE`",
+                " server reads its own again by `redis-cli CONFIG SET tls-cert-file FILE`",
                 evidence={"certificate": name, "ends_unix": end},
                 severity=Severity.PROBLEM if end < now else None,
             )
@@ -313,10 +314,10 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     ]
     if slow:
         worst = max(slow, key=lambda each: each.milliseconds)
-        ago = lasting(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
+        ago = roughly(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
         yield CheckResult(
             f"the server's slow log holds {plural(len(slow), 'command')} on keys of ours that"
-            f" stopped everybody for {SLOW_MS:g} ms and more; the worst took"
+            f" stopped every client for {SLOW_MS:g} ms and more; the worst took"
             f" {worst.milliseconds:,.0f} ms {ago} ago, {worst.command} on {worst.key}",
             "see `redis-cli SLOWLOG GET` and `redis-cli LATENCY DOCTOR`; give the server a core of"
             " its own, and look for swapping and huge pages",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check, plural
+from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
+from streamqd.admin.words import plural
 from streamqd.store.keys import Keys
 
 
@@ -20,9 +21,9 @@ def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         ):
             yield CheckResult(
                 f"{topic.name} is in the registry, but nothing says how many partitions it has:"
-                " nobody can write or read it",
+                " no client can write or read it",
                 f"`streamqd topic create {topic.name} --partitions N` with as many as it had, or,"
-                " if nobody needs it,"
+                " if it is not needed,"
                 f" `redis-cli SREM {_keys(facts).registry()} {topic.name}`",
                 about=topic.name,
                 evidence={"registered": True, "meta": _keys(facts).meta(topic.name)},
@@ -55,12 +56,12 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if not lacking and not strange:
             continue
         name = keys.partitions(topic.name)
-        mends = [f"`redis-cli SADD {name} {' '.join(lacking[:4])}`"] if lacking else []
-        mends += [f"`redis-cli SREM {name} {' '.join(strange[:4])}`"] if strange else []
+        fixes = [f"`redis-cli SADD {name} {' '.join(lacking[:4])}`"] if lacking else []
+        fixes += [f"`redis-cli SREM {name} {' '.join(strange[:4])}`"] if strange else []
         yield CheckResult(
             f"{topic.name} has {plural(topic.partitions, 'partition')}, but its set of partition"
             f" streams lacks {len(lacking)} of them and holds {len(strange)} others",
-            f"the count is what counts: {', '.join(mends)}",
+            f"the count is what counts: {', '.join(fixes)}",
             about=topic.name,
             evidence={
                 "partitions": topic.partitions,

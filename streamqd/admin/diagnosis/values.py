@@ -21,8 +21,9 @@ from streamqd.admin.diagnosis.facts import (
     UnitFacts,
     Value,
 )
+from streamqd.admin.reading import BadValues
+from streamqd.admin.reading import pairs as _named
 from streamqd.admin.topics_settings import readable
-from streamqd.admin.unreadable import BadValues
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
 from streamqd.store import directives, members, retries, spark, topics, untrusted
@@ -167,7 +168,7 @@ class _Look:
             name,
             stored,
             "partitionCount",
-            "nobody can write or read it",
+            "no client can write or read it",
             f"`redis-cli {there}`, the number of its partitions",
             lambda raw: topics.count_of(name, raw, key),
         )
@@ -293,10 +294,10 @@ class _Look:
 
     def _groups(self, about: str, stream: str, reply: Sequence[Any] | None) -> None:
         for flat in reply or ():
-            name = dict(zip(flat[::2], flat[1::2], strict=True))[b"name"]
+            name = _named(flat)[b"name"]
             self.read(
                 about,
-                "somebody else made it; it holds up trimming, and nobody here reads for it",
+                "another client made it; it holds up trimming, and no consumer here reads for it",
                 _cli("XGROUP", "DESTROY", stream, name),
                 untrusted.text,
                 name,
@@ -324,7 +325,7 @@ class _Look:
             for field, raw in zip(("epoch", "since"), fence or (), strict=False):
                 self.read(
                     about,
-                    "nobody can take it over from its owner",
+                    "no instance can take it over from its owner",
                     _cli("HDEL", key, field),
                     untrusted.integer,
                     raw,

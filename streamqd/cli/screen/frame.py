@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamqd.admin.diagnosis.check import spans
 from streamqd.admin.live import LiveFailure, LiveUnit, LiveView
+from streamqd.admin.words import spans
 from streamqd.cli.output import age, printable
 from streamqd.cli.screen.columns import NAME_MIN, SLOW_RUN, Cell, number, ordered, seconds, shown
 

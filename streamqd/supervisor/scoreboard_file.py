@@ -1,9 +1,9 @@
 """The file of the scoreboard: it outlives a killed supervisor, and the next one reads it.
 
 It lies in a memory file system, so it costs what anonymous memory costs and is gone with the host.
-The lock of the instance owns it: whoever holds the lock has no living predecessor, so nobody writes
-to the file any more. What it says is settled by fencing like everything else: it names tokens, and
-Redis refuses one that is not in the fence.
+The lock of the instance owns it: a process that holds the lock has no living predecessor, so the
+file is not written to any more. What it says is checked by fencing like everything else: it names
+tokens, and Redis refuses one that is not in the fence.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class BoardRefused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
+class ScoreboardFileRefused(Exception):  # noqa: N818 - not an error of ours: the file is not what it should be
     """A file that is not believed; the text says why."""
 
 
-class Left(NamedTuple):
+class LeftPartition(NamedTuple):
     """What a killed supervisor left of one unit that it held.
 
     `following` is the token that was to replace `token`, '' for none; `epoch` is that of `token`.
@@ -63,14 +63,14 @@ class Left(NamedTuple):
     running: list[bytes]
 
 
-class Boards:
+class ScoreboardFile:
     """Makes the scoreboard of one supervisor, and reads that of the one before.
 
-    `left` is what that one held, by unit, as far as it can be believed.
+    `left` is what that one held, by unit, if it can be believed.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
-        self.left: dict[Unit, Left] = {}
+        self.left: dict[Unit, LeftPartition] = {}
         self._path: Path | None = None
         self._header = _described(daemon, lock)
         place = folder(os.environ, os.geteuid())
@@ -80,9 +80,9 @@ class Boards:
             _sweep(place)
 
     def make(self, units: int) -> Scoreboard:
-        """Return the board of this supervisor, with room for so many; first read the last one's.
+        """Return the board of this supervisor, with room for `units`; first read the last one's.
 
-        Nobody finds the new one before `publish`: until then the old file stays as it is.
+        No other process finds the new one before `publish`: until then the old file stays as it is.
         """
         if self._path is None:
             logs.event("scoreboard.private", logging.WARNING, problem="no memory file system")
@@ -121,7 +121,7 @@ class Boards:
             found = read(path, self._header)
         except FileNotFoundError:
             return
-        except (BoardRefused, OSError) as error:
+        except (ScoreboardFileRefused, OSError) as error:
             logs.event("scoreboard.refused", logging.WARNING, file=str(path), problem=str(error))
             return
         for unit, problem in found.torn:
@@ -136,21 +136,21 @@ class Boards:
         logs.event("scoreboard.found", file=str(path), units=len(self.left))
 
 
-class FoundBoard(NamedTuple):
+class FoundScoreboard(NamedTuple):
     """The units of a file that can be believed; of the others, the problem."""
 
-    left: list[Left]
+    left: list[LeftPartition]
     torn: list[tuple[Unit | None, str]]
 
 
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
     """Return the first folder in memory that is this user's own; None when there is none.
 
-    Those that nobody has made for us are made, for this user alone.
+    Those that do not exist are made, for this user alone.
     """
     given = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     session = environment.get("XDG_RUNTIME_DIR", "")
-    # systemd makes links of these for a dynamic user; nobody else can write beside them.
+    # systemd makes links of these for a dynamic user; no other user can write beside them.
     candidates = [(Path(given).resolve(), False)] if given else []
     candidates.append((Path("/run/streamqd").resolve(), False))
     if session:
@@ -188,7 +188,7 @@ def _is_in_memory(device: int) -> bool:
     return False
 
 
-# --- what a file says of itself -------------------------------------------------------------------
+# --- the header of a file -------------------------------------------------------------------
 
 
 def _described(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
@@ -211,26 +211,26 @@ def packed(header: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(raw: bytes) -> dict[str, Any]:
-    """Return the header of a file. Raises Refused."""
+    """Return the header of a file. Raises ScoreboardFileRefused."""
     if len(raw) < _HEADER.size:
-        raise BoardRefused("it is torn: it has no header")
+        raise ScoreboardFileRefused("it is torn: it has no header")
     magic, length, checked = _HEADER.unpack_from(raw)
     if magic != _MAGIC:
-        raise BoardRefused("it is not a scoreboard of streamqd")
-    told = raw[_HEADER.size : _HEADER.size + length]
-    if len(told) != length or zlib.crc32(told) != checked:
-        raise BoardRefused("it is torn: its header does not match its check sum")
+        raise ScoreboardFileRefused("it is not a scoreboard of streamqd")
+    described = raw[_HEADER.size : _HEADER.size + length]
+    if len(described) != length or zlib.crc32(described) != checked:
+        raise ScoreboardFileRefused("it is torn: its header does not match its check sum")
     try:
-        found = json.loads(told)
+        found = json.loads(described)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise BoardRefused("it is not a scoreboard of streamqd")
+        raise ScoreboardFileRefused("it is not a scoreboard of streamqd")
     return found
 
 
-def read(path: Path, expected: Mapping[str, Any]) -> FoundBoard:
-    """Return what the file of a dead supervisor holds. Raises Refused, or OSError.
+def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
+    """Return what the file of a dead supervisor holds. Raises ScoreboardFileRefused, or OSError.
 
     `expected` is the header that the present supervisor writes: the file must be of the same
     layout, boot, lock, instance and fleet.
@@ -239,30 +239,32 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundBoard:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise BoardRefused("it is not a plain file")
+            raise ScoreboardFileRefused("it is not a plain file")
         if found.st_uid != os.geteuid():
-            raise BoardRefused(f"it belongs to the user {found.st_uid}")
+            raise ScoreboardFileRefused(f"it belongs to the user {found.st_uid}")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            raise BoardRefused("others may read or write it")
+            raise ScoreboardFileRefused("others may read or write it")
         if found.st_nlink != 1:
-            raise BoardRefused("it has a second name")
+            raise ScoreboardFileRefused("it has a second name")
         page = os.pread(descriptor, BOARD_BYTES, 0)
         header = unpacked(page[HEADER_OFFSET:])
         for name, wanted in expected.items():
             if header.get(name) != wanted:
-                raise BoardRefused(f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}")
+                raise ScoreboardFileRefused(
+                    f"its {name} is {header.get(name)!r:.100}, not {wanted!r:.100}"
+                )
         if found.st_size != BOARD_BYTES + SLOT_COUNT * SLOT_BYTES:
-            raise BoardRefused("it is torn: its size is not that of a scoreboard")
+            raise ScoreboardFileRefused("it is torn: its size is not that of a scoreboard")
         used = int.from_bytes(page[:8], "little")
         if used > SLOT_COUNT:
-            raise BoardRefused("it is torn: it has more slots in use than there are")
+            raise ScoreboardFileRefused("it is torn: it has more slots in use than there are")
         return _read_slots(descriptor, range(used))
     finally:
         os.close(descriptor)
 
 
-def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundBoard:
-    left: dict[Unit, Left] = {}
+def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
+    left: dict[Unit, LeftPartition] = {}
     torn: list[tuple[Unit | None, str]] = []
     board = Scoreboard(0)
     for index in indexes:
@@ -282,21 +284,23 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundBoard:
         except ValueError as error:
             torn.append((unit, f"slot {index} is torn: {error}"))
             continue
-        left[unit] = Left(unit, *lease, batch.done, batch.running)
-    return FoundBoard(list(left.values()), torn)
+        left[unit] = LeftPartition(unit, *lease, batch.done, batch.running)
+    return FoundScoreboard(list(left.values()), torn)
 
 
 def _sweep(place: Path) -> None:
-    """Remove the files that nobody will ever ask for, because their lock is gone."""
+    """Remove the files of instances whose lock is gone: they are never read again."""
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT)]
         for path in sorted(found)[:SWEPT_MAX]:
-            with contextlib.suppress(OSError, BoardRefused, ValueError, KeyError, TypeError):
-                if not _is_locked_by_somebody(path):
+            with contextlib.suppress(
+                OSError, ScoreboardFileRefused, ValueError, KeyError, TypeError
+            ):
+                if not _has_lock(path):
                     path.unlink()
 
 
-def _is_locked_by_somebody(path: Path) -> bool:
+def _has_lock(path: Path) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
     try:
         header = unpacked(os.pread(descriptor, BOARD_BYTES - HEADER_OFFSET, HEADER_OFFSET))

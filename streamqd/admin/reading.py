@@ -1,0 +1,372 @@
+"""Reading in bounded pieces, merging the partitions of a topic, and values that cannot be read.
+
+No reply may grow with the data: commands travel a few hundred at a time, and bodies are fetched a
+few at a time from each partition, by need. A view makes one `BadValues`, hands it to all that reads
+for it, and shows its rows: a value that cannot be read counts as missing and hides no other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
+from streamqd.model import Unit
+from streamqd.store import leases, untrusted
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.leases import LeaseView
+from streamqd.store.scripts import Call, Reply
+
+SEQ_MAX = (1 << 64) - 1  # largest second part of an id
+LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
+PAGE_MAX = 100  # entries with their bodies of one reply
+
+
+class Id(NamedTuple):
+    """An entry id, in its order."""
+
+    ms: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.ms}-{self.seq}"
+
+    def before(self) -> Id:
+        """The greatest id before this one: positions are exclusive. Before 0-0 there is none."""
+        if self.seq:
+            return Id(self.ms, self.seq - 1)
+        return Id(self.ms - 1, SEQ_MAX) if self.ms else self
+
+
+class Place(NamedTuple):
+    """An entry of one of a topic's partitions, written `PARTITION:ms-seq`."""
+
+    partition: int
+    id: Id
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.id}"
+
+
+class Entry(NamedTuple):
+    """An entry as read."""
+
+    partition: int
+    id: Id
+    fields: dict[bytes, bytes]
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.partition, self.id)
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """Its headers; None when they are not a JSON object."""
+        try:
+            found: Any = json.loads(self.fields.get(b"headers", b"{}"))
+            return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
+        except (ValueError, RecursionError):
+            return None
+
+
+def read_id(raw: bytes | str) -> Id:
+    """Read `ms-seq`. ValueError when it is not one."""
+    text = raw.decode() if isinstance(raw, bytes) else raw
+    ms, dash, seq = text.partition("-")
+    if not (dash and ms.isascii() and ms.isdigit() and seq.isascii() and seq.isdigit()):
+        raise ValueError(f"{text!r} is not an id such as 1700000000000-0")
+    found = Id(int(ms), int(seq))
+    if max(found) > SEQ_MAX:
+        raise ValueError(f"{text!r} is not an id: its numbers are too large")
+    return found
+
+
+def read_place(text: str, partitions: int | None = None) -> Place:
+    """Read `PARTITION:ms-seq`. Malformed when it is not one, Refused without such a partition."""
+    number, colon, rest = text.partition(":")
+    try:
+        if not (colon and number.isascii() and number.isdigit()):
+            raise ValueError(f"{text!r} is not an id such as 3:1700000000000-0")
+        place = Place(int(number), read_id(rest))
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    if partitions is not None and place.partition >= partitions:
+        raise Refused(
+            f"there is no partition {place.partition}: partitions are numbered 0 to"
+            f" {partitions - 1}"
+        )
+    return place
+
+
+def pairs(flat: Sequence[bytes] | None) -> dict[bytes, Any]:
+    """Names and values by turns, as a dict; an empty one of a missing reply."""
+    return dict(zip(flat[::2], flat[1::2], strict=True)) if flat else {}
+
+
+def last_id(info: Sequence[Any] | None) -> str:
+    """The last id of a stream, by XINFO STREAM; 0-0 where there is none."""
+    found: bytes = pairs(info).get(b"last-generated-id", b"0-0")
+    return found.decode()
+
+
+def server_unix_ms(link: Connection) -> int:
+    """The server's clock."""
+    seconds, micros = link.execute("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def ask(
+    link: Connection, commands: Sequence[Sequence[Any]], bad: BadValues | None = None
+) -> list[Any]:
+    """Run reading commands in bounded exchanges. A missing key answers None, not an error.
+
+    So does a key that cannot be read, which `bad` keeps. Raises BadValue of it without `bad`.
+    """
+    replies: list[Any] = []
+    for start in range(0, len(commands), BATCH):
+        some = commands[start : start + BATCH]
+        for command, reply in zip(some, link.pipeline(some), strict=True):
+            if not isinstance(reply, RedisRefused):
+                replies.append(reply)
+                continue
+            replies.append(None)
+            if "no such key" in str(reply) or reply.code == "NOGROUP":
+                continue
+            if bad is not None:
+                bad.refused(key_of(command), reply)
+            elif reply.code == "WRONGTYPE":
+                raise _of_another_type(key_of(command)) from reply
+            else:
+                raise reply
+    return replies
+
+
+def key_of(command: Sequence[Any]) -> str:
+    """The key that a reading command is about."""
+    at = 2 if str(command[0]) in ("XINFO", "MEMORY") else 1
+    return str(command[at]) if len(command) > at else str(command[0])
+
+
+def _of_another_type(key: str) -> BadValue:
+    return BadValue(key, "", "of another type", _OURS)
+
+
+def newest_first(
+    link: Connection,
+    streams: Mapping[int, str],
+    *,
+    before: Place | None = None,
+    since: Id | None = None,
+    keep: Callable[[Entry], bool] | None = None,
+    limit: int,
+) -> Iterator[Entry]:
+    """Yield entries of many streams merged, the newest first, those that `keep` accepts.
+
+    `before` is the place of the last entry seen: what follows it in this order is yielded, so a
+    place is all that a next page needs. Entries older than `since` are not read.
+    """
+    size = min(PAGE_MAX, max(1, -(-limit // max(1, len(streams))) + 1))
+    if keep is not None:
+        size = PAGE_MAX  # most of what is read may not be wanted
+    lower = "-" if since is None else str(since)
+    readers = [
+        _backwards(link, partition, stream, _upper(partition, before), lower, size)
+        for partition, stream in streams.items()
+    ]
+    merged = heapq.merge(*readers, key=lambda entry: (entry.id, entry.partition), reverse=True)
+    for entry in merged:
+        if limit <= 0:
+            return
+        if keep is None or keep(entry):
+            limit -= 1
+            yield entry
+
+
+def _upper(partition: int, before: Place | None) -> str:
+    if before is None:
+        return "+"
+    return str(before.id) if partition < before.partition else f"({before.id}"
+
+
+def _backwards(
+    link: Connection, partition: int, stream: str, upper: str, lower: str, size: int
+) -> Iterator[Entry]:
+    while True:
+        page = _page(link, "XREVRANGE", stream, upper, lower, size)
+        for raw_id, raw_fields in page:
+            yield Entry(partition, read_id(raw_id), pairs(raw_fields))
+        if len(page) < size:
+            return
+        upper = f"({page[-1][0].decode()}"
+
+
+def forwards(
+    link: Connection, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
+) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
+    """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`."""
+    lower = "-" if after is None else behind(str(after).encode())
+    upper = "+" if until is None else str(until)
+    while lower:
+        page = _page(link, "XRANGE", stream, lower, upper, size)
+        if page:
+            yield [(read_id(raw_id), pairs(fields)) for raw_id, fields in page]
+        if len(page) < size:
+            return
+        lower = behind(page[-1][0])
+
+
+def behind(raw_id: bytes) -> str:
+    """Where what follows an id begins; '' behind the last id of all, which has none."""
+    return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
+
+
+def _page(
+    link: Connection, command: str, stream: str, first: str, last: str, size: int
+) -> list[Any]:
+    try:
+        page: list[Any] = link.execute(command, stream, first, last, "COUNT", size)
+    except RedisRefused as error:
+        if error.code != "WRONGTYPE":
+            raise
+        raise _of_another_type(stream) from error
+    return page
+
+
+BATCH = 256  # commands of one exchange
+# What the data of a key makes the server answer. Every other error is about the server as a whole.
+_OF_ONE_KEY = frozenset(("WRONGTYPE", "ERR"))
+_OURS = "what streamqd writes there"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A value in Redis that is not what its key and field hold; `field` is '' for the whole key.
+
+    `found` shows it as one can print it, or what the server says of it; `wanted` says what belongs
+    there.
+    """
+
+    key: str
+    field: str
+    found: str
+    wanted: str
+
+    def __str__(self) -> str:
+        where = f"{self.field} of {self.key}" if self.field else self.key
+        return f"{where} cannot be read: it is {self.found} and not {self.wanted}"
+
+
+class BadValues:
+    """The bad values that one look has found, each named once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], Unreadable] = {}
+
+    @property
+    def rows(self) -> list[Unreadable]:
+        """What was found, by key and field."""
+        return [self._rows[each] for each in sorted(self._rows)]
+
+    def add(self, error: BadValue | None) -> None:
+        """Keep a bad value; None is none."""
+        if error is not None:
+            row = Unreadable(error.key, error.field, error.found, error.wanted)
+            self._rows.setdefault((row.key, row.field), row)
+
+    def keep(self, row: Unreadable) -> None:
+        """Keep what another look has found."""
+        self._rows.setdefault((row.key, row.field), row)
+
+    def refused(self, key: str, error: RedisRefused) -> None:
+        """Keep what the server says of a key. Raises it when it is not about this key alone."""
+        if error.code not in _OF_ONE_KEY:
+            raise error
+        self.add(BadValue(key, "", str(error)[:120], _OURS))
+
+    def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+        """What `parse` returns; None, and the value is kept, when that cannot be read."""
+        try:
+            return parse(*args, **named)
+        except BadValue as error:
+            self.add(error)
+            return None
+
+    def text(self, raw: bytes, key: str, field: str) -> str | None:
+        """Text of another client, such as the name of a group; None when it is not UTF-8."""
+        return self.read(untrusted.text, raw, key, field)
+
+
+def measure(link: Connection, calls: Sequence[Call]) -> list[Reply]:
+    """Run reading scripts in bounded exchanges."""
+    return [_answered(reply) for _, reply in _measured(link, calls)]
+
+
+def measure_each(link: Connection, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
+    """Run reading scripts in bounded exchanges; None for one whose keys cannot be read."""
+    replies: list[Reply | None] = []
+    for call, reply in _measured(link, calls):
+        if isinstance(reply, RedisRefused):
+            bad.refused(call.key, reply)
+        replies.append(None if isinstance(reply, RedisRefused) else reply)
+    return replies
+
+
+def _measured(
+    link: Connection, calls: Sequence[Call]
+) -> Iterator[tuple[Call, Reply | RedisRefused]]:
+    for start in range(0, len(calls), BATCH):
+        some = calls[start : start + BATCH]
+        yield from zip(some, link.run_many(some), strict=True)
+
+
+def _answered(reply: Reply | RedisRefused) -> Reply:
+    if isinstance(reply, RedisRefused):
+        raise reply
+    return reply
+
+
+def lease_views(
+    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
+) -> list[LeaseView]:
+    """Fence and lease of each unit. A number that cannot be read is 0."""
+    commands = [command for unit in units for command in leases.view(keys, unit)]
+    replies = ask(link, commands, bad)
+    return [
+        lease_view(replies[2 * at], replies[2 * at + 1], keys.fence(*unit), bad)
+        for at, unit in enumerate(units)
+    ]
+
+
+def lease_view(
+    fence: Sequence[bytes | None] | None, ttl_ms: int | None, key: str, bad: BadValues
+) -> LeaseView:
+    """Read the replies to the commands of `leases.view`; None stands for one that was refused."""
+    token, epoch, owner, since, solo = fence or (None,) * 5
+    ttl = -2 if ttl_ms is None else ttl_ms
+    numbers = {"epoch": epoch, "since": since}
+    while True:
+        told = (token, numbers["epoch"], owner, numbers["since"], solo)
+        try:
+            return LeaseView.parse(told, ttl, key)
+        except BadValue as error:
+            bad.add(error)
+            numbers[error.field] = None
+
+
+def group_names(reply: Sequence[Any] | None, stream: str, bad: BadValues) -> list[dict[str, Any]]:
+    """The groups of a stream by XINFO GROUPS, with `name` as text; others are kept as bad."""
+    found = []
+    for flat in reply or ():
+        info = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+        info["name"] = bad.text(info["name"], stream, "group")
+        if info["name"] is not None:
+            found.append(info)
+    return found
