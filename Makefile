@@ -22,6 +22,10 @@ SERVERS := redis7 redis62 redis82
 PARTS = $(if $(ACL),,tests/contract tests/faults) tests/integration tests/acceptance
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled files are kept, whatever the environment says: without them each process of pytest rewrites
+# every test, and each daemon that a test starts compiles all of streamqd.
+export PYTHONDONTWRITEBYTECODE :=
+COMPILE := @$(BIN)/python -m compileall -q streamqd tests/support
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve test test-all test-slow test-spark test-server image lint format docs bench soak verify lock build clean
@@ -36,6 +40,7 @@ serve: $(RUN_STAMP) ## The same, and stay until Ctrl-C
 	@$(BIN)/python -m streamqd.examples.demo --dir $(DEMO_DIR) --serve
 
 test: $(DEV_STAMP) ## Run what a change needs before a push, in 4 minutes (PYTEST_ARGS="-k lease" selects)
+	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --quick $(PYTEST_ARGS)
 
 test-all: $(DEV_STAMP) ## Run every test, on every server and as the users of etc/acl, in an hour
@@ -46,6 +51,7 @@ test-all: $(DEV_STAMP) ## Run every test, on every server and as the users of et
 	exit $$status
 
 test-slow: $(DEV_STAMP) # What `make test` leaves out on its server, but for Spark
+	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --slow $(addprefix --ignore=,$(SPARK)) $(PYTEST_ARGS)
 
 test-spark: $(DEV_STAMP) ## Run what starts Spark: one session keeps both cores busy
@@ -53,6 +59,7 @@ test-spark: $(DEV_STAMP) ## Run what starts Spark: one session keeps both cores 
 	$(BIN)/pytest tests/acceptance/test_spark.py $(PYTEST_ARGS)
 
 test-server: $(DEV_STAMP) ## Run what needs a server on SERVER=redis7|redis62|redis82|testcontainers (ACL=1, PARTS=)
+	$(COMPILE)
 	$(BIN)/pytest $(PARALLEL) --server $(SERVER) $(if $(ACL),--acl) $(PARTS) $(SERVERLESS) $(PYTEST_ARGS)
 
 ifneq ($(filter redis62 redis82,$(SERVER)),)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (SPARK in Path(item.path).parents, _rank(Path(item.path))))
 
 
+@cache
 def _folder(path: Path) -> str:
     """The folder of tests/ in which a test is, "" outside."""
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
@@ -88,6 +90,7 @@ def _is_property(item: pytest.Item) -> bool:
     return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
+@cache
 def _rank(path: Path) -> int:
     """Where the folder of a test is in the order that keeps several processes busy to the end."""
     folder = _folder(path)

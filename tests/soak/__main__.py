@@ -39,8 +39,10 @@ SOAKS = {
 def main() -> int:
     """Run the named ones, all in spite of a failure; return how many have failed."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
-    parser.add_argument("name", nargs="*", choices=[*SOAKS, []], metavar="NAME")
+    parser.add_argument("name", nargs="*", metavar="NAME", help=f"of {', '.join(SOAKS)}")
     names = parser.parse_args().name or [*SOAKS]
+    if unknown := [name for name in names if name not in SOAKS]:
+        parser.error(f"no such test: {', '.join(unknown)}; there are {', '.join(SOAKS)}")
     return sum(_run(SOAKS[name]) for name in names)
 
 

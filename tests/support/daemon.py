@@ -209,8 +209,10 @@ class Daemon:
         folder = scoreboard_file.folder(os.environ | self.environment, os.geteuid())
         for path in folder.glob(f"*{scoreboard_file.SUFFIX}") if folder else ():
             with contextlib.suppress(FileNotFoundError):  # the daemon of another test swept it
-                raw = path.read_bytes()[scoreboard_file.HEADER_OFFSET : scoreboard_file.BOARD_BYTES]
-                if Path(scoreboard_file.unpacked(raw)["lock_file"]).is_relative_to(self.folder):
+                with path.open("rb") as file:  # of hundreds of megabytes, all but its begin empty
+                    page = file.read(scoreboard_file.BOARD_BYTES)
+                header = scoreboard_file.unpacked(page[scoreboard_file.HEADER_OFFSET :])
+                if Path(header["lock_file"]).is_relative_to(self.folder):
                     path.unlink()
 
     def wait_gone(self, timeout: float) -> None:
