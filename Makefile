@@ -19,7 +19,7 @@ SPARK := tests/spark tests/acceptance/test_spark.py
 SERVERLESS := $(addprefix --ignore=,$(SPARK) tests/acceptance/test_packaging.py)
 SERVER ?= valkey
 SERVERS := redis7 redis62 redis82
-PARTS = $(if $(ACL),,tests/contract tests/faults) tests/integration tests/acceptance
+PARTS ?= $(if $(ACL),,tests/contract tests/faults) tests/integration tests/acceptance
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled files are kept, whatever the environment says: without them each process of pytest rewrites
