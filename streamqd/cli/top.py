@@ -2,7 +2,7 @@
 
 It is drawn with a handful of escape sequences that every terminal since the VT100 has, and the
 standard library's termios. Curses would bring a terminal database and its own idea of signals and
-of resizing; rich does not read keys (decision 0030), textual and blessed would each bring an event
+of resizing; rich does not read keys (decision 0019), textual and blessed would each bring an event
 loop for one command. A frame is a pure function of what was read, so all of it is testable.
 
 A thread reads from Redis, so that a Redis that does not answer never holds a key or a resize. The
