@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from streamqd.errors import BadValue, Malformed, RedisRefused, Refused
+from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refused
 from streamqd.model import Unit
 from streamqd.store import leases, untrusted
 from streamqd.store.client import Connection
@@ -135,7 +135,7 @@ def ask(
                 replies.append(reply)
                 continue
             replies.append(None)
-            if "no such key" in str(reply) or reply.code == "NOGROUP":
+            if "no such key" in str(reply) or reply.kind is RefusalKind.NO_GROUP:
                 continue
             if bad is not None:
                 bad.refused(key_of(command), reply)
@@ -238,8 +238,6 @@ def _page(
 
 
 BATCH = 256  # commands of one exchange
-# What the data of a key makes the server answer. Every other error is about the server as a whole.
-_OF_ONE_KEY = frozenset(("WRONGTYPE", "ERR"))
 _OURS = "what streamqd writes there"
 
 P = ParamSpec("P")
@@ -287,7 +285,7 @@ class BadValues:
 
     def refused(self, key: str, error: RedisRefused) -> None:
         """Keep what the server says of a key. Raises it when it is not about this key alone."""
-        if error.code not in _OF_ONE_KEY:
+        if error.kind is not RefusalKind.OF_A_KEY:
             raise error
         self.add(BadValue(key, "", str(error)[:120], _OURS))
 
