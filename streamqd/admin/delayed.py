@@ -14,7 +14,7 @@ from streamqd.admin import due, topics
 from streamqd.admin.reading import Entry, Id, ask, newest_first, server_unix_ms
 from streamqd.errors import Malformed, Refused
 from streamqd.store import retries
-from streamqd.store import scheduled as store
+from streamqd.store import scheduled
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
@@ -162,7 +162,7 @@ def show(link: Connection, keys: Keys, topic: str, name: str) -> DelayedSend:
             if missed.sent
             else f"no delayed send {name} waits in {topic}: it was sent, cancelled or never was"
         )
-    fields = store.fields_of(raw, items, send_id)
+    fields = scheduled.fields_of(raw, items, send_id)
     known = (b"payload", b"key", b"headers", b"sentAt", b"sendId")
     return DelayedSend(
         topic=topic,
@@ -187,7 +187,7 @@ def cancel(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> De
     """
     cancelled, gone = 0, []
     for partition, batch in _batches(link, keys, topic, names):
-        words, _ = link.run(store.cancel(keys, topic, partition, batch)).rest
+        words, _ = link.run(scheduled.cancel(keys, topic, partition, batch)).rest
         cancelled += words.count(b"MOVED")
         gone += [
             f"{partition}:{send_id}"
@@ -205,7 +205,7 @@ def hasten(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> De
     """
     hastened, gone = 0, []
     for partition, batch in _batches(link, keys, topic, names):
-        reply = link.run(store.hasten(keys, topic, partition, batch))
+        reply = link.run(scheduled.hasten(keys, topic, partition, batch))
         hastened += int(reply.rest[0])
         if int(reply.rest[1]):
             scores = ask(
@@ -260,7 +260,7 @@ def _chosen(
     after: due.Position,
 ) -> Iterator[DelayedRow]:
     def read(partition: int, start: tuple[int, str]) -> tuple[list[retries.Delayed], bool]:
-        return retries.rows(link.run(store.page(keys, topic, partition, start, due.PAGE)))
+        return retries.rows(link.run(scheduled.page(keys, topic, partition, start, due.PAGE)))
 
     due_last = None if choice.due_within_ms is None else now + choice.due_within_ms
     for partition, each in due.merged(partitions, read, after):

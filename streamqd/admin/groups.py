@@ -28,7 +28,7 @@ from streamqd.admin.reading import (
 from streamqd.config.values import parse_duration
 from streamqd.errors import Malformed, Refused
 from streamqd.model import KEEPERS, Unit
-from streamqd.store import groups as store
+from streamqd.store import groups as group_calls
 from streamqd.store import leases
 from streamqd.store import topics as registry
 from streamqd.store.client import Connection
@@ -184,7 +184,7 @@ def delete(link: Connection, keys: Keys, topic: str, group: str, *, force: bool)
     if not force:
         _refuse_busy(link, keys, units)
     for unit in units:
-        call = store.delete(keys, unit, force=force, token=secrets.token_hex(16))
+        call = group_calls.delete(keys, unit, force=force, token=secrets.token_hex(16))
         while (reply := link.run(call)).word == "MORE":
             pass
         if reply.word == "OWNED":
@@ -398,16 +398,16 @@ def reset(
 
 def _reset(
     link: Connection, keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool
-) -> store.ResetResult | None:
+) -> group_calls.ResetResult | None:
     """Reset one partition, in as many calls as its pending messages take.
 
     None: the group is not on the partition, and begins where it is configured. Raises Refused.
     """
     token = secrets.token_hex(16)
-    part: store.ResetResult | None = None
+    part: group_calls.ResetResult | None = None
     while True:
         reply = link.run(
-            store.reset(
+            group_calls.reset(
                 keys,
                 unit,
                 part.after if part else after,
@@ -421,7 +421,7 @@ def _reset(
             raise Refused(_owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "NOGROUP":
             return None
-        found = store.ResetResult.parse(reply)
+        found = group_calls.ResetResult.parse(reply)
         part = found.following(part) if part else found
         if reply.word == "OK":
             return part
@@ -448,7 +448,9 @@ def _owned_sentence(unit: Unit, owner: str) -> str:
     )
 
 
-def _reset_row(link: Connection, keys: Keys, unit: Unit, done: store.ResetResult) -> PartitionReset:
+def _reset_row(
+    link: Connection, keys: Keys, unit: Unit, done: group_calls.ResetResult
+) -> PartitionReset:
     stream = keys.source(*unit)
     unread, exact = backlog.count_behind(link, stream, done.after)
     return PartitionReset(
@@ -484,7 +486,7 @@ def _foreseen(
         link,
         keys,
         unit,
-        store.ResetResult(
+        group_calls.ResetResult(
             before=backlog.positions(link, [stream], BadValues())[stream].get(unit.group, "0-0"),
             after=after,
             pending=int(pending[0]) if pending else 0,

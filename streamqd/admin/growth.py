@@ -25,7 +25,7 @@ from streamqd.admin import backlog, topics
 from streamqd.admin.reading import BATCH, BadValues, ask, last_id, lease_views, measure, read_id
 from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Unit
-from streamqd.store import growth as store
+from streamqd.store import growth as growth_calls
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.growth import Growth
@@ -78,20 +78,22 @@ def grow(
     """
     _refuse_cluster(link, keys, topic)
     count = topics.partition_count(link, keys, topic)
-    if count == to and store.under_way(link, keys, topic) is None:
+    if count == to and growth_calls.under_way(link, keys, topic) is None:
         return Progress(topic, count, to, True, [])
     found = _begun(link, keys, topic, count, to)
     new = range(found.before, to)
-    if found.phase == store.BEGUN:
+    if found.phase == growth_calls.BEGUN:
         _keep(link, keys, topic, found, _groups(link, keys, topic, found), new)
-        _expect(link.run(store.switch(keys, topic, found.token, new)).word, topic)
-        found = found._replace(phase=store.SWITCHED)
-    if found.phase == store.SWITCHED:
+        _expect(link.run(growth_calls.switch(keys, topic, found.token, new)).word, topic)
+        found = found._replace(phase=growth_calls.SWITCHED)
+    if found.phase == growth_calls.SWITCHED:
         # Groups that appeared between the look at them and the switch.
         _keep(link, keys, topic, found, _groups(link, keys, topic, found), new)
-        reply = link.run(store.mark(keys, topic, found.token, _last_ids(link, keys, topic, found)))
+        reply = link.run(
+            growth_calls.mark(keys, topic, found.token, _last_ids(link, keys, topic, found))
+        )
         _expect(reply.word, topic)
-        found = found._replace(phase=store.MARKED, barriers=reply.rest[0].decode().split())
+        found = found._replace(phase=growth_calls.MARKED, barriers=reply.rest[0].decode().split())
     tell(SWITCHED)
     return _settle(link, keys, topic, found, to, tell)
 
@@ -114,20 +116,20 @@ def _refuse_cluster(link: Connection, keys: Keys, topic: str) -> None:
 
 def look(link: Connection, keys: Keys, topic: str) -> Progress | None:
     """How far the growth of a topic is; None when it does not grow. Writes nothing."""
-    found = store.under_way(link, keys, topic)
+    found = growth_calls.under_way(link, keys, topic)
     if found is None:
         return None
-    state = Growth(found.token, found.before, store.MARKED, found.barriers)
+    state = Growth(found.token, found.before, growth_calls.MARKED, found.barriers)
     kept = _kept(link, keys, topic, state, found.to)
     rows = [_settling(link, keys, topic, state, name) for name in sorted(kept)]
     return Progress(topic, found.before, found.to, False, rows)
 
 
 def _begun(link: Connection, keys: Keys, topic: str, count: int, to: int) -> Growth:
-    under_way = store.under_way(link, keys, topic)
+    under_way = growth_calls.under_way(link, keys, topic)
     if under_way is None:
         _check(topic, count, to)
-    reply = link.run(store.begin(keys, topic, count, to, secrets.token_hex(16)))
+    reply = link.run(growth_calls.begin(keys, topic, count, to, secrets.token_hex(16)))
     match reply.word:
         case "OK":
             return Growth.parse(reply)
@@ -175,7 +177,7 @@ def _keep(
     ]
     for unit, reply in zip(units, measure(link, calls), strict=True):
         # After the switch a group that is new may be read by a daemon already: it has no past here.
-        if reply.word not in ("OK", "MINE") and found.phase == store.BEGUN:
+        if reply.word not in ("OK", "MINE") and found.phase == growth_calls.BEGUN:
             raise Refused(
                 f"{unit} is owned already, although the topic has only {found.before} partitions;"
                 f" delete what was left of an older topic {topic} first"
@@ -202,7 +204,7 @@ def _settle(
         rows.append(row)
     done = all(row.done for row in rows)
     if done:
-        link.run(store.end(keys, topic, found.token))
+        link.run(growth_calls.end(keys, topic, found.token))
     return Progress(topic, found.before, to, done, rows)
 
 

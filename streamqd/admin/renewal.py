@@ -19,7 +19,7 @@ from streamqd.admin.reading import BadValues, ask, pairs
 from streamqd.errors import ContractError, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.store import growth, leases
-from streamqd.store import renewal as store
+from streamqd.store import renewal as renewal_calls
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
@@ -115,7 +115,7 @@ def _renewed(
 def _copy(link: Connection, keys: Keys, topic: str, partition: int) -> None:
     more = True
     while more:
-        reply = link.run(store.copy(keys, topic, partition))
+        reply = link.run(renewal_calls.copy(keys, topic, partition))
         match reply.word:
             case "OK":
                 more = bool(reply.rest[1])
@@ -139,7 +139,7 @@ def _place(
     link: Connection, keys: Keys, unit: Unit, *, force: bool, token: str
 ) -> tuple[int, int] | None:
     """Give a group its place: what went along, what was lost; None: once more."""
-    reply = link.run(store.group(keys, unit, force=force, token=token))
+    reply = link.run(renewal_calls.group(keys, unit, force=force, token=token))
     match reply.word:
         case "OK":
             return int(reply.rest[0]), int(reply.rest[1])
@@ -149,7 +149,7 @@ def _place(
             raise Refused(groups.owned_sentence(unit, reply.rest[0].decode("utf-8", "replace")))
         case "MANY":
             raise Refused(
-                f"{unit} has {int(reply.rest[0]):,} pending messages, and {store.PENDING_MAX:,} can"
+                f"{unit} has {int(reply.rest[0]):,} pending messages, and {renewal_calls.PENDING_MAX:,} can"
                 " go along: let its consumer settle them first"
             )
         case "GONE":
@@ -162,7 +162,7 @@ def _place(
 
 def _swap(link: Connection, keys: Keys, topic: str, partition: int) -> Reply:
     """Take the last step. One that may have been executed is repeated: then GONE means done."""
-    call = store.swap(keys, topic, partition)
+    call = renewal_calls.swap(keys, topic, partition)
     try:
         return link.run(call)
     except RedisUnavailable as error:

@@ -14,7 +14,7 @@ from streamqd.admin.reading import BadValues, Unreadable, ask, measure_each, ser
 from streamqd.errors import BadValue, Malformed, Refused
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
-from streamqd.store import retries as store
+from streamqd.store import retries as retry_calls
 from streamqd.store import untrusted
 from streamqd.store.client import Connection
 from streamqd.store.items import portions
@@ -141,7 +141,7 @@ def hasten(
     """Let retries be due now; the owner's housekeeper moves them within a second."""
     hastened = gone = 0
     for unit, batch in _batches(topic, group, rows):
-        reply = link.run(store.hasten(keys, unit, [_place(row) for row in batch]))
+        reply = link.run(retry_calls.hasten(keys, unit, [_place(row) for row in batch]))
         hastened += int(reply.rest[0])
         gone += int(reply.rest[1])
     return Hastened(topic, group, hastened, gone)
@@ -165,7 +165,7 @@ def cancel(
     letters: list[str] = []
     for unit, batch in _batches(topic, group, rows):
         items = [(_place(row), {} if drop else _context(unit, row)) for row in batch]
-        found, ids = link.run(store.cancel(keys, unit, items, drop=drop)).rest
+        found, ids = link.run(retry_calls.cancel(keys, unit, items, drop=drop)).rest
         words += [word.decode() for word in found]
         letters += [f"{unit.partition}:{each.decode()}" for each in ids if each]
     moved = words.count("MOVED")
@@ -220,7 +220,7 @@ def _chosen(
 ) -> Iterator[tuple[int, RetryRow]]:
     """The chosen retries behind a position. A due time that cannot be read is kept in `bad`."""
 
-    def read(partition: int, start: tuple[int, str]) -> tuple[list[store.Delayed], bool]:
+    def read(partition: int, start: tuple[int, str]) -> tuple[list[retry_calls.Delayed], bool]:
         return _page(link, keys, Unit(topic, partition, group), start, bad)
 
     partitions = range(count) if choice.partition is None else (choice.partition,)
@@ -236,14 +236,14 @@ def _chosen(
 
 def _page(
     link: Connection, keys: Keys, unit: Unit, start: tuple[int, str], bad: BadValues
-) -> tuple[list[store.Delayed], bool]:
-    (reply,) = measure_each(link, [store.page(keys, unit, start, due.PAGE)], bad)
+) -> tuple[list[retry_calls.Delayed], bool]:
+    (reply,) = measure_each(link, [retry_calls.page(keys, unit, start, due.PAGE)], bad)
     if reply is None:
         return [], False
     page, more = [], bool(reply.rest[1])
     for row in reply.rest[0]:
         try:
-            (one,) = store.rows(Reply("OK", [[row], False]))[0]
+            (one,) = retry_calls.rows(Reply("OK", [[row], False]))[0]
             if abs(one.due_unix_ms) >= untrusted.INTEGER_MAX:  # the script has cut it
                 raise BadValue("", "", f"{one.due_unix_ms} or beyond", "a time")
             page.append(one)
@@ -258,7 +258,7 @@ def _page(
     return page, more
 
 
-def _row(unit: Unit, each: store.Delayed) -> RetryRow:
+def _row(unit: Unit, each: retry_calls.Delayed) -> RetryRow:
     original = each.fields.get(b"originalId", b"").decode("utf-8", "replace")
     return RetryRow(
         id=f"{unit.partition}:{each.place}",
@@ -293,8 +293,8 @@ def _named(
         if score is None:
             raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
         # The page that begins just before it; a due time has no fraction.
-        [row], _ = store.rows(
-            link.run(store.page(keys, unit, (int(float(score)), match[2][:-1]), 1))
+        [row], _ = retry_calls.rows(
+            link.run(retry_calls.page(keys, unit, (int(float(score)), match[2][:-1]), 1))
         )
         if row.place == match[2]:
             found.setdefault(unit.partition, []).append(_row(unit, row))
