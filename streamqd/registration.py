@@ -19,6 +19,7 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 
 def ensure_topics(
@@ -39,13 +40,13 @@ def ensure_topics(
     that cannot be read is logged and is not among those returned; nor is a group's partition.
     Raises ConfigError when the configuration names fewer partitions than are registered.
     """
-    keys = Keys(settings.keys.control, settings.keys.streams)
+    store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     counts: dict[str, int] = {}
     problems: list[str] = []
     for topic in sorted({consumer.topic for consumer in settings.consumers}):
         declared = settings.topics.get(topic)
         try:
-            count = _created(link, keys, settings, topic, known.get(topic, 0))
+            count = _created(store, settings, topic, known.get(topic, 0))
         except BadValue as error:
             logs.bad_value(error, topic=topic)
             continue
@@ -86,27 +87,25 @@ def ensure_topics(
     for consumer in settings.consumers:
         if consumer.topic not in counts:
             continue
-        found = _ensure_group(link, keys, consumer, counts[consumer.topic], emptied=emptied)
+        found = _ensure_group(store, consumer, counts[consumer.topic], emptied=emptied)
         if restored is not None:
             restored += found
     return counts
 
 
-def _created(
-    link: Connection, keys: Keys, settings: Settings, topic: str, known: int
-) -> int | None:
+def _created(store: Store, settings: Settings, topic: str, known: int) -> int | None:
     """Create a topic unless it exists; return how many partitions it has. Raises BadValue.
 
     `known` is how many it had, 0 when nobody knows. None: it is not for us to create.
     """
-    if not known and _unknown(link, keys, settings, topic):
+    if not known and _unknown(store, settings, topic):
         return None
     wanted = settings.topics.get(topic) or Topic()
-    lost = known > 0 and topics.partition_count(link, keys, topic) is None
+    lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
         # Others may know more of them than we do: a topic may have grown since.
-        wanted = replace(wanted, partitions=max(known, topics.listed(link, keys, topic)))
-    count = topics.create(link, keys, topic, wanted)
+        wanted = replace(wanted, partitions=max(known, topics.listed(store, topic)))
+    count = topics.create(store, topic, wanted)
     if lost:
         logs.event("topic.restored", logging.WARNING, topic=topic, partitions=count)
     return count
@@ -128,14 +127,14 @@ def _wanted(declared: Topic | None) -> int | None:
     return declared.partitions if said else None
 
 
-def _unknown(link: Connection, keys: Keys, settings: Settings, topic: str) -> bool:
+def _unknown(store: Store, settings: Settings, topic: str) -> bool:
     """Whether only readers of dead letters name a topic that does not exist: none to make up."""
     declared = settings.topics.get(topic)
     named = declared is not None and declared.stated
     readers = [each for each in settings.consumers if each.topic == topic]
     if named or not all(each.reads_letters for each in readers):
         return False
-    return topics.partition_count(link, keys, topic) is None
+    return topics.partition_count(store, topic) is None
 
 
 def tell_restored(unit: Unit, reply: Reply) -> bool:
@@ -146,12 +145,10 @@ def tell_restored(unit: Unit, reply: Reply) -> bool:
     return created
 
 
-def _ensure_group(
-    link: Connection, keys: Keys, consumer: Consumer, count: int, *, emptied: bool
-) -> list[Unit]:
+def _ensure_group(store: Store, consumer: Consumer, count: int, *, emptied: bool) -> list[Unit]:
     """Make the group where it is missing; return where it was expected to be there."""
-    meta, field = keys.meta(consumer.topic), f"group:{consumer.unit_group}"
-    seen_before = link.execute("HGET", meta, field) is not None
+    meta, field = store.keys.meta(consumer.topic), f"group:{consumer.unit_group}"
+    seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
     start = "$" if consumer.start == "latest" and new else "0"
     units = [Unit(consumer.topic, number, consumer.unit_group) for number in range(count)]
@@ -159,7 +156,7 @@ def _ensure_group(
     whole = True
     for first in range(0, count, 256):
         batch = units[first : first + 256]
-        replies = link.run_many([messages.ensure_group(keys, unit, start) for unit in batch])
+        replies = store.run_many([messages.ensure_group(store.keys, unit, start) for unit in batch])
         for unit, reply in zip(batch, replies, strict=True):
             if isinstance(reply, RedisRefused):
                 _set_aside(reply, unit=unit)
@@ -168,5 +165,5 @@ def _ensure_group(
                 restored.append(unit)
     if whole and not seen_before:
         # Only after every partition has the group: a crash in between repeats the same start.
-        link.execute("HSETNX", meta, field, count)
+        store.execute("HSETNX", meta, field, count)
     return restored

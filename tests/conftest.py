@@ -14,6 +14,7 @@ import pytest
 
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support import quick, servers, users
 from tests.support.proxy import FaultProxy
 
@@ -201,6 +202,12 @@ def new_link(server: servers.Server) -> Iterator[Callable[..., Connection]]:
 def keys() -> Keys:
     """The key names with their default prefixes."""
     return Keys()
+
+
+@pytest.fixture
+def store(link: Connection, keys: Keys) -> Store:
+    """The shared server, emptied first, with the default names."""
+    return Store(link, keys)
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import adoption
 from streamqd.store.adoption import Adopted
-from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,20 @@ class AdoptedGroup:
     entries: int
 
 
-def survey(link: Connection, keys: Keys, topic: str, group: str) -> AdoptedGroup:
+def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Look at the foreign consumers of a group. Refused while streamqd owns a part of it."""
-    count = topics.partition_count(link, keys, topic)
+    count = topics.partition_count(store, topic)
     units = [Unit(topic, number, group) for number in range(count)]
-    if group not in topics.groups(link, keys, topic, range(count)):
+    if group not in topics.groups(store, topic, range(count)):
         raise Refused(f"no group {group} reads the topic {topic}")
-    views = lease_views(link, keys, units, BadValues())
+    views = lease_views(store, units, BadValues())
     for unit, held in zip(units, views, strict=True):
         if held.token:
             raise _owned(unit, held.owner)
     found = []
     for kind in ("m", "r"):
-        streams = [_stream(keys, unit, kind) for unit in units]
-        told = ask(link, [("XINFO", "CONSUMERS", stream, group) for stream in streams])
+        streams = [_stream(store.keys, unit, kind) for unit in units]
+        told = ask(store, [("XINFO", "CONSUMERS", stream, group) for stream in streams])
         for unit, reply in zip(units, told, strict=True):
             for flat in reply or ():
                 each = pairs(flat)
@@ -60,24 +60,24 @@ def survey(link: Connection, keys: Keys, topic: str, group: str) -> AdoptedGroup
     return AdoptedGroup(topic, group, True, found, sum(row.pending for row in found))
 
 
-def adopt(link: Connection, keys: Keys, topic: str, group: str) -> AdoptedGroup:
+def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Make everything that is pending streamqd's: its first owner handles it before all else.
 
     Refused while streamqd owns a part of it; what was taken until then stays taken.
     """
-    seen = survey(link, keys, topic, group)
-    for number in range(topics.partition_count(link, keys, topic)):
+    seen = survey(store, topic, group)
+    for number in range(topics.partition_count(store, topic)):
         unit = Unit(topic, number, group)
         for kind in ("m", "r"):
-            if group in _groups(link, _stream(keys, unit, kind)):
-                _drain(link, keys, unit, kind)
+            if group in _groups(store, _stream(store.keys, unit, kind)):
+                _drain(store, unit, kind)
     return AdoptedGroup(topic, group, False, seen.consumers, seen.entries)
 
 
-def _drain(link: Connection, keys: Keys, unit: Unit, kind: str) -> None:
+def _drain(store: Store, unit: Unit, kind: str) -> None:
     cursor = adoption.BEGIN
     while True:
-        reply = link.run(adoption.adopt(keys, unit, kind, cursor))
+        reply = store.run(adoption.adopt(store.keys, unit, kind, cursor))
         if reply.word == "HELD":
             raise _owned(unit, reply.rest[1].decode("utf-8", "replace"))
         cursor = Adopted.parse(reply).cursor
@@ -89,8 +89,8 @@ def _stream(keys: Keys, unit: Unit, kind: str) -> str:
     return keys.source(*unit) if kind == "m" else keys.retry_stream(*unit)
 
 
-def _groups(link: Connection, stream: str) -> set[str]:
-    [reply] = ask(link, [("XINFO", "GROUPS", stream)])
+def _groups(store: Store, stream: str) -> set[str]:
+    [reply] = ask(store, [("XINFO", "GROUPS", stream)])
     return {pairs(flat)[b"name"].decode() for flat in reply or ()}
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from streamqd.admin.reading import pairs, read_id
 from streamqd.errors import Malformed
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
 _VALUE_CHARS = 2_000  # of one part of an entry: a filter may name a thousand letters
@@ -53,8 +52,7 @@ class AuditLog:
 
 
 def record(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     verb: str,
     *,
@@ -78,13 +76,11 @@ def record(
         "note": note[:_VALUE_CHARS],
     }
     flat = [part for pair in fields.items() if pair[1] for part in pair]
-    raw = link.execute("XADD", keys.audit(topic), "MAXLEN", "~", ENTRIES_MAX, "*", *flat)
+    raw = store.execute("XADD", store.keys.audit(topic), "MAXLEN", "~", ENTRIES_MAX, "*", *flat)
     return str(raw.decode())
 
 
-def trail(
-    link: Connection, keys: Keys, topic: str, *, limit: int = 20, cursor: str = ""
-) -> AuditLog:
+def trail(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
     """Read a page of the trail; an empty one when there is none, or no such topic."""
     upper = "+"
     if cursor:
@@ -92,7 +88,7 @@ def trail(
             upper = f"({read_id(cursor)}"
         except ValueError as error:
             raise Malformed(str(error)) from None
-    found = link.execute("XREVRANGE", keys.audit(topic), upper, "-", "COUNT", limit + 1)
+    found = store.execute("XREVRANGE", store.keys.audit(topic), upper, "-", "COUNT", limit + 1)
     page = [_deed(raw_id, pairs(fields)) for raw_id, fields in found[:limit]]
     return AuditLog(topic, page, page[-1].id if len(found) > limit else "")
 

@@ -11,10 +11,10 @@ from streamqd.admin.reading import BadValues, ask, group_names, measure_each
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
-from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 COUNT_MAX = 200_000  # unread entries of one stream that are counted one by one
 PENDING_MAX = 10_000  # pending entries of one stream that are counted one by one
@@ -50,30 +50,30 @@ class UnitBacklog:
 _NOTHING = UnitBacklog("0-0", 0, False, 0, 0, 0, None, None)
 
 
-def backlogs(
-    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
-) -> dict[Unit, UnitBacklog]:
+def backlogs(store: Store, units: Sequence[Unit], bad: BadValues) -> dict[Unit, UnitBacklog]:
     """Look at units; those of which the group does not exist are left out.
 
     One that cannot be measured counts as empty, and not as exact.
     """
     figures: dict[Unit, statistics.UnitFigures] = {}
     found: dict[Unit, UnitBacklog] = {}
-    replies = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
+    replies = measure_each(
+        store, [statistics.measure_unit(store.keys, unit) for unit in units], bad
+    )
     for unit, reply in zip(units, replies, strict=True):
-        each = unit_figures(unit, reply, keys, bad)
+        each = unit_figures(unit, reply, store.keys, bad)
         if each is not None:
             figures[unit] = each
         elif reply is None or reply.word != "NOGROUP":
             found[unit] = _NOTHING
-    mains = positions(link, sorted({keys.source(*unit) for unit in figures}), bad)
-    retries = positions(link, [keys.retry_stream(*unit) for unit in figures], bad)
+    mains = positions(store, sorted({store.keys.source(*unit) for unit in figures}), bad)
+    retries = positions(store, [store.keys.retry_stream(*unit) for unit in figures], bad)
     for unit, each in figures.items():
-        stream, retry = keys.source(*unit), keys.retry_stream(*unit)
+        stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
         position = mains[stream].get(unit.group, "0-0")
-        unread, exact = _unread(link, stream, position, each.main)
+        unread, exact = _unread(store, stream, position, each.main)
         waiting, retry_exact = _unread(
-            link, retry, retries[retry].get(unit.group, "0-0"), each.retry
+            store, retry, retries[retry].get(unit.group, "0-0"), each.retry
         )
         pending = [each.main.oldest_pending_id, each.retry.oldest_pending_id]
         found[unit] = UnitBacklog(
@@ -105,11 +105,9 @@ def unit_figures(
         return None
 
 
-def positions(
-    link: Connection, streams: Sequence[str], bad: BadValues
-) -> dict[str, dict[str, str]]:
+def positions(store: Store, streams: Sequence[str], bad: BadValues) -> dict[str, dict[str, str]]:
     """The groups of each stream, with the id last handed out to each."""
-    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+    replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     return {
         stream: {
             each["name"]: each["last-delivered-id"].decode()
@@ -119,24 +117,24 @@ def positions(
     }
 
 
-def count_behind(link: Connection, stream: str, position: str) -> tuple[int, bool]:
+def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
     """Count the entries behind a position; False when there may be more than were counted.
 
     No body travels, and entries that are written meanwhile do not keep it going.
     """
-    newest = link.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
+    newest = store.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     if not newest:
         return 0, True
-    return count_between(link, stream, position, newest[0][0].decode())
+    return count_between(store, stream, position, newest[0][0].decode())
 
 
 def count_between(
-    link: Connection, stream: str, position: str, upto: str, most: int | None = None
+    store: Store, stream: str, position: str, upto: str, most: int | None = None
 ) -> tuple[int, bool]:
     """Count the entries behind a position and not beyond `upto`; False as for `count_behind`."""
     most, total = most or COUNT_MAX, 0
     while total < most:
-        gone, last, more = link.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
+        gone, last, more = store.run(spark.step(stream, position, upto, spark.STEP_MAX)).rest
         total += int(gone)
         position = last.decode()
         if not more:
@@ -145,11 +143,11 @@ def count_between(
 
 
 def _unread(
-    link: Connection, stream: str, position: str, backlog: statistics.Backlog
+    store: Store, stream: str, position: str, backlog: statistics.Backlog
 ) -> tuple[int, bool]:
     if backlog.unread is not None:
         return backlog.unread, True
-    return count_behind(link, stream, position)
+    return count_behind(store, stream, position)
 
 
 def pending(keys: Keys, units: Sequence[Unit]) -> list[tuple[Any, ...]]:

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from streamqd.admin import due, topics
 from streamqd.admin.reading import Entry, Id, ask, newest_first, server_unix_ms
 from streamqd.errors import Malformed, Refused
-from streamqd.store import retries
-from streamqd.store import scheduled
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store import retries, scheduled
+from streamqd.store.store import Store
 
 LOOK_BACK = (
     10_000  # newest entries of a partition among which a message that was sent is looked for
@@ -116,8 +114,7 @@ class DelayedFilter:
 
 
 def listed(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     *,
     choice: DelayedFilter = DelayedFilter(),
@@ -126,37 +123,37 @@ def listed(
 ) -> DelayedView:
     """A page of the chosen delayed sends. Raises TopicMissing, Malformed, Refused."""
     after = due.read_cursor(cursor)
-    partitions = _partitions(link, keys, topic, choice)
-    now = server_unix_ms(link)
-    rows, following = due.page(_chosen(link, keys, topic, partitions, choice, now, after), limit)
-    return DelayedView(topic, now, total(link, keys, topic), rows, following)
+    partitions = _partitions(store, topic, choice)
+    now = server_unix_ms(store.connection)
+    rows, following = due.page(_chosen(store, topic, partitions, choice, now, after), limit)
+    return DelayedView(topic, now, total(store, topic), rows, following)
 
 
-def total(link: Connection, keys: Keys, topic: str) -> int:
+def total(store: Store, topic: str) -> int:
     """How many sends of a topic are delayed. Raises TopicMissing."""
-    count = topics.partition_count(link, keys, topic)
-    return sum(ask(link, [("ZCARD", keys.scheduled(topic, each)) for each in range(count)]))
+    count = topics.partition_count(store, topic)
+    return sum(ask(store, [("ZCARD", store.keys.scheduled(topic, each)) for each in range(count)]))
 
 
-def chosen(link: Connection, keys: Keys, topic: str, choice: DelayedFilter) -> Iterator[str]:
+def chosen(store: Store, topic: str, choice: DelayedFilter) -> Iterator[str]:
     """Yield the names of the chosen delayed sends, read page by page.
 
     Raises TopicMissing, Refused.
     """
-    partitions = _partitions(link, keys, topic, choice)
-    now = server_unix_ms(link)
-    found = _chosen(link, keys, topic, partitions, choice, now, due.BEGIN)
+    partitions = _partitions(store, topic, choice)
+    now = server_unix_ms(store.connection)
+    found = _chosen(store, topic, partitions, choice, now, due.BEGIN)
     return (row.id for row in found)
 
 
-def show(link: Connection, keys: Keys, topic: str, name: str) -> DelayedSend:
+def show(store: Store, topic: str, name: str) -> DelayedSend:
     """One delayed send. Refused when it does not wait any more, and says where it is then."""
-    [(partition, send_id)] = _read(link, keys, topic, [name])
-    score = link.execute("ZSCORE", keys.scheduled(topic, partition), send_id)
-    items = keys.scheduled_items(topic, partition)
-    raw = None if score is None else link.execute("HGET", items, send_id)
+    [(partition, send_id)] = _read(store, topic, [name])
+    score = store.execute("ZSCORE", store.keys.scheduled(topic, partition), send_id)
+    items = store.keys.scheduled_items(topic, partition)
+    raw = None if score is None else store.execute("HGET", items, send_id)
     if score is None or raw is None:
-        missed = look_for(link, keys, topic, [name])
+        missed = look_for(store, topic, [name])
         raise Refused(
             f"{name} has been sent: it is {missed.sent[0].uid}"
             if missed.sent
@@ -180,47 +177,47 @@ def show(link: Connection, keys: Keys, topic: str, name: str) -> DelayedSend:
     )
 
 
-def cancel(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> DelayedCancelled:
+def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedCancelled:
     """Let delayed sends never be sent. Each is cancelled or was sent, never both.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
     """
     cancelled, gone = 0, []
-    for partition, batch in _batches(link, keys, topic, names):
-        words, _ = link.run(scheduled.cancel(keys, topic, partition, batch)).rest
+    for partition, batch in _batches(store, topic, names):
+        words, _ = store.run(scheduled.cancel(store.keys, topic, partition, batch)).rest
         cancelled += words.count(b"MOVED")
         gone += [
             f"{partition}:{send_id}"
             for send_id, word in zip(batch, words, strict=True)
             if word != b"MOVED"
         ]
-    missed = look_for(link, keys, topic, gone)
+    missed = look_for(store, topic, gone)
     return DelayedCancelled(topic, cancelled, missed.sent, missed.unknown)
 
 
-def hasten(link: Connection, keys: Keys, topic: str, names: Iterable[str]) -> DelayedHastened:
+def hasten(store: Store, topic: str, names: Iterable[str]) -> DelayedHastened:
     """Let delayed sends be due now; a housekeeper sends them within seconds.
 
     Raises TopicMissing, Malformed, Refused for a partition that is not there.
     """
     hastened, gone = 0, []
-    for partition, batch in _batches(link, keys, topic, names):
-        reply = link.run(scheduled.hasten(keys, topic, partition, batch))
+    for partition, batch in _batches(store, topic, names):
+        reply = store.run(scheduled.hasten(store.keys, topic, partition, batch))
         hastened += int(reply.rest[0])
         if int(reply.rest[1]):
             scores = ask(
-                link, [("ZSCORE", keys.scheduled(topic, partition), each) for each in batch]
+                store, [("ZSCORE", store.keys.scheduled(topic, partition), each) for each in batch]
             )
             gone += [
                 f"{partition}:{send_id}"
                 for send_id, score in zip(batch, scores, strict=True)
                 if score is None
             ]
-    missed = look_for(link, keys, topic, gone)
+    missed = look_for(store, topic, gone)
     return DelayedHastened(topic, hastened, missed.sent, missed.unknown)
 
 
-def look_for(link: Connection, keys: Keys, topic: str, names: Sequence[str]) -> Missed:
+def look_for(store: Store, topic: str, names: Sequence[str]) -> Missed:
     """What became of delayed sends that do not wait: their entries tell the send id."""
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
@@ -228,8 +225,8 @@ def look_for(link: Connection, keys: Keys, topic: str, names: Sequence[str]) -> 
         wanted.setdefault(int(number), {})[send_id.encode()] = name
     sent = []
     for partition, ids in wanted.items():
-        streams = {partition: keys.stream(topic, partition)}
-        entries = newest_first(link, streams, limit=LOOK_BACK)
+        streams = {partition: store.keys.stream(topic, partition)}
+        entries = newest_first(store, streams, limit=LOOK_BACK)
         for entry in entries:
             name = ids.pop(entry.fields.get(b"sendId", b""), "")
             if name:
@@ -242,8 +239,8 @@ def look_for(link: Connection, keys: Keys, topic: str, names: Sequence[str]) -> 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _partitions(link: Connection, keys: Keys, topic: str, choice: DelayedFilter) -> Sequence[int]:
-    count = topics.partition_count(link, keys, topic)
+def _partitions(store: Store, topic: str, choice: DelayedFilter) -> Sequence[int]:
+    count = topics.partition_count(store, topic)
     if choice.partition is None:
         return range(count)
     topics.check_partition(topic, choice.partition, count)
@@ -251,8 +248,7 @@ def _partitions(link: Connection, keys: Keys, topic: str, choice: DelayedFilter)
 
 
 def _chosen(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     partitions: Sequence[int],
     choice: DelayedFilter,
@@ -260,7 +256,9 @@ def _chosen(
     after: due.Position,
 ) -> Iterator[DelayedRow]:
     def read(partition: int, start: tuple[int, str]) -> tuple[list[retries.Delayed], bool]:
-        return retries.rows(link.run(scheduled.page(keys, topic, partition, start, due.PAGE)))
+        return retries.rows(
+            store.run(scheduled.page(store.keys, topic, partition, start, due.PAGE))
+        )
 
     due_last = None if choice.due_within_ms is None else now + choice.due_within_ms
     for partition, each in due.merged(partitions, read, after):
@@ -281,11 +279,9 @@ def _row(partition: int, each: retries.Delayed) -> DelayedRow:
     )
 
 
-def _read(
-    link: Connection, keys: Keys, topic: str, names: Iterable[str]
-) -> Iterator[tuple[int, str]]:
+def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Read names `PARTITION:send-id`. Raises TopicMissing, Malformed, Refused."""
-    count = topics.partition_count(link, keys, topic)
+    count = topics.partition_count(store, topic)
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
@@ -297,11 +293,9 @@ def _read(
         yield int(match[1]), match[2]
 
 
-def _batches(
-    link: Connection, keys: Keys, topic: str, names: Iterable[str]
-) -> Iterator[tuple[int, list[str]]]:
+def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """Names by partition, a call's worth each; of a list, all are read before the first is used."""
-    read = _read(link, keys, topic, names)
+    read = _read(store, topic, names)
     if isinstance(names, Sequence):
         read = iter(list(dict.fromkeys(read)))
     waiting: dict[int, list[str]] = {}

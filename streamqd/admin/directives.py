@@ -22,16 +22,14 @@ from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, place
 from streamqd.store import directives
 from streamqd.store import topics as registry
-from streamqd.store.client import Connection
 from streamqd.store.directives import Directive, DirectiveChange, Scope
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 
 class FleetSnapshot(NamedTuple):
     """The fleet to be steered. `stale`: seconds after which a silent instance counts as gone."""
 
-    link: Connection
-    keys: Keys
+    store: Store
     name: str
     stale: float
 
@@ -88,7 +86,7 @@ class Steered:
 
 def look(fleet: FleetSnapshot, bad: BadValues | None = None) -> FleetState:
     """Read members and directives."""
-    return published.fleet_state(fleet.link, fleet.keys, fleet.name, stale=fleet.stale, bad=bad)
+    return published.fleet_state(fleet.store, fleet.name, stale=fleet.stale, bad=bad)
 
 
 def offering(fleet: FleetSnapshot, topic: str) -> list[str]:
@@ -165,16 +163,16 @@ def write(
 ) -> DirectiveChange:
     """Write an order, take others out, and wake the fleet. Refused when there are too many."""
     call = directives.change(
-        fleet.keys, fleet.name, name, by=audit.who(), why=why, to=to, remove=remove or []
+        fleet.store.keys, fleet.name, name, by=audit.who(), why=why, to=to, remove=remove or []
     )
-    reply = fleet.link.run(call)
+    reply = fleet.store.run(call)
     if reply.word == "FULL":
         raise Refused(
             f"the fleet has {int(reply.rest[0])} orders, no more are allowed; `streamqd control"
             " list` shows them, `streamqd rebalance` and `streamqd control clear` take out old ones"
         )
     # Without the right to publish, or when no instance listens, the next heartbeat finds it.
-    fleet.link.pipeline([("PUBLISH", fleet.keys.wake(fleet.name), "order")])
+    fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
 
 
@@ -213,11 +211,11 @@ def check_scope(fleet: FleetSnapshot, scope: Scope) -> None:
     """Refused when what is named does not exist."""
     if scope.topic is None:
         return
-    count = topics.partition_count(fleet.link, fleet.keys, scope.topic)
+    count = topics.partition_count(fleet.store, scope.topic)
     if scope.partition is not None:
         topics.check_partition(scope.topic, scope.partition, count)
     if scope.group is not None:
-        known = topics.groups(fleet.link, fleet.keys, scope.topic, range(count))
+        known = topics.groups(fleet.store, scope.topic, range(count))
         if scope.group not in known:
             there = ", ".join(known) or "none"
             raise Refused(f"no group {scope.group} reads {scope.topic}; there are: {there}")
@@ -459,7 +457,7 @@ def offered(fleet: FleetSnapshot, state: FleetState) -> list[Unit]:
     """Every unit that a living member offers."""
     pairs = {pair for seen in state.live.values() for pair in seen.member.offers}
     counts = {
-        topic: registry.partition_count(fleet.link, fleet.keys, topic) or 0
+        topic: registry.partition_count(fleet.store, topic) or 0
         for topic in {topic for topic, _ in pairs}
     }
     return sorted(
@@ -469,7 +467,7 @@ def offered(fleet: FleetSnapshot, state: FleetState) -> list[Unit]:
 
 def owners_of(fleet: FleetSnapshot, units: list[Unit]) -> dict[Unit, str]:
     """Who owns each of the units that an instance owns."""
-    views = lease_views(fleet.link, fleet.keys, units, BadValues())
+    views = lease_views(fleet.store, units, BadValues())
     return {unit: held.owner for unit, held in zip(units, views, strict=True) if held.token}
 
 
@@ -507,7 +505,7 @@ def not_started(fleet: FleetSnapshot, topic: str, group: str) -> list[str]:
 
 def _owned(fleet: FleetSnapshot, topic: str, group: str) -> dict[Unit, str]:
     """The owner of every partition of a group, '' where there is none."""
-    count = topics.partition_count(fleet.link, fleet.keys, topic)
+    count = topics.partition_count(fleet.store, topic)
     units = [Unit(topic, number, group) for number in range(count)]
     owners = owners_of(fleet, units)
     return {unit: owners.get(unit, "") for unit in units}
@@ -551,7 +549,7 @@ def _not_in(fleet: FleetSnapshot, scope: Scope, since: int, *, paused: bool) -> 
 
 def _reported(fleet: FleetSnapshot, instances: list[str]) -> dict[str, tuple[int, dict[Unit, str]]]:
     """When each instance last published, by the server's clock, and its workers' states."""
-    found = published.summaries(fleet.link, fleet.keys, fleet.name, instances, BadValues())
+    found = published.summaries(fleet.store, fleet.name, instances, BadValues())
     return {
         name: (
             published.whole(summary.get("at_unix_ms")) or 0,
@@ -625,7 +623,7 @@ def departure(fleet: FleetSnapshot, instance: str) -> Departure:
     others = [one for one in state.placeable() if one.member.id != instance]
     moves = {unit: order.to for unit, order in state.control.moves.items()}
     who = takers(instance, others, units, owners, moves)
-    seen = live.look(fleet.link, fleet.keys, fleet.name, stale=fleet.stale)
+    seen = live.look(fleet.store, fleet.name, stale=fleet.stale)
     told = {each.unit: each for each in seen.units if each.owner == instance}
     busiest = max(told.values(), key=lambda each: each.longest_run_seconds or 0.0, default=None)
     run = busiest.longest_run_seconds if busiest else None

@@ -16,9 +16,8 @@ from streamqd.admin.reading import BadValues, Unreadable, measure_each
 from streamqd.admin.words import known_sum, lasting, spans
 from streamqd.model import Unit
 from streamqd.store import members, statistics
-from streamqd.store.client import Connection
 from streamqd.store.directives import Directives
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 OWNERS_MAX = 4  # instances that a sentence names
 STUCK_SECONDS = 10.0  # one run that lasts longer is a problem
@@ -154,18 +153,16 @@ class StatusView:
     unreadable: list[Unreadable]
 
 
-def status(
-    link: Connection, keys: Keys, fleet: str, *, stale: float, topic: str | None = None
-) -> StatusView:
+def status(store: Store, fleet: str, *, stale: float, topic: str | None = None) -> StatusView:
     """Look at the fleet, or at what it does with one topic. Raises TopicMissing.
 
     `stale`: seconds after which a silent instance counts as gone.
     """
     bad = BadValues()
-    state = published.fleet_state(link, keys, fleet, stale=stale, bad=bad)
+    state = published.fleet_state(store, fleet, stale=stale, bad=bad)
     names = [beat.instance for beat in state.beats]
-    summaries = published.summaries(link, keys, fleet, names, bad)
-    seen = partitions.view(link, keys, topic)
+    summaries = published.summaries(store, fleet, names, bad)
+    seen = partitions.view(store, topic)
     # Counted by leases: an instance that has fallen silent still tells of what it owned. Of one
     # topic that would be too few, and the others are not looked at.
     owned = Counter(row.owner for row in seen.units if row.state == "owned")
@@ -187,7 +184,7 @@ def status(
     for row in seen.units:
         place = (row.owner or broken.get(row.unit, ""), row.unit)
         units.append(_unit_status(row, workers.get(place), failures.get(place, []), state.control))
-    letters = _dead_letters(link, keys, topic, bad)
+    letters = _dead_letters(store, topic, bad)
     for unread in seen.unreadable:
         bad.keep(unread)
     return StatusView(
@@ -449,17 +446,17 @@ def _on(units: list[UnitStatus]) -> str:
     return f" on {', '.join(owners[:OWNERS_MAX])}{more}" if owners else ""
 
 
-def _dead_letters(link: Connection, keys: Keys, only: str | None, bad: BadValues) -> dict[str, int]:
+def _dead_letters(store: Store, only: str | None, bad: BadValues) -> dict[str, int]:
     if only is None:
-        counts = topics.known_counts(link, keys, bad)
+        counts = topics.known_counts(store, bad)
     else:
-        counts = {only: topics.known_count(link, keys, only, bad) or 0}
+        counts = {only: topics.known_count(store, only, bad) or 0}
     found = {}
     for topic, count in counts.items():
-        calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]
+        calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
         total = sum(
-            topics.partition_figures(reply, keys.trim(topic, number), bad).dead
-            for number, reply in enumerate(measure_each(link, calls, bad))
+            topics.partition_figures(reply, store.keys.trim(topic, number), bad).dead
+            for number, reply in enumerate(measure_each(store, calls, bad))
         )
         if total:
             found[topic] = total

@@ -31,8 +31,7 @@ from streamqd.model import KEEPERS, Unit
 from streamqd.store import groups as group_calls
 from streamqd.store import leases
 from streamqd.store import topics as registry
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +111,35 @@ class GroupDeleted:
     partitions: int
 
 
-def listed(link: Connection, keys: Keys, topic: str | None = None) -> list[GroupRow]:
+def listed(store: Store, topic: str | None = None) -> list[GroupRow]:
     """The groups of one topic or all. Raises TopicMissing."""
     bad = BadValues()
     if topic is not None:
-        counts = {topic: topics.partition_count(link, keys, topic)}
+        counts = {topic: topics.partition_count(store, topic)}
     else:
-        counts = topics.known_counts(link, keys, bad)
+        counts = topics.known_counts(store, bad)
     rows = [_row("", "", [], bad)] if bad.rows else []
     for name, count in counts.items():
         bad, before = BadValues(), len(rows)
-        for group in topics.groups(link, keys, name, range(count), bad=bad):
+        for group in topics.groups(store, name, range(count), bad=bad):
             units = [Unit(name, each, group) for each in range(count)]
-            rows.append(_row(name, group, _partitions(link, keys, units, bad), bad))
+            rows.append(_row(name, group, _partitions(store, units, bad), bad))
         if bad.rows and len(rows) == before:
             rows.append(_row(name, "", [], bad))
     return rows
 
 
-def describe(link: Connection, keys: Keys, topic: str, group: str) -> GroupDetail:
+def describe(store: Store, topic: str, group: str) -> GroupDetail:
     """One group, partition by partition. Raises TopicMissing, Refused."""
-    count, bad = known(link, keys, topic, group), BadValues()
-    topics.groups(link, keys, topic, range(count), bad=bad)
-    parts = _partitions(link, keys, [Unit(topic, each, group) for each in range(count)], bad)
+    count, bad = known(store, topic, group), BadValues()
+    topics.groups(store, topic, range(count), bad=bad)
+    parts = _partitions(store, [Unit(topic, each, group) for each in range(count)], bad)
     row = _row(topic, group, parts, bad)
     present = {each.partition for each in parts}
     return GroupDetail(
         topic=topic,
         group=group,
-        now_unix_ms=server_unix_ms(link),
+        now_unix_ms=server_unix_ms(store.connection),
         lag=row.lag,
         lag_exact=row.lag_exact,
         pending=row.pending,
@@ -152,10 +151,10 @@ def describe(link: Connection, keys: Keys, topic: str, group: str) -> GroupDetai
     )
 
 
-def known(link: Connection, keys: Keys, topic: str, group: str) -> int:
+def known(store: Store, topic: str, group: str) -> int:
     """The number of partitions of a topic that a group reads. Raises TopicMissing, Refused."""
-    count = topics.partition_count(link, keys, topic)
-    found = topics.groups(link, keys, topic, range(count))
+    count = topics.partition_count(store, topic)
+    found = topics.groups(store, topic, range(count))
     if group not in found:
         near = difflib.get_close_matches(group, found, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -163,42 +162,42 @@ def known(link: Connection, keys: Keys, topic: str, group: str) -> int:
     return count
 
 
-def names(link: Connection, keys: Keys, topic: str) -> list[str]:
+def names(store: Store, topic: str) -> list[str]:
     """The groups of a topic, also those of which only a trace is left. Raises TopicMissing."""
-    count = topics.partition_count(link, keys, topic)
-    found = {*topics.groups(link, keys, topic, range(count))}
-    return sorted(found | {*registry.groups_seen(link, keys, topic)})
+    count = topics.partition_count(store, topic)
+    found = {*topics.groups(store, topic, range(count))}
+    return sorted(found | {*registry.groups_seen(store, topic)})
 
 
-def delete(link: Connection, keys: Keys, topic: str, group: str, *, force: bool) -> GroupDeleted:
+def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted:
     """Remove a group with its position, its retries and its counters; dead letters stay.
 
     A deletion that was interrupted goes on when it is asked for again. Raises TopicMissing;
     Refused when there is no such group, and unless `force` says to do it, while it is owned or has
     messages that are not settled. All partitions are looked at before the first is touched.
     """
-    count = topics.partition_count(link, keys, topic)
-    if group not in names(link, keys, topic):
-        known(link, keys, topic, group)  # says that there is none
+    count = topics.partition_count(store, topic)
+    if group not in names(store, topic):
+        known(store, topic, group)  # says that there is none
     units = [Unit(topic, number, group) for number in range(count)]
     if not force:
-        _refuse_busy(link, keys, units)
+        _refuse_busy(store, units)
     for unit in units:
-        call = group_calls.delete(keys, unit, force=force, token=secrets.token_hex(16))
-        while (reply := link.run(call)).word == "MORE":
+        call = group_calls.delete(store.keys, unit, force=force, token=secrets.token_hex(16))
+        while (reply := store.run(call)).word == "MORE":
             pass
         if reply.word == "OWNED":
             raise Refused(owned_sentence(unit, reply.rest[0].decode()))
         if reply.word == "UNSETTLED":
             raise Refused(f"{unit} got messages meanwhile; say --force to give them up")
     # Last: what remembers the group makes an interrupted deletion possible to repeat.
-    link.execute("HDEL", keys.meta(topic), f"group:{group}")
+    store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
 
 
-def owner_of(link: Connection, keys: Keys, unit: Unit) -> str | None:
+def owner_of(store: Store, unit: Unit) -> str | None:
     """Who holds a unit by a lease that lives; None for none."""
-    (view,) = lease_views(link, keys, [unit], BadValues())
+    (view,) = lease_views(store, [unit], BadValues())
     return view.owner if view.ttl is not None else None
 
 
@@ -215,8 +214,8 @@ def owned_sentence(unit: Unit, owner: str) -> str:
     )
 
 
-def _refuse_busy(link: Connection, keys: Keys, units: Sequence[Unit]) -> None:
-    found = _by_partition(link, keys, units, BadValues())
+def _refuse_busy(store: Store, units: Sequence[Unit]) -> None:
+    found = _by_partition(store, units, BadValues())
     for unit, part in zip(units, found, strict=True):
         if part is None:
             continue
@@ -230,17 +229,15 @@ def _refuse_busy(link: Connection, keys: Keys, units: Sequence[Unit]) -> None:
             )
 
 
-def _partitions(
-    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
-) -> list[GroupPartition]:
-    return [each for each in _by_partition(link, keys, units, bad) if each is not None]
+def _partitions(store: Store, units: Sequence[Unit], bad: BadValues) -> list[GroupPartition]:
+    return [each for each in _by_partition(store, units, bad) if each is not None]
 
 
 def _by_partition(
-    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
+    store: Store, units: Sequence[Unit], bad: BadValues
 ) -> list[GroupPartition | None]:
-    views = lease_views(link, keys, units, bad)
-    found = backlog.backlogs(link, keys, units, bad)
+    views = lease_views(store, units, bad)
+    found = backlog.backlogs(store, units, bad)
     return [
         _partition(unit, view, found[unit]) if unit in found else None
         for unit, view in zip(units, views, strict=True)
@@ -358,8 +355,7 @@ def _unix_ms(text: str, now_unix_ms: int) -> int:
 
 
 def reset(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     group: str,
     to: str,
@@ -375,29 +371,29 @@ def reset(
     does not say to take it, or is kept by a growth. A dry run reads only, so it tells that as
     `obstacle`. Raises TopicMissing, Refused.
     """
-    count = known(link, keys, topic, group)
+    count = known(store, topic, group)
     for number in partitions:
         topics.check_partition(topic, number, count)
-    after = position(to, server_unix_ms(link))
+    after = position(to, server_unix_ms(store.connection))
     chosen = sorted({*partitions}) or range(count)
     units = [Unit(topic, number, group) for number in chosen]
-    obstacle = _obstacle(link, keys, units, force=force)
+    obstacle = _obstacle(store, units, force=force)
     if obstacle and not dry_run:
         raise Refused(obstacle)
     rows = []
     for unit in units:
         if dry_run:
-            rows.append(_foreseen(link, keys, unit, after, drop_retries))
+            rows.append(_foreseen(store, unit, after, drop_retries))
             continue
-        done = _reset(link, keys, unit, after, drop_retries=drop_retries, force=force)
+        done = _reset(store, unit, after, drop_retries=drop_retries, force=force)
         if done is not None:
-            rows.append(_reset_row(link, keys, unit, done))
+            rows.append(_reset_row(store, unit, done))
     retries = "drop" if drop_retries else "keep"
     return GroupReset(topic, group, to, dry_run, retries, rows, obstacle)
 
 
 def _reset(
-    link: Connection, keys: Keys, unit: Unit, after: str, *, drop_retries: bool, force: bool
+    store: Store, unit: Unit, after: str, *, drop_retries: bool, force: bool
 ) -> group_calls.ResetResult | None:
     """Reset one partition, in as many calls as its pending messages take.
 
@@ -406,9 +402,9 @@ def _reset(
     token = secrets.token_hex(16)
     part: group_calls.ResetResult | None = None
     while True:
-        reply = link.run(
+        reply = store.run(
             group_calls.reset(
-                keys,
+                store.keys,
                 unit,
                 part.after if part else after,
                 drop_retries=drop_retries,
@@ -427,12 +423,12 @@ def _reset(
             return part
 
 
-def _obstacle(link: Connection, keys: Keys, units: Sequence[Unit], *, force: bool) -> str:
+def _obstacle(store: Store, units: Sequence[Unit], *, force: bool) -> str:
     """Why these units cannot be reset now, '' when they can.
 
     A partition that a growth keeps is not taken by force: its keys would lose their order.
     """
-    views = lease_views(link, keys, units, BadValues())
+    views = lease_views(store, units, BadValues())
     for unit, view in zip(units, views, strict=True):
         if view.ttl is not None and (view.owner == growth.OWNER or not force):
             return _owned_sentence(unit, view.owner)
@@ -448,11 +444,9 @@ def _owned_sentence(unit: Unit, owner: str) -> str:
     )
 
 
-def _reset_row(
-    link: Connection, keys: Keys, unit: Unit, done: group_calls.ResetResult
-) -> PartitionReset:
-    stream = keys.source(*unit)
-    unread, exact = backlog.count_behind(link, stream, done.after)
+def _reset_row(store: Store, unit: Unit, done: group_calls.ResetResult) -> PartitionReset:
+    stream = store.keys.source(*unit)
+    unread, exact = backlog.count_behind(store, stream, done.after)
     return PartitionReset(
         partition=unit.partition,
         before=done.before,
@@ -465,17 +459,15 @@ def _reset_row(
     )
 
 
-def _foreseen(
-    link: Connection, keys: Keys, unit: Unit, after: str, drop_retries: bool
-) -> PartitionReset:
+def _foreseen(store: Store, unit: Unit, after: str, drop_retries: bool) -> PartitionReset:
     """What the script would answer, found by reading alone."""
-    stream, retry = keys.source(*unit), keys.retry_stream(*unit)
+    stream, retry = store.keys.source(*unit), store.keys.retry_stream(*unit)
     info, pending, delayed, retried = ask(
-        link,
+        store,
         [
             ("XINFO", "STREAM", stream),
             ("XPENDING", stream, unit.group),
-            ("ZCARD", keys.retry(*unit)),
+            ("ZCARD", store.keys.retry(*unit)),
             ("XLEN", retry),
         ],
     )
@@ -483,11 +475,10 @@ def _foreseen(
     if not after or read_id(after) > read_id(last):
         after = last
     return _reset_row(
-        link,
-        keys,
+        store,
         unit,
         group_calls.ResetResult(
-            before=backlog.positions(link, [stream], BadValues())[stream].get(unit.group, "0-0"),
+            before=backlog.positions(store, [stream], BadValues())[stream].get(unit.group, "0-0"),
             after=after,
             pending=int(pending[0]) if pending else 0,
             delayed=delayed if drop_retries else 0,

@@ -27,9 +27,8 @@ from streamqd.errors import ContractError, Refused
 from streamqd.model import TOPIC_GROW, Unit
 from streamqd.store import growth as growth_calls
 from streamqd.store import leases, messages
-from streamqd.store.client import Connection
 from streamqd.store.growth import Growth
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 OWNER = TOPIC_GROW  # whom views show as the owner of a new partition meanwhile
 LEASE_SECONDS = 3650 * 86_400.0  # the growth is not there to renew them
@@ -63,8 +62,7 @@ class Progress:
 
 
 def grow(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     to: int,
     *,
@@ -76,37 +74,37 @@ def grow(
     they have to look for, before the growth is over at the latest; RELEASED, when some of those may
     be owned. A topic that has them is done. Raises TopicMissing, Refused.
     """
-    _refuse_cluster(link, keys, topic)
-    count = topics.partition_count(link, keys, topic)
-    if count == to and growth_calls.under_way(link, keys, topic) is None:
+    _refuse_cluster(store, topic)
+    count = topics.partition_count(store, topic)
+    if count == to and growth_calls.under_way(store, topic) is None:
         return Progress(topic, count, to, True, [])
-    found = _begun(link, keys, topic, count, to)
+    found = _begun(store, topic, count, to)
     new = range(found.before, to)
     if found.phase == growth_calls.BEGUN:
-        _keep(link, keys, topic, found, _groups(link, keys, topic, found), new)
-        _expect(link.run(growth_calls.switch(keys, topic, found.token, new)).word, topic)
+        _keep(store, topic, found, _groups(store, topic, found), new)
+        _expect(store.run(growth_calls.switch(store.keys, topic, found.token, new)).word, topic)
         found = found._replace(phase=growth_calls.SWITCHED)
     if found.phase == growth_calls.SWITCHED:
         # Groups that appeared between the look at them and the switch.
-        _keep(link, keys, topic, found, _groups(link, keys, topic, found), new)
-        reply = link.run(
-            growth_calls.mark(keys, topic, found.token, _last_ids(link, keys, topic, found))
+        _keep(store, topic, found, _groups(store, topic, found), new)
+        reply = store.run(
+            growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))
         )
         _expect(reply.word, topic)
         found = found._replace(phase=growth_calls.MARKED, barriers=reply.rest[0].decode().split())
     tell(SWITCHED)
-    return _settle(link, keys, topic, found, to, tell)
+    return _settle(store, topic, found, to, tell)
 
 
-def check(link: Connection, keys: Keys, topic: str, to: int) -> None:
+def check(store: Store, topic: str, to: int) -> None:
     """See whether a topic can grow to `to` partitions. Raises TopicMissing, Refused."""
-    _refuse_cluster(link, keys, topic)
-    _check(topic, topics.partition_count(link, keys, topic), to)
+    _refuse_cluster(store, topic)
+    _check(topic, topics.partition_count(store, topic), to)
 
 
-def _refuse_cluster(link: Connection, keys: Keys, topic: str) -> None:
+def _refuse_cluster(store: Store, topic: str) -> None:
     """Where the count and the partitions are in different slots, no producer can watch it."""
-    if len(link.together([keys.meta(topic), keys.stream(topic, 0)])) > 1:
+    if len(store.connection.together([store.keys.meta(topic), store.keys.stream(topic, 0)])) > 1:
         raise Refused(
             f"{topic} is on a Redis Cluster, where producers cannot go over to another number of"
             " partitions at one instant, and keys would lose their order: make a topic with more"
@@ -114,22 +112,22 @@ def _refuse_cluster(link: Connection, keys: Keys, topic: str) -> None:
         )
 
 
-def look(link: Connection, keys: Keys, topic: str) -> Progress | None:
+def look(store: Store, topic: str) -> Progress | None:
     """How far the growth of a topic is; None when it does not grow. Writes nothing."""
-    found = growth_calls.under_way(link, keys, topic)
+    found = growth_calls.under_way(store, topic)
     if found is None:
         return None
     state = Growth(found.token, found.before, growth_calls.MARKED, found.barriers)
-    kept = _kept(link, keys, topic, state, found.to)
-    rows = [_settling(link, keys, topic, state, name) for name in sorted(kept)]
+    kept = _kept(store, topic, state, found.to)
+    rows = [_settling(store, topic, state, name) for name in sorted(kept)]
     return Progress(topic, found.before, found.to, False, rows)
 
 
-def _begun(link: Connection, keys: Keys, topic: str, count: int, to: int) -> Growth:
-    under_way = growth_calls.under_way(link, keys, topic)
+def _begun(store: Store, topic: str, count: int, to: int) -> Growth:
+    under_way = growth_calls.under_way(store, topic)
     if under_way is None:
         _check(topic, count, to)
-    reply = link.run(growth_calls.begin(keys, topic, count, to, secrets.token_hex(16)))
+    reply = store.run(growth_calls.begin(store.keys, topic, count, to, secrets.token_hex(16)))
     match reply.word:
         case "OK":
             return Growth.parse(reply)
@@ -154,14 +152,13 @@ def _check(topic: str, count: int, to: int) -> None:
         raise Refused(f"a topic has {PARTITIONS_MAX} partitions at most")
 
 
-def _groups(link: Connection, keys: Keys, topic: str, found: Growth) -> list[str]:
+def _groups(store: Store, topic: str, found: Growth) -> list[str]:
     # Who reads dead letters has no part in the order of keys.
-    return topics.groups(link, keys, topic, range(found.before), letters=False)
+    return topics.groups(store, topic, range(found.before), letters=False)
 
 
 def _keep(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     found: Growth,
     names: Iterable[str],
@@ -169,13 +166,13 @@ def _keep(
 ) -> None:
     """Make the groups on the new partitions, from their first message on, and take the leases."""
     units = [Unit(topic, number, name) for name in names for number in new]
-    measure(link, [messages.ensure_group(keys, unit, "0") for unit in units])
-    views = lease_views(link, keys, units, BadValues())
+    measure(store, [messages.ensure_group(store.keys, unit, "0") for unit in units])
+    views = lease_views(store, units, BadValues())
     calls = [
-        leases.acquire(keys, unit, found.token, view.epoch, LEASE_SECONDS, OWNER)
+        leases.acquire(store.keys, unit, found.token, view.epoch, LEASE_SECONDS, OWNER)
         for unit, view in zip(units, views, strict=True)
     ]
-    for unit, reply in zip(units, measure(link, calls), strict=True):
+    for unit, reply in zip(units, measure(store, calls), strict=True):
         # After the switch a group that is new may be read by a daemon already: it has no past here.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.BEGUN:
             raise Refused(
@@ -184,38 +181,36 @@ def _keep(
             )
 
 
-def _last_ids(link: Connection, keys: Keys, topic: str, found: Growth) -> list[str]:
-    streams = [keys.stream(topic, number) for number in range(found.before)]
-    replies = ask(link, [("XINFO", "STREAM", stream) for stream in streams])
+def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
+    streams = [store.keys.stream(topic, number) for number in range(found.before)]
+    replies = ask(store, [("XINFO", "STREAM", stream) for stream in streams])
     return [last_id(info) for info in replies]
 
 
 def _settle(
-    link: Connection, keys: Keys, topic: str, found: Growth, to: int, tell: Callable[[str], None]
+    store: Store, topic: str, found: Growth, to: int, tell: Callable[[str], None]
 ) -> Progress:
     """Give the new partitions to the groups that may have them; end when all have them."""
-    kept = _kept(link, keys, topic, found, to)
+    kept = _kept(store, topic, found, to)
     rows = []
     for name in sorted(kept):
-        row = _settling(link, keys, topic, found, name)
+        row = _settling(store, topic, found, name)
         if row.done:
-            measure(link, [leases.release(keys, unit, found.token) for unit in kept[name]])
+            measure(store, [leases.release(store.keys, unit, found.token) for unit in kept[name]])
             tell(RELEASED)
         rows.append(row)
     done = all(row.done for row in rows)
     if done:
-        link.run(growth_calls.end(keys, topic, found.token))
+        store.run(growth_calls.end(store.keys, topic, found.token))
     return Progress(topic, found.before, to, done, rows)
 
 
-def _kept(
-    link: Connection, keys: Keys, topic: str, found: Growth, to: int
-) -> dict[str, list[Unit]]:
+def _kept(store: Store, topic: str, found: Growth, to: int) -> dict[str, list[Unit]]:
     """The new units that the growth still owns, by group."""
     new = range(found.before, to)
-    names = topics.groups(link, keys, topic, new, letters=False)
+    names = topics.groups(store, topic, new, letters=False)
     units = [Unit(topic, number, name) for name in names for number in new]
-    replies = ask(link, [("HGET", keys.fence(*unit), "token") for unit in units])
+    replies = ask(store, [("HGET", store.keys.fence(*unit), "token") for unit in units])
     kept: dict[str, list[Unit]] = {}
     for unit, token in zip(units, replies, strict=True):
         if token == found.token.encode():
@@ -223,30 +218,30 @@ def _kept(
     return kept
 
 
-def _settling(link: Connection, keys: Keys, topic: str, found: Growth, name: str) -> GroupSettling:
+def _settling(store: Store, topic: str, found: Growth, name: str) -> GroupSettling:
     """Count what a group has before the barriers, that it has not settled."""
     left, exact = 0, True
     for start in range(0, len(found.barriers), BATCH):
         numbers = range(start, min(start + BATCH, len(found.barriers)))
-        for stream, barrier, position in _positions(link, keys, topic, found, name, numbers):
+        for stream, barrier, position in _positions(store, topic, found, name, numbers):
             if position is None:
                 continue  # the group has been deleted here
             # Unread first: what is read in between is pending afterwards, and counts.
             unread = 0
             if read_id(position) < read_id(barrier):
-                unread, whole = backlog.count_between(link, stream, position, barrier)
+                unread, whole = backlog.count_between(store, stream, position, barrier)
                 exact = exact and whole
-            waiting = link.execute("XPENDING", stream, name, "-", barrier, backlog.PENDING_MAX)
+            waiting = store.execute("XPENDING", stream, name, "-", barrier, backlog.PENDING_MAX)
             exact = exact and len(waiting) < backlog.PENDING_MAX
             left += unread + len(waiting)
     return GroupSettling(name, left, exact, done=left == 0 and bool(found.barriers))
 
 
 def _positions(
-    link: Connection, keys: Keys, topic: str, found: Growth, name: str, numbers: Sequence[int]
+    store: Store, topic: str, found: Growth, name: str, numbers: Sequence[int]
 ) -> list[tuple[str, str, str | None]]:
-    streams = [keys.stream(topic, number) for number in numbers]
-    known = backlog.positions(link, streams, BadValues())
+    streams = [store.keys.stream(topic, number) for number in numbers]
+    known = backlog.positions(store, streams, BadValues())
     return [
         (stream, found.barriers[number], known[stream].get(name))
         for number, stream in zip(numbers, streams, strict=True)

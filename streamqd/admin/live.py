@@ -19,8 +19,7 @@ from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.model import Unit
 from streamqd.store import directives, topics
 from streamqd.store import members as beating
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 STRAYS_MAX = 64
 TOPICS_MAX = 256
@@ -178,31 +177,29 @@ class LiveView:
     unreadable: list[Unreadable]
 
 
-def look(
-    link: Connection, keys: Keys, fleet: str, *, stale: float, state: FleetState | None = None
-) -> LiveView:
+def look(store: Store, fleet: str, *, stale: float, state: FleetState | None = None) -> LiveView:
     """Look once. `stale`: seconds of silence after which an instance counts as gone.
 
     `state` is the fleet where the caller has read it already.
     """
     bad = BadValues()
-    state = state or published.fleet_state(link, keys, fleet, stale=stale, bad=bad)
+    state = state or published.fleet_state(store, fleet, stale=stale, bad=bad)
     now, beats, orders = state.now_unix_ms, state.beats, state.control
     names = [beat.instance for beat in beats]
     offers = {pair for beat in beats for pair in beating.seen_of(beat).member.offers}
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
     commands: list[tuple[object, ...]] = [
-        ("HGET", keys.meta(topic), "partitionCount") for topic in offered
+        ("HGET", store.keys.meta(topic), "partitionCount") for topic in offered
     ]
     # One by one in one exchange: users that may GET need not be allowed MGET too.
-    commands += [("GET", keys.instance(fleet, name)) for name in names]
-    replies = ask(link, commands, bad)
+    commands += [("GET", store.keys.instance(fleet, name)) for name in names]
+    replies = ask(store, commands, bad)
     summaries = [
-        published.summary(raw, keys.instance(fleet, name), bad)
+        published.summary(raw, store.keys.instance(fleet, name), bad)
         for name, raw in zip(names, replies[len(offered) :], strict=True)
     ]
     counts = {
-        topic: bad.read(topics.count_of, topic, raw, keys.meta(topic)) or 0
+        topic: bad.read(topics.count_of, topic, raw, store.keys.meta(topic)) or 0
         for topic, raw in zip(offered, replies, strict=False)
         if raw
     }
@@ -222,7 +219,7 @@ def look(
         Unit(t, number, group) for t, group in sorted(offers) for number in range(counts.get(t, 0))
     ]
     strays = [unit for unit in wanted if unit not in owned]
-    seen = partitions.rows(link, keys, strays[:STRAYS_MAX], bad)
+    seen = partitions.rows(store, strays[:STRAYS_MAX], bad)
     units = sorted(
         (_ordered(one, orders) for one in (*owned.values(), *(_stray(row, now) for row in seen))),
         key=lambda one: (one.topic, one.group, one.partition),

@@ -18,10 +18,9 @@ from streamqd.admin.reading import (
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import spark, statistics
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.statistics import UnitFigures
+from streamqd.store.store import Store
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
 
@@ -72,8 +71,7 @@ class PartitionsView:
 
 
 def view(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str | None = None,
     group: str | None = None,
     partition: int | None = None,
@@ -84,15 +82,15 @@ def view(
     """
     bad = BadValues()
     if topic is not None:
-        counts = {topic: topics.partition_count(link, keys, topic)}
+        counts = {topic: topics.partition_count(store, topic)}
     else:
-        counts = topics.known_counts(link, keys, bad)
+        counts = topics.known_counts(store, bad)
     if partition is not None:
         topics.check_partition(topic or "", partition, counts.get(topic or "", 0))
     units: list[Unit] = []
     idle = []
     for each, count in counts.items():
-        found = topics.groups(link, keys, each, range(count), bad=bad)
+        found = topics.groups(store, each, range(count), bad=bad)
         units += [
             Unit(each, number, name)
             for name in found
@@ -103,8 +101,8 @@ def view(
             idle.append(each)
     if group is not None and not units:
         raise Refused(f"no group {group} reads {f'the topic {topic}' if topic else 'any topic'}")
-    found_rows = rows(link, keys, units, bad)
-    return PartitionsView(server_unix_ms(link), found_rows, idle, bad.rows)
+    found_rows = rows(store, units, bad)
+    return PartitionsView(server_unix_ms(store.connection), found_rows, idle, bad.rows)
 
 
 class MeasuredUnit(NamedTuple):
@@ -143,21 +141,23 @@ def holder(lease: LeaseView) -> tuple[str, str, int | None]:
     return "expired" if lease.ttl is None else "owned", lease.owner, lease.since_unix_ms
 
 
-def rows(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) -> list[UnitRow]:
+def rows(store: Store, units: list[Unit], bad: BadValues) -> list[UnitRow]:
     """Look at each of the units, as the partitions view shows them."""
-    return [each.row() for each in measured(link, keys, units, bad)]
+    return [each.row() for each in measured(store, units, bad)]
 
 
-def measured(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) -> list[MeasuredUnit]:
+def measured(store: Store, units: list[Unit], bad: BadValues) -> list[MeasuredUnit]:
     """Look at each of the units."""
-    leases = lease_views(link, keys, units, bad)
-    replies = measure_each(link, [statistics.measure_unit(keys, unit) for unit in units], bad)
+    leases = lease_views(store, units, bad)
+    replies = measure_each(
+        store, [statistics.measure_unit(store.keys, unit) for unit in units], bad
+    )
     figures = [
-        backlog.unit_figures(unit, reply, keys, bad)
+        backlog.unit_figures(unit, reply, store.keys, bad)
         for unit, reply in zip(units, replies, strict=True)
     ]
     told = zip(units, figures, strict=True)
-    counted = _counted(link, keys, {unit: each for unit, each in told if each and each.lag is None})
+    counted = _counted(store, {unit: each for unit, each in told if each and each.lag is None})
     return [
         MeasuredUnit(
             *(unit, lease, each),
@@ -167,7 +167,7 @@ def measured(link: Connection, keys: Keys, units: list[Unit], bad: BadValues) ->
     ]
 
 
-def _counted(link: Connection, keys: Keys, figures: dict[Unit, UnitFigures]) -> dict[Unit, int]:
+def _counted(store: Store, figures: dict[Unit, UnitFigures]) -> dict[Unit, int]:
     """The lag of units of which the server does not tell it, where it is at most `COUNT_MAX`.
 
     One call counts no more than its bytes allow, so all units are counted on in turns.
@@ -175,7 +175,7 @@ def _counted(link: Connection, keys: Keys, figures: dict[Unit, UnitFigures]) -> 
     found: Counter[Unit] = Counter()
     left: list[tuple[Unit, str, str]] = []  # where there may be more: behind which id
     for unit, each in figures.items():
-        streams = {keys.source(*unit): each.main, keys.retry_stream(*unit): each.retry}
+        streams = {store.keys.source(*unit): each.main, store.keys.retry_stream(*unit): each.retry}
         for stream, behind in streams.items():
             found[unit] += 1 if behind.unread is None else behind.unread
             if behind.unread is None:
@@ -183,7 +183,7 @@ def _counted(link: Connection, keys: Keys, figures: dict[Unit, UnitFigures]) -> 
     while left:
         steps = [spark.step(stream, after, "+", spark.STEP_MAX) for _, stream, after in left]
         before, left = left, []
-        for (unit, stream, _), reply in zip(before, measure(link, steps), strict=True):
+        for (unit, stream, _), reply in zip(before, measure(store, steps), strict=True):
             gone, last, more = reply.rest
             found[unit] += int(gone)
             if more and found[unit] <= COUNT_MAX:

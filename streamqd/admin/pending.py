@@ -11,8 +11,7 @@ from streamqd.admin import topics
 from streamqd.admin.reading import BATCH, BadValues, Id, Unreadable, ask, behind, read_id
 from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.store import untrusted
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 SCAN_MAX = 100_000  # entries looked at for one ranking by idle time or deliveries
 PAGE = 500
@@ -77,8 +76,7 @@ class _Found(NamedTuple):
 
 
 def view(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     group: str,
     *,
@@ -92,35 +90,35 @@ def view(
     deliveries (the most first) they are a ranking of a moment: entries move between two looks.
     Raises TopicMissing, Refused.
     """
-    count, bad = topics.partition_count(link, keys, topic), BadValues()
-    if group not in topics.groups(link, keys, topic, range(count), bad=bad):
+    count, bad = topics.partition_count(store, topic), BadValues()
+    if group not in topics.groups(store, topic, range(count), bad=bad):
         raise Refused(f"no group {group} reads the topic {topic}")
     sources = [
         source
         for number in range(count)
         for source in (
-            _Source(number, "m", keys.source(topic, number, group)),
-            _Source(number, "r", keys.retry_stream(topic, number, group)),
+            _Source(number, "m", store.keys.source(topic, number, group)),
+            _Source(number, "r", store.keys.retry_stream(topic, number, group)),
         )
     ]
-    totals = ask(link, [("XPENDING", source.stream, group) for source in sources], bad)
+    totals = ask(store, [("XPENDING", source.stream, group) for source in sources], bad)
     total = sum(int(reply[0]) for reply in totals if reply)
     after = _read_cursor(cursor) if cursor else None
     busy = [s for s, reply in zip(sources, totals, strict=True) if reply and reply[0]]
     complete = True
     if order == "id":
         start = after[1] if after else None
-        readers = [_ordered(link, source, group, start) for source in busy]
+        readers = [_ordered(store, source, group, start) for source in busy]
         stream: Iterator[_Found] = heapq.merge(*readers, key=lambda found: found.position)
         page = _take(stream, after, limit + 1)
     else:
         complete = total <= SCAN_MAX
-        scanned = _scan(link, busy, group, order)
+        scanned = _scan(store, busy, group, order)
         behind = (found for found in scanned if after is None or found.position > after)
         page = heapq.nsmallest(limit + 1, behind, key=lambda found: found.position)
     more = len(page) > limit
     page = page[:limit]
-    rows = _rows(link, keys, topic, group, page, bad)
+    rows = _rows(store, topic, group, page, bad)
     return PendingView(
         topic=topic,
         group=group,
@@ -144,11 +142,11 @@ def _take(
     return page
 
 
-def _ordered(link: Connection, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
+def _ordered(store: Store, source: _Source, group: str, start: Id | None) -> Iterator[_Found]:
     """The pending entries of one stream by id, from `start` on."""
     lower = "-" if start is None else str(start)
     while lower:
-        page = link.execute("XPENDING", source.stream, group, lower, "+", PAGE)
+        page = store.execute("XPENDING", source.stream, group, lower, "+", PAGE)
         for raw in page:
             yield _found(source, raw, 0)
         if len(page) < PAGE:
@@ -156,7 +154,7 @@ def _ordered(link: Connection, source: _Source, group: str, start: Id | None) ->
         lower = behind(page[-1][0])
 
 
-def _scan(link: Connection, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
+def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[_Found]:
     """All pending entries, up to the bound, ranked."""
     left = SCAN_MAX
     positions = dict.fromkeys(sources, "-")
@@ -167,7 +165,7 @@ def _scan(link: Connection, sources: list[_Source], group: str, order: str) -> I
         commands: list[tuple[object, ...]] = []
         for source, lower in batch:
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
-        replies = link.pipeline(commands)
+        replies = store.pipeline(commands)
         for at, (source, _) in enumerate(batch):
             time_reply, page = replies[2 * at : 2 * at + 2]
             for reply in (time_reply, page):
@@ -204,16 +202,16 @@ def _found(source: _Source, raw: list[Any], rank: int) -> _Found:
 
 
 def _rows(
-    link: Connection, keys: Keys, topic: str, group: str, page: list[_Found], bad: BadValues
+    store: Store, topic: str, group: str, page: list[_Found], bad: BadValues
 ) -> list[PendingRow]:
     places = [f"{found.kind}:{found.id}" for found in page]
     asked = [
-        ("HGET", keys.attempts(topic, found.partition, group), f"{place}:c")
+        ("HGET", store.keys.attempts(topic, found.partition, group), f"{place}:c")
         for found, place in zip(page, places, strict=True)
     ]
     crashes = [
         bad.read(untrusted.integer, raw, key, field, default=0) or 0
-        for (_, key, field), raw in zip(asked, ask(link, asked, bad), strict=True)
+        for (_, key, field), raw in zip(asked, ask(store, asked, bad), strict=True)
     ]
     return [
         PendingRow(

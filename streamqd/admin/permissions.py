@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from streamqd.errors import RedisRefused, RefusalKind
 from streamqd.model import Unit
-from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 # A server checks rights when a command is queued in a transaction, and a discarded transaction
 # does nothing. The names are those of a topic that does not exist.
@@ -58,28 +58,28 @@ class MissingPermission(NamedTuple):
     key: str
 
 
-def missing(link: Connection, keys: Keys, fleet: str) -> list[MissingPermission]:
+def missing(store: Store, fleet: str) -> list[MissingPermission]:
     """What the user is not allowed; empty when all is well.
 
     Raises RedisRefused when it may not even begin a transaction, which workers need too.
     """
-    fence = keys.fence(*_UNIT)
+    fence = store.keys.fence(*_UNIT)
     # Without a transaction EXEC is an error, but not the same one for all users.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
-    watched, *others = link.pipeline(transaction)
+    watched, *others = store.pipeline(transaction)
     for reply in others:
         if isinstance(reply, RedisRefused) and reply.code != "ERR":
             raise reply
     lacking = [MissingPermission("WATCH", fence)] if _forbidden(watched) else []
     # One transaction per slot, else a cluster refuses it as a whole.
     for needed in (
-        _of_partition(keys),
+        _of_partition(store.keys),
         {
-            keys.meta(_UNIT.topic): _META,
-            keys.partitions(_UNIT.topic): _NAMES,
+            store.keys.meta(_UNIT.topic): _META,
+            store.keys.partitions(_UNIT.topic): _NAMES,
         },
-        {keys.registry(): _NAMES, "": _KEYLESS},
-        _of_fleet(keys, fleet),
+        {store.keys.registry(): _NAMES, "": _KEYLESS},
+        _of_fleet(store.keys, fleet),
     ):
         commands = [
             (key, [key if part == "@" else part for part in command.split()])
@@ -87,7 +87,7 @@ def missing(link: Connection, keys: Keys, fleet: str) -> list[MissingPermission]
             for command in listed.split(", ")
         ]
         # In one write, so that MULTI and what follows cannot end up in different connections.
-        replies = link.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
+        replies = store.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
         lacking += [
             MissingPermission(_named(parts), key)
             for (key, parts), reply in zip(commands, replies[1:-1], strict=True)

@@ -15,10 +15,10 @@ from streamqd.admin.reading import BadValues, ask, pairs
 from streamqd.errors import BadValue
 from streamqd.policy.rebalance import MemberView
 from streamqd.store import directives, members, untrusted
-from streamqd.store.client import Connection
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 from streamqd.store.members import Heartbeat
+from streamqd.store.store import Store
 
 NUMBER_MAX = float(untrusted.INTEGER_MAX)
 _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
@@ -66,16 +66,18 @@ class FleetState:
 
 
 def fleet_state(
-    link: Connection, keys: Keys, fleet: str, *, stale: float, bad: BadValues | None = None
+    store: Store, fleet: str, *, stale: float, bad: BadValues | None = None
 ) -> FleetState:
     """Read members and directives. `bad` keeps what cannot be read; without it a bad key raises."""
     time, scores, infos, flat = ask(
-        link, [("TIME",), *members.stored(keys, fleet), ("HGETALL", keys.orders(fleet))], bad
+        store,
+        [("TIME",), *members.stored(store.keys, fleet), ("HGETALL", store.keys.orders(fleet))],
+        bad,
     )
     if bad is not None:
-        _keep_bad_members(keys, fleet, scores, infos, bad)
+        _keep_bad_members(store.keys, fleet, scores, infos, bad)
         last = pairs(flat).get(directives.LAST.encode())
-        bad.read(untrusted.integer, last, keys.orders(fleet), directives.LAST, default=0)
+        bad.read(untrusted.integer, last, store.keys.orders(fleet), directives.LAST, default=0)
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     return FleetState(now, stale, members.beats(scores, infos), directives.read(flat or ()))
 
@@ -99,11 +101,11 @@ def _keep_bad_members(
 
 
 def summaries(
-    link: Connection, keys: Keys, fleet: str, names: Sequence[str], bad: BadValues
+    store: Store, fleet: str, names: Sequence[str], bad: BadValues
 ) -> list[dict[str, Any]]:
     """What each instance has published; {} for nothing, and for what cannot be read."""
-    stored = [keys.instance(fleet, name) for name in names]
-    replies = ask(link, [("GET", key) for key in stored], bad)
+    stored = [store.keys.instance(fleet, name) for name in names]
+    replies = ask(store, [("GET", key) for key in stored], bad)
     return [summary(raw, key, bad) for raw, key in zip(replies, stored, strict=True)]
 
 

@@ -17,9 +17,9 @@ from streamqd.errors import BadValue, Malformed, RedisRefused, RefusalKind, Refu
 from streamqd.model import Unit
 from streamqd.store import leases, untrusted
 from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
@@ -120,9 +120,7 @@ def server_unix_ms(link: Connection) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def ask(
-    link: Connection, commands: Sequence[Sequence[Any]], bad: BadValues | None = None
-) -> list[Any]:
+def ask(store: Store, commands: Sequence[Sequence[Any]], bad: BadValues | None = None) -> list[Any]:
     """Run reading commands in bounded exchanges. A missing key answers None, not an error.
 
     So does a key that cannot be read, which `bad` keeps. Raises BadValue of it without `bad`.
@@ -130,7 +128,7 @@ def ask(
     replies: list[Any] = []
     for start in range(0, len(commands), BATCH):
         some = commands[start : start + BATCH]
-        for command, reply in zip(some, link.pipeline(some), strict=True):
+        for command, reply in zip(some, store.pipeline(some), strict=True):
             if not isinstance(reply, RedisRefused):
                 replies.append(reply)
                 continue
@@ -157,7 +155,7 @@ def _of_another_type(key: str) -> BadValue:
 
 
 def newest_first(
-    link: Connection,
+    store: Store,
     streams: Mapping[int, str],
     *,
     before: Place | None = None,
@@ -175,7 +173,7 @@ def newest_first(
         size = PAGE_MAX  # most of what is read may not be wanted
     lower = "-" if since is None else str(since)
     readers = [
-        _backwards(link, partition, stream, _upper(partition, before), lower, size)
+        _backwards(store, partition, stream, _upper(partition, before), lower, size)
         for partition, stream in streams.items()
     ]
     merged = heapq.merge(*readers, key=lambda entry: (entry.id, entry.partition), reverse=True)
@@ -194,10 +192,10 @@ def _upper(partition: int, before: Place | None) -> str:
 
 
 def _backwards(
-    link: Connection, partition: int, stream: str, upper: str, lower: str, size: int
+    store: Store, partition: int, stream: str, upper: str, lower: str, size: int
 ) -> Iterator[Entry]:
     while True:
-        page = _page(link, "XREVRANGE", stream, upper, lower, size)
+        page = _page(store, "XREVRANGE", stream, upper, lower, size)
         for raw_id, raw_fields in page:
             yield Entry(partition, read_id(raw_id), pairs(raw_fields))
         if len(page) < size:
@@ -206,13 +204,13 @@ def _backwards(
 
 
 def forwards(
-    link: Connection, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
+    store: Store, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield pages of a stream, oldest first, of entries behind `after` and not beyond `until`."""
     lower = "-" if after is None else behind(str(after).encode())
     upper = "+" if until is None else str(until)
     while lower:
-        page = _page(link, "XRANGE", stream, lower, upper, size)
+        page = _page(store, "XRANGE", stream, lower, upper, size)
         if page:
             yield [(read_id(raw_id), pairs(fields)) for raw_id, fields in page]
         if len(page) < size:
@@ -225,11 +223,9 @@ def behind(raw_id: bytes) -> str:
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
-def _page(
-    link: Connection, command: str, stream: str, first: str, last: str, size: int
-) -> list[Any]:
+def _page(store: Store, command: str, stream: str, first: str, last: str, size: int) -> list[Any]:
     try:
-        page: list[Any] = link.execute(command, stream, first, last, "COUNT", size)
+        page: list[Any] = store.execute(command, stream, first, last, "COUNT", size)
     except RedisRefused as error:
         if error.code != "WRONGTYPE":
             raise
@@ -302,27 +298,25 @@ class BadValues:
         return self.read(untrusted.text, raw, key, field)
 
 
-def measure(link: Connection, calls: Sequence[Call]) -> list[Reply]:
+def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
     """Run reading scripts in bounded exchanges."""
-    return [_answered(reply) for _, reply in _measured(link, calls)]
+    return [_answered(reply) for _, reply in _measured(store, calls)]
 
 
-def measure_each(link: Connection, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
+def measure_each(store: Store, calls: Sequence[Call], bad: BadValues) -> list[Reply | None]:
     """Run reading scripts in bounded exchanges; None for one whose keys cannot be read."""
     replies: list[Reply | None] = []
-    for call, reply in _measured(link, calls):
+    for call, reply in _measured(store, calls):
         if isinstance(reply, RedisRefused):
             bad.refused(call.key, reply)
         replies.append(None if isinstance(reply, RedisRefused) else reply)
     return replies
 
 
-def _measured(
-    link: Connection, calls: Sequence[Call]
-) -> Iterator[tuple[Call, Reply | RedisRefused]]:
+def _measured(store: Store, calls: Sequence[Call]) -> Iterator[tuple[Call, Reply | RedisRefused]]:
     for start in range(0, len(calls), BATCH):
         some = calls[start : start + BATCH]
-        yield from zip(some, link.run_many(some), strict=True)
+        yield from zip(some, store.run_many(some), strict=True)
 
 
 def _answered(reply: Reply | RedisRefused) -> Reply:
@@ -331,14 +325,12 @@ def _answered(reply: Reply | RedisRefused) -> Reply:
     return reply
 
 
-def lease_views(
-    link: Connection, keys: Keys, units: Sequence[Unit], bad: BadValues
-) -> list[LeaseView]:
+def lease_views(store: Store, units: Sequence[Unit], bad: BadValues) -> list[LeaseView]:
     """Fence and lease of each unit. A number that cannot be read is 0."""
-    commands = [command for unit in units for command in leases.view(keys, unit)]
-    replies = ask(link, commands, bad)
+    commands = [command for unit in units for command in leases.view(store.keys, unit)]
+    replies = ask(store, commands, bad)
     return [
-        lease_view(replies[2 * at], replies[2 * at + 1], keys.fence(*unit), bad)
+        lease_view(replies[2 * at], replies[2 * at + 1], store.keys.fence(*unit), bad)
         for at, unit in enumerate(units)
     ]
 

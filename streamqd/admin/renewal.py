@@ -20,9 +20,8 @@ from streamqd.errors import ContractError, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.store import growth, leases
 from streamqd.store import renewal as renewal_calls
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 ROUNDS_MAX = 50  # when a client writes, or a group changes, between the steps
 RELEASE_TRIES = 2
@@ -44,41 +43,40 @@ class Renewed:
     lost: int
 
 
-def check(link: Connection, keys: Keys, topic: str, partition: int, *, force: bool) -> list[Unit]:
+def check(store: Store, topic: str, partition: int, *, force: bool) -> list[Unit]:
     """The units of a partition that can be renewed. Raises TopicMissing, Refused."""
-    count = topics.partition_count(link, keys, topic)
+    count = topics.partition_count(store, topic)
     topics.check_partition(topic, partition, count)
-    if growth.under_way(link, keys, topic) is not None:
+    if growth.under_way(store, topic) is not None:
         raise Refused(
             f"{topic} grows, which counts by ids: finish that first, `streamqd topic grow {topic}`"
         )
     bad = BadValues()
-    names = topics.groups(link, keys, topic, [partition], letters=False, bad=bad)
+    names = topics.groups(store, topic, [partition], letters=False, bad=bad)
     if bad.rows:
         raise Refused(f"{bad.rows[0]}: `streamqd doctor --only values` says how to put it right")
     units = [Unit(topic, partition, name) for name in names]
     for unit in units if not force else ():
-        if (owner := groups.owner_of(link, keys, unit)) is not None:
+        if (owner := groups.owner_of(store, unit)) is not None:
             raise Refused(groups.owned_sentence(unit, owner))
     return units
 
 
-def renew(link: Connection, keys: Keys, topic: str, partition: int, *, force: bool) -> Renewed:
+def renew(store: Store, topic: str, partition: int, *, force: bool) -> Renewed:
     """Move a partition to a fresh stream. With `force` owners lose it for a moment.
 
     Raises TopicMissing; Refused when the partition has room, is owned, or changes all the time.
     """
-    units = check(link, keys, topic, partition, force=force)
+    units = check(store, topic, partition, force=force)
     token = secrets.token_hex(16)
     try:
-        return _renewed(link, keys, topic, partition, units, force=force, token=token)
+        return _renewed(store, topic, partition, units, force=force, token=token)
     finally:
-        _release(link, keys, units, token)
+        _release(store, units, token)
 
 
 def _renewed(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     partition: int,
     units: list[Unit],
@@ -87,11 +85,11 @@ def _renewed(
     token: str,
 ) -> Renewed:
     for _ in range(ROUNDS_MAX):
-        _copy(link, keys, topic, partition)
-        placed = [_place(link, keys, unit, force=force, token=token) for unit in units]
+        _copy(store, topic, partition)
+        placed = [_place(store, unit, force=force, token=token) for unit in units]
         if None in placed:
             continue
-        reply = _swap(link, keys, topic, partition)
+        reply = _swap(store, topic, partition)
         if reply.word == "OK":
             messages, last = reply.rest
             return Renewed(
@@ -105,17 +103,17 @@ def _renewed(
             )
         if reply.word == "GONE":
             raise Refused(f"another client has renewed partition {partition} of {topic} meanwhile")
-        units[:] = check(link, keys, topic, partition, force=True)
+        units[:] = check(store, topic, partition, force=True)
     raise Refused(
         f"partition {partition} of {topic} changes all the time: stop its producers for a moment"
         " and say this again"
     )
 
 
-def _copy(link: Connection, keys: Keys, topic: str, partition: int) -> None:
+def _copy(store: Store, topic: str, partition: int) -> None:
     more = True
     while more:
-        reply = link.run(renewal_calls.copy(keys, topic, partition))
+        reply = store.run(renewal_calls.copy(store.keys, topic, partition))
         match reply.word:
             case "OK":
                 more = bool(reply.rest[1])
@@ -135,11 +133,9 @@ def _copy(link: Connection, keys: Keys, topic: str, partition: int) -> None:
                 raise ContractError(f"renewing {topic}: {word}")
 
 
-def _place(
-    link: Connection, keys: Keys, unit: Unit, *, force: bool, token: str
-) -> tuple[int, int] | None:
+def _place(store: Store, unit: Unit, *, force: bool, token: str) -> tuple[int, int] | None:
     """Give a group its place: what went along, what was lost; None: once more."""
-    reply = link.run(renewal_calls.group(keys, unit, force=force, token=token))
+    reply = store.run(renewal_calls.group(store.keys, unit, force=force, token=token))
     match reply.word:
         case "OK":
             return int(reply.rest[0]), int(reply.rest[1])
@@ -149,8 +145,8 @@ def _place(
             raise Refused(groups.owned_sentence(unit, reply.rest[0].decode("utf-8", "replace")))
         case "MANY":
             raise Refused(
-                f"{unit} has {int(reply.rest[0]):,} pending messages, and {renewal_calls.PENDING_MAX:,} can"
-                " go along: let its consumer settle them first"
+                f"{unit} has {int(reply.rest[0]):,} pending messages, and"
+                f" {renewal_calls.PENDING_MAX:,} can go along: let its consumer settle them first"
             )
         case "GONE":
             raise Refused(
@@ -160,30 +156,30 @@ def _place(
             raise ContractError(f"renewing {unit}: {word}")
 
 
-def _swap(link: Connection, keys: Keys, topic: str, partition: int) -> Reply:
+def _swap(store: Store, topic: str, partition: int) -> Reply:
     """Take the last step. One that may have been executed is repeated: then GONE means done."""
-    call = renewal_calls.swap(keys, topic, partition)
+    call = renewal_calls.swap(store.keys, topic, partition)
     try:
-        return link.run(call)
+        return store.run(call)
     except RedisUnavailable as error:
         if not error.sent:
             raise
-    reply = link.run(call)
+    reply = store.run(call)
     if reply.word != "GONE":
         return reply
-    (found,) = ask(link, [("XINFO", "STREAM", keys.stream(topic, partition))])
+    (found,) = ask(store, [("XINFO", "STREAM", store.keys.stream(topic, partition))])
     if found is None:  # nothing was kept, and no group reads it
         return Reply("OK", [0, b"0-0"])
     info = pairs(found)
     return Reply("OK", [info[b"length"], info[b"last-generated-id"]])
 
 
-def _release(link: Connection, keys: Keys, units: list[Unit], token: str) -> None:
+def _release(store: Store, units: list[Unit], token: str) -> None:
     """Let owners take the partition again. If that cannot be said, the leases end by themselves."""
-    calls = [leases.release(keys, unit, token) for unit in units]
+    calls = [leases.release(store.keys, unit, token) for unit in units]
     for _ in range(RELEASE_TRIES):
         try:
-            link.run_many(calls)
+            store.run_many(calls)
         except RedisUnavailable:
             continue
         return

@@ -26,10 +26,10 @@ from streamqd.admin.words import known_sum, plural
 from streamqd.errors import RedisRefused, Refused
 from streamqd.model import Unit
 from streamqd.store import retention
-from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.retention import GroupStand, Stand, Trimmed
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 PAGE = 4_000  # entries removed by one script, at most
 COUNT_MAX = 100_000  # entries counted one by one in a partition
@@ -69,21 +69,18 @@ class TrimReport:
     unreadable: list[Unreadable]
 
 
-def settings(
-    link: Connection, keys: Keys, topic: str, configured: config.Topic | None
-) -> tuple[config.Topic, int]:
+def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple[config.Topic, int]:
     """The settings of a topic that hold, and its partition count. Raises TopicMissing."""
-    count = topics.partition_count(link, keys, topic)
-    bad, key = BadValues(), keys.meta(topic)
-    stored = topics_settings.readable(link.execute("HGET", key, "settings"), key, bad)
+    count = topics.partition_count(store, topic)
+    bad, key = BadValues(), store.keys.meta(topic)
+    stored = topics_settings.readable(store.execute("HGET", key, "settings"), key, bad)
     if bad.rows:  # what is retained is never guessed
         raise Refused(f"{bad.rows[0]}: `streamqd doctor --only values` says how to put it right")
     return config.effective(configured or config.Topic(), stored), count
 
 
 def trim(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     wanted: config.Topic,
     partitions: Sequence[int],
@@ -96,19 +93,19 @@ def trim(
     Refused when no group reads the topic or an expected one is missing: then nothing says what may
     go.
     """
-    now = server_unix_ms(link)
+    now = server_unix_ms(store.connection)
     rows, bad = [], BadValues()
     for number in partitions:
-        if _known(link, keys, topic, number, bad) is None:
+        if _known(store, topic, number, bad) is None:
             continue
         removed: int | None = None
         if dry_run:
-            _check_groups(topic, number, _stand(link, keys, topic, number), wanted, expected)
+            _check_groups(topic, number, _stand(store, topic, number), wanted, expected)
         else:
-            removed = _trim_one(link, keys, topic, number, wanted, now, expected)
-        stand = _stand(link, keys, topic, number)
+            removed = _trim_one(store, topic, number, wanted, now, expected)
+        stand = _stand(store, topic, number)
         if dry_run:
-            removed = _removable(link, keys, topic, number, wanted, stand, now)
+            removed = _removable(store, topic, number, wanted, stand, now)
         holder, entry = floor_of(stand, wanted.archive == "required")
         rows.append(
             TrimRow(
@@ -136,13 +133,13 @@ def floor_of(stand: Stand, archive: bool) -> tuple[str, Id | None]:
 
 
 def count_between(
-    link: Connection, keys: Keys, topic: str, partition: int, first: Id | None, before: Id | None
+    store: Store, topic: str, partition: int, first: Id | None, before: Id | None
 ) -> int | None:
     """How many entries there are from `first` on and before `before`; None: more than COUNT_MAX."""
     after = "0-0" if first is None else str(first.before())
     upto = "+" if before is None else str(before.before())
-    stream = keys.stream(topic, partition)
-    total, whole = backlog.count_between(link, stream, after, upto, COUNT_MAX)
+    stream = store.keys.stream(topic, partition)
+    total, whole = backlog.count_between(store, stream, after, upto, COUNT_MAX)
     return total if whole else None
 
 
@@ -160,21 +157,18 @@ def known_stand(
     return bad.read(Stand.parse, reply, keys.trim(topic, partition))
 
 
-def _known(
-    link: Connection, keys: Keys, topic: str, partition: int, bad: BadValues
-) -> Stand | None:
-    (reply,) = measure_each(link, [retention.measure(keys, topic, partition)], bad)
-    return known_stand(reply, keys, topic, partition, bad)
+def _known(store: Store, topic: str, partition: int, bad: BadValues) -> Stand | None:
+    (reply,) = measure_each(store, [retention.measure(store.keys, topic, partition)], bad)
+    return known_stand(reply, store.keys, topic, partition, bad)
 
 
-def _stand(link: Connection, keys: Keys, topic: str, partition: int) -> Stand:
-    (reply,) = measure(link, [retention.measure(keys, topic, partition)])
+def _stand(store: Store, topic: str, partition: int) -> Stand:
+    (reply,) = measure(store, [retention.measure(store.keys, topic, partition)])
     return Stand.parse(reply)
 
 
 def _trim_one(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     partition: int,
     wanted: config.Topic,
@@ -183,9 +177,9 @@ def _trim_one(
 ) -> int:
     bounds, removed = wanted.retention, 0
     while True:
-        reply = link.run(
+        reply = store.run(
             retention.trim(
-                keys,
+                store.keys,
                 topic,
                 partition,
                 keep_from=_keep_from(bounds, now),
@@ -199,7 +193,7 @@ def _trim_one(
             )
         )
         if reply.word == "NO_GROUPS":
-            stand = _stand(link, keys, topic, partition)
+            stand = _stand(store, topic, partition)
             _check_groups(topic, partition, stand, wanted, ())
             return removed  # there is nothing at all
         if reply.word == "MISSING_GROUP":
@@ -241,8 +235,7 @@ def _missing(topic: str, partition: int, group: str) -> Refused:
 
 
 def _removable(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     partition: int,
     wanted: config.Topic,
@@ -254,7 +247,7 @@ def _removable(
     _, floor = floor_of(stand, wanted.archive == "required")
     free = stand.length
     if floor is not None:
-        counted = count_between(link, keys, topic, partition, None, floor)
+        counted = count_between(store, topic, partition, None, floor)
         if counted is None:
             return None
         free = counted
@@ -272,7 +265,7 @@ def _removable(
         keep = max(keep, read_id(stand.shrink_from))
     if keep > Id(0, 0) and beyond < free:
         oldest = keep if floor is None else min(keep, floor)
-        aged = count_between(link, keys, topic, partition, None, oldest)
+        aged = count_between(store, topic, partition, None, oldest)
         if aged is None:
             return None
         beyond = max(beyond, aged)
@@ -364,8 +357,7 @@ class StreamReport:
 
 
 def examine(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     configured: config.Topic | None,
     expected: Sequence[str],
@@ -377,18 +369,18 @@ def examine(
     consumer was seen for `abandoned_after` seconds.
     """
     bad = BadValues()
-    count = topics.partition_count(link, keys, topic)
-    meta = topics.known_meta(link, keys, topic, bad)
+    count = topics.partition_count(store, topic)
+    meta = topics.known_meta(store, topic, bad)
     holds = config.effective(configured or config.Topic(), meta.settings if meta else {})
-    now = server_unix_ms(link)
-    calls = [retention.measure(keys, topic, number) for number in range(count)]
+    now = server_unix_ms(store.connection)
+    calls = [retention.measure(store.keys, topic, number) for number in range(count)]
     rows, problems = [], []
-    for number, reply in enumerate(measure_each(link, calls, bad)):
-        stand = known_stand(reply, keys, topic, number, bad)
+    for number, reply in enumerate(measure_each(store, calls, bad)):
+        stand = known_stand(reply, store.keys, topic, number, bad)
         if stand is None:
             continue
-        groups = _groups(link, keys, topic, number, stand, abandoned_after, bad)
-        row = _row(link, keys, topic, number, stand, groups, holds, now)
+        groups = _groups(store, topic, number, stand, abandoned_after, bad)
+        row = _row(store, topic, number, stand, groups, holds, now)
         rows.append(row)
         problems += _problems(topic, row, stand, holds, expected)
     return StreamReport(
@@ -408,22 +400,21 @@ def examine(
 
 
 def _beside(
-    link: Connection, keys: Keys, topic: str, number: int, stand: Stand
+    store: Store, topic: str, number: int, stand: Stand
 ) -> tuple[int, int | None, int | None]:
     """The dead letters of a partition, their bytes, and those of the retry streams."""
-    dlq = keys.dlq(topic, number)
-    streams = [dlq, *(keys.retry_stream(topic, number, group.name) for group in stand.groups)]
+    dlq = store.keys.dlq(topic, number)
+    streams = [dlq, *(store.keys.retry_stream(topic, number, group.name) for group in stand.groups)]
     asked = [("MEMORY", "USAGE", stream, "SAMPLES", retention.SAMPLES) for stream in streams]
-    (dead,) = ask(link, [("XLEN", dlq)])
-    replies = link.pipeline(asked)
+    (dead,) = ask(store, [("XLEN", dlq)])
+    replies = store.pipeline(asked)
     # Whoever may not ask for it gets the rest all the same.
     sizes = [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
     return int(dead), sizes[0], known_sum(sizes[1:])
 
 
 def _groups(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     number: int,
     stand: Stand,
@@ -431,7 +422,7 @@ def _groups(
     bad: BadValues,
 ) -> list[BlockingGroup]:
     units = [Unit(topic, number, group.name) for group in stand.groups]
-    views = lease_views(link, keys, units, bad)
+    views = lease_views(store, units, bad)
     return [
         _group(group, view.owner if view.token and view.ttl is not None else "", abandoned_after)
         for group, view in zip(stand.groups, views, strict=True)
@@ -453,8 +444,7 @@ def _group(group: GroupStand, owner: str, abandoned_after: float) -> BlockingGro
 
 
 def _row(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     number: int,
     stand: Stand,
@@ -470,11 +460,11 @@ def _row(
         if held is not None and not held.pending and held.unread is not None:
             needed = held.unread
         else:
-            needed = count_between(link, keys, topic, number, entry, None)
+            needed = count_between(store, topic, number, entry, None)
     needed_bytes = None
     if stand.bytes is not None and needed is not None:
         needed_bytes = stand.bytes * needed // max(1, stand.length)
-    dead, dead_bytes, retry_bytes = _beside(link, keys, topic, number, stand)
+    dead, dead_bytes, retry_bytes = _beside(store, topic, number, stand)
     return StreamRow(
         partition=number,
         messages=stand.length,

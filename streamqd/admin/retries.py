@@ -16,10 +16,9 @@ from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
 from streamqd.model import LETTERS, Unit
 from streamqd.store import retries as retry_calls
 from streamqd.store import untrusted
-from streamqd.store.client import Connection
 from streamqd.store.items import portions
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 TEXT_BYTES_MAX = 1000  # of an error that is shown
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
@@ -101,8 +100,7 @@ class RetryFilter:
 
 
 def listed(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     group: str,
     *,
@@ -111,45 +109,42 @@ def listed(
     cursor: str = "",
 ) -> RetriesView:
     """A page of the chosen retries. Raises TopicMissing, Refused."""
-    count = _count(link, keys, topic, group, choice)
-    after, now, bad = due.read_cursor(cursor), server_unix_ms(link), BadValues()
-    every = _chosen(link, keys, topic, group, count, choice, now, after, bad)
+    count = _count(store, topic, group, choice)
+    after, now, bad = due.read_cursor(cursor), server_unix_ms(store.connection), BadValues()
+    every = _chosen(store, topic, group, count, choice, now, after, bad)
     rows, following = due.page((row for _, row in every), limit)
-    totals = ask(link, [("ZCARD", keys.retry(topic, each, group)) for each in range(count)], bad)
+    totals = ask(
+        store, [("ZCARD", store.keys.retry(topic, each, group)) for each in range(count)], bad
+    )
     total = sum(each or 0 for each in totals)
     return RetriesView(topic, group, now, total, rows, following, bad.rows)
 
 
-def chosen(
-    link: Connection, keys: Keys, topic: str, group: str, choice: RetryFilter
-) -> dict[int, list[RetryRow]]:
+def chosen(store: Store, topic: str, group: str, choice: RetryFilter) -> dict[int, list[RetryRow]]:
     """The chosen retries by partition. Raises TopicMissing; Refused when a name is none."""
-    count = _count(link, keys, topic, group, choice)
+    count = _count(store, topic, group, choice)
     if choice.ids:
-        return _named(link, keys, topic, group, count, choice.ids)
-    now, bad = server_unix_ms(link), BadValues()
+        return _named(store, topic, group, count, choice.ids)
+    now, bad = server_unix_ms(store.connection), BadValues()
     found: dict[int, list[RetryRow]] = {}
-    every = _chosen(link, keys, topic, group, count, choice, now, due.BEGIN, bad)
+    every = _chosen(store, topic, group, count, choice, now, due.BEGIN, bad)
     for partition, row in every:
         found.setdefault(partition, []).append(row)
     return found
 
 
-def hasten(
-    link: Connection, keys: Keys, topic: str, group: str, rows: dict[int, list[RetryRow]]
-) -> Hastened:
+def hasten(store: Store, topic: str, group: str, rows: dict[int, list[RetryRow]]) -> Hastened:
     """Let retries be due now; the owner's housekeeper moves them within a second."""
     hastened = gone = 0
     for unit, batch in _batches(topic, group, rows):
-        reply = link.run(retry_calls.hasten(keys, unit, [_place(row) for row in batch]))
+        reply = store.run(retry_calls.hasten(store.keys, unit, [_place(row) for row in batch]))
         hastened += int(reply.rest[0])
         gone += int(reply.rest[1])
     return Hastened(topic, group, hastened, gone)
 
 
 def cancel(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     group: str,
     rows: dict[int, list[RetryRow]],
@@ -165,7 +160,7 @@ def cancel(
     letters: list[str] = []
     for unit, batch in _batches(topic, group, rows):
         items = [(_place(row), {} if drop else _context(unit, row)) for row in batch]
-        found, ids = link.run(retry_calls.cancel(keys, unit, items, drop=drop)).rest
+        found, ids = store.run(retry_calls.cancel(store.keys, unit, items, drop=drop)).rest
         words += [word.decode() for word in found]
         letters += [f"{unit.partition}:{each.decode()}" for each in ids if each]
     moved = words.count("MOVED")
@@ -199,17 +194,16 @@ def _context(unit: Unit, row: RetryRow) -> dict[bytes, bytes]:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _count(link: Connection, keys: Keys, topic: str, group: str, choice: RetryFilter) -> int:
+def _count(store: Store, topic: str, group: str, choice: RetryFilter) -> int:
     """How many partitions the topic has; the one that is chosen is among them."""
-    count = groups.known(link, keys, topic, group)
+    count = groups.known(store, topic, group)
     if choice.partition is not None:
         topics.check_partition(topic, choice.partition, count)
     return count
 
 
 def _chosen(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     group: str,
     count: int,
@@ -221,7 +215,7 @@ def _chosen(
     """The chosen retries behind a position. A due time that cannot be read is kept in `bad`."""
 
     def read(partition: int, start: tuple[int, str]) -> tuple[list[retry_calls.Delayed], bool]:
-        return _page(link, keys, Unit(topic, partition, group), start, bad)
+        return _page(store, Unit(topic, partition, group), start, bad)
 
     partitions = range(count) if choice.partition is None else (choice.partition,)
     for partition, each in due.merged(partitions, read, after):
@@ -235,9 +229,9 @@ def _chosen(
 
 
 def _page(
-    link: Connection, keys: Keys, unit: Unit, start: tuple[int, str], bad: BadValues
+    store: Store, unit: Unit, start: tuple[int, str], bad: BadValues
 ) -> tuple[list[retry_calls.Delayed], bool]:
-    (reply,) = measure_each(link, [retry_calls.page(keys, unit, start, due.PAGE)], bad)
+    (reply,) = measure_each(store, [retry_calls.page(store.keys, unit, start, due.PAGE)], bad)
     if reply is None:
         return [], False
     page, more = [], bool(reply.rest[1])
@@ -249,12 +243,12 @@ def _page(
             page.append(one)
         except BadValue as error:
             field = untrusted.label(row[0])
-            bad.add(BadValue(keys.retry(*unit), field, error.found, error.wanted))
+            bad.add(BadValue(store.keys.retry(*unit), field, error.found, error.wanted))
     for each in page:
         for name in (b"retryCount", b"crashCount"):
             field = f"{each.place}: {name.decode()}"
             raw = each.fields.get(name)
-            bad.read(untrusted.integer, raw, keys.retry_items(*unit), field, default=0)
+            bad.read(untrusted.integer, raw, store.keys.retry_items(*unit), field, default=0)
     return page, more
 
 
@@ -279,7 +273,7 @@ def _text(raw: bytes | None) -> str:
 
 
 def _named(
-    link: Connection, keys: Keys, topic: str, group: str, count: int, ids: Sequence[str]
+    store: Store, topic: str, group: str, count: int, ids: Sequence[str]
 ) -> dict[int, list[RetryRow]]:
     """The retries named, all found before any is touched."""
     found: dict[int, list[RetryRow]] = {}
@@ -289,12 +283,12 @@ def _named(
             raise Malformed(f"{name!r} is not the id of a retry, such as 3:m:1700000000000-0")
         unit = Unit(topic, int(match[1]), group)
         topics.check_partition(topic, unit.partition, count)
-        score = link.execute("ZSCORE", keys.retry(*unit), match[2])
+        score = store.execute("ZSCORE", store.keys.retry(*unit), match[2])
         if score is None:
             raise Refused(f"no retry {name} is delayed for {group}: it has run, or never was")
         # The page that begins just before it; a due time has no fraction.
         [row], _ = retry_calls.rows(
-            link.run(retry_calls.page(keys, unit, (int(float(score)), match[2][:-1]), 1))
+            store.run(retry_calls.page(store.keys, unit, (int(float(score)), match[2][:-1]), 1))
         )
         if row.place == match[2]:
             found.setdefault(unit.partition, []).append(_row(unit, row))

@@ -20,8 +20,7 @@ from streamqd.admin.reading import (
     pairs,
     read_id,
 )
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 BLOCK_MS = 1000  # one wait for new messages; the Link's timeout must be longer
 READ_COUNT = 100
@@ -43,18 +42,16 @@ class TailedEntry:
 class Tail:
     """Where in a topic one is looking. `last` shows what is there, `follow` what comes then."""
 
-    def __init__(
-        self, link: Connection, keys: Keys, topic: str, partition: int | None = None
-    ) -> None:
+    def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:
         """Look at all partitions or one, from now on. Raises TopicMissing, Refused."""
-        count = topics.partition_count(link, keys, topic)
+        count = topics.partition_count(store, topic)
         if partition is not None:
             topics.check_partition(topic, partition, count)
         chosen = range(count) if partition is None else [partition]
-        self._link = link
+        self._store = store
         self.topic = topic
-        self._streams = {number: keys.stream(topic, number) for number in chosen}
-        infos = ask(link, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
+        self._streams = {number: store.keys.stream(topic, number) for number in chosen}
+        infos = ask(store, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
         # Once and for all: `$` in every read would miss what arrives between two reads.
         self._positions = {
             stream: read_id(last_id(info))
@@ -67,7 +64,7 @@ class Tail:
         With `since_unix_ms` only those that were written at this time or later.
         """
         since = None if since_unix_ms is None else Id(max(0, since_unix_ms), 0)
-        every = newest_first(self._link, self._streams, since=since, limit=count)
+        every = newest_first(self._store, self._streams, since=since, limit=count)
         found = list(every) if count else []
         for entry in found:  # it may be newer than where following would begin
             stream = self._streams[entry.partition]
@@ -83,20 +80,20 @@ class Tail:
 
     def _pages(self, partition: int, stream: str, after: Id) -> Iterator[Entry]:
         until = self._positions[stream]  # where following begins
-        for page in forwards(self._link, stream, after=after, until=until, size=READ_COUNT):
+        for page in forwards(self._store, stream, after=after, until=until, size=READ_COUNT):
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:
         """Yield messages as they are written, endlessly; an empty list once a second otherwise."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
-        groups = self._link.together(list(self._positions))
+        groups = self._store.connection.together(list(self._positions))
         while True:
             if len(groups) > 1:  # one command cannot wait at several nodes
                 reply = [page for each in self._read_now(groups) for page in each or ()]
                 if not reply:
                     time.sleep(BLOCK_MS / 1000)
             else:
-                reply = self._link.execute(*self._command(groups[0], "BLOCK", BLOCK_MS))
+                reply = self._store.execute(*self._command(groups[0], "BLOCK", BLOCK_MS))
             found = [
                 Entry(numbers[name], read_id(raw_id), pairs(fields))
                 for name, page in reply or ()
@@ -107,7 +104,7 @@ class Tail:
             yield [self._seen(e) for e in sorted(found, key=lambda e: (e.id, e.partition))]
 
     def _read_now(self, groups: Sequence[Sequence[str]]) -> list[Any]:
-        return ask(self._link, [self._command(streams) for streams in groups])
+        return ask(self._store, [self._command(streams) for streams in groups])
 
     def _command(self, streams: Sequence[str], *wait: str | int) -> tuple[str | int, ...]:
         positions = (str(self._positions[stream]) for stream in streams)

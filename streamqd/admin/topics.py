@@ -15,9 +15,8 @@ from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.store import growth, statistics, topics, untrusted
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +110,13 @@ class Created:
     created: bool
 
 
-def partition_count(link: Connection, keys: Keys, topic: str) -> int:
+def partition_count(store: Store, topic: str) -> int:
     """How many partitions a topic has. Raises TopicMissing, with the nearest name there is."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} is not the name of a topic: {NAME_HINT}")
-    count = topics.partition_count(link, keys, topic)
+    count = topics.partition_count(store, topic)
     if count is None:
-        near = difflib.get_close_matches(topic, topics.registry(link, keys)[0], n=1)
+        near = difflib.get_close_matches(topic, topics.registry(store)[0], n=1)
         hint = f"did you mean {near[0]}?" if near else "`streamqd topic list` shows those that do"
         raise TopicMissing(f"the topic {topic} does not exist; {hint}")
     return count
@@ -129,12 +128,12 @@ def check_partition(topic: str, partition: int, count: int) -> None:
         raise Refused(f"{topic} has no partition {partition}: they are numbered 0 to {count - 1}")
 
 
-def create(link: Connection, keys: Keys, topic: str, wanted: config.Topic) -> Created:
+def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     """Register a topic. Refused when it exists with another number of partitions."""
     if not NAME.fullmatch(topic):
         raise Malformed(f"{topic!r} cannot be the name of a topic: {NAME_HINT}")
-    before = topics.partition_count(link, keys, topic)
-    count = topics.create(link, keys, topic, wanted)
+    before = topics.partition_count(store, topic)
+    count = topics.create(store, topic, wanted)
     if count != wanted.partitions:
         raise Refused(
             f"the topic {topic} exists already, with {count} partitions; that number is not"
@@ -143,10 +142,10 @@ def create(link: Connection, keys: Keys, topic: str, wanted: config.Topic) -> Cr
     return Created(topic, count, created=before is None)
 
 
-def listed(link: Connection, keys: Keys) -> list[TopicRow]:
+def listed(store: Store) -> list[TopicRow]:
     """Every registered topic with its totals."""
-    names, strange = topics.registry(link, keys)
-    found = ((topic, _row(link, keys, topic)) for topic in names)
+    names, strange = topics.registry(store)
+    found = ((topic, _row(store, topic)) for topic in names)
     # The registry lives in another slot: it may be older than a lost meta.
     rows = [row for _, row in found if row is not None]
     for error in strange:
@@ -156,14 +155,14 @@ def listed(link: Connection, keys: Keys) -> list[TopicRow]:
     return rows
 
 
-def _row(link: Connection, keys: Keys, topic: str) -> TopicRow | None:
+def _row(store: Store, topic: str) -> TopicRow | None:
     bad = BadValues()
-    meta = known_meta(link, keys, topic, bad)
+    meta = known_meta(store, topic, bad)
     if meta is None and not bad.rows:
         return None
     count = meta.partitions if meta else 0
-    figures = _figures(link, keys, topic, count, bad)
-    names = groups(link, keys, topic, range(count), bad=bad)
+    figures = _figures(store, topic, count, bad)
+    names = groups(store, topic, range(count), bad=bad)
     return TopicRow(
         topic=topic,
         partitions=count,
@@ -176,16 +175,16 @@ def _row(link: Connection, keys: Keys, topic: str) -> TopicRow | None:
     )
 
 
-def known_meta(link: Connection, keys: Keys, topic: str, bad: BadValues) -> topics.TopicMeta | None:
+def known_meta(store: Store, topic: str, bad: BadValues) -> topics.TopicMeta | None:
     """What is registered of a topic, with nothing for what cannot be read.
 
     None when there is no such topic, or when its partition count cannot be read.
     """
-    count = known_count(link, keys, topic, bad)
+    count = known_count(store, topic, bad)
     if count is None:
         return None
-    key = keys.meta(topic)
-    (reply,) = ask(link, [("HMGET", key, "created", "settings")], bad)
+    key = store.keys.meta(topic)
+    (reply,) = ask(store, [("HMGET", key, "created", "settings")], bad)
     created, settings = reply or (None, None)
     return topics.TopicMeta(
         count,
@@ -194,36 +193,34 @@ def known_meta(link: Connection, keys: Keys, topic: str, bad: BadValues) -> topi
     )
 
 
-def known_count(link: Connection, keys: Keys, topic: str, bad: BadValues) -> int | None:
+def known_count(store: Store, topic: str, bad: BadValues) -> int | None:
     """How many partitions a topic has; None when there is none, or that cannot be read."""
-    key = keys.meta(topic)
-    (raw,) = ask(link, [("HGET", key, "partitionCount")], bad)
+    key = store.keys.meta(topic)
+    (raw,) = ask(store, [("HGET", key, "partitionCount")], bad)
     return None if raw is None else bad.read(topics.count_of, topic, raw, key)
 
 
-def known_counts(link: Connection, keys: Keys, bad: BadValues) -> dict[str, int]:
+def known_counts(store: Store, bad: BadValues) -> dict[str, int]:
     """The partition counts of all topics of the registry whose count can be read."""
-    names, strange = topics.registry(link, keys)
+    names, strange = topics.registry(store)
     for error in strange:
         bad.add(error)
-    found = ((name, known_count(link, keys, name, bad)) for name in names)
+    found = ((name, known_count(store, name, bad)) for name in names)
     return {name: count for name, count in found if count is not None}
 
 
-def describe(
-    link: Connection, keys: Keys, topic: str, configured: config.Topic | None = None
-) -> TopicDetail:
+def describe(store: Store, topic: str, configured: config.Topic | None = None) -> TopicDetail:
     """One topic, partition by partition; `configured` is what the file says of it.
 
     Raises TopicMissing.
     """
-    count, bad = partition_count(link, keys, topic), BadValues()
-    meta = known_meta(link, keys, topic, bad)
-    names = groups(link, keys, topic, range(count), bad=bad)
-    rows = _partition_rows(link, keys, topic, count, names, bad)
+    count, bad = partition_count(store, topic), BadValues()
+    meta = known_meta(store, topic, bad)
+    names = groups(store, topic, range(count), bad=bad)
+    rows = _partition_rows(store, topic, count, names, bad)
     registered = meta.settings if meta else {}
     stated = configured or config.Topic()
-    under_way = bad.read(growth.under_way, link, keys, topic)
+    under_way = bad.read(growth.under_way, store, topic)
     return TopicDetail(
         topic=topic,
         created_unix_ms=meta.created_unix_ms or None if meta else None,
@@ -246,12 +243,12 @@ def describe(
 
 
 def _partition_rows(
-    link: Connection, keys: Keys, topic: str, count: int, names: list[str], bad: BadValues
+    store: Store, topic: str, count: int, names: list[str], bad: BadValues
 ) -> list[PartitionRow]:
-    figures = _figures(link, keys, topic, count, bad)
+    figures = _figures(store, topic, count, bad)
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    found = backlog.backlogs(link, keys, units, bad)
-    sizes = _sizes(link, [keys.stream(topic, number) for number in range(count)])
+    found = backlog.backlogs(store, units, bad)
+    sizes = _sizes(store, [store.keys.stream(topic, number) for number in range(count)])
     return [
         PartitionRow(
             partition=number,
@@ -283,19 +280,18 @@ def _summed(name: str, rows: list[PartitionRow]) -> GroupLag:
     )
 
 
-def _sizes(link: Connection, streams: list[str]) -> list[int | None]:
+def _sizes(store: Store, streams: list[str]) -> list[int | None]:
     """The memory of streams, by a sample of their nodes. 0 of what does not exist."""
     sizes: list[int | None] = []
     for start in range(0, len(streams), BATCH):
         batch = streams[start : start + BATCH]
-        replies = link.pipeline([("MEMORY", "USAGE", name, "SAMPLES", 20) for name in batch])
+        replies = store.pipeline([("MEMORY", "USAGE", name, "SAMPLES", 20) for name in batch])
         sizes += [None if isinstance(each, RedisRefused) else int(each or 0) for each in replies]
     return sizes
 
 
 def groups(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     partitions: Iterable[int],
     *,
@@ -309,10 +305,10 @@ def groups(
     """
     bad = bad or BadValues()
     numbers = list(partitions)
-    streams = [keys.stream(topic, each) for each in numbers]
+    streams = [store.keys.stream(topic, each) for each in numbers]
     if letters:
-        streams += [keys.dlq(topic, each) for each in numbers]
-    replies = ask(link, [("XINFO", "GROUPS", stream) for stream in streams], bad)
+        streams += [store.keys.dlq(topic, each) for each in numbers]
+    replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)
     found = set()
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reply, stream, bad):
@@ -323,12 +319,15 @@ def groups(
 
 
 def _figures(
-    link: Connection, keys: Keys, topic: str, count: int, bad: BadValues
+    store: Store, topic: str, count: int, bad: BadValues
 ) -> list[statistics.PartitionFigures]:
     """The figures of each partition; zeros for one that cannot be measured."""
-    calls = [statistics.measure_partition(keys, topic, number) for number in range(count)]
-    replies = measure_each(link, calls, bad)
-    return [partition_figures(reply, keys.trim(topic, at), bad) for at, reply in enumerate(replies)]
+    calls = [statistics.measure_partition(store.keys, topic, number) for number in range(count)]
+    replies = measure_each(store, calls, bad)
+    return [
+        partition_figures(reply, store.keys.trim(topic, at), bad)
+        for at, reply in enumerate(replies)
+    ]
 
 
 def partition_figures(

@@ -24,6 +24,7 @@ from streamqd.model import Unit
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 UNLINK_MAX = 256  # keys of one command
 SCAN_COUNT = 1000  # keys looked at by one command
@@ -59,23 +60,21 @@ class Deleted:
     keys: int
 
 
-def look(link: Connection, keys: Keys, topic: str) -> Doomed:
+def look(store: Store, topic: str) -> Doomed:
     """See what there is to delete. Raises TopicMissing."""
-    raw = link.execute("HGET", keys.meta(topic), "deleting")
-    count = int(raw) if raw is not None else admin.partition_count(link, keys, topic)
-    names = sorted(
-        {*admin.groups(link, keys, topic, range(count)), *topics.groups_seen(link, keys, topic)}
-    )
+    raw = store.execute("HGET", store.keys.meta(topic), "deleting")
+    count = int(raw) if raw is not None else admin.partition_count(store, topic)
+    names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
     units = [Unit(topic, number, name) for number in range(count) for name in names]
-    views = lease_views(link, keys, units, BadValues())
+    views = lease_views(store, units, BadValues())
     lengths = ask(
-        link,
+        store,
         [
             command
             for number in range(count)
             for command in (
-                ("XLEN", keys.stream(topic, number)),
-                ("XLEN", keys.dlq(topic, number)),
+                ("XLEN", store.keys.stream(topic, number)),
+                ("XLEN", store.keys.dlq(topic, number)),
             )
         ],
     )
@@ -95,8 +94,7 @@ def look(link: Connection, keys: Keys, topic: str) -> Doomed:
 
 
 def delete(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     *,
     force: bool,
@@ -106,45 +104,51 @@ def delete(
 
     Raises TopicMissing; Refused while a group on it is owned, unless `force` says to do it.
     """
-    found = look(link, keys, topic)
+    found = look(store, topic)
     if found.owned and not force:
         more = f" and {len(found.owned) - 1} more" if len(found.owned) > 1 else ""
         raise Refused(
             f"{found.owned[0]}{more}: the topic is being consumed. Stop its consumers first, or"
             " say --force"
         )
-    reply = link.run(topics.retirement(keys, topic))
+    reply = store.run(topics.retirement(store.keys, topic))
     if reply.word == "MISSING":
         raise Refused(f"the topic {topic} was deleted by another client meanwhile")
     removed = 0
-    for batch in _batches(link, keys, topic, found):
-        slots = link.together(batch)
-        removed += sum(map(int, ask(link, [("UNLINK", *names) for names in slots])))
+    for batch in _batches(store, topic, found):
+        slots = store.connection.together(batch)
+        removed += sum(map(int, ask(store, [("UNLINK", *names) for names in slots])))
         progress(removed)
-    link.execute("SREM", keys.registry(), topic)
-    removed += int(link.execute("UNLINK", keys.partitions(topic), keys.meta(topic)))
+    store.execute("SREM", store.keys.registry(), topic)
+    removed += int(store.execute("UNLINK", store.keys.partitions(topic), store.keys.meta(topic)))
     return Deleted(topic, found.partitions, removed)
 
 
-def _batches(
-    link: Connection, keys: Keys, topic: str, found: Doomed
-) -> Iterator[list[str | bytes]]:
+def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
     """The keys to remove: the known ones, owner's keys first, then what a scan finds."""
     names: list[str | bytes] = []
     for number in range(found.partitions):
         for group in found.groups:
             unit = (topic, number, group)
             # Without a fence every call of an owner is refused.
-            names += [keys.fence(*unit), keys.lease(*unit), keys.retry(*unit)]
-            names += [keys.retry_items(*unit), keys.retry_stream(*unit), keys.attempts(*unit)]
-        names += [keys.stream(topic, number), keys.dlq(topic, number), keys.trim(topic, number)]
-        names += [keys.scheduled(topic, number), keys.scheduled_items(topic, number)]
-        names += [keys.sink(topic, number), keys.moving(topic, number)]
-        names += [keys.fresh(topic, number), keys.renewal(topic, number)]
+            names += [store.keys.fence(*unit), store.keys.lease(*unit), store.keys.retry(*unit)]
+            names += [
+                store.keys.retry_items(*unit),
+                store.keys.retry_stream(*unit),
+                store.keys.attempts(*unit),
+            ]
+        names += [
+            store.keys.stream(topic, number),
+            store.keys.dlq(topic, number),
+            store.keys.trim(topic, number),
+        ]
+        names += [store.keys.scheduled(topic, number), store.keys.scheduled_items(topic, number)]
+        names += [store.keys.sink(topic, number), store.keys.moving(topic, number)]
+        names += [store.keys.fresh(topic, number), store.keys.renewal(topic, number)]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
-    for node in link.masters():
-        yield from _scanned(node, keys, topic)
+    for node in store.connection.masters():
+        yield from _scanned(node, store.keys, topic)
 
 
 def _scanned(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | bytes]]:

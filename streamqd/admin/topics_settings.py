@@ -18,8 +18,7 @@ from streamqd.config.reading import read_table, written
 from streamqd.config.setting import Kind, Setting, settings_of
 from streamqd.errors import BadValue, ConfigError, Refused
 from streamqd.store import topics, untrusted
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 TRIES = 5  # when another client changes the same settings
 
@@ -40,19 +39,16 @@ class TopicSettings:
     unreadable: list[Unreadable]
 
 
-def show(
-    link: Connection, keys: Keys, topic: str, configured: config.Topic | None
-) -> TopicSettings:
+def show(store: Store, topic: str, configured: config.Topic | None) -> TopicSettings:
     """The settings of a topic that is registered."""
-    key, bad = keys.meta(topic), BadValues()
-    (raw,) = ask(link, [("HGET", key, "settings")], bad)
+    key, bad = store.keys.meta(topic), BadValues()
+    (raw,) = ask(store, [("HGET", key, "settings")], bad)
     registered = readable(raw, key, bad)
     return replace(_seen(topic, registered, configured, changed=False), unreadable=bad.rows)
 
 
 def change(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     assignments: Sequence[str],
     configured: config.Topic | None,
@@ -62,10 +58,10 @@ def change(
     They are checked as those of the file are. Raises ConfigError with every problem, Refused.
     """
     for _ in range(TRIES):
-        text = topics.stored(link, keys, topic)
+        text = topics.stored(store, topic)
         before = _loaded(topic, text)
         after = _merged(before, changed_topic(topic, before, assignments))
-        reply = link.run(topics.configuration(keys, topic, text, after))
+        reply = store.run(topics.configuration(store.keys, topic, text, after))
         if reply.word == "MISSING":
             raise Refused(f"the topic {topic} was deleted meanwhile")
         if reply.word == "OK":

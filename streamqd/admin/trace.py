@@ -19,9 +19,8 @@ from streamqd.errors import Malformed, RedisRefused, Refused
 from streamqd.message import LAST_ERROR
 from streamqd.model import Unit
 from streamqd.store import retries, tracing
-from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 CALLS_MAX = 40  # of one stream: 20,000 entries
 PAGES_MAX = 50  # of the delayed retries of a group: 10,000 retries
@@ -136,20 +135,20 @@ def read_uid(text: str) -> Name:
     return Name(match[1], int(match[2]), match[3])
 
 
-def trace(link: Connection, keys: Keys, fleet: str, name: Name, *, stale: float) -> Trace:
+def trace(store: Store, fleet: str, name: Name, *, stale: float) -> Trace:
     """Look for a message. Raises TopicMissing; Refused when there is no trace of it."""
-    count = topics.partition_count(link, keys, name.topic)
+    count = topics.partition_count(store, name.topic)
     topics.check_partition(name.topic, name.partition, count)
     try:
         entry_id = read_id(name.id)
     except ValueError:
-        return _scheduled(link, keys, name)
-    return _Search(link, keys, fleet, name, entry_id, stale).run()
+        return _scheduled(store, name)
+    return _Search(store, fleet, name, entry_id, stale).run()
 
 
-def _scheduled(link: Connection, keys: Keys, name: Name) -> Trace:
+def _scheduled(store: Store, name: Name) -> Trace:
     """A delayed send, by its send id."""
-    due = link.execute("ZSCORE", keys.scheduled(name.topic, name.partition), name.id)
+    due = store.execute("ZSCORE", store.keys.scheduled(name.topic, name.partition), name.id)
     if due is None:
         raise Refused(
             f"no delayed send {name.id} waits in {name.topic}/{name.partition}: it was written when"
@@ -160,7 +159,7 @@ def _scheduled(link: Connection, keys: Keys, name: Name) -> Trace:
         topic=name.topic,
         partition=name.partition,
         id=name.id,
-        now_unix_ms=server_unix_ms(link),
+        now_unix_ms=server_unix_ms(store.connection),
         where="scheduled",
         due_unix_ms=_unix_ms(due),
         entry=None,
@@ -175,10 +174,8 @@ def _scheduled(link: Connection, keys: Keys, name: Name) -> Trace:
 class _Search:
     """One search. Notes when something was left unseen."""
 
-    def __init__(
-        self, link: Connection, keys: Keys, fleet: str, name: Name, entry_id: Id, stale: float
-    ) -> None:
-        self._link, self._keys = link, keys
+    def __init__(self, store: Store, fleet: str, name: Name, entry_id: Id, stale: float) -> None:
+        self._store, self._keys = store, store.keys
         self._fleet, self._stale = fleet, stale
         self._name, self._id = name, entry_id
         self._complete = True
@@ -186,11 +183,11 @@ class _Search:
 
     def run(self) -> Trace:
         name, keys = self._name, self._keys
-        view = live.look(self._link, keys, self._fleet, stale=self._stale)
+        view = live.look(self._store, self._fleet, stale=self._stale)
         told = {each.unit: each for each in view.units}
         stream = keys.stream(name.topic, name.partition)
         here, info, first, archived, removed = ask(
-            self._link,
+            self._store,
             [
                 ("XRANGE", stream, str(self._id), str(self._id)),
                 ("XINFO", "STREAM", stream),
@@ -211,7 +208,7 @@ class _Search:
                 f" written is {last}"
             )
         self._again = [copy.id for copy in self._copies(stream)]
-        groups = topics.groups(self._link, keys, name.topic, (name.partition,))
+        groups = topics.groups(self._store, name.topic, (name.partition,))
         rows = [self._group(group, letters, told) for group in sorted(groups)]
         # What is acknowledged may be gone; where nothing is gone, what is not there never was.
         known = letters or self._again or any(row.state in _KNOWN for row in rows)
@@ -249,7 +246,9 @@ class _Search:
         copies: list[tracing.Copy] = []
         begin = str(self._id)
         for _ in range(CALLS_MAX):
-            found, begin = tracing.found(self._link.run(tracing.find(stream, str(self._id), begin)))
+            found, begin = tracing.found(
+                self._store.run(tracing.find(stream, str(self._id), begin))
+            )
             copies += [each for each in found if self._is_ours(each)]
             if not begin:
                 return copies
@@ -344,7 +343,7 @@ class _Search:
         """How far a group is with one entry of a stream: unread, running, pending or done."""
         entry_id = place[2:]
         groups, pending, crashes, failures, due = ask(
-            self._link,
+            self._store,
             [
                 ("XINFO", "GROUPS", stream),
                 ("XPENDING", stream, unit.group, entry_id, entry_id, 1),
@@ -373,7 +372,7 @@ class _Search:
         """The delayed retries of the message: by its place, else among all that wait."""
         after = (0, "")
         for _ in range(PAGES_MAX):
-            page, more = retries.rows(self._link.run(retries.page(self._keys, unit, after, PAGE)))
+            page, more = retries.rows(self._store.run(retries.page(self._keys, unit, after, PAGE)))
             for row in page:
                 original = row.fields.get(b"originalId", b"").decode("utf-8", "replace")
                 if original == str(self._id) or row.place == f"m:{self._id}":

@@ -20,8 +20,7 @@ from streamqd.admin.words import lasting, plural
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import members
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 STUCK_SECONDS = 10.0  # one run that lasts longer is named as what holds the partition
 FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause
@@ -113,8 +112,7 @@ class Answer:
 
 
 def answer(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     fleet: str,
     topic: str,
     partition: int | None = None,
@@ -126,11 +124,11 @@ def answer(
 
     Raises TopicMissing, Refused.
     """
-    count = topics.partition_count(link, keys, topic)
+    count = topics.partition_count(store, topic)
     if partition is not None:
         topics.check_partition(topic, partition, count)
     bad = BadValues()
-    known = topics.groups(link, keys, topic, range(count), bad=bad)
+    known = topics.groups(store, topic, range(count), bad=bad)
     if group is not None and group not in known:
         raise Refused(f"no group {group} reads the topic {topic}")
     if not known:
@@ -142,12 +140,12 @@ def answer(
         if group in (None, each)
         for number in numbers
     ]
-    state = published.fleet_state(link, keys, fleet, stale=stale, bad=bad)
-    view = live.look(link, keys, fleet, stale=stale, state=state)
+    state = published.fleet_state(store, fleet, stale=stale, bad=bad)
+    view = live.look(store, fleet, stale=stale, state=state)
     for row in view.unreadable:
         bad.keep(row)
-    measured = partitions.measured(link, keys, units, bad)
-    held = other_clients(ask(link, pending(keys, units), bad))
+    measured = partitions.measured(store, units, bad)
+    held = other_clients(ask(store, pending(store.keys, units), bad))
     answers = [_one(view, state, *each) for each in zip(measured, held, strict=True)]
     return [replace(each, unreadable=bad.rows) for each in answers]
 

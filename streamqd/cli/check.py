@@ -15,7 +15,6 @@ from streamqd.cli.output import LEVELS, count, styled
 from streamqd.cli.session import Session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
-from streamqd.store.client import Connection
 
 PATIENCE = 2.0  # seconds that a server may take to load its data
 EXIT_PROBLEMS = 1
@@ -117,8 +116,8 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
         findings += [
             CheckFinding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
         ]
-        findings += _topics(session, link, settings)
-        findings += _rights(session, link, settings)
+        findings += _topics(session, settings)
+        findings += _rights(session, settings)
     except RedisUnavailable as error:
         if session.embedded and not error.sent and not timed_out(error):
             findings.append(_embedded())
@@ -139,12 +138,12 @@ def _embedded() -> CheckFinding:
     )
 
 
-def _topics(session: Session, link: Connection, settings: config.Settings) -> list[CheckFinding]:
+def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     for name, wanted in settings.topics.items():
         if "partitions" not in wanted.stated:
             continue
-        found = topics.partition_count(link, session.keys, name)
+        found = topics.partition_count(session.store, name)
         text = f"topics.{name}.partitions is {wanted.partitions}, and {found} are registered"
         if found is not None and wanted.partitions < found:
             findings.append(_problem("topics", f"{text}: a topic cannot shrink, write {found}"))
@@ -153,9 +152,9 @@ def _topics(session: Session, link: Connection, settings: config.Settings) -> li
     return findings
 
 
-def _rights(session: Session, link: Connection, settings: config.Settings) -> list[CheckFinding]:
+def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:
     keys_of: dict[str, list[str]] = {}
-    for lacking in permissions.missing(link, session.keys, settings.daemon.fleet):
+    for lacking in permissions.missing(session.store, settings.daemon.fleet):
         keys_of.setdefault(lacking.command, []).append(lacking.key)
     if not keys_of:
         return [CheckFinding("rights", "ok", "the Redis user may run every command that is needed")]

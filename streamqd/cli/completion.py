@@ -87,8 +87,7 @@ def _topics(asked: Asked) -> list[str]:
 def _groups(asked: Asked) -> list[str]:
     named = asked.params.get("topic")
     chosen = [str(named).partition("/")[0]] if named else _topics(asked)
-    keys = asked.session.keys
-    return [name for topic in chosen for name in topics.groups_seen(asked.link, keys, topic)]
+    return [name for topic in chosen for name in topics.groups_seen(asked.session.store, topic)]
 
 
 def _instances(asked: Asked) -> list[str]:
@@ -103,9 +102,8 @@ def _places(asked: Asked) -> list[str]:
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
         return _topics(asked)
-    keys = asked.session.keys
-    count = topics.partition_count(asked.link, keys, topic) or 0
-    groups = topics.groups_seen(asked.link, keys, topic)
+    count = topics.partition_count(asked.session.store, topic) or 0
+    groups = topics.groups_seen(asked.session.store, topic)
     places = [f"{topic}/{number}" for number in range(count)]
     return [
         *(f"{topic}/{group}" for group in groups),

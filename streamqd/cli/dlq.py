@@ -75,9 +75,7 @@ def list_(
         return _overview(session)
     choice = chosen(session.link, filters)
     check_group(session, topic, choice)
-    seen = dead_letters.listed(
-        session.link, session.keys, topic, choice=choice, limit=limit, cursor=cursor
-    )
+    seen = dead_letters.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
     now = server_unix_ms(session.link)
     if not seen.rows:
         return CommandResult(seen, _nothing(topic, filters, "no more" if cursor else "no"))
@@ -91,7 +89,7 @@ def list_(
 
 
 def _overview(session: Session) -> CommandResult:
-    rows = dead_letters.overview(session.link, session.keys)
+    rows = dead_letters.overview(session.store)
     now = server_unix_ms(session.link)
 
     def show() -> None:
@@ -128,7 +126,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
     """
     choice = chosen(session.link, filters)
     check_group(session, topic, choice)
-    found = dead_letters.causes(session.link, session.keys, topic, choice, last=newest)
+    found = dead_letters.causes(session.store, topic, choice, last=newest)
     now = server_unix_ms(session.link)
     if not found.causes:
         return CommandResult(found, _nothing(topic, filters))
@@ -153,7 +151,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
 @answering
 def show(session: Session, *, topic: str, letter_id: str, mask: bool) -> CommandResult:
     """Show everything that is known of one dead letter."""
-    letter = dead_letters.show(session.link, session.keys, topic, letter_id)
+    letter = dead_letters.show(session.store, topic, letter_id)
     now = server_unix_ms(session.link)
     shown = dead_letters.masked(letter) if mask else letter
     return CommandResult(shown, lambda: print_letter(shown, now))
@@ -170,10 +168,10 @@ def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandR
     The trail goes with the topic when that is deleted; who did that is the first entry of a new
     one.
     """
-    seen = audit.trail(session.link, session.keys, topic, limit=limit, cursor=cursor)
+    seen = audit.trail(session.store, topic, limit=limit, cursor=cursor)
     if not seen.deeds:
         if not cursor:
-            topics.partition_count(session.link, session.keys, topic)
+            topics.partition_count(session.store, topic)
         more = "more " if cursor else ""
         return CommandResult(seen, f"nothing {more}in the audit trail of {topic}")
     now = server_unix_ms(session.link)
@@ -262,14 +260,15 @@ def replay(
         raise click.UsageError("--to-topic goes to every group there: leave --everyone out")
     target = Target(everyone, partition, to_topic)
     rest = _given(ctx, "everyone", "partition", "to_topic", "rate", "limit", "max_replays")
-    link, keys = session.link, session.keys
-    choice = chosen(link, filters, ids)
+    choice = chosen(session.link, filters, ids)
     check_group(session, topic, choice)
     # A target that is not there is refused before the question.
-    Route(link, keys, topic, target)
+    Route(session.store, topic, target)
     if dry_run:
         plan = dead_letters.plan(
-            *(link, keys, topic, choice),
+            session.store,
+            topic,
+            choice,
             fleet=session.settings.daemon.fleet,
             target=target,
             max_replays=max_replays,
@@ -285,7 +284,9 @@ def replay(
     meter = Meter(session)
     with interruptible() as stop:
         done = dead_letters.replay(
-            *(link, keys, topic, choice),
+            session.store,
+            topic,
+            choice,
             target=target,
             rate=rate,
             limit=limit,
@@ -391,12 +392,11 @@ def purge(
         raise click.UsageError("--id names dead letters; --older-than chooses among all of them")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
     require_choice(ids, all_, older_than is not None or stated(filters), ways)
-    link, keys = session.link, session.keys
-    choice = chosen(link, filters, ids, older_than)
+    choice = chosen(session.link, filters, ids, older_than)
     check_group(session, topic, choice)
     if dry_run:
-        found = dead_letters.causes(link, keys, topic, choice)
-        now = server_unix_ms(link)
+        found = dead_letters.causes(session.store, topic, choice)
+        now = server_unix_ms(session.link)
         text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted for good"
 
         def show() -> None:
@@ -410,7 +410,7 @@ def purge(
         return 0
     meter = Meter(session)
     with interruptible() as stop:
-        done = dead_letters.purge(link, keys, topic, choice, stop=stop, progress=meter)
+        done = dead_letters.purge(session.store, topic, choice, stop=stop, progress=meter)
     meter.end()
     notes = [] if done.audited else [NOT_AUDITED]
     if done.unknown:
@@ -449,7 +449,7 @@ def export(
     with interruptible() as stop:
         choice = chosen(session.link, filters, ids)
         check_group(session, topic, choice)
-        work = dead_letters.Export(session.link, session.keys, topic, choice, stop=stop)
+        work = dead_letters.Export(session.store, topic, choice, stop=stop)
         with _written(out) as file:
             for line in work.lines():
                 file.write(line + "\n")
@@ -498,7 +498,7 @@ def _ask(
     """Confirm what would happen. False: there is nothing to do, and it has been said."""
     if yes:
         return True
-    found = dead_letters.count(session.link, session.keys, topic, choice)
+    found = dead_letters.count(session.store, topic, choice)
     if found:
         confirm(question.format(count(found, "dead letter"), topic + _for(choice.group)), yes)
     elif not click.get_current_context().params["as_json"]:

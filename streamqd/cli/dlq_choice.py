@@ -149,11 +149,11 @@ def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> N
 
 def check_group(session: Session, topic: str, choice: DeadLetterFilter) -> None:
     """Refuse a group that neither reads the topic nor has dead letters there: likely a slip."""
-    group, link = choice.group, session.link
-    if group is None or group in groups.names(link, session.keys, topic):
+    group = choice.group
+    if group is None or group in groups.names(session.store, topic):
         return
-    if not dead_letters.count(link, session.keys, topic, DeadLetterFilter(group=group)):
-        groups.known(link, session.keys, topic, group)  # says that there is none
+    if not dead_letters.count(session.store, topic, DeadLetterFilter(group=group)):
+        groups.known(session.store, topic, group)  # says that there is none
 
 
 def stated(filters: Mapping[str, Any]) -> bool:

@@ -152,7 +152,7 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
-    found = retention.examine(session.link, session.keys, topic, stated, expected, abandoned_after)
+    found = retention.examine(session.store, topic, stated, expected, abandoned_after)
     code = EXIT_PROBLEMS if found.problems or found.unreadable else 0
     return CommandResult(found, lambda: _show(found), code)
 

@@ -40,7 +40,7 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
     DELAYED those that wait for their next attempt. OLDEST is the age of the oldest of the unread
     and pending ones.
     """
-    rows = groups.listed(session.link, session.keys, topic)
+    rows = groups.listed(session.store, topic)
     now = server_unix_ms(session.link)
     if not rows:
         return CommandResult(rows, f"no group reads {topic or 'any topic'}")
@@ -78,7 +78,7 @@ def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     behind it (`+`: at least so many); UNREAD and PENDING are the ages of the oldest message of each
     kind.
     """
-    detail = groups.describe(session.link, session.keys, topic, name)
+    detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
 
 
@@ -163,7 +163,7 @@ def reset(
 
     def run(*, dry_run: bool) -> groups.GroupReset:
         return groups.reset(
-            session.link, session.keys, topic, name, to, partitions=partitions,
+            session.store, topic, name, to, partitions=partitions,
             drop_retries=not keep_retries, force=force, dry_run=dry_run,
         )  # fmt: skip
 
@@ -227,14 +227,13 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     A daemon whose configuration still names the group creates it again, from where its consumer's
     `start` says. While the topic grows, the growth no longer waits for the group.
     """
-    link = session.link
-    if name not in groups.names(link, session.keys, topic):
-        groups.known(link, session.keys, topic, name)  # says that there is none
+    if name not in groups.names(session.store, topic):
+        groups.known(session.store, topic, name)  # says that there is none
     growing = _growing(session, topic, name)
     if growing and not force:
         raise Refused(f"{growing} say --force when it is not to come back")
     confirm(f"{growing} Delete the group {name} of {topic}?".strip(), yes)
-    done = groups.delete(link, session.keys, topic, name, force=force)
+    done = groups.delete(session.store, topic, name, force=force)
     what = {"group": name, "force": force} | ({"growing": True} if growing else {})
     session.record(topic, "group delete", what, {"partitions": done.partitions})
     return CommandResult(
@@ -244,7 +243,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
 
 def _growing(session: Session, topic: str, name: str) -> str:
     """Why not to delete a group while its topic grows; '' when there is no reason."""
-    progress = growth.look(session.link, session.keys, topic)
+    progress = growth.look(session.store, topic)
     for row in progress.groups if progress is not None else ():
         if row.group == name and not row.done:
             return (
@@ -267,11 +266,11 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
     Stop those clients first: what they are handling would be handled twice. Refused while streamqd
     owns a partition of the group. The first owner handles what was taken before anything else.
     """
-    done = adoption.survey(session.link, session.keys, topic, name)
+    done = adoption.survey(session.store, topic, name)
     if not dry_run and done.entries:
         confirm(f"Take over {count(done.entries, 'message')} of {topic}/{name}?", yes)
     if not dry_run:
-        done = adoption.adopt(session.link, session.keys, topic, name)
+        done = adoption.adopt(session.store, topic, name)
 
     def show() -> None:
         if done.consumers:

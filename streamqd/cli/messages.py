@@ -76,7 +76,7 @@ def tail(
     Nothing is taken from anybody: no group is involved. A line is PARTITION:ID, the key and the
     payload; with --json each line is an object.
     """
-    watched = admin_tail.Tail(session.link, session.keys, topic, partition)
+    watched = admin_tail.Tail(session.store, topic, partition)
     if since is None:
         shown = _print_entries(watched.last(10 if limit is None else limit), as_json)
     else:
@@ -128,9 +128,7 @@ def pending(
     ranking of the moment.
     """
     name = group or _only_group(session, topic)
-    seen = admin_pending.view(
-        session.link, session.keys, topic, name, order=sort, limit=limit, cursor=cursor
-    )
+    seen = admin_pending.view(session.store, topic, name, order=sort, limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
@@ -160,8 +158,8 @@ def pending(
 
 
 def _only_group(session: Session, topic: str) -> str:
-    partitions = range(topics.partition_count(session.link, session.keys, topic))
-    found = topics.groups(session.link, session.keys, topic, partitions)
+    partitions = range(topics.partition_count(session.store, topic))
+    found = topics.groups(session.store, topic, partitions)
     if not found:
         raise Refused(f"no group reads the topic {topic}")
     if len(found) > 1:
@@ -244,9 +242,7 @@ def list_sends(
     is due.
     """
     choice = _send_filter(**filters)
-    seen = sends.listed(
-        session.link, session.keys, topic, choice=choice, limit=limit, cursor=cursor
-    )
+    seen = sends.listed(session.store, topic, choice=choice, limit=limit, cursor=cursor)
     if not seen.rows:
         none = f"no {'more ' if cursor else ''}delayed sends in {topic}"
         return CommandResult(seen, NO_MATCH if choice != sends.DelayedFilter() else none)
@@ -281,7 +277,7 @@ def show(session: Session, *, topic: str, name: str) -> CommandResult:
     \b
       streamqd delayed show orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
     """
-    found = sends.show(session.link, session.keys, topic, name)
+    found = sends.show(session.store, topic, name)
     now_unix_ms = server_unix_ms(session.link)
     return CommandResult(found, lambda: _show_send(found, now_unix_ms))
 
@@ -328,8 +324,8 @@ def send_now(
     choice = _asked_sends(ids, every, filters)
     if dry_run:
         return _foretell_sends(session, topic, ids, choice, "would be due now")
-    names = ids or sends.chosen(session.link, session.keys, topic, choice)
-    done = sends.hasten(session.link, session.keys, topic, names)
+    names = ids or sends.chosen(session.store, topic, choice)
+    done = sends.hasten(session.store, topic, names)
     text = f"{count(done.due, 'delayed send')} due now" if done.due or ids else NO_MATCH
     return _changed_sends(done, text, ids)
 
@@ -363,11 +359,11 @@ def cancel_sends(
         return _foretell_sends(session, topic, ids, choice, "would be cancelled")
     names: Iterable[str] = ids
     if every:
-        number = sum(1 for _ in sends.chosen(session.link, session.keys, topic, choice))
+        number = sum(1 for _ in sends.chosen(session.store, topic, choice))
         what = count(number, "delayed send")
         confirm(f"Cancel {what} of {topic} for good?", yes or not number)
-        names = sends.chosen(session.link, session.keys, topic, choice)
-    done = sends.cancel(session.link, session.keys, topic, names)
+        names = sends.chosen(session.store, topic, choice)
+    done = sends.cancel(session.store, topic, names)
     if done.cancelled:
         asked = {
             "sends": list(ids) or "--all",
@@ -413,10 +409,10 @@ def _foretell_sends(
 ) -> CommandResult:
     """Say how many it would be; of those named, refuse one that does not wait."""
     if ids:
-        names = [sends.show(session.link, session.keys, topic, each).id for each in ids]
+        names = [sends.show(session.store, topic, each).id for each in ids]
         number = len(dict.fromkeys(names))
     else:
-        number = sum(1 for _ in sends.chosen(session.link, session.keys, topic, choice))
+        number = sum(1 for _ in sends.chosen(session.store, topic, choice))
     text = f"{count(number, 'delayed send')} {what}" if number else NO_MATCH
     return CommandResult({"topic": topic, "would_be": number}, text)
 
@@ -445,9 +441,7 @@ def list_retries(
 ) -> CommandResult:
     """Show the delayed retries of a group, the first due first, over all partitions."""
     choice = _retry_filter((), **filters)
-    seen = retries.listed(
-        session.link, session.keys, topic, group, choice=choice, limit=limit, cursor=cursor
-    )
+    seen = retries.listed(session.store, topic, group, choice=choice, limit=limit, cursor=cursor)
 
     def show() -> None:
         unreadable(seen.unreadable)
@@ -495,10 +489,10 @@ def retry_now(
 ) -> CommandResult:
     """Run delayed retries now: those named, or --all that pass the filters."""
     choice = _asked_retries(ids, every, filters)
-    rows = retries.chosen(session.link, session.keys, topic, group, choice)
+    rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _foretell_retries(rows, "would be due now")
-    done = retries.hasten(session.link, session.keys, topic, group, rows)
+    done = retries.hasten(session.store, topic, group, rows)
     gone = f", {done.gone:,} had run before" if done.gone else ""
     return CommandResult(done, f"{count(done.due, 'retry')} due now{gone}")
 
@@ -530,13 +524,13 @@ def cancel_retries(
     """
     drop = drop or group.endswith(LETTERS)
     choice = _asked_retries(ids, every, filters)
-    rows = retries.chosen(session.link, session.keys, topic, group, choice)
+    rows = retries.chosen(session.store, topic, group, choice)
     if dry_run:
         return _foretell_retries(rows, "would be lost" if drop else "would become dead letters")
     total = sum(map(len, rows.values()))
     what = "Lose" if drop else "Make dead letters of"
     confirm(f"{what} {count(total, 'retry')} in {topic} for {group}?", yes or not total)
-    done = retries.cancel(session.link, session.keys, topic, group, rows, drop=drop)
+    done = retries.cancel(session.store, topic, group, rows, drop=drop)
     if total:
         asked = {"group": group, "retries": list(ids) or "--all", "drop": drop}
         counts = {"dead": done.dead, "dropped": done.dropped, "gone": done.gone}

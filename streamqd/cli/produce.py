@@ -290,12 +290,11 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
     if create is not None or topic in named:
         return
     with session.using_redis():
-        link = session.link
-        if registry.partition_count(link, session.keys, topic) is not None:
+        if registry.partition_count(session.store, topic) is not None:
             return
         missing = f"the topic {topic} does not exist"
         with contextlib.suppress(RedisRefused):  # a user who may only send cannot list topics
-            near = difflib.get_close_matches(topic, registry.registry(link, session.keys)[0], n=1)
+            near = difflib.get_close_matches(topic, registry.registry(session.store)[0], n=1)
             missing += f" (did you mean {near[0]}?)" if near else ""
     if not sys.stdin.isatty():
         raise TopicMissing(f"{missing}; not a terminal: pass --create to create {topic}")

@@ -18,6 +18,7 @@ from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 if TYPE_CHECKING:
     from streamqd.admin.directives import FleetSnapshot
@@ -63,6 +64,11 @@ class Session:
             self._link = connect(redis, timeout=self.timeout or TIMEOUT, name="streamqd:cli")
         return self._link
 
+    @property
+    def store(self) -> Store:
+        """The connection with the names of the keys. Raises ConfigError."""
+        return Store(self.link, self.keys)
+
     @contextlib.contextmanager
     def using_redis(self) -> Iterator[None]:
         """Explain errors of the connection, and close it at the end."""
@@ -81,7 +87,7 @@ class Session:
         from streamqd.admin.directives import FleetSnapshot
 
         daemon = self.settings.daemon
-        return FleetSnapshot(self.link, self.keys, daemon.fleet, daemon.lease_ttl)
+        return FleetSnapshot(self.store, daemon.fleet, daemon.lease_ttl)
 
     def record(
         self, topic: str, command: str, what: dict[str, Any], counts: dict[str, int]
@@ -90,7 +96,7 @@ class Session:
         from streamqd.admin import audit
 
         try:
-            audit.record(self.link, self.keys, topic, command, what=what, counts=counts)
+            audit.record(Store(self.link, self.keys), topic, command, what=what, counts=counts)
         except (RedisUnavailable, RedisRefused):
             self.note(NOT_AUDITED)
 

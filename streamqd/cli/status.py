@@ -35,9 +35,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
       streamqd status orders
     """
     daemon = session.settings.daemon
-    seen = fleet.status(
-        session.link, session.keys, daemon.fleet, stale=daemon.lease_ttl, topic=topic
-    )
+    seen = fleet.status(session.store, daemon.fleet, stale=daemon.lease_ttl, topic=topic)
     return CommandResult(seen, lambda: _show(seen, topic))
 
 
@@ -223,7 +221,7 @@ def partitions(
     """
     if partition is not None and topic is None:
         raise click.UsageError("--partition needs the topic before it")
-    seen = admin_partitions.view(session.link, session.keys, topic, group, partition)
+    seen = admin_partitions.view(session.store, topic, group, partition)
     return CommandResult(seen, lambda: _show_partitions(seen))
 
 

@@ -34,6 +34,7 @@ from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
+from streamqd.store.store import Store
 
 INTERVAL_MIN = 0.2
 LOOK_TIMEOUT = 3.0  # seconds that one look may take
@@ -63,7 +64,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
         raise click.UsageError(f"--interval: at least {INTERVAL_MIN:g}s")
     daemon = session.settings.daemon
     if once or as_json:
-        seen = live.look(session.link, session.keys, daemon.fleet, stale=daemon.lease_ttl)
+        seen = live.look(session.store, daemon.fleet, stale=daemon.lease_ttl)
         if as_json:
             emit(seen)
             return None
@@ -182,7 +183,7 @@ class TopReader:
                 if link is None:
                     redis = config.resolved(self._session.settings).redis
                     link = connect(redis, timeout=LOOK_TIMEOUT, name="streamqd:top")
-                self._view = live.look(link, keys, daemon.fleet, stale=daemon.lease_ttl)
+                self._view = live.look(Store(link, keys), daemon.fleet, stale=daemon.lease_ttl)
                 self._at, self._trouble = time.monotonic(), ""
             except RedisUnavailable as error:
                 self._trouble = str(self._session.explained(error))

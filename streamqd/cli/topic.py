@@ -40,7 +40,7 @@ def create(session: Session, *, name: str, partitions: int | None) -> CommandRes
     wanted = session.settings.topics.get(name, Topic())
     if partitions is not None:
         wanted = dataclasses.replace(wanted, partitions=partitions)
-    done = topics.create(session.link, session.keys, name, wanted)
+    done = topics.create(session.store, name, wanted)
     verb = "created with" if done.created else "exists already, with"
     return CommandResult(done, f"{name} {verb} {count(done.partitions, 'partition')}")
 
@@ -49,7 +49,7 @@ def create(session: Session, *, name: str, partitions: int | None) -> CommandRes
 @answering
 def list_(session: Session) -> CommandResult:
     """Show all topics."""
-    rows = topics.listed(session.link, session.keys)
+    rows = topics.listed(session.store)
     return CommandResult(rows, (lambda: _show_topics(rows)) if rows else "no topics")
 
 
@@ -81,7 +81,7 @@ def describe(session: Session, *, name: str) -> CommandResult:
     means at least so many. Settings are those that this configuration leads to.
     """
     configured = session.settings.topics.get(name)
-    detail = topics.describe(session.link, session.keys, name, configured)
+    detail = topics.describe(session.store, name, configured)
     return CommandResult(detail, lambda: _show_topic(detail))
 
 
@@ -151,13 +151,12 @@ def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> Co
     nothing else of the same setting.
     """
     configured = session.settings.topics.get(name)
-    link = session.link
-    topics.partition_count(link, session.keys, name)
+    topics.partition_count(session.store, name)
     if not assignments:
-        seen = topics_settings.show(link, session.keys, name, configured)
+        seen = topics_settings.show(session.store, name, configured)
     else:
         try:
-            seen = topics_settings.change(link, session.keys, name, assignments, configured)
+            seen = topics_settings.change(session.store, name, assignments, configured)
         except ConfigError as error:
             raise click.UsageError("; ".join(error.problems)) from None
 
@@ -204,7 +203,7 @@ def delete(
     fails). Interrupted, it is finished by the same command. What stays is one entry in the audit
     trail that says who did it: `streamqd dlq audit TOPIC`.
     """
-    doomed = topics_deletion.look(session.link, session.keys, name)
+    doomed = topics_deletion.look(session.store, name)
     if doomed.owned and not force and not dry_run:
         raise Refused(
             f"{doomed.owned[0]}: the topic is being consumed. Stop its consumers first, or say"
@@ -219,7 +218,7 @@ def delete(
             " consumer for it, or take the consumer out and reload; or say --while-offered"
         )
     confirm(f"Delete {_doomed(doomed)}?", yes)
-    done = topics_deletion.delete(session.link, session.keys, name, force=force)
+    done = topics_deletion.delete(session.store, name, force=force)
     # The trail was the topic's own, and went with it: this begins a new one.
     session.record(
         name, "topic delete",
@@ -266,19 +265,19 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     goes on with it, and ended it changes nothing. Daemons are told to reload. Write the new number
     into their configuration before.
     """
-    under_way = growth.look(session.link, session.keys, name)
+    under_way = growth.look(session.store, name)
     if under_way is None:
-        growth.check(session.link, session.keys, name, partitions)
+        growth.check(session.store, name, partitions)
     _refuse_smaller_file(session, name, partitions)
     if under_way is None:
         confirm(f"Grow {name} to {count(partitions, 'partition')}? It cannot shrink again.", yes)
     tell = _daemons_of(session, f"{name} grows to {partitions} partitions")
-    done = growth.grow(session.link, session.keys, name, partitions, tell=tell)
+    done = growth.grow(session.store, name, partitions, tell=tell)
     try:
         while wait and not done.done:
             session.note(_left(done))
             time.sleep(POLL_SECONDS)
-            done = growth.grow(session.link, session.keys, name, partitions, tell=tell)
+            done = growth.grow(session.store, name, partitions, tell=tell)
     except KeyboardInterrupt:
         session.note("left; the same command goes on with it")
         raise
@@ -311,7 +310,7 @@ def _daemons_of(session: Session, why: str) -> Callable[[str], None]:
         nonlocal reloaded
         fleet = session.fleet
         if step == growth.RELEASED:
-            fleet.link.execute("PUBLISH", fleet.keys.wake(fleet.name), growth.OWNER)
+            fleet.store.execute("PUBLISH", fleet.store.keys.wake(fleet.name), growth.OWNER)
         elif not reloaded:
             reloaded = True
             try:
@@ -349,9 +348,9 @@ def renew(session: Session, *, name: str, partition: int, force: bool, yes: bool
     is owned; with --force its owners lose it, and what their workers still do is not recorded.
     Interrupted, the same command goes on with it.
     """
-    renewal.check(session.link, session.keys, name, partition, force=force)
+    renewal.check(session.store, name, partition, force=force)
     confirm(f"Move partition {partition} of {name} to a fresh stream?", yes)
-    done = renewal.renew(session.link, session.keys, name, partition, force=force)
+    done = renewal.renew(session.store, name, partition, force=force)
     what = {"partition": partition, "force": force, "last_id": done.last_id}
     counts = {"messages": done.messages, "pending": done.pending, "lost": done.lost}
     session.record(name, "topic renew", what, counts)

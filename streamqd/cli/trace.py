@@ -39,7 +39,7 @@ def trace(session: Session, *, uid: str, folder: Path | None) -> CommandResult:
     """
     name = admin.read_uid(uid)
     daemon = session.settings.daemon
-    found = admin.trace(session.link, session.keys, daemon.fleet, name, stale=daemon.lease_ttl)
+    found = admin.trace(session.store, daemon.fleet, name, stale=daemon.lease_ttl)
     looked = None
     if folder is not None and found.where != "scheduled":
         looked = _look(folder, found)

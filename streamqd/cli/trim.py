@@ -44,8 +44,7 @@ def trim(
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)
     limits = (max_age, max_length, max_bytes)
-    link = session.link
-    holds, partitions = admin.settings(link, session.keys, topic, stated)
+    holds, partitions = admin.settings(session.store, topic, stated)
     if partition is not None and partition >= partitions:
         raise Refused(f"{topic} has the partitions 0 to {partitions - 1}, not {partition}")
     if any(each is not None for each in limits):
@@ -59,7 +58,7 @@ def trim(
     if not dry_run:
         confirm(f"Trim {topic}? What goes cannot be read or replayed any more.", yes)
     chosen = range(partitions) if partition is None else [partition]
-    done = admin.trim(link, session.keys, topic, holds, chosen, expected, dry_run=dry_run)
+    done = admin.trim(session.store, topic, holds, chosen, expected, dry_run=dry_run)
     return CommandResult(done, lambda: _show(done))
 
 

@@ -34,7 +34,7 @@ def why(session: Session, *, place: str) -> CommandResult:
     topic, partition, group = _place(place)
     daemon = session.settings.daemon
     answers = admin.answer(
-        session.link, session.keys, daemon.fleet, topic, partition, group, stale=daemon.lease_ttl
+        session.store, daemon.fleet, topic, partition, group, stale=daemon.lease_ttl
     )
 
     def show() -> None:

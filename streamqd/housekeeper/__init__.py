@@ -41,6 +41,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerState, now_ns
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 LINK_TIMEOUT = 5.0
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted: nothing is lost with it
@@ -70,14 +71,14 @@ class Housekeeper:
         self._board = board
         self._settings = settings
         self._control = control
-        self._keys = Keys(control=settings.keys.control, streams=settings.keys.streams)
         daemon = settings.daemon
-        self._link = connect(
+        link = connect(
             settings.redis,
             timeout=LINK_TIMEOUT,
             name=f"streamqd:{daemon.instance}:housekeeper",
             doubt=DOUBT_SECONDS,
         )
+        self._store = Store(link, Keys(settings.keys.control, settings.keys.streams))
         self.view = MetricsView(
             instance=daemon.instance,
             board=board,
@@ -86,19 +87,19 @@ class Housekeeper:
         self.summary = Summary(self.view, settings, supervisor_pid())
         self._away = logs.Episode("redis.lost", "redis.back")
         bad = logs.bad_values()
-        self._figures = TimeSlice(lambda: measuring(self._link, self.view, self._keys, bad))
+        self._figures = TimeSlice(lambda: measuring(self._store, self.view, bad))
         self._tasks = self._table()
         self._owned: list[Unit] = []
         self._idle: list[bool] = []
         self._look_at = 0.0  # when the slots are looked at again
 
     def _table(self) -> list[Task]:
-        link, view, keys = self._link, self.view, self._keys
-        retries = retry_promoter(link, view, keys)
-        sends = send_promoter(link, view, keys)
-        reclaimer = Reclaimer(link, keys, self._settings.consumers)
-        listener = Listener(link, keys, self._ring)
-        trimmer = Trimmer(link, view, keys, self._settings)
+        store, view = self._store, self.view
+        retries = retry_promoter(store, view)
+        sends = send_promoter(store, view)
+        reclaimer = Reclaimer(store, self._settings.consumers)
+        listener = Listener(store, self._ring)
+        trimmer = Trimmer(store, view, self._settings)
 
         def promote_retries() -> float:
             return retries.turn(
@@ -120,8 +121,8 @@ class Housekeeper:
             Task("measure", 3.0, self._measure),
             Task("publish", 2.0, self._publish),
             Task("trim", 5.0, trimmer.run),
-            Task("expire_letters", 30.0, DeadLetterExpirer(link, view, keys, self._settings).run),
-            Task("teach", 10.0, ScriptLoader(link).run),
+            Task("expire_letters", 30.0, DeadLetterExpirer(store, view, self._settings).run),
+            Task("teach", 10.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned())),
             *encrypted,
         ]
@@ -141,7 +142,7 @@ class Housekeeper:
         finally:
             if server is not None:
                 server.stop()
-            self._link.close()
+            self._store.connection.close()
         logs.event("housekeeper.stopped")
         return 0
 
@@ -190,8 +191,8 @@ class Housekeeper:
 
     def _probe(self) -> None:
         """Ask for the time. Only its success proves that Redis is back: others may ask nothing."""
-        ask_time(self._link, self.view, self._keys.registry())
-        self._away.recovered(address=self._link.address)
+        ask_time(self._store.connection, self.view, self._store.keys.registry())
+        self._away.recovered(address=self._store.connection.address)
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
@@ -208,7 +209,7 @@ class Housekeeper:
         At once when Redis is not `away`: it has answered another connection a moment ago.
         """
         self.view.redis_up = False
-        self._away.failed(address=self._link.address, error=str(error))
+        self._away.failed(address=self._store.connection.address, error=str(error))
         if not away:
             self._tasks[0].due = 0.0  # it finds out that Redis is there
             return
@@ -232,8 +233,8 @@ class Housekeeper:
         self.summary.observe()
         daemon = self._settings.daemon
         document = json.dumps(self.summary.document(), separators=(",", ":"))
-        key = self._keys.instance(daemon.fleet, daemon.instance)
-        self._link.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
+        key = self._store.keys.instance(daemon.fleet, daemon.instance)
+        self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
     def _ring(self) -> None:
         """Wake the supervisor: a slot has news for its worker."""

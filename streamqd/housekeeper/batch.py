@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 WORKS_MAX = 4  # scripts that move or remove in one write: each may take 1 or 2 ms
 LOOKS_MAX = 16  # scripts or commands that only read in one write: each takes about 0.1 ms
@@ -24,26 +24,28 @@ Steps = Generator[None, None, float | None]  # a write at each; returns when to 
 
 
 def read_all(
-    link: Connection, calls: Sequence[Call]
+    store: Store, calls: Sequence[Call]
 ) -> Generator[None, None, list[Reply | RedisRefused]]:
     """Run scripts that only read, a write at a step. Returns the answers."""
     replies: list[Reply | RedisRefused] = []
     for start in range(0, len(calls), LOOKS_MAX):
-        replies += map(_refusal, link.run_each(calls[start : start + LOOKS_MAX]))
+        replies += map(_refusal, store.run_each(calls[start : start + LOOKS_MAX]))
         yield
     return replies
 
 
-def run_commands(link: Connection, commands: Sequence[Sequence[Any]]) -> list[Any]:
+def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Run commands that only read, in writes of bounded length."""
     replies: list[Any] = []
     for start in range(0, len(commands), LOOKS_MAX):
-        replies += map(_refusal, link.pipeline_each(commands[start : start + LOOKS_MAX]))
+        replies += map(
+            _refusal, store.connection.pipeline_each(commands[start : start + LOOKS_MAX])
+        )
     return replies
 
 
 def work_off(
-    link: Connection,
+    store: Store,
     targets: Sequence[Target],
     call: Callable[[Target], Call],
     book: Callable[[Target, Reply | RedisRefused], bool],
@@ -59,7 +61,7 @@ def work_off(
         more: list[Target] = []
         for start in range(0, len(waiting), WORKS_MAX):
             part = waiting[start : start + WORKS_MAX]
-            replies = map(_refusal, link.run_each([call(target) for target in part]))
+            replies = map(_refusal, store.run_each([call(target) for target in part]))
             more += [
                 target for target, reply in zip(part, replies, strict=True) if book(target, reply)
             ]

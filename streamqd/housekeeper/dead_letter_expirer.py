@@ -15,9 +15,8 @@ from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, work_off
 from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import MetricsView
 from streamqd.store import dead
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 PAGE = 64  # letters deleted by one script, at most: in less than 1 ms
 ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed again
@@ -28,11 +27,10 @@ Place = tuple[str, int]  # topic, partition
 class DeadLetterExpirer:
     """Deletes expired letters of the partitions of which this instance owns anything."""
 
-    def __init__(self, link: Connection, view: MetricsView, keys: Keys, settings: Settings) -> None:
-        self._link = link
+    def __init__(self, store: Store, view: MetricsView, settings: Settings) -> None:
+        self._store = store
         self._view = view
-        self._keys = keys
-        self._topics = Topics(link, keys, settings.topics)
+        self._topics = Topics(store, settings.topics)
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
@@ -56,7 +54,7 @@ class DeadLetterExpirer:
             return bool(reply.rest[1])
 
         try:
-            left = yield from work_off(self._link, waiting, self._call, book, ROUNDS_MAX)
+            left = yield from work_off(self._store, waiting, self._call, book, ROUNDS_MAX)
         finally:
             for topic, count in expired.items():
                 logs.event("letters.expired", topic=topic, count=count)
@@ -73,4 +71,4 @@ class DeadLetterExpirer:
         kept = self._kept(place[0])
         assert kept is not None
         before = f"{max(0, self._view.now_unix_ms() - round(kept * 1000))}-0"
-        return dead.purge_before(self._keys, *place, before, PAGE)
+        return dead.purge_before(self._store.keys, *place, before, PAGE)

@@ -11,8 +11,8 @@ from streamqd.metrics.view import MetricsView
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
 from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
@@ -28,35 +28,35 @@ def ask_time(link: Connection, view: MetricsView, key: str) -> None:
     view.server_unix_ms = int(time[0]) * 1000 + int(time[1]) // 1000
 
 
-def measure(link: Connection, view: MetricsView, keys: Keys) -> None:
+def measure(store: Store, view: MetricsView) -> None:
     """Read the figures of everything that this instance owns into the view."""
-    for _ in measuring(link, view, keys):
+    for _ in measuring(store, view):
         pass
 
 
-def measuring(link: Connection, view: MetricsView, keys: Keys, bad: Once | None = None) -> Steps:
+def measuring(store: Store, view: MetricsView, bad: Once | None = None) -> Steps:
     """`measure`, a write at a step. What is measured is as old as its beginning."""
     began = now_ns()
     units = [unit for _, unit in view.owned()]
     places = sorted({(unit.topic, unit.partition) for unit in units})
     refusals = Refusals()
-    calls = [statistics.measure_partition(keys, *place) for place in places]
-    replies = yield from read_all(link, calls)
+    calls = [statistics.measure_partition(store.keys, *place) for place in places]
+    replies = yield from read_all(store, calls)
     partitions = {
-        place: statistics.partition_figures(reply, keys.trim(*place))
+        place: statistics.partition_figures(reply, store.keys.trim(*place))
         for place, reply in zip(places, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
     if bad is not None:
         bad.values(each.bad for each in partitions.values() if each.bad is not None)
-    calls = [statistics.measure_unit(keys, unit) for unit in units]
-    replies = yield from read_all(link, calls)
+    calls = [statistics.measure_unit(store.keys, unit) for unit in units]
+    replies = yield from read_all(store, calls)
     figures = {
         unit: statistics.unit_figures(reply)
         for unit, reply in zip(units, replies, strict=True)
         if refusals.took(reply) and isinstance(reply, Reply)
     }
-    view.letters = yield from _letters(link, view, keys, partitions, refusals)
+    view.letters = yield from _letters(store, view, partitions, refusals)
     view.partitions = partitions
     view.units = {unit: each for unit, each in figures.items() if each is not None}
     view.measured_ns = began
@@ -65,9 +65,8 @@ def measuring(link: Connection, view: MetricsView, keys: Keys, bad: Once | None 
 
 
 def _letters(
-    link: Connection,
+    store: Store,
     view: MetricsView,
-    keys: Keys,
     partitions: Mapping[tuple[str, int], statistics.PartitionFigures],
     refusals: Refusals,
 ) -> Generator[None, None, dict[tuple[str, int], statistics.LetterCount]]:
@@ -79,7 +78,7 @@ def _letters(
     known = [view.letters.get(place, statistics.LetterCount()) for place in places]
     pairs = zip(places, known, strict=True)
     replies = yield from read_all(
-        link, [statistics.count_letters(keys, *place, each) for place, each in pairs]
+        store, [statistics.count_letters(store.keys, *place, each) for place, each in pairs]
     )
     return {
         place: statistics.letters_counted(each, reply)

@@ -15,8 +15,7 @@ from streamqd.bells import Bell, Bells
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 LOOK_SECONDS = 0.5  # between two looks
 SURE_SECONDS = 0.25  # how long a worker may take to hear of an entry
@@ -28,9 +27,8 @@ Place = tuple[str, bytes]  # a stream, and the id behind which somebody waits
 class Listener:
     """Finds workers that wait and hear nothing; `ring` makes the supervisor wake them."""
 
-    def __init__(self, link: Connection, keys: Keys, ring: Callable[[], None]) -> None:
-        self._link = link
-        self._keys = keys
+    def __init__(self, store: Store, ring: Callable[[], None]) -> None:
+        self._store = store
         self._ring = ring
         self._unheard: dict[Unit, Bell] = {}  # waits behind which the last look found an entry
 
@@ -49,8 +47,8 @@ class Listener:
                 waiting[unit] = bell
         places: dict[Place, list[Unit]] = {}
         for unit, bell in waiting.items():
-            places.setdefault((self._keys.retry_stream(*unit), bell.retry), []).append(unit)
-            places.setdefault((self._keys.source(*unit), bell.main), []).append(unit)
+            places.setdefault((self._store.keys.retry_stream(*unit), bell.retry), []).append(unit)
+            places.setdefault((self._store.keys.source(*unit), bell.main), []).append(unit)
         found = self._with_entries(list(places))
         self._unheard = {unit: waiting[unit] for place in found for unit in places[place]}
         return SURE_SECONDS if self._unheard else None
@@ -62,15 +60,15 @@ class Listener:
             by_stream.setdefault(stream, []).append(after)
         parts = [
             together[start : start + STREAMS_MAX]
-            for together in self._link.together(list(by_stream))
+            for together in self._store.connection.together(list(by_stream))
             for start in range(0, len(together), STREAMS_MAX)
         ]
-        replies = run_commands(self._link, [_command(part, by_stream) for part in parts])
+        replies = run_commands(self._store, [_command(part, by_stream) for part in parts])
         found: list[Place] = []
         for part, reply in zip(parts, replies, strict=True):
             if isinstance(reply, Exception) and len(part) > 1:
                 # One that is no stream must not hide the others.
-                alone = run_commands(self._link, [_command([key], by_stream) for key in part])
+                alone = run_commands(self._store, [_command([key], by_stream) for key in part])
                 for key, one in zip(part, alone, strict=True):
                     found += _read(one, [key], by_stream)
             else:

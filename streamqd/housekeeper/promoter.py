@@ -18,10 +18,9 @@ from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.scoreboard import now_ns
 from streamqd.store import messages
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.messages import Promoted
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 PAGE = 32  # entries moved by one script, in less than 0.5 ms
 ROUNDS_MAX = 64  # scripts for one target in one turn
@@ -47,7 +46,7 @@ class Promoter(Generic[Target]):
 
     def __init__(
         self,
-        link: Connection,
+        store: Store,
         view: MetricsView,
         call: Callable[[Target], Call],
         measured: Callable[[Target], int | None],
@@ -55,7 +54,7 @@ class Promoter(Generic[Target]):
         look: float = LOOK_SECONDS,
     ) -> None:
         """`measured`: the next due time by the view's figures. `look`: seconds between looks."""
-        self._link = link
+        self._store = store
         self._view = view
         self._call = call
         self._measured = measured
@@ -107,7 +106,7 @@ class Promoter(Generic[Target]):
         until = time.monotonic() + batch.TURN_SECONDS
         # Who has waited longest comes first: nobody keeps the others from it.
         waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
-        for _ in work_off(self._link, waiting, self._call, self._book, ROUNDS_MAX):
+        for _ in work_off(self._store, waiting, self._call, self._book, ROUNDS_MAX):
             if time.monotonic() >= until:
                 break
         if self._wanted:
@@ -178,7 +177,7 @@ class Promoter(Generic[Target]):
             known.pop(target, None)
 
 
-def retry_promoter(link: Connection, view: MetricsView, keys: Keys) -> Promoter[Unit]:
+def retry_promoter(store: Store, view: MetricsView) -> Promoter[Unit]:
     """Promote due retries into the retry streams."""
 
     def measured(unit: Unit) -> int | None:
@@ -189,11 +188,11 @@ def retry_promoter(link: Connection, view: MetricsView, keys: Keys) -> Promoter[
         view.count("promoted", (unit.topic, str(unit.partition), unit.group), count)
 
     return Promoter(
-        link, view, lambda unit: messages.promote_retries(keys, unit, PAGE), measured, moved
+        store, view, lambda unit: messages.promote_retries(store.keys, unit, PAGE), measured, moved
     )
 
 
-def send_promoter(link: Connection, view: MetricsView, keys: Keys) -> Promoter[tuple[str, int]]:
+def send_promoter(store: Store, view: MetricsView) -> Promoter[tuple[str, int]]:
     """Promote due `delay=` sends into the partitions."""
 
     def measured(place: tuple[str, int]) -> int | None:
@@ -204,7 +203,7 @@ def send_promoter(link: Connection, view: MetricsView, keys: Keys) -> Promoter[t
         view.count("sent", (place[0], str(place[1])), count)
 
     def call(place: tuple[str, int]) -> Call:
-        return messages.promote_scheduled(keys, *place, PAGE)
+        return messages.promote_scheduled(store.keys, *place, PAGE)
 
     # There are no hints, so new figures and what is due are all that there is to look at.
-    return Promoter(link, view, call, measured, moved, look=POLL_SECONDS)
+    return Promoter(store, view, call, measured, moved, look=POLL_SECONDS)

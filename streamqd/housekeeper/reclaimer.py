@@ -15,8 +15,7 @@ from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
 from streamqd.model import Unit
 from streamqd.scoreboard import WorkerSlot
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 OUR_CONSUMER = b"w"  # the one consumer name of all owners: the fence says who owns
 # Asked for idle entries alone, the server goes through all that are not, in one command.
@@ -42,9 +41,8 @@ class Reclaimer:
     again, for the oldest entries are there, and they are idle first.
     """
 
-    def __init__(self, link: Connection, keys: Keys, consumers: Iterable[Consumer]) -> None:
-        self._link = link
-        self._keys = keys
+    def __init__(self, store: Store, consumers: Iterable[Consumer]) -> None:
+        self._store = store
         self._idle = {(each.topic, each.unit_group): each.reclaim_idle for each in consumers}
         self._walks: dict[GroupWalk, bytes] = {}  # how far each is; whose turn it is comes first
         self._list_at = 0.0  # when the consumers are listed again, if that takes so long
@@ -67,7 +65,7 @@ class Reclaimer:
             if walk.unit in slots and not _is_flagged(slots[walk.unit])
         }
         walks = list(self._walks)[:PAGES_MAX]
-        pages = run_commands(self._link, [self._command(walk) for walk in walks])
+        pages = run_commands(self._store, [self._command(walk) for walk in walks])
         for walk, rows in zip(walks, pages, strict=True):
             self._book(walk, rows if isinstance(rows, list) else [], slots[walk.unit])
         return GO_ON_SECONDS if self._walks else None
@@ -80,9 +78,9 @@ class Reclaimer:
         places = [
             (unit, key)
             for unit in slots
-            for key in (self._keys.source(*unit), self._keys.retry_stream(*unit))
+            for key in (self._store.keys.source(*unit), self._store.keys.retry_stream(*unit))
         ]
-        replies = run_commands(self._link, [("XPENDING", key, unit.group) for unit, key in places])
+        replies = run_commands(self._store, [("XPENDING", key, unit.group) for unit, key in places])
         found = []
         for (unit, key), pending in zip(places, replies, strict=True):
             if not isinstance(pending, list):

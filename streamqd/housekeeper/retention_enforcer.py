@@ -16,10 +16,9 @@ from streamqd.housekeeper.batch import Refusals, work_off
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.store import retention
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 PAGE = 2_000  # entries removed by one script, at most
 GHOSTS = 256  # pending entries settled by one script, at most
@@ -32,12 +31,9 @@ Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
 class RetentionEnforcer:
     """Drops the oldest of a partition, then settles what its groups had in flight of that."""
 
-    def __init__(
-        self, link: Connection, view: MetricsView, keys: Keys, groups: Mapping[str, list[str]]
-    ) -> None:
-        self._link = link
+    def __init__(self, store: Store, view: MetricsView, groups: Mapping[str, list[str]]) -> None:
+        self._store = store
         self._view = view
-        self._keys = keys
         self._groups = groups
         self._seen: set[Place] = set()
 
@@ -64,7 +60,7 @@ class RetentionEnforcer:
         waiting = [place for place, topic in places.items() if topic.retention.drops]
         ghosts: set[Unit] = set()
         left = yield from work_off(
-            self._link,
+            self._store,
             waiting,
             lambda place: self._call(place, places[place]),
             lambda place, reply: self._book(place, reply, refusals, losses, ghosts),
@@ -80,7 +76,7 @@ class RetentionEnforcer:
             age_ms = round(bounds.drop_unacked_after * 1000)
             drop_before = f"{max(0, self._view.now_unix_ms() - age_ms)}-0"
         return retention.drop(
-            self._keys,
+            self._store.keys,
             *place,
             drop_before=drop_before,
             max_length=bounds.drop_unacked_above,
@@ -127,9 +123,9 @@ class RetentionEnforcer:
             return settled == GHOSTS
 
         left = yield from work_off(
-            self._link,
+            self._store,
             sorted(ghosts),
-            lambda unit: retention.settle_ghosts(self._keys, unit, GHOSTS),
+            lambda unit: retention.settle_ghosts(self._store.keys, unit, GHOSTS),
             book,
             ROUNDS_MAX,
         )

@@ -9,8 +9,7 @@ from streamqd import config
 from streamqd.config import Topic
 from streamqd.errors import StreamqdError
 from streamqd.store import topics
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 REFRESH_SECONDS = 30.0
 TOPICS_MAX = 128  # read at a time
@@ -19,9 +18,8 @@ TOPICS_MAX = 128  # read at a time
 class Topics:
     """Reads registered settings now and then, of a bounded number of topics at a time."""
 
-    def __init__(self, link: Connection, keys: Keys, stated: Mapping[str, Topic]) -> None:
-        self._link = link
-        self._keys = keys
+    def __init__(self, store: Store, stated: Mapping[str, Topic]) -> None:
+        self._store = store
         self._stated = stated
         self._known: dict[str, tuple[Topic, int]] = {}  # with its number of partitions
         self._read: dict[str, float] = {}  # when each was read
@@ -39,7 +37,7 @@ class Topics:
             return
         self.trouble = None
         wanted = [name for _, name in due]
-        for name, found in zip(wanted, topics.metas(self._link, self._keys, wanted), strict=True):
+        for name, found in zip(wanted, topics.metas(self._store, wanted), strict=True):
             if isinstance(found, StreamqdError):
                 self.trouble = found
                 continue

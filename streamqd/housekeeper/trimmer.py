@@ -17,11 +17,10 @@ from streamqd.housekeeper.topics import Topics
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Unit
 from streamqd.store import retention
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.retention import Trimmed
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import unix_ms
+from streamqd.store.store import Store
 
 PAGE = 4_000  # entries removed by one script, at most
 ROUNDS_MAX = 50  # scripts for one stream before the streams are listed again
@@ -33,17 +32,16 @@ Place = tuple[str, int]  # topic, partition
 class Trimmer:
     """Trims the streams of what this instance owns; the floor is found by the script."""
 
-    def __init__(self, link: Connection, view: MetricsView, keys: Keys, settings: Settings) -> None:
-        self._link = link
+    def __init__(self, store: Store, view: MetricsView, settings: Settings) -> None:
+        self._store = store
         self._view = view
-        self._keys = keys
         self._configured = tuple(settings.topics)
-        self._topics = Topics(link, keys, settings.topics)
+        self._topics = Topics(store, settings.topics)
         self._groups: dict[str, list[str]] = {}
         for consumer in settings.consumers:
             if not consumer.reads_letters:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
-        self._dropper = RetentionEnforcer(link, view, keys, self._groups)
+        self._dropper = RetentionEnforcer(store, view, self._groups)
         self._refused: set[Place] = set()
         self._turns = TimeSlice(self._steps)
 
@@ -61,7 +59,7 @@ class Trimmer:
         waiting = self._streams(owned, places)
         refusals = Refusals()
         left = yield from work_off(
-            self._link,
+            self._store,
             waiting,
             lambda stream: self._call(stream, places),
             lambda stream, reply: self._book(stream, reply, refusals),
@@ -102,7 +100,7 @@ class Trimmer:
 
     def _call(self, stream: Place | Unit, places: dict[Place, Topic]) -> Call:
         if isinstance(stream, Unit):
-            return retention.trim_retry(self._keys, stream, PAGE)
+            return retention.trim_retry(self._store.keys, stream, PAGE)
         topic = places[stream]
         bounds = topic.retention
         keep_from = "0-0"
@@ -111,7 +109,7 @@ class Trimmer:
         elif bounds.max_age is not None:
             keep_from = f"{max(0, self._view.now_unix_ms() - round(bounds.max_age * 1000))}-0"
         return retention.trim(
-            self._keys,
+            self._store.keys,
             *stream,
             keep_from=keep_from,
             max_length=bounds.max_length,

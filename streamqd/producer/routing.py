@@ -20,6 +20,7 @@ from streamqd.producer.encoding import Envelope, full
 from streamqd.store import topics
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
+from streamqd.store.store import Store
 
 _log = logging.getLogger("streamqd.producer")
 
@@ -216,7 +217,7 @@ class Router:
     def _register(self, topic: str) -> None:
         # The process that created it may have died before this step.
         try:
-            topics.register(self._writer.connection, self._keys, topic)
+            topics.register(Store(self._writer.connection, self._keys), topic)
         except RedisRefused as error:
             if error.kind is not RefusalKind.FORBIDDEN:
                 raise
@@ -227,7 +228,7 @@ class Router:
         if not self._create:
             raise TopicMissing(f"the topic {topic} does not exist; {advice}")
         try:
-            topics.create(self._writer.connection, self._keys, topic, wanted)
+            topics.create(Store(self._writer.connection, self._keys), topic, wanted)
         except RedisRefused as error:
             if error.kind is not RefusalKind.FORBIDDEN:
                 raise

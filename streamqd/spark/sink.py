@@ -28,6 +28,7 @@ from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing, topics
 from streamqd.store import spark as store
 from streamqd.store.spark import Marker, SinkRow
+from streamqd.store.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,11 +155,13 @@ class _Topics:
 
     def _ask(self, topic: str) -> int:
         connection, wanted = self._options.connection, self._options.partitions
-        found = persist(connection, lambda link: topics.partition_count(link, self._keys, topic))
+        found = persist(
+            connection, lambda link: topics.partition_count(Store(link, self._keys), topic)
+        )
         if found is None and wanted:
             settings = config.Topic(partitions=wanted)
             return persist(
-                connection, lambda link: topics.create(link, self._keys, topic, settings)
+                connection, lambda link: topics.create(Store(link, self._keys), topic, settings)
             )
         if found is None:
             raise TopicMissing(

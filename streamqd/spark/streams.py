@@ -32,6 +32,7 @@ from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from streamqd.store.slots import slot_of
+from streamqd.store.store import Store
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], Connection] = {}
@@ -90,16 +91,16 @@ def stream_key(keys: Keys, place: Place) -> str:
 # --- what there is --------------------------------------------------------------------------------
 
 
-def registered(link: Connection, keys: Keys) -> list[str]:
+def registered(store: Store) -> list[str]:
     """The names of all topics, sorted, without what cannot be the name of a topic.
 
     Whoever may write to Redis can put any text there, and a name becomes a part of paths. A bad one
     is logged once and passed over.
     """
     found = []
-    for raw in link.execute("SMEMBERS", keys.registry()):
+    for raw in store.execute("SMEMBERS", store.keys.registry()):
         try:
-            found.append(untrusted.name(raw, keys.registry()))
+            found.append(untrusted.name(raw, store.keys.registry()))
         except BadValue as error:
             text = str(error)
             if text not in _told:
@@ -124,7 +125,7 @@ class Catalog:
         if options.pattern:
             wanted = re.compile(options.pattern.removesuffix(DLQ))
             suffix = DLQ if options.pattern.endswith(DLQ) else ""
-            found = registered(link, self._keys)
+            found = registered(Store(link, self._keys))
             names = [name + suffix for name in found if wanted.fullmatch(name)]
         else:
             names = sorted(options.subscribe or {name for name, _ in options.assign})
@@ -139,7 +140,7 @@ class Catalog:
 
     def _partition_count(self, link: Connection, name: str) -> int:
         topic = name.removesuffix(DLQ)
-        count = topics.partition_count(link, self._keys, topic)
+        count = topics.partition_count(Store(link, self._keys), topic)
         if count is None:
             raise TopicMissing(
                 f"the topic {topic} does not exist; create it with `streamqd topic create {topic}`"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.store import scripts, untrusted
-from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
 
 META = "the meta of a topic"  # where nobody has said which one it is
@@ -48,11 +48,11 @@ class UnderWay(NamedTuple):
     barriers: list[str]
 
 
-def under_way(link: Connection, keys: Keys, topic: str) -> UnderWay | None:
+def under_way(store: Store, topic: str) -> UnderWay | None:
     """Return the growth that a topic is in, None when there is none. Raises BadValue."""
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
-    key = keys.meta(topic)
-    before, to, since, token, barriers = link.execute("HMGET", key, *fields)
+    key = store.keys.meta(topic)
+    before, to, since, token, barriers = store.execute("HMGET", key, *fields)
     if token is None:
         return None
     return UnderWay(

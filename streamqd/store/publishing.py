@@ -23,6 +23,7 @@ from streamqd.store import scripts, topics
 from streamqd.store.client import Connection, missing_of
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
+from streamqd.store.store import Store
 
 FIELDS_MAX = 128  # names and values of one message at most
 WATCHED_MAX = 8  # topics watched at once: those written to last
@@ -215,7 +216,7 @@ class ClusterWriter:
     def count(self, topic: str) -> int | None:
         found = self._counts.get(topic)
         if found is None:
-            found = topics.partition_count(self.connection, self._keys, topic)
+            found = topics.partition_count(Store(self.connection, self._keys), topic)
             self._counts[topic] = found
         return found
 

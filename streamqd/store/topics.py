@@ -18,6 +18,7 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
+from streamqd.store.store import Store
 
 PARTITIONS_MAX = 65_536  # a larger number is a mistake, or a key of somebody else
 
@@ -30,24 +31,24 @@ class TopicMeta(NamedTuple):
     settings: dict[str, Any]
 
 
-def create(link: Connection, keys: Keys, name: str, topic: Topic) -> int:
+def create(store: Store, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, put its name into the registry; return its partition count.
 
     The first creation wins: the count returned may be another than the one asked for. Raises
     RedisRefused with the code DELETING while the topic is being deleted, BadValue when the count
     cannot be read.
     """
-    reply = link.run(creation(keys, name, topic))
+    reply = store.run(creation(store.keys, name, topic))
     if reply.word == "DELETING":
         raise RedisRefused(
             "DELETING",
             f"the topic {name} is being deleted; if that was interrupted, finish it with"
             f" `streamqd topic delete {name}`",
         )
-    register(link, keys, name)
+    register(store, name)
     if reply.word == "OK":
         return topic.partitions
-    return count_of(name, reply.rest[0], keys.meta(name))
+    return count_of(name, reply.rest[0], store.keys.meta(name))
 
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
@@ -72,42 +73,42 @@ def retirement(keys: Keys, name: str) -> Call:
     return scripts.get("topic_retire").call({"meta": keys.meta(name)})
 
 
-def stored(link: Connection, keys: Keys, name: str) -> str:
+def stored(store: Store, name: str) -> str:
     """Return the registered settings as they are stored, '' when there are none."""
-    key = keys.meta(name)
-    return untrusted.text(link.execute("HGET", key, "settings"), key, "settings", default="")
+    key = store.keys.meta(name)
+    return untrusted.text(store.execute("HGET", key, "settings"), key, "settings", default="")
 
 
-def groups_seen(link: Connection, keys: Keys, name: str) -> list[str]:
+def groups_seen(store: Store, name: str) -> list[str]:
     """Return the groups that daemons have ever made on the topic, sorted."""
-    fields = [untrusted.label(field) for field in link.execute("HKEYS", keys.meta(name))]
+    fields = [untrusted.label(field) for field in store.execute("HKEYS", store.keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
 
 
-def register(link: Connection, keys: Keys, name: str) -> None:
+def register(store: Store, name: str) -> None:
     """Put the name into the registry, where views find it. Repeated by every producer's start."""
-    link.execute("SADD", keys.registry(), name)
+    store.execute("SADD", store.keys.registry(), name)
 
 
-def registered(link: Connection, keys: Keys) -> list[str]:
+def registered(store: Store) -> list[str]:
     """Return the names of all topics, sorted; what is no name is left out, see `registry`.
 
     Raises BadValue when there is no registry but something else in its place.
     """
-    return _names(link, keys)[0]
+    return _names(store)[0]
 
 
-def registry(link: Connection, keys: Keys) -> tuple[list[str], list[BadValue]]:
+def registry(store: Store) -> tuple[list[str], list[BadValue]]:
     """Return the names of all topics, sorted, and what else stands in the registry."""
     try:
-        return _names(link, keys)
+        return _names(store)
     except BadValue as error:
         return [], [error]
 
 
-def _names(link: Connection, keys: Keys) -> tuple[list[str], list[BadValue]]:
-    key, names, bad = keys.registry(), list[str](), list[BadValue]()
-    for raw in sorted(_read(link, "a set", "SMEMBERS", key)):
+def _names(store: Store) -> tuple[list[str], list[BadValue]]:
+    key, names, bad = store.keys.registry(), list[str](), list[BadValue]()
+    for raw in sorted(_read(store.connection, "a set", "SMEMBERS", key)):
         try:
             names.append(untrusted.name(raw, key))
         except BadValue as error:
@@ -115,10 +116,10 @@ def _names(link: Connection, keys: Keys) -> tuple[list[str], list[BadValue]]:
     return names, bad
 
 
-def partition_count(link: Connection, keys: Keys, name: str) -> int | None:
+def partition_count(store: Store, name: str) -> int | None:
     """Return the number of partitions, None when there is no such topic. Raises BadValue."""
-    raw = _read(link, "a hash", "HGET", keys.meta(name), "partitionCount")
-    return None if raw is None else count_of(name, raw, keys.meta(name))
+    raw = _read(store.connection, "a hash", "HGET", store.keys.meta(name), "partitionCount")
+    return None if raw is None else count_of(name, raw, store.keys.meta(name))
 
 
 def presence(keys: Keys, name: str) -> tuple[Any, ...]:
@@ -137,18 +138,20 @@ def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
     return None if deleting is None else 0
 
 
-def listed(link: Connection, keys: Keys, name: str) -> int:
+def listed(store: Store, name: str) -> int:
     """Return how many partitions the set of their streams names, from the first without a gap."""
-    streams = set(link.execute("SMEMBERS", keys.partitions(name)))
+    streams = set(store.execute("SMEMBERS", store.keys.partitions(name)))
     count = 0
-    while count < PARTITIONS_MAX and keys.stream(name, count).encode() in streams:
+    while count < PARTITIONS_MAX and store.keys.stream(name, count).encode() in streams:
         count += 1
     return count
 
 
-def meta(link: Connection, keys: Keys, name: str) -> TopicMeta | None:
+def meta(store: Store, name: str) -> TopicMeta | None:
     """Return what is registered of a topic, None when there is no such topic. Raises BadValue."""
-    return _meta(keys, name, _read(link, "a hash", "HMGET", keys.meta(name), *_META))
+    return _meta(
+        store.keys, name, _read(store.connection, "a hash", "HMGET", store.keys.meta(name), *_META)
+    )
 
 
 def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -> Any:
@@ -161,15 +164,15 @@ def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -
         raise BadValue(key, "", "of another type", wanted) from error
 
 
-def metas(
-    link: Connection, keys: Keys, names: Sequence[str]
-) -> list[TopicMeta | StreamqdError | None]:
+def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
     """Return what is registered of topics, in one exchange; an error in place of a bad one."""
-    replies = link.pipeline([("HMGET", keys.meta(name), *_META) for name in names])
+    replies = store.pipeline([("HMGET", store.keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []
     for name, reply in zip(names, replies, strict=True):
         try:
-            found.append(reply if isinstance(reply, RedisRefused) else _meta(keys, name, reply))
+            found.append(
+                reply if isinstance(reply, RedisRefused) else _meta(store.keys, name, reply)
+            )
         except BadValue as error:
             found.append(error)
     return found

@@ -18,6 +18,7 @@ from streamqd.model import Unit
 from streamqd.producer import Producer
 from streamqd.store import dead, messages
 from streamqd.store.fetch import CONSUMER
+from streamqd.store.store import Store
 from tests.support.daemon import GROUP, TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
@@ -159,20 +160,20 @@ def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
         daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
         look = (daemon.link, daemon.keys)
 
-        assert topics.groups(*look, TOPIC, [0]) == [GROUP, READER]
+        assert topics.groups(Store(*look, TOPIC), [0]) == [GROUP, READER]
         assert [(row.group, row.owned, row.lag, row.delayed) for row in groups.listed(*look)] == [
             (GROUP, 1, 0, 0),
             (READER, 1, 0, 1),
         ]
-        assert groups.describe(*look, TOPIC, READER).delayed == 1
-        (row,) = partitions.view(*look, TOPIC, group=READER).units
+        assert groups.describe(Store(*look, TOPIC), READER).delayed == 1
+        (row,) = partitions.view(Store(*look, TOPIC), group=READER).units
         assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
-        (told,) = why.answer(*look, "default", TOPIC, 0, READER, stale=60.0)
+        (told,) = why.answer(Store(*look, "default"), TOPIC, 0, READER, stale=60.0)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A cancelled retry is no letter anew: its letter has stayed.
-        rows = retries.chosen(*look, TOPIC, READER, retries.RetryFilter())
+        rows = retries.chosen(Store(*look, TOPIC), READER, retries.RetryFilter())
         assert [each.uid for each in rows[0]] == [uid]
-        done = retries.cancel(*look, TOPIC, READER, rows)
+        done = retries.cancel(Store(*look, TOPIC), READER, rows)
         assert (done.dropped, done.dead) == (1, 0)
         assert settled(daemon, 1)
 
@@ -238,22 +239,22 @@ def test_a_reader_is_reset_and_deleted_beside_the_groups_of_the_topic(make: NewD
         daemon.wait_for(lambda: stand(daemon, GROUP).pending == 0, what="the topic is done with")
         daemon.stop()
     link, keys = daemon.link, daemon.keys
-    before = groups.describe(link, keys, TOPIC, GROUP)
+    before = groups.describe(Store(link, keys), TOPIC, GROUP)
 
-    (row,) = groups.reset(link, keys, TOPIC, READER, "earliest").partitions
+    (row,) = groups.reset(Store(link, keys), TOPIC, READER, "earliest").partitions
     assert (row.unread, row.unread_exact, row.pending) == (3, True, 0)
     # A letter that was taken out in the middle is not counted, whatever the server knows of it.
     (_, second, _) = link.execute("XRANGE", keys.dlq(*PLACE), "-", "+")
     link.run(dead.purge(keys, *PLACE, [second[0].decode()]))
-    assert groups.describe(link, keys, TOPIC, READER).lag == 2
+    assert groups.describe(Store(link, keys), TOPIC, READER).lag == 2
     daemon.start()
     daemon.wait_for(lambda: settled(daemon, 2), what="what is left is read again")
     assert [len(attempts(daemon, each)) for each in sent] == [2, 1, 2]
     daemon.stop()
 
-    groups.delete(link, keys, TOPIC, READER, force=False)
-    assert topics.groups(link, keys, TOPIC, [0]) == [GROUP]
-    after = groups.describe(link, keys, TOPIC, GROUP)
+    groups.delete(Store(link, keys), TOPIC, READER, force=False)
+    assert topics.groups(Store(link, keys), TOPIC, [0]) == [GROUP]
+    after = groups.describe(Store(link, keys), TOPIC, GROUP)
     assert [after.lag, *(each.position for each in after.partitions)] == [
         0,
         *(each.position for each in before.partitions),
@@ -267,9 +268,10 @@ def test_a_topic_grows_whatever_its_reader_has_before_it(make: NewDaemon):
         with Producer(settings=config.load(daemon.config_path)) as before:
             late = f"{TOPIC}/0/{before.send(TOPIC, 'never')}"
         daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
-        growth.grow(daemon.link, daemon.keys, TOPIC, 2)
+        growth.grow(daemon.store, TOPIC, 2)
         daemon.wait_for(
-            lambda: growth.grow(daemon.link, daemon.keys, TOPIC, 2).done, what="the topic has grown"
+            lambda: growth.grow(daemon.store, TOPIC, 2).done,
+            what="the topic has grown",
         )
         daemon.write_config(topics={TOPIC: {"partitions": 2}})
         daemon.signal(signal.SIGHUP)

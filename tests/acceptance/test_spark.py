@@ -20,6 +20,7 @@ from streamqd import config
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support import spark_process
 from tests.support.daemon import Daemon
 from tests.support.servers import Server
@@ -51,14 +52,14 @@ def hits(lines: list[str]) -> Board:
 
 
 def test_the_full_loop_on_a_real_log(
-    new_daemon: Callable[..., Daemon], link: Connection, keys: Keys, tmp_path: Path
+    new_daemon: Callable[..., Daemon], link: Connection, store: Store, keys: Keys, tmp_path: Path
 ) -> None:
     """Lines of a web server's log -> access -> Spark -> hits_per_minute -> a handler's board."""
     need_spark()
     module = "streamqd.examples.hits_per_minute"
     daemon = new_daemon(daemon={"handlers": [module], "state_dir": "."}, groups=())
     daemon.write_config(topics={"hits_per_minute": {"partitions": 1}})
-    topics.create(link, keys, "access", config.Topic(partitions=3))
+    topics.create(store, "access", config.Topic(partitions=3))
     daemon.start()
     daemon.wait_event("ready")
     lines = log_lines()[:2000]
@@ -97,11 +98,11 @@ def test_the_full_loop_on_a_real_log(
 
 
 def test_an_archive_on_a_cluster_that_loses_an_executor(
-    link: Connection, keys: Keys, server: Server, tmp_path: Path
+    link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
     """Executors are processes of their own; one is killed in the midst, and all is there, once."""
     need_spark()
-    topics.create(link, keys, "access", config.Topic(partitions=2))
+    topics.create(store, "access", config.Topic(partitions=2))
     ledger: Counter[tuple[int, str]] = Counter()
     for partition in range(2):
         commands = [("XADD", keys.stream("access", partition), "*", "payload", "x" * 100)] * 3000

@@ -33,6 +33,7 @@ from streamqd import config
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.benchmarks.quick import machine, server
 from tests.benchmarks.spark_jobs import TARGETS, TOPIC
 from tests.benchmarks.spark_tree import Cpu, Memory, adopt_orphans, cpu_of
@@ -98,7 +99,7 @@ def prepare(path: str, count: int) -> None:
     )
     link.execute("FLUSHALL")
     for name in (TOPIC, *TARGETS.values()):
-        topics.create(link, keys, name, config.Topic(partitions=PARTITIONS))
+        topics.create(Store(link, keys), name, config.Topic(partitions=PARTITIONS))
     link.close()
     chance = random.Random(1)
     with socket.socket(socket.AF_UNIX) as connection:

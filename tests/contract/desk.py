@@ -18,6 +18,7 @@ from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 # Whoever answers one of these has written nothing.
 REFUSALS = frozenset(
@@ -79,6 +80,10 @@ class Desk:
         }
 
     # --- running ---
+
+    @property
+    def store(self) -> Store:
+        return Store(self.link, self.keys)
 
     def expect(self, script: str, word: str, call: Call) -> list[Any]:
         """Run a call of that script, which must answer that word; return what came with it."""

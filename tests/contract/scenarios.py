@@ -299,7 +299,7 @@ def topic_create(desk: Desk) -> Call:
 
 def topic_configure(desk: Desk) -> Call:
     desk.link.run(topic_create(desk))
-    seen = topics.stored(desk.link, desk.keys, "access")
+    seen = topics.stored(desk.store, "access")
     return topics.configuration(desk.keys, "access", seen, {"archive": "required"})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from streamqd.config import Topic
 from streamqd.store import growth, topics
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 
 
@@ -15,7 +16,7 @@ def begin(desk: Desk, *, to: int = 4, seen: int = 2, token: str = "t1") -> Any:
 
 def begun(desk: Desk) -> growth.Growth:
     """What whoever asks again is told."""
-    call = begin(desk, seen=topics.partition_count(desk.link, desk.keys, "access") or 0, token="tx")
+    call = begin(desk, seen=topics.partition_count(desk.store, "access") or 0, token="tx")
     return growth.Growth.parse(desk.link.run(call))
 
 
@@ -28,17 +29,17 @@ def meta(desk: Desk) -> dict[str, bytes]:
 
 def test_the_phases(desk: Desk) -> None:
     keys, link = desk.keys, desk.link
-    topics.create(link, keys, "access", Topic(partitions=2))
+    topics.create(Store(link, keys), "access", Topic(partitions=2))
 
     desk.expect("growth_begin", "OK", begin(desk))
     assert begun(desk) == growth.Growth("t1", 2, growth.BEGUN, [])
-    assert topics.partition_count(link, keys, "access") == 2
+    assert topics.partition_count(Store(link, keys), "access") == 2
     desk.expect("growth_mark", "GONE", growth.mark(keys, "access", "t1", ["1-0", "2-0"]))
 
     call = growth.switch(keys, "access", "t1", range(2, 4))
     assert desk.expect("growth_switch", "OK", call) == []
     assert begun(desk) == growth.Growth("t1", 2, growth.SWITCHED, [])
-    assert topics.partition_count(link, keys, "access") == 4
+    assert topics.partition_count(Store(link, keys), "access") == 4
     assert desk.state()[keys.partitions("access")] == {
         keys.stream("access", number).encode() for number in range(4)
     }
@@ -48,18 +49,18 @@ def test_the_phases(desk: Desk) -> None:
     assert begun(desk) == growth.Growth("t1", 2, growth.MARKED, ["1-0", "2-0"])
     later = growth.mark(keys, "access", "t1", ["5-0", "6-0"])
     assert desk.expect("growth_mark", "OK", later) == [b"1-0 2-0"]
-    under_way = growth.under_way(link, keys, "access")
+    under_way = growth.under_way(Store(link, keys), "access")
     assert under_way is not None
     assert under_way._replace(since_unix_ms=0) == (2, 4, 0, "t1", ["1-0", "2-0"])
 
     assert desk.expect("growth_end", "OK", growth.end(keys, "access", "t1")) == []
     assert meta(desk) == {"partitionCount": b"4"}
-    assert growth.under_way(link, keys, "access") is None
+    assert growth.under_way(Store(link, keys), "access") is None
     desk.expect("growth_end", "GONE", growth.end(keys, "access", "t1"))
 
 
 def test_repeated_phases_change_nothing(desk: Desk) -> None:
-    topics.create(desk.link, desk.keys, "access", Topic(partitions=2))
+    topics.create(desk.store, "access", Topic(partitions=2))
     calls = [
         begin(desk),
         growth.switch(desk.keys, "access", "t1", range(2, 4)),
@@ -75,7 +76,7 @@ def test_repeated_phases_change_nothing(desk: Desk) -> None:
 
 def test_what_is_no_growth(desk: Desk) -> None:
     desk.expect("growth_begin", "MISSING", begin(desk))
-    topics.create(desk.link, desk.keys, "access", Topic(partitions=2))
+    topics.create(desk.store, "access", Topic(partitions=2))
     assert desk.expect("growth_begin", "CHANGED", begin(desk, seen=1)) == [b"2"]
     desk.expect("growth_switch", "GONE", growth.switch(desk.keys, "access", "t1", range(2, 4)))
     desk.expect("growth_end", "GONE", growth.end(desk.keys, "access", "t1"))
@@ -86,7 +87,7 @@ def test_what_is_no_growth(desk: Desk) -> None:
 
 def test_late_copies_change_nothing(desk: Desk) -> None:
     """Of a growth that is over, also when the topic has grown again since."""
-    topics.create(desk.link, desk.keys, "access", Topic(partitions=2))
+    topics.create(desk.store, "access", Topic(partitions=2))
     calls = [
         begin(desk),
         growth.switch(desk.keys, "access", "t1", range(2, 4)),
@@ -105,7 +106,7 @@ def test_late_copies_change_nothing(desk: Desk) -> None:
 
 
 def test_a_topic_that_is_being_deleted_does_not_grow(desk: Desk) -> None:
-    topics.create(desk.link, desk.keys, "access", Topic(partitions=2))
+    topics.create(desk.store, "access", Topic(partitions=2))
     desk.link.run(begin(desk))
     desk.link.run(topics.retirement(desk.keys, "access"))
     desk.expect("growth_begin", "MISSING", begin(desk))

@@ -10,6 +10,7 @@ from streamqd.errors import RedisRefused
 from streamqd.store import leases, renewal, scripts, topics
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call
+from streamqd.store.store import Store
 from tests.contract.desk import TTL, Desk, Stream
 from tests.support.proxy import Fault, FaultProxy
 
@@ -32,7 +33,7 @@ def swap(desk: Desk) -> Call:
 @pytest.fixture
 def full(desk: Desk) -> Desk:
     """Three entries handed out, one of them settled; an unread one; one with the last id of all."""
-    topics.create(desk.link, desk.keys, desk.unit.topic, Topic())
+    topics.create(desk.store, desk.unit.topic, Topic())
     desk.pending("1-0", "2-0", "3-0")
     desk.do("XACK", desk.stream, "hits", "2-0")
     desk.add("4-0")
@@ -48,7 +49,7 @@ def entries(desk: Desk) -> list[tuple[str, bytes]]:
 
 def renewed(desk: Desk) -> str:
     """Renew it; the id that the entry with the last id has now."""
-    done = admin.renew(desk.link, desk.keys, desk.unit.topic, desk.unit.partition, force=False)
+    done = admin.renew(desk.store, desk.unit.topic, desk.unit.partition, force=False)
     assert done.messages == len(entries(desk))
     return done.last_id
 
@@ -202,7 +203,7 @@ def test_who_has_renewed_it_is_told_so(
         full.do("SCRIPT", "LOAD", each.source)
     shaky = Connection(proxy.settings, timeout=5.0, name="test:shaky")
     lost = proxy.arm(fault, wanted=lambda command: sha in command)
-    done = admin.renew(shaky, full.keys, full.unit.topic, full.unit.partition, force=False)
+    done = admin.renew(Store(shaky, full.keys), full.unit.topic, full.unit.partition, force=False)
     shaky.close()
     assert lost.hit
     found = entries(full)
@@ -214,13 +215,13 @@ def test_who_has_renewed_it_is_told_so(
 def test_an_empty_stream_is_renewed_though_the_reply_was_lost(
     desk: Desk, proxy: FaultProxy
 ) -> None:
-    topics.create(desk.link, desk.keys, desk.unit.topic, Topic())
+    topics.create(desk.store, desk.unit.topic, Topic())
     desk.add(LAST)
     desk.do("XTRIM", desk.stream, "MAXLEN", 0)
     swap_script = scripts.get("renewal_swap")
     desk.do("SCRIPT", "LOAD", swap_script.source)
     shaky = Connection(proxy.settings, timeout=5.0, name="test:shaky")
     proxy.arm(Fault.DROP_REPLY, wanted=lambda command: swap_script.sha.encode() in command)
-    done = admin.renew(shaky, desk.keys, desk.unit.topic, desk.unit.partition, force=False)
+    done = admin.renew(Store(shaky, desk.keys), desk.unit.topic, desk.unit.partition, force=False)
     shaky.close()
     assert (done.messages, done.last_id, done.groups) == (0, "0-0", [])

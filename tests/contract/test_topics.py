@@ -7,6 +7,7 @@ import pytest
 from streamqd.config import Retention, Topic
 from streamqd.errors import BadValue, RedisRefused
 from streamqd.store import topics
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 
 SETTINGS = b'{"archive":"off","retention":{"max_age":60.0}}'
@@ -41,14 +42,14 @@ def test_a_topic_with_many_partitions(desk: Desk) -> None:
 
 def test_create_registers_and_tells_the_count_that_holds(desk: Desk) -> None:
     link, keys = desk.link, desk.keys
-    assert topics.partition_count(link, keys, "access") is None
-    assert topics.meta(link, keys, "access") is None
-    assert topics.create(link, keys, "access", TOPIC) == 3
-    assert topics.create(link, keys, "access", Topic(partitions=5)) == 3
-    topics.create(link, keys, "about", Topic())
-    assert topics.registered(link, keys) == ["about", "access"]
-    assert topics.partition_count(link, keys, "access") == 3
-    found = topics.meta(link, keys, "access")
+    assert topics.partition_count(Store(link, keys), "access") is None
+    assert topics.meta(Store(link, keys), "access") is None
+    assert topics.create(Store(link, keys), "access", TOPIC) == 3
+    assert topics.create(Store(link, keys), "access", Topic(partitions=5)) == 3
+    topics.create(Store(link, keys), "about", Topic())
+    assert topics.registered(Store(link, keys)) == ["about", "access"]
+    assert topics.partition_count(Store(link, keys), "access") == 3
+    found = topics.meta(Store(link, keys), "access")
     assert found is not None
     assert found[::2] == (
         3,
@@ -61,7 +62,7 @@ def test_a_count_that_is_none_is_not_guessed(desk: Desk) -> None:
     for wrong in ("", "0", "-1", "two", "1.5"):
         desk.do("HSET", desk.keys.meta("access"), "partitionCount", wrong)
         with pytest.raises(BadValue, match="access"):
-            topics.partition_count(desk.link, desk.keys, "access")
+            topics.partition_count(desk.store, "access")
 
 
 # --- changing and deleting ------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def test_a_count_that_is_none_is_not_guessed(desk: Desk) -> None:
 
 def test_settings_change_if_nobody_else_has_changed_them(desk: Desk) -> None:
     desk.link.run(topics.creation(desk.keys, "access", TOPIC))
-    seen = topics.stored(desk.link, desk.keys, "access")
+    seen = topics.stored(desk.store, "access")
     call = topics.configuration(desk.keys, "access", seen, {"archive": "required"})
     before = desk.state()[desk.keys.meta("access")]
 
@@ -90,21 +91,21 @@ def test_settings_of_a_topic_that_has_none(desk: Desk) -> None:
 def test_a_retired_topic_is_gone_for_all_but_who_deletes_it(desk: Desk) -> None:
     call = topics.retirement(desk.keys, "access")
     desk.expect("topic_retire", "MISSING", call)
-    topics.create(desk.link, desk.keys, "access", TOPIC)
+    topics.create(desk.store, "access", TOPIC)
 
     assert desk.expect("topic_retire", "OK", call) == [b"3"]
 
-    assert topics.partition_count(desk.link, desk.keys, "access") is None
-    assert topics.meta(desk.link, desk.keys, "access") is None
+    assert topics.partition_count(desk.store, "access") is None
+    assert topics.meta(desk.store, "access") is None
     assert desk.expect("topic_retire", "OK", call) == [b"3"]
     creation = topics.creation(desk.keys, "access", TOPIC)
     desk.expect("topic_create", "DELETING", creation)
     with pytest.raises(RedisRefused, match="topic delete access"):
-        topics.create(desk.link, desk.keys, "access", TOPIC)
+        topics.create(desk.store, "access", TOPIC)
     desk.expect("topic_configure", "MISSING", topics.configuration(desk.keys, "access", "", {}))
 
 
 def test_the_groups_that_daemons_have_made(desk: Desk) -> None:
-    assert topics.groups_seen(desk.link, desk.keys, "access") == []
+    assert topics.groups_seen(desk.store, "access") == []
     desk.do("HSET", desk.keys.meta("access"), "created", 5, "group:hits", 3, "group:agents", 3)
-    assert topics.groups_seen(desk.link, desk.keys, "access") == ["agents", "hits"]
+    assert topics.groups_seen(desk.store, "access") == ["agents", "hits"]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from streamqd.store import scripts
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import UNIT, Desk
 from tests.support.proxy import Fault, FaultProxy, Trigger
 from tests.support.servers import ProcessServer
@@ -54,6 +55,10 @@ class Stage:
     @property
     def keys(self) -> Keys:
         return self.desk.keys
+
+    @property
+    def store(self) -> Store:
+        return Store(self.link, self.keys)
 
     def shaky(self, name: str = "test:shaky") -> Connection:
         """A connection that is cut when the strike comes."""

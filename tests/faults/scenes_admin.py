@@ -12,6 +12,7 @@ from streamqd import config
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.store import directives, members, topics
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.contract.scenarios import LAST_ID
 from tests.faults.rehearsal import Scene, Stage
@@ -74,8 +75,8 @@ READING = (
 def seed(stage: Stage) -> None:
     """Two topics, a living instance, and a group with messages in every place."""
     link, keys = stage.link, stage.keys
-    topics.create(link, keys, "idle", config.Topic(partitions=PARTITIONS))
-    topics.create(link, keys, TOPIC, config.Topic(partitions=PARTITIONS))
+    topics.create(Store(link, keys), "idle", config.Topic(partitions=PARTITIONS))
+    topics.create(Store(link, keys), TOPIC, config.Topic(partitions=PARTITIONS))
     offers = {"offers": [[TOPIC, GROUP]], "weight": 1, "cap": 0}
     assert link.run(members.beat(keys, "default", "west-1", "n1", offers, 60.0)).word == "OK"
     assert link.run(directives.change(keys, "default", PAUSED, by="ops")).word == "OK"

@@ -72,7 +72,7 @@ def tend(stage: Stage) -> None:
         try:
             keep_house(housekeeper)
         finally:
-            housekeeper._link.close()
+            housekeeper._store.connection.close()
     assert slot.reclaim_requested, "the worker was told of foreign entries"
     summary = desk.keys.instance("default", "web-1")
     assert desk.do("PTTL", summary) > 0

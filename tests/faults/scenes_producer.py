@@ -63,7 +63,7 @@ def _repeated(send: Callable[[], object]) -> None:
 
 def single_messages(stage: Stage) -> None:
     """Every way to send one message."""
-    topics.create(stage.link, stage.keys, TOPIC, config.Topic(partitions=2))
+    topics.create(stage.store, TOPIC, config.Topic(partitions=2))
     with _hurried(), Producer(stage.proxy.url) as producer:
 
         def send(payload: bytes, **options: object) -> Callable[[], object]:
@@ -83,7 +83,7 @@ def single_messages(stage: Stage) -> None:
 
 def many_messages(stage: Stage) -> None:
     """Pipelined and buffered sends, and one with a bound of what may wait."""
-    topics.create(stage.link, stage.keys, TOPIC, config.Topic(partitions=2))
+    topics.create(stage.store, TOPIC, config.Topic(partitions=2))
     wanted = [b"%d" % number for number in range(40)]
     with _hurried():
         with Producer(stage.proxy.url) as producer:

@@ -16,7 +16,7 @@ def a_task_that_writes_rows(stage: Stage) -> None:
     from streamqd.spark import sink
     from streamqd.spark.options import write_options
 
-    topics.create(stage.link, stage.keys, "out", config.Topic(partitions=2))
+    topics.create(stage.store, "out", config.Topic(partitions=2))
     given = {"url": stage.proxy.url, "topic": "out", "retryIntervalMs": 1, "batchRows": 4}
     options = write_options({name.lower(): str(value) for name, value in given.items()}, {})
     values = [b"%d" % number for number in range(20)]

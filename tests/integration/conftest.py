@@ -19,6 +19,7 @@ from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import UNIT, Desk
 from tests.support import users
 from tests.support.costs import Meter, Page, counting_sockets
@@ -71,9 +72,9 @@ def view(board: Scoreboard, link: Connection) -> MetricsView:
 
 
 @pytest.fixture
-def at(link: Connection, keys: Keys) -> At:
+def at(link: Connection, store: Store, keys: Keys) -> At:
     """A desk for a partition of the topic access, which has three, for a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=3))
+    topics.create(store, "access", config.Topic(partitions=3))
     return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
 
 

@@ -24,6 +24,7 @@ from streamqd.producer import Producer
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support import usage, users
 from tests.support.daemon import toml
 from tests.support.servers import ProcessServer, Server
@@ -127,7 +128,7 @@ def test_the_check_of_rights_finds_nothing_missing(
 ) -> None:
     for name in ("daemon", "admin"):
         link = Connection(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
-        assert permissions.missing(link, keys, "default") == []
+        assert permissions.missing(Store(link, keys), "default") == []
         link.close()
 
 
@@ -143,7 +144,9 @@ def test_every_right_that_a_daemon_loses_is_named(
     for command in sorted(found.commands - UNCHECKED):
         users.grant(link, without=command)
         other = Connection(as_user(server, found.user), timeout=10.0, name="test:weaker")
-        lacking = {each.command.lower() for each in permissions.missing(other, keys, "default")}
+        lacking = {
+            each.command.lower() for each in permissions.missing(Store(other, keys), "default")
+        }
         other.close()
         if lacking != {command.replace("|", " ")}:
             unnamed.append((command, lacking))
@@ -157,7 +160,7 @@ def test_no_transactions_no_work(
     users.grant(link, without=command)
     other = Connection(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
     with pytest.raises(RedisRefused, match="NOPERM"):
-        permissions.missing(other, keys, "default")
+        permissions.missing(Store(other, keys), "default")
     other.close()
 
 
@@ -165,8 +168,8 @@ def test_no_transactions_no_work(
 
 
 @pytest.fixture
-def topic(link: Connection, keys: Keys) -> str:
-    topics.create(link, keys, "access", config.Topic(partitions=2))
+def topic(store: Store) -> str:
+    topics.create(store, "access", config.Topic(partitions=2))
     return "access"
 
 

@@ -17,6 +17,7 @@ from streamqd.model import Unit
 from streamqd.store import items, leases, members, messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.servers import Server
 from tests.support.verbs import At
@@ -55,33 +56,33 @@ def bury(desk: Desk, entry_id: str, **context: str) -> str:
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_creating_a_topic_twice(link: Connection, keys: Keys) -> None:
-    made = admin_topics.create(link, keys, "orders", config.Topic(partitions=2))
-    again = admin_topics.create(link, keys, "orders", config.Topic(partitions=2))
+def test_creating_a_topic_twice(store: Store) -> None:
+    made = admin_topics.create(store, "orders", config.Topic(partitions=2))
+    again = admin_topics.create(store, "orders", config.Topic(partitions=2))
 
     assert made == admin_topics.Created("orders", 2, created=True)
     assert again == admin_topics.Created("orders", 2, created=False)
     with pytest.raises(Refused, match="already, with 2 partitions"):
-        admin_topics.create(link, keys, "orders", config.Topic(partitions=3))
-    assert topics.partition_count(link, keys, "orders") == 2
+        admin_topics.create(store, "orders", config.Topic(partitions=3))
+    assert topics.partition_count(store, "orders") == 2
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b", "x" * 65])
-def test_a_topic_needs_a_proper_name(link: Connection, keys: Keys, name: str) -> None:
+def test_a_topic_needs_a_proper_name(store: Store, name: str) -> None:
     with pytest.raises(Refused, match="A-Z"):
-        admin_topics.create(link, keys, name, config.Topic())
+        admin_topics.create(store, name, config.Topic())
 
-    assert topics.registered(link, keys) == []
+    assert topics.registered(store) == []
 
 
-def test_a_missing_topic_names_its_neighbour(link: Connection, keys: Keys, at: At) -> None:
+def test_a_missing_topic_names_its_neighbour(store: Store, at: At) -> None:
     with pytest.raises(TopicMissing, match="did you mean access"):
-        admin_topics.partition_count(link, keys, "acces")
+        admin_topics.partition_count(store, "acces")
     with pytest.raises(TopicMissing, match="topic list"):
-        admin_topics.partition_count(link, keys, "zzz")
+        admin_topics.partition_count(store, "zzz")
 
 
-def test_listing_and_describing_topics(link: Connection, keys: Keys, at: At) -> None:
+def test_listing_and_describing_topics(store: Store, keys: Keys, at: At) -> None:
     for group in ("hits", "agents"):
         at(0, group).groups()
     at(1).add("5-0")
@@ -89,8 +90,8 @@ def test_listing_and_describing_topics(link: Connection, keys: Keys, at: At) -> 
     at(1).do("ZADD", keys.scheduled("access", 1), 1, "send")
     letter = bury(at(2), "7-0")
 
-    [row] = admin_topics.listed(link, keys)
-    detail = admin_topics.describe(link, keys, "access")
+    [row] = admin_topics.listed(store)
+    detail = admin_topics.describe(store, "access")
 
     assert row.topic == "access"
     assert (row.partitions, row.messages, row.scheduled, row.dead) == (3, 3, 1, 1)
@@ -106,7 +107,7 @@ def test_listing_and_describing_topics(link: Connection, keys: Keys, at: At) -> 
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def test_partitions_show_owner_lag_and_pending(link: Connection, keys: Keys, at: At) -> None:
+def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
     for number in range(3):
         at(number).groups()
     epoch = at(0).own("t1", owner="west-1")
@@ -117,7 +118,7 @@ def test_partitions_show_owner_lag_and_pending(link: Connection, keys: Keys, at:
     at(0).fetch(1)
     at(0).do("ZADD", at(0).delayed, 1, "m:1-0")
 
-    seen = partitions.view(link, keys)
+    seen = partitions.view(store)
 
     first, second, third = seen.units
     assert (first.state, first.owner, first.epoch) == ("owned", "west-1", epoch)
@@ -130,20 +131,20 @@ def test_partitions_show_owner_lag_and_pending(link: Connection, keys: Keys, at:
     assert seen.idle_topics == []
 
 
-def test_partitions_can_be_narrowed(link: Connection, keys: Keys, at: At) -> None:
-    topics.create(link, keys, "other", config.Topic())
+def test_partitions_can_be_narrowed(store: Store, at: At) -> None:
+    topics.create(store, "other", config.Topic())
     for group in ("hits", "agents"):
         at(0, group).groups()
 
-    assert len(partitions.view(link, keys).units) == 6
-    assert partitions.view(link, keys).idle_topics == ["other"]
-    assert {u.group for u in partitions.view(link, keys, "access", "agents").units} == {"agents"}
+    assert len(partitions.view(store).units) == 6
+    assert partitions.view(store).idle_topics == ["other"]
+    assert {u.group for u in partitions.view(store, "access", "agents").units} == {"agents"}
     with pytest.raises(TopicMissing):
-        partitions.view(link, keys, "nope")
+        partitions.view(store, "nope")
 
 
 def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy(
-    link: Connection, keys: Keys, at: At
+    store: Store, at: At
 ) -> None:
     at(0).groups()
     for number in range(1, 41):
@@ -153,20 +154,20 @@ def test_a_lag_that_the_server_does_not_tell_is_counted_whatever_a_call_may_copy
     hide_lag(at(0), at(0).stream)
     hide_lag(at(0), at(0).retry)
 
-    [row] = partitions.view(link, keys, "access", "hits", 0).units
+    [row] = partitions.view(store, "access", "hits", 0).units
 
     assert row.lag == 37 + 37
 
 
 @pytest.mark.parametrize(("count", "lag"), [(1_000, 1_000), (1_001, None)])
 def test_a_lag_that_the_server_does_not_tell_is_counted_to_its_end_or_not_told(
-    link: Connection, keys: Keys, at: At, count: int, lag: int | None
+    link: Connection, store: Store, at: At, count: int, lag: int | None
 ) -> None:
     at(0).groups()
     link.pipeline([("XADD", at(0).stream, f"{n + 1}-0", "payload", "x") for n in range(count + 3)])
     hide_lag(at(0), at(0).stream)
 
-    [row] = partitions.view(link, keys, "access", "hits", 0).units
+    [row] = partitions.view(store, "access", "hits", 0).units
 
     assert row.lag == lag
 
@@ -186,7 +187,9 @@ def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]
     places: list[str] = []
     cursor = ""
     while True:
-        page = pending.view(link, keys, "access", "hits", order=order, limit=limit, cursor=cursor)
+        page = pending.view(
+            Store(link, keys), "access", "hits", order=order, limit=limit, cursor=cursor
+        )
         places += [f"{row.partition}/{row.place}" for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -209,7 +212,7 @@ def test_pending_pages_are_merged_by_id_and_fit_together(
 
 
 def test_pending_is_ranked_by_deliveries_and_by_idle_time(
-    link: Connection, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     at(0).pending("1-0", "2-0")
     at(1).pending("3-0")
@@ -224,10 +227,10 @@ def test_pending_is_ranked_by_deliveries_and_by_idle_time(
     for limit in (1, 2, 10):
         assert all_pages(link, keys, "deliveries", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
         assert all_pages(link, keys, "idle", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
-    [worst] = pending.view(link, keys, "access", "hits", order="idle", limit=1).rows
+    [worst] = pending.view(store, "access", "hits", order="idle", limit=1).rows
     assert worst.idle_ms >= 90_000
     assert (worst.deliveries, worst.crashes, worst.consumer) == (9, 2, "other")
-    assert pending.view(link, keys, "access", "hits", limit=1).total == 3
+    assert pending.view(store, "access", "hits", limit=1).total == 3
 
 
 def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monkeypatch) -> None:
@@ -239,39 +242,37 @@ def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monke
     assert sorted(all_pages(link, keys, "idle", 9)) == sorted(f"0/m:{each}" for each in ids)
 
 
-def test_a_bounded_ranking_says_so(link: Connection, keys: Keys, at: At, monkeypatch) -> None:
+def test_a_bounded_ranking_says_so(store: Store, at: At, monkeypatch) -> None:
     at(0).pending(*[f"{number}-0" for number in range(1, 31)])
     monkeypatch.setattr(pending, "PAGE", 5)
     monkeypatch.setattr(pending, "SCAN_MAX", 10)
 
-    seen = pending.view(link, keys, "access", "hits", order="idle", limit=100)
+    seen = pending.view(store, "access", "hits", order="idle", limit=100)
 
     assert not seen.complete
     assert (len(seen.rows), seen.total) == (10, 30)
-    assert pending.view(link, keys, "access", "hits", order="id", limit=100).complete
+    assert pending.view(store, "access", "hits", order="id", limit=100).complete
 
 
-def test_pending_of_nobody_is_refused(link: Connection, keys: Keys, at: At) -> None:
+def test_pending_of_nobody_is_refused(store: Store, at: At) -> None:
     at(0).groups()
     with pytest.raises(Refused, match="no group other"):
-        pending.view(link, keys, "access", "other")
+        pending.view(store, "access", "other")
     with pytest.raises(Refused, match="not a cursor"):
-        pending.view(link, keys, "access", "hits", cursor="1:2")
+        pending.view(store, "access", "hits", cursor="1:2")
 
 
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_letters_are_listed_newest_first_over_all_partitions(
-    link: Connection, keys: Keys, at: At
-) -> None:
+def test_letters_are_listed_newest_first_over_all_partitions(store: Store, at: At) -> None:
     names = [bury(at(number % 3), f"{number + 1}-0") for number in range(7)]
 
-    whole = dead_letters.listed(link, keys, "access")
+    whole = dead_letters.listed(store, "access")
     pages: list[str] = []
     cursor = ""
     while True:
-        page = dead_letters.listed(link, keys, "access", limit=2, cursor=cursor)
+        page = dead_letters.listed(store, "access", limit=2, cursor=cursor)
         pages += [row.id for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -284,20 +285,17 @@ def test_letters_are_listed_newest_first_over_all_partitions(
     assert whole.total == 7
 
 
-def test_letters_of_one_group(link: Connection, keys: Keys, at: At) -> None:
+def test_letters_of_one_group(store: Store, at: At) -> None:
     bury(at(0, "hits"), "1-0")
     mine = bury(at(1, "agents"), "1-0")
 
-    seen = dead_letters.listed(link, keys, "access", choice=DeadLetterFilter(group="agents"))
+    seen = dead_letters.listed(store, "access", choice=DeadLetterFilter(group="agents"))
 
     assert [row.id for row in seen.rows] == [mine]
-    assert (
-        dead_letters.listed(link, keys, "access", choice=DeadLetterFilter(group="nobody")).rows
-        == []
-    )
+    assert dead_letters.listed(store, "access", choice=DeadLetterFilter(group="nobody")).rows == []
 
 
-def test_a_letter_tells_everything(link: Connection, keys: Keys, at: At) -> None:
+def test_a_letter_tells_everything(store: Store, at: At) -> None:
     name = bury(
         at(1),
         "1700000000000-3",
@@ -309,7 +307,7 @@ def test_a_letter_tells_everything(link: Connection, keys: Keys, at: At) -> None
         extra="kept",
     )
 
-    letter = dead_letters.show(link, keys, "access", name)
+    letter = dead_letters.show(store, "access", name)
 
     assert letter.uid == "access/1/1700000000000-3"
     assert letter.original_unix_ms == 1700000000000
@@ -326,25 +324,25 @@ def test_a_letter_tells_everything(link: Connection, keys: Keys, at: At) -> None
 
 
 @pytest.mark.parametrize("name", ["1:9-9", "7:1-0"])
-def test_a_letter_that_is_not_there(link: Connection, keys: Keys, at: At, name: str) -> None:
+def test_a_letter_that_is_not_there(store: Store, at: At, name: str) -> None:
     bury(at(1), "1-0")
     with pytest.raises(Refused, match="there is no"):
-        dead_letters.show(link, keys, "access", name)
+        dead_letters.show(store, "access", name)
 
 
 @pytest.mark.parametrize("name", ["", "1", "x:1-0", "1:1", "1:a-b", "-1:1-0", f"1:{2**64}-0"])
-def test_what_is_no_name_of_a_letter(link: Connection, keys: Keys, at: At, name: str) -> None:
+def test_what_is_no_name_of_a_letter(store: Store, at: At, name: str) -> None:
     with pytest.raises(Refused, match="is not an id"):
-        dead_letters.show(link, keys, "access", name)
+        dead_letters.show(store, "access", name)
 
 
-def test_counting_letters_by_cause(link: Connection, keys: Keys, at: At) -> None:
+def test_counting_letters_by_cause(store: Store, at: At) -> None:
     for number in range(3):
         bury(at(number), "1-0")
     last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
 
-    found = dead_letters.causes(link, keys, "access")
-    [topic] = dead_letters.overview(link, keys)
+    found = dead_letters.causes(store, "access")
+    [topic] = dead_letters.overview(store)
 
     assert [(each.count, each.group, each.reason, each.error_class) for each in found.causes] == [
         (3, "hits", "attempts", "ValueError"),
@@ -359,13 +357,13 @@ def test_counting_letters_by_cause(link: Connection, keys: Keys, at: At) -> None
 
 
 def test_replaying_gives_letters_back_to_their_own_group(
-    link: Connection, keys: Keys, at: At
+    link: Connection, store: Store, at: At
 ) -> None:
     for number in range(3):
         bury(at(number), "1-0")
     other = bury(at(1, "agents"), "2-0")
 
-    done = dead_letters.replay(link, keys, "access", DeadLetterFilter(group="hits"))
+    done = dead_letters.replay(store, "access", DeadLetterFilter(group="hits"))
 
     assert (done.replayed, done.gone, done.refused, done.ended) == (3, 0, {}, "done")
     for number in range(3):
@@ -375,70 +373,70 @@ def test_replaying_gives_letters_back_to_their_own_group(
         assert (fields["retryCount"], fields["crashCount"]) == (b"0", b"0")
         assert fields["replayCount"] == b"1"
         assert "reason" not in fields
-    assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == [other]
+    assert [row.id for row in dead_letters.listed(store, "access").rows] == [other]
     assert link.execute("XLEN", at(1, "agents").retry) == 0
 
 
-def test_replaying_one_by_name(link: Connection, keys: Keys, at: At) -> None:
+def test_replaying_one_by_name(store: Store, at: At) -> None:
     names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
 
     done = dead_letters.replay(
-        link, keys, "access", DeadLetterFilter((names[0], names[0])), max_replays=5
+        store, "access", DeadLetterFilter((names[0], names[0])), max_replays=5
     )
 
     assert done.replayed == 1
     [fields] = at(0).read_stream(at(0).retry).entries.values()
     assert fields["replayCount"] == b"5"
-    assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == [names[1]]
+    assert [row.id for row in dead_letters.listed(store, "access").rows] == [names[1]]
 
 
-def test_a_name_that_is_wrong_keeps_all_from_being_replayed(
-    link: Connection, keys: Keys, at: At
-) -> None:
+def test_a_name_that_is_wrong_keeps_all_from_being_replayed(store: Store, at: At) -> None:
     name = bury(at(0), "1-0")
     before = at(0).dump()
 
     with pytest.raises(Refused, match="no dead letter"):
-        dead_letters.replay(link, keys, "access", DeadLetterFilter((name, "0:9-9")))
+        dead_letters.replay(store, "access", DeadLetterFilter((name, "0:9-9")))
     with pytest.raises(Refused, match="one of the group hits, not agents"):
-        dead_letters.replay(link, keys, "access", DeadLetterFilter((name,), group="agents"))
+        dead_letters.replay(store, "access", DeadLetterFilter((name,), group="agents"))
 
     assert at(0).dump() == before
 
 
 def test_letters_that_cannot_go_back_stay_and_are_told(
-    link: Connection, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     bury(at(0), "1-0")
     bury(at(1, "old"), "1-0")
     link.execute("XGROUP", "DESTROY", at(1, "old").retry, "old")
     link.execute("XADD", keys.dlq("access", 2), "*", "payload", "by hand")
 
-    done = dead_letters.replay(link, keys, "access", DeadLetterFilter())
+    done = dead_letters.replay(store, "access", DeadLetterFilter())
 
     assert done.replayed == 1
     assert done.refused == {
         "its group does not exist any more": 1,
         "the letter names no group": 1,
     }
-    assert dead_letters.total(link, keys, "access") == 2
+    assert dead_letters.total(store, "access") == 2
 
 
-def test_many_letters_are_replayed_in_bounded_batches(link: Connection, keys: Keys, at: At) -> None:
+def test_many_letters_are_replayed_in_bounded_batches(
+    link: Connection, store: Store, at: At
+) -> None:
     desk = at(0)
     desk.groups()
     for number in range(250):
         desk.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=desk.dlq)
     steps: list[int] = []
 
-    done = dead_letters.replay(link, keys, "access", DeadLetterFilter(), progress=steps.append)
+    done = dead_letters.replay(store, "access", DeadLetterFilter(), progress=steps.append)
 
     assert done.replayed == 250
     assert steps == [100, 100, 50]
     assert link.execute("XLEN", desk.retry) == 250
 
 
-def test_purging(link: Connection, keys: Keys, at: At) -> None:
+def test_purging(store: Store, at: At) -> None:
     desk = at(0)
     for entry_id, group in (
         *(("1000-0", "hits"), ("2000-0", "hits")),
@@ -447,36 +445,34 @@ def test_purging(link: Connection, keys: Keys, at: At) -> None:
         desk.add(entry_id, "payload", "x", "group", group, stream=desk.dlq)
     at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
 
-    assert dead_letters.count(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)) == 2
-    assert (
-        dead_letters.purge(link, keys, "access", DeadLetterFilter(until_unix_ms=2_000)).purged == 2
-    )
-    assert dead_letters.purge(link, keys, "access", DeadLetterFilter(("0:3000-0",))).purged == 1
-    assert dead_letters.purge(link, keys, "access", DeadLetterFilter(group="agents")).purged == 1
-    assert [row.id for row in dead_letters.listed(link, keys, "access").rows] == ["0:2000-0"]
-    assert dead_letters.purge(link, keys, "access", DeadLetterFilter()).purged == 1
-    assert dead_letters.overview(link, keys) == []
+    assert dead_letters.count(store, "access", DeadLetterFilter(until_unix_ms=2_000)) == 2
+    assert dead_letters.purge(store, "access", DeadLetterFilter(until_unix_ms=2_000)).purged == 2
+    assert dead_letters.purge(store, "access", DeadLetterFilter(("0:3000-0",))).purged == 1
+    assert dead_letters.purge(store, "access", DeadLetterFilter(group="agents")).purged == 1
+    assert [row.id for row in dead_letters.listed(store, "access").rows] == ["0:2000-0"]
+    assert dead_letters.purge(store, "access", DeadLetterFilter()).purged == 1
+    assert dead_letters.overview(store) == []
 
 
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_the_last_messages_of_all_partitions_in_order(link: Connection, keys: Keys, at: At) -> None:
+def test_the_last_messages_of_all_partitions_in_order(store: Store, at: At) -> None:
     for number in range(1, 31):
         at(number % 3).add(f"{number}-0", "payload", f"{number}", "key", "k")
 
-    seen = tail.Tail(link, keys, "access").last(10)
+    seen = tail.Tail(store, "access").last(10)
 
     assert [each.payload for each in seen] == [b"%d" % n for n in range(21, 31)]
     assert seen[-1].key == b"k"
-    assert tail.Tail(link, keys, "access").last(0) == []
-    one = tail.Tail(link, keys, "access", 1).last(2)
+    assert tail.Tail(store, "access").last(0) == []
+    one = tail.Tail(store, "access", 1).last(2)
     assert [(each.partition, each.id) for each in one] == [(1, "25-0"), (1, "28-0")]
 
 
-def test_following_misses_nothing_between_two_reads(link: Connection, keys: Keys, at: At) -> None:
+def test_following_misses_nothing_between_two_reads(store: Store, at: At) -> None:
     at(0).add("1-0")
-    watched = tail.Tail(link, keys, "access")
+    watched = tail.Tail(store, "access")
     at(0).add("2-0")
     at(1).add("3-0")
     coming = watched.follow()
@@ -487,10 +483,8 @@ def test_following_misses_nothing_between_two_reads(link: Connection, keys: Keys
     assert [each.id for each in next(coming)] == ["4-0", "5-0"]
 
 
-def test_the_last_messages_are_not_repeated_when_following(
-    link: Connection, keys: Keys, at: At
-) -> None:
-    watched = tail.Tail(link, keys, "access")
+def test_the_last_messages_are_not_repeated_when_following(store: Store, at: At) -> None:
+    watched = tail.Tail(store, "access")
     at(0).add("1-0")
     shown = watched.last(5)
     at(0).add("2-0")
@@ -499,9 +493,9 @@ def test_the_last_messages_are_not_repeated_when_following(
     assert [each.id for each in next(watched.follow())] == ["2-0"]
 
 
-def test_tailing_a_partition_that_is_not_there(link: Connection, keys: Keys, at: At) -> None:
+def test_tailing_a_partition_that_is_not_there(store: Store, at: At) -> None:
     with pytest.raises(Refused, match="no partition 3"):
-        tail.Tail(link, keys, "access", 3)
+        tail.Tail(store, "access", 3)
 
 
 # --- the fleet ------------------------------------------------------------------------------------
@@ -519,15 +513,15 @@ def calls(link: Connection, command: str) -> int:
     return int(found[1]) if found else 0
 
 
-def test_an_empty_fleet(link: Connection, keys: Keys) -> None:
-    seen = fleet.status(link, keys, "default", stale=15)
+def test_an_empty_fleet(store: Store) -> None:
+    seen = fleet.status(store, "default", stale=15)
 
     assert seen.instances == []
     assert seen.units == []
     assert seen.problems == ["no instance of the fleet default is alive"]
 
 
-def test_the_fleet_at_a_glance(link: Connection, keys: Keys, at: At) -> None:
+def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     at(0).own("t1", owner="west-1")
@@ -548,7 +542,7 @@ def test_the_fleet_at_a_glance(link: Connection, keys: Keys, at: At) -> None:
     bury(at(2), "1-0")
     link.run(leases.release(keys, at(2).unit, "t1"))
 
-    seen = fleet.status(link, keys, "default", stale=15)
+    seen = fleet.status(store, "default", stale=15)
 
     by_name = {each.instance: each for each in seen.instances}
     west = by_name["west-1"]
@@ -571,14 +565,16 @@ def test_the_fleet_at_a_glance(link: Connection, keys: Keys, at: At) -> None:
     assert len(seen.problems) == 4
 
 
-def test_many_partitions_with_one_problem_are_summed_up(link: Connection, keys: Keys) -> None:
-    topics.create(link, keys, "wide", config.Topic(partitions=40))
+def test_many_partitions_with_one_problem_are_summed_up(
+    link: Connection, store: Store, keys: Keys
+) -> None:
+    topics.create(store, "wide", config.Topic(partitions=40))
     for number in range(40):
         Desk(link, keys, Unit("wide", number, "hits")).groups()
     beat(link, keys, "west-1")
     before = calls(link, "zrange")
 
-    problems = fleet.status(link, keys, "default", stale=15).problems
+    problems = fleet.status(store, "default", stale=15).problems
 
     assert problems == ["no instance owns wide/hits in all 40 partitions"]
     # The members are read once; the rest measures each unit, and each partition's scheduled sends.
@@ -587,12 +583,12 @@ def test_many_partitions_with_one_problem_are_summed_up(link: Connection, keys: 
 
 @pytest.mark.parametrize("raw", ["not json", "[]", '{"units": 7, "state": null}', '{"units": [3]}'])
 def test_a_summary_of_another_version_is_no_reason_to_fail(
-    link: Connection, keys: Keys, raw: str
+    link: Connection, store: Store, keys: Keys, raw: str
 ) -> None:
     beat(link, keys, "west-1")
     link.execute("SET", keys.instance("default", "west-1"), raw)
 
-    assert [each.instance for each in fleet.status(link, keys, "default", stale=15).instances] == [
+    assert [each.instance for each in fleet.status(store, "default", stale=15).instances] == [
         "west-1"
     ]
 
@@ -600,28 +596,28 @@ def test_a_summary_of_another_version_is_no_reason_to_fail(
 # --- looking writes nothing -----------------------------------------------------------------------
 
 
-def test_whoever_looks_writes_nothing(link: Connection, keys: Keys, at: At) -> None:
+def test_whoever_looks_writes_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:
     name = bury(at(0), "1-0")
     at(1).pending("2-0")
     at(2).own("t3")
     beat(link, keys, "west-1")
     before = at(0).dump()
 
-    admin_topics.listed(link, keys)
-    admin_topics.describe(link, keys, "access")
-    partitions.view(link, keys)
+    admin_topics.listed(store)
+    admin_topics.describe(store, "access")
+    partitions.view(store)
     for order in pending.ORDERS:
-        pending.view(link, keys, "access", "hits", order=order)
-    dead_letters.overview(link, keys)
-    dead_letters.listed(link, keys, "access")
-    dead_letters.show(link, keys, "access", name)
-    dead_letters.causes(link, keys, "access")
-    dead_letters.count(link, keys, "access", DeadLetterFilter())
-    dead_letters.plan(link, keys, "access", DeadLetterFilter(), fleet="default")
-    watched = tail.Tail(link, keys, "access")
+        pending.view(store, "access", "hits", order=order)
+    dead_letters.overview(store)
+    dead_letters.listed(store, "access")
+    dead_letters.show(store, "access", name)
+    dead_letters.causes(store, "access")
+    dead_letters.count(store, "access", DeadLetterFilter())
+    dead_letters.plan(store, "access", DeadLetterFilter(), fleet="default")
+    watched = tail.Tail(store, "access")
     watched.last(5)
-    fleet.status(link, keys, "default", stale=15)
-    permissions.missing(link, keys, "default")
+    fleet.status(store, "default", stale=15)
+    permissions.missing(store, "default")
 
     assert at(0).dump() == before
 
@@ -629,8 +625,8 @@ def test_whoever_looks_writes_nothing(link: Connection, keys: Keys, at: At) -> N
 # --- rights ---------------------------------------------------------------------------------------
 
 
-def test_whoever_may_do_all_lacks_nothing(link: Connection, keys: Keys) -> None:
-    assert permissions.missing(link, keys, "default") == []
+def test_whoever_may_do_all_lacks_nothing(store: Store) -> None:
+    assert permissions.missing(store, "default") == []
 
 
 def test_missing_rights_are_named(
@@ -643,12 +639,12 @@ def test_missing_rights_are_named(
     other = new_link(name="test:limited")
     try:
         other.execute("AUTH", "limited", "secret")
-        found = permissions.missing(other, keys, "default")
+        found = permissions.missing(Store(other, keys), "default")
         link.execute("ACL", "SETUSER", "limited", "resetkeys", "~streaming:*")
-        without_streams = permissions.missing(other, keys, "default")
+        without_streams = permissions.missing(Store(other, keys), "default")
         link.execute("ACL", "SETUSER", "limited", "-multi")
         with pytest.raises(RedisRefused, match="NOPERM"):
-            permissions.missing(other, keys, "default")
+            permissions.missing(Store(other, keys), "default")
     finally:
         link.execute("ACL", "DELUSER", "limited")
 

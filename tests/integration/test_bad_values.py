@@ -17,6 +17,7 @@ from streamqd.model import Unit
 from streamqd.store import messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.servers import Server
 from tests.support.surgery import GROUP, INSTANCE, TOPIC, Surgery
 
@@ -279,7 +280,7 @@ def test_a_page_that_ends_with_the_last_id_of_all(
     stream = KEYS.stream(*PLACE)
     surgery.do("XADD", stream, LAST, "payload", "x")
     surgery.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
-    told = pending.view(link, surgery.keys, TOPIC, GROUP, order=order, limit=100)
+    told = pending.view(Store(link, surgery.keys), TOPIC, GROUP, order=order, limit=100)
     assert f"m:{LAST}" in [row.place for row in told.rows]
     pages = list(forwards(link, stream, size=1))
     assert str(pages[-1][0][0]) == LAST

@@ -24,6 +24,7 @@ from streamqd.admin import tail
 from streamqd.store import members, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
@@ -117,7 +118,7 @@ def test_a_topic_that_is_not_there(run: Run, at: At, args: tuple[str, ...]) -> N
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_creating_topics(run: Run, link: Connection, keys: Keys) -> None:
+def test_creating_topics(run: Run, store: Store) -> None:
     assert run("topic", "create", "a").stdout == "a created with 1 partition\n"
     assert (
         run("topic", "create", "b", "--partitions", "4").stdout == "b created with 4 partitions\n"
@@ -127,7 +128,7 @@ def test_creating_topics(run: Run, link: Connection, keys: Keys) -> None:
     assert document(again) == {"topic": "b", "partitions": 4, "created": False}
     refused = run("topic", "create", "b", "--partitions", "5", code=8)
     assert "already, with 4 partitions" in refused.stderr
-    assert topics.partition_count(link, keys, "b") == 4
+    assert topics.partition_count(store, "b") == 4
     assert [row["topic"] for row in document(run("topic", "list", "--json"))] == [
         "a",
         "b",
@@ -409,11 +410,11 @@ def test_a_partition_and_a_delay(run: Run, link: Connection, keys: Keys) -> None
     assert "no partition 3" in refused.stderr
 
 
-def test_a_topic_is_not_created_when_told_so(run: Run, link: Connection, keys: Keys) -> None:
+def test_a_topic_is_not_created_when_told_so(run: Run, store: Store) -> None:
     refused = run("produce", "orders", "--from", "-", "--no-create", typed="a\n", code=8)
 
     assert "streamqd topic create orders" in refused.stderr
-    assert topics.registered(link, keys) == []
+    assert topics.registered(store) == []
 
 
 def test_a_lost_connection_is_told_with_numbers(
@@ -421,11 +422,12 @@ def test_a_lost_connection_is_told_with_numbers(
     proxy: FaultProxy,
     file: Path,
     link: Connection,
+    store: Store,
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("streamqd.producer.sender.CHUNK_COUNT", 10)
-    topics.create(link, keys, "orders", config.Topic())
+    topics.create(store, "orders", config.Topic())
     file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
     proxy.arm(Fault.DROP_REPLY, command="EXEC", nth=3)
     text = "".join(f"{n}\n" for n in range(100))
@@ -626,8 +628,10 @@ def test_purging_while_nothing_is_there(run: Run, at: At) -> None:
 # --- check ----------------------------------------------------------------------------------------
 
 
-def test_check_judges_the_server(file: Path, server: Server, link: Connection, keys: Keys) -> None:
-    topics.create(link, keys, "orders", config.Topic(partitions=5))
+def test_check_judges_the_server(
+    file: Path, server: Server, link: Connection, store: Store
+) -> None:
+    topics.create(store, "orders", config.Topic(partitions=5))
     link.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
         with process(file, "check", "--json") as started:

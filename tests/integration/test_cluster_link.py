@@ -25,6 +25,7 @@ from streamqd.store.cluster import ClusterConnection, connect
 from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
 from streamqd.store.slots import slot_of
+from streamqd.store.store import Store
 from tests.support import tls
 from tests.support.cluster import Cluster
 from tests.support.servers import NoServerError, ProcessServer, find_binary
@@ -263,7 +264,7 @@ def test_following_a_topic_sees_what_comes_at_every_node(
 ) -> None:
     producer, link = new_producer(), open_link()
     producer.send("orders", "before")
-    news = Tail(link, keys, "orders").follow()
+    news = Tail(Store(link, keys), "orders").follow()
     ids = producer.send_many("orders", [Outgoing("y", partition=n) for n in range(6)])
     seen = {each.partition: each.id for each in next(news)}
     assert seen == dict(enumerate(ids))
@@ -320,7 +321,7 @@ def test_a_topic_that_was_made_anew_is_noticed_by_the_next_write(
     producer, link = new_producer(), open_link()
     producer.send("orders", "x")
     link.execute("UNLINK", keys.meta("orders"))
-    topics.create(link, keys, "orders", config.Topic(partitions=2))
+    topics.create(Store(link, keys), "orders", config.Topic(partitions=2))
     producer.send("orders", "x")
     producer.send_many("orders", [Outgoing("y", key=f"{n}") for n in range(40)])
     lengths = link.pipeline([("XLEN", keys.stream("orders", number)) for number in range(6)])

@@ -22,6 +22,7 @@ from streamqd.message import Message
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from streamqd.worker import worker
 from tests.contract.desk import Desk
 from tests.support import users
@@ -187,9 +188,9 @@ def test_what_a_message_allocates(
 
 
 @pytest.fixture
-def acting(server: Server, link: Connection, keys: Keys) -> config.Settings:
+def acting(server: Server, link: Connection, store: Store) -> config.Settings:
     """What a producer may do and where, with a topic."""
-    topics.create(link, keys, "access", config.Topic(partitions=4))
+    topics.create(store, "access", config.Topic(partitions=4))
     ScriptLoader(link).run()  # who may run scripts may not bring them
     return config.Settings(redis=users.acting(server.settings, "producer-scripts"))
 

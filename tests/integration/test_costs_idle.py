@@ -127,7 +127,7 @@ def keeper(server: Server, owned: list[Unit], meter: Meter) -> Iterator[Housekee
     with ours, theirs:
         made = Housekeeper(board, settings(server), theirs)
         yield made
-        made._link.close()
+        made._store.connection.close()
 
 
 def turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:

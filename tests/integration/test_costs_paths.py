@@ -24,6 +24,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, delayed, letters, retries
@@ -209,7 +210,7 @@ def test_due_retries_are_promoted_by_pages_and_read_again(
     due = -FULL / 1000 - 10  # each is due a millisecond after the one before
 
     def first() -> None:
-        promote(retry_promoter(ours, view, desk.keys), desk.unit)
+        promote(retry_promoter(Store(ours, desk.keys), view), desk.unit)
 
     cost = handled.more(seed=lambda count: retries(desk, count, ahead=due), first=first)
     pages, rounds = FULL // PROMOTED, FULL // BATCH
@@ -227,7 +228,7 @@ def test_due_sends_are_promoted_by_pages_whatever_is_due_later(
             desk.do("FLUSHALL")
             delayed(desk, FULL, ahead=-FULL / 1000 - 10)
             delayed(desk, later)
-            promoter = send_promoter(ours, view, desk.keys)
+            promoter = send_promoter(Store(ours, desk.keys), view)
             with meter.measuring() as cost:
                 promote(promoter, desk.unit[:2])
             assert desk.do("XLEN", desk.stream) == FULL
@@ -246,12 +247,12 @@ def test_letters_are_replayed_by_pages(
     costs = []
     for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first lets the server learn the scripts
         desk.do("FLUSHALL")
-        topics.create(desk.link, desk.keys, desk.unit.topic, config.Topic(partitions=1))
+        topics.create(desk.store, desk.unit.topic, config.Topic(partitions=1))
         desk.groups()
         letters(desk, count)
         with meter.measuring() as cost:
             done = dead_letters.replay(
-                ours, desk.keys, desk.unit.topic, DeadLetterFilter(), target=Target()
+                Store(ours, desk.keys), desk.unit.topic, DeadLetterFilter(), target=Target()
             )
         assert done.replayed == count
         costs.append(cost)

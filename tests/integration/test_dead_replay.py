@@ -25,6 +25,7 @@ from streamqd.model import Unit
 from streamqd.store import directives, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
@@ -35,10 +36,10 @@ TOPIC = "access"
 
 
 @pytest.fixture
-def at(link: Connection, keys: Keys) -> At:
+def at(link: Connection, store: Store, keys: Keys) -> At:
     """A desk for a partition of the topic access (three of them), for a group; other has two."""
-    topics.create(link, keys, TOPIC, config.Topic(partitions=3))
-    topics.create(link, keys, "other", config.Topic(partitions=2))
+    topics.create(store, TOPIC, config.Topic(partitions=3))
+    topics.create(store, "other", config.Topic(partitions=2))
     return lambda partition, group="hits", topic=TOPIC: Desk(
         link, keys, Unit(topic, partition, group)
     )
@@ -76,19 +77,19 @@ def scripts_run(link: Connection) -> int:
 
 
 def left(link: Connection, keys: Keys) -> list[str]:
-    return sorted(row.id for row in dead_letters.listed(link, keys, TOPIC, limit=1000).rows)
+    return sorted(row.id for row in dead_letters.listed(Store(link, keys), TOPIC, limit=1000).rows)
 
 
 # --- where letters go -----------------------------------------------------------------------------
 
 
 def test_to_everyone_they_come_back_as_messages_of_the_partition(
-    link: Connection, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     name = bury(at(1), "7-0", headers='{"a":"b"}')
 
     done = dead_letters.replay(
-        link, keys, TOPIC, DeadLetterFilter((name,)), target=Target(everyone=True)
+        store, TOPIC, DeadLetterFilter((name,)), target=Target(everyone=True)
     )
 
     assert (done.replayed, done.target) == (1, "every group")
@@ -101,12 +102,12 @@ def test_to_everyone_they_come_back_as_messages_of_the_partition(
 
 
 def test_to_another_partition_they_keep_their_group_and_uid(
-    link: Connection, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     name = bury(at(0), "7-0")
     at(2).groups()
 
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=2))
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(partition=2))
 
     assert (done.replayed, done.first_id) == (1, name)
     [again] = messages_in(at(2), at(2).retry, retried=True)
@@ -117,15 +118,13 @@ def test_to_another_partition_they_keep_their_group_and_uid(
     assert left(link, keys) == []
 
 
-def test_to_another_topic_they_go_by_key_else_by_number(
-    link: Connection, keys: Keys, at: At
-) -> None:
+def test_to_another_topic_they_go_by_key_else_by_number(store: Store, keys: Keys, at: At) -> None:
     plain(at(2), 1)
     for key in ("a", "b", "c"):
         at(1).groups()
         at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
 
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
 
     assert done.replayed == 4
     found = {
@@ -139,11 +138,9 @@ def test_to_another_topic_they_go_by_key_else_by_number(
     assert first.uid == f"{TOPIC}/2/1-0"
 
 
-def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
-    link: Connection, keys: Keys, at: At
-) -> None:
+def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(store: Store, at: At) -> None:
     plain(at(0), 1)
-    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     there = at(0, "audit", "other")
     there.groups()
     [message] = messages_in(there, there.stream)
@@ -153,9 +150,9 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     # It dies there, as the worker writes it, and is replayed there.
     flat = [part for pair in message.fields.items() for part in pair]
     there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
-    [row] = dead_letters.listed(link, keys, "other").rows
+    [row] = dead_letters.listed(store, "other").rows
     assert (row.uid, row.replays) == (f"{TOPIC}/0/1-0", 1)
-    assert dead_letters.replay(link, keys, "other", DeadLetterFilter()).replayed == 1
+    assert dead_letters.replay(store, "other", DeadLetterFilter()).replayed == 1
     [again] = messages_in(there, there.retry, retried=True)
     assert (again.uid, again.replay_count) == (f"{TOPIC}/0/1-0", 2)
 
@@ -169,45 +166,47 @@ def test_a_message_that_moved_keeps_its_uid_when_it_dies_again(
     ],
 )
 def test_a_target_that_is_not_there_is_refused(
-    link: Connection, keys: Keys, at: At, target: Target, words: str
+    store: Store, at: At, target: Target, words: str
 ) -> None:
     plain(at(0), 1)
     before = at(0).dump()
     with pytest.raises(Refused, match=words):
-        dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+        dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
     with pytest.raises(TopicMissing, match="did you mean other"):
-        dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="othr"))
+        dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="othr"))
     assert at(0).dump() == before
 
 
-def test_a_group_that_is_not_on_the_other_partition(link: Connection, keys: Keys, at: At) -> None:
+def test_a_group_that_is_not_on_the_other_partition(store: Store, keys: Keys, at: At) -> None:
     plain(at(0), 2)
 
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(partition=1))
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(partition=1))
 
     assert done.refused == {"its group does not exist any more": 2}
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
     # Nothing keeps them from going home.
-    assert dead_letters.replay(link, keys, TOPIC, DeadLetterFilter()).replayed == 2
+    assert dead_letters.replay(store, TOPIC, DeadLetterFilter()).replayed == 2
 
 
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_loops_end_at_max_replays(link: Connection, keys: Keys, at: At) -> None:
+def test_loops_end_at_max_replays(link: Connection, store: Store, keys: Keys, at: At) -> None:
     plain(at(0), 1, replayCount="2")
     plain(at(1), 1, replayCount="3")
     plain(at(2), 1, headers='{"x-replays":"9"}')
 
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter())
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter())
 
     assert done.replayed == 1
     assert done.refused == {"it was replayed 3 times or more already, and died again": 2}
     assert left(link, keys) == ["1:1-0", "2:1-0"]
-    assert dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
+    assert dead_letters.replay(store, TOPIC, DeadLetterFilter(), max_replays=10).replayed == 2
 
 
-def test_what_dies_during_a_replay_is_not_replayed(link: Connection, keys: Keys, at: At) -> None:
+def test_what_dies_during_a_replay_is_not_replayed(
+    link: Connection, store: Store, keys: Keys, at: At
+) -> None:
     plain(at(0), 150)
     now = server_unix_ms(link)
 
@@ -215,18 +214,20 @@ def test_what_dies_during_a_replay_is_not_replayed(link: Connection, keys: Keys,
         at(0).do("XADD", at(0).dlq, "*", "payload", "x", "group", "hits")
         at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "hits")
 
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), progress=another)
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), progress=another)
 
     assert done.replayed == 150
     assert done.began_unix_ms >= now
     assert len(left(link, keys)) == 4
 
 
-def test_a_limit_counts_what_was_replayed(link: Connection, keys: Keys, at: At) -> None:
+def test_a_limit_counts_what_was_replayed(
+    link: Connection, store: Store, keys: Keys, at: At
+) -> None:
     plain(at(0), 3, replayCount="3")
     plain(at(1), 120)
 
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), limit=110)
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), limit=110)
 
     assert (done.replayed, done.ended) == (110, "limit")
     assert len(left(link, keys)) == 13
@@ -245,19 +246,17 @@ def test_a_rate_is_kept_evenly() -> None:
     assert ReplayPace(None).take(100) == 0.0
 
 
-def test_a_replay_at_a_rate_goes_in_small_batches(link: Connection, keys: Keys, at: At) -> None:
+def test_a_replay_at_a_rate_goes_in_small_batches(store: Store, at: At) -> None:
     plain(at(0), 9)
     steps: list[int] = []
-    done = dead_letters.replay(
-        link, keys, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append
-    )
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), rate=40.0, progress=steps.append)
     assert (done.replayed, steps) == (9, [4, 4, 1])
 
 
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def test_each_filter_chooses(link: Connection, keys: Keys, at: At) -> None:
+def test_each_filter_chooses(store: Store, at: At) -> None:
     desk = at(0)
     desk.groups()
     base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
@@ -275,9 +274,9 @@ def test_each_filter_chooses(link: Connection, keys: Keys, at: At) -> None:
         desk.add(entry_id, *(p for pair in (base | differs).items() for p in pair), stream=desk.dlq)
 
     def ids(choice: DeadLetterFilter) -> list[str]:
-        rows = dead_letters.listed(link, keys, TOPIC, choice=choice).rows
-        counted = dead_letters.causes(link, keys, TOPIC, choice)
-        assert counted.looked_at == dead_letters.count(link, keys, TOPIC, choice) == len(rows)
+        rows = dead_letters.listed(store, TOPIC, choice=choice).rows
+        counted = dead_letters.causes(store, TOPIC, choice)
+        assert counted.looked_at == dead_letters.count(store, TOPIC, choice) == len(rows)
         return sorted(row.id for row in rows)
 
     assert ids(DeadLetterFilter(group="agents")) == ["0:2000-0"]
@@ -294,10 +293,10 @@ def test_each_filter_chooses(link: Connection, keys: Keys, at: At) -> None:
     assert ids(DeadLetterFilter(since_unix_ms=2000, until_unix_ms=2001)) == ["0:2000-0"]
     assert ids(DeadLetterFilter(until_unix_ms=0)) == []
     with pytest.raises(Refused, match="not one of those that the filter chooses"):
-        dead_letters.count(link, keys, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
+        dead_letters.count(store, TOPIC, DeadLetterFilter(("0:1000-0",), reason="dead"))
 
 
-def test_a_filtered_list_goes_on_at_the_cursor(link: Connection, keys: Keys, at: At) -> None:
+def test_a_filtered_list_goes_on_at_the_cursor(store: Store, at: At) -> None:
     for number in range(3):
         plain(at(number), 40)
         plain_other = at(number)
@@ -307,7 +306,7 @@ def test_a_filtered_list_goes_on_at_the_cursor(link: Connection, keys: Keys, at:
     seen: list[str] = []
     cursor = ""
     while True:
-        page = dead_letters.listed(link, keys, TOPIC, choice=choice, limit=7, cursor=cursor)
+        page = dead_letters.listed(store, TOPIC, choice=choice, limit=7, cursor=cursor)
         seen += [row.id for row in page.rows]
         cursor = page.cursor
         if not cursor:
@@ -335,6 +334,7 @@ def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
 @pytest.mark.parametrize("nth", range(1, 10))
 def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
     link: Connection,
+    store: Store,
     keys: Keys,
     at: At,
     proxy: FaultProxy,
@@ -346,19 +346,19 @@ def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
     plain(at(1), 1)
     target = Target(topic="other")
     dead_letters.replay(
-        link, keys, TOPIC, DeadLetterFilter(), target=target
+        store, TOPIC, DeadLetterFilter(), target=target
     )  # teaches the server the scripts
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     plain(at(0), 3)
     trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead_letters.replay(shaky, keys, TOPIC, DeadLetterFilter(), target=target)
+    first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter(), target=target)
 
     assert trigger.hit
     assert first.ended == "failed"
     assert first.error
-    second = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+    second = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
     judge_moved(link, keys, at, 3)
     assert (second.ended, second.refused, second.gone) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
@@ -368,22 +368,22 @@ def test_a_move_that_is_cut_at_any_step_is_finished_by_the_next(
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_step_that_runs_late_does_nothing_more(
-    link: Connection, keys: Keys, at: At, proxy: FaultProxy, nth: int
+    link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, nth: int
 ) -> None:
     plain(at(0), 1)
     target = Target(topic="other")
     impatient = Connection(proxy.settings, timeout=1.0, name="test:impatient")
     plain(at(1), 1)
-    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
+    dead_letters.replay(store, TOPIC, DeadLetterFilter(("1:1-0",)), target=target)
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="EVALSHA", nth=nth)
 
     assert (
-        dead_letters.replay(impatient, keys, TOPIC, DeadLetterFilter(), target=target).ended
+        dead_letters.replay(Store(impatient, keys), TOPIC, DeadLetterFilter(), target=target).ended
         == "failed"
     )
-    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+    dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
     ran = scripts_run(link)
     trigger.release()
     wait_until(lambda: scripts_run(link) > ran, what="the late script")
@@ -396,6 +396,7 @@ def test_a_step_that_runs_late_does_nothing_more(
 @pytest.mark.parametrize("nth", [1, 60, 150])
 def test_a_replay_that_loses_redis_says_how_far_it_came(
     link: Connection,
+    store: Store,
     keys: Keys,
     at: At,
     proxy: FaultProxy,
@@ -404,12 +405,12 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
     nth: int,
 ) -> None:
     plain(at(1), 1)
-    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter())
+    dead_letters.replay(store, TOPIC, DeadLetterFilter())
     plain(at(0), 200)
     proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead_letters.replay(shaky, keys, TOPIC, DeadLetterFilter())
-    second = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter())
+    first = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
+    second = dead_letters.replay(store, TOPIC, DeadLetterFilter())
 
     whole = 100 if nth > 100 else 0
     assert (first.ended, first.replayed, first.unknown) == ("failed", whole, 100)
@@ -420,13 +421,13 @@ def test_a_replay_that_loses_redis_says_how_far_it_came(
 
 
 def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
-    link: Connection, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     plain(at(0), 250)
     steps: list[int] = []
 
     done = dead_letters.replay(
-        link, keys, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
+        store, TOPIC, DeadLetterFilter(), stop=lambda: len(steps) == 2, progress=steps.append
     )
 
     assert (done.replayed, done.unknown, done.ended) == (200, 0, "stopped")
@@ -434,44 +435,44 @@ def test_a_replay_that_is_told_to_stop_ends_between_two_batches(
     assert len(left(link, keys)) == 50
 
 
-def test_a_letter_on_its_way_goes_nowhere_else(link: Connection, keys: Keys, at: At) -> None:
+def test_a_letter_on_its_way_goes_nowhere_else(
+    link: Connection, store: Store, keys: Keys, at: At
+) -> None:
     [name] = plain(at(0), 1)
     moving = keys.moving(TOPIC, 0)
     now = server_unix_ms(link)
     link.execute("HSET", moving, "1-0", f"{now} other/1")
 
-    assert dead_letters.show(link, keys, TOPIC, name).moving_to == "other/1"
+    assert dead_letters.show(store, TOPIC, name).moving_to == "other/1"
     for target in (Target(), Target(everyone=True), Target(partition=1), Target("", 0, "other")):
-        done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=target)
+        done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=target)
         assert done.refused == {"it is on its way to other/1: finish that replay first": 1}
     # Where it was marked for stands, even if its key or number would choose another partition now.
     assert (
-        dead_letters.replay(
-            link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other")
-        ).replayed
+        dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other")).replayed
         == 1
     )
     assert link.execute("XLEN", keys.stream("other", 1)) == 1
 
     plain(at(0), 1) if link.execute("DEL", at(0).dlq) else None
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
-    done = dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(), target=Target(topic="other"))
     [reason] = done.refused
     assert "interrupted 5 days ago: look whether it arrived" in reason
-    assert dead_letters.purge(link, keys, TOPIC, DeadLetterFilter()).purged == 1
+    assert dead_letters.purge(store, TOPIC, DeadLetterFilter()).purged == 1
     assert link.execute("EXISTS", moving) == 0
 
 
 def test_a_purge_that_loses_redis_can_be_done_again(
-    link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
+    link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
 ) -> None:
     plain(at(1), 1)
-    dead_letters.purge(link, keys, TOPIC, DeadLetterFilter())
+    dead_letters.purge(store, TOPIC, DeadLetterFilter())
     plain(at(0), 250)
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=2)
 
-    first = dead_letters.purge(shaky, keys, TOPIC, DeadLetterFilter())
-    second = dead_letters.purge(link, keys, TOPIC, DeadLetterFilter())
+    first = dead_letters.purge(Store(shaky, keys), TOPIC, DeadLetterFilter())
+    second = dead_letters.purge(store, TOPIC, DeadLetterFilter())
 
     assert (first.purged, first.unknown, first.ended) == (100, 100, "failed")
     assert (second.purged, second.ended) == (50, "done")
@@ -481,7 +482,7 @@ def test_a_purge_that_loses_redis_can_be_done_again(
 # --- causes, plan ---------------------------------------------------------------------------------
 
 
-def test_what_died_alike_is_one_cause(link: Connection, keys: Keys, at: At) -> None:
+def test_what_died_alike_is_one_cause(store: Store, at: At) -> None:
     trace = 'Traceback (most recent call last):\n  File "/srv/{}.py", line {}, in pay\nE: {}\n'
     for number, (file, line) in enumerate((("bank", 1), ("bank", 99), ("till", 1))):
         bury(
@@ -493,7 +494,7 @@ def test_what_died_alike_is_one_cause(link: Connection, keys: Keys, at: At) -> N
             replayCount=str(number),
         )
 
-    found = dead_letters.causes(link, keys, TOPIC)
+    found = dead_letters.causes(store, TOPIC)
 
     assert [(each.count, each.frame, each.instances) for each in found.causes] == [
         (2, "bank.py:pay", ["west-0", "west-1"]),
@@ -504,21 +505,21 @@ def test_what_died_alike_is_one_cause(link: Connection, keys: Keys, at: At) -> N
         *("shop:pay", "ValueError", 1, 1),
     )
     assert bank.first_unix_ms <= bank.last_unix_ms
-    assert dead_letters.show(link, keys, TOPIC, bank.example).frame == "bank.py:pay"
+    assert dead_letters.show(store, TOPIC, bank.example).frame == "bank.py:pay"
     mine = DeadLetterFilter(fingerprint=bank.fingerprint)
-    assert dead_letters.replay(link, keys, TOPIC, mine).replayed == 2
-    assert [each.frame for each in dead_letters.causes(link, keys, TOPIC).causes] == ["till.py:pay"]
+    assert dead_letters.replay(store, TOPIC, mine).replayed == 2
+    assert [each.frame for each in dead_letters.causes(store, TOPIC).causes] == ["till.py:pay"]
 
 
-def test_only_the_newest_are_counted_when_asked_so(link: Connection, keys: Keys, at: At) -> None:
+def test_only_the_newest_are_counted_when_asked_so(store: Store, at: At) -> None:
     plain(at(0), 5)
-    few = dead_letters.causes(link, keys, TOPIC, last=3)
+    few = dead_letters.causes(store, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
     assert few.causes[0].example == "0:5-0"
-    assert dead_letters.causes(link, keys, TOPIC, last=5).complete
+    assert dead_letters.causes(store, TOPIC, last=5).complete
 
 
-def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) -> None:
+def test_a_plan_says_what_a_replay_does(link: Connection, store: Store, keys: Keys, at: At) -> None:
     for number in range(3):
         at(number).groups()
     first = at(0)
@@ -533,7 +534,7 @@ def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) ->
     link.run(directives.change(keys, "default", "pause:access/1/hits", by="me"))
     before = first.dump()
 
-    plan = dead_letters.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
+    plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert first.dump() == before
     assert (plan.letters, plan.replayed_before) == (2, 0)
@@ -552,28 +553,26 @@ def test_a_plan_says_what_a_replay_does(link: Connection, keys: Keys, at: At) ->
     assert "1 of 2 partitions are paused" in notes
     assert "no order is kept" in notes
 
-    done = dead_letters.replay(
-        link, keys, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms)
-    )
+    done = dead_letters.replay(store, TOPIC, DeadLetterFilter(until_unix_ms=plan.until_unix_ms))
     assert done.replayed == plan.letters
     assert done.refused == plan.refused
 
 
-def test_a_plan_knows_that_the_workers_are_new(link: Connection, keys: Keys, at: At) -> None:
+def test_a_plan_knows_that_the_workers_are_new(link: Connection, store: Store, at: At) -> None:
     bury(at(0), "1-0")
     soon = server_unix_ms(link) + 60_000
     link.execute("HSET", at(0).fence, "since", soon)
 
-    plan = dead_letters.plan(link, keys, TOPIC, DeadLetterFilter(), fleet="default")
+    plan = dead_letters.plan(store, TOPIC, DeadLetterFilter(), fleet="default")
 
     assert plan.receivers[0].same_worker == 0
     assert "started, reloaded or moved since these died" in plan.notes[0]
     everyone = dead_letters.plan(
-        link, keys, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
+        store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(everyone=True)
     )
     assert any("also one that has handled them before" in note for note in everyone.notes)
     other = dead_letters.plan(
-        link, keys, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
+        store, TOPIC, DeadLetterFilter(), fleet="default", target=Target(topic="other")
     )
     assert "no group reads where they go" in other.notes[0]
 
@@ -581,7 +580,7 @@ def test_a_plan_knows_that_the_workers_are_new(link: Connection, keys: Keys, at:
 # --- export, audit --------------------------------------------------------------------------------
 
 
-def test_an_export_loses_nothing(link: Connection, keys: Keys, at: At) -> None:
+def test_an_export_loses_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:
     odd = {
         b"payload": b"\x00\xff\n",
         b"key": b"\xfe",
@@ -590,7 +589,7 @@ def test_an_export_loses_nothing(link: Connection, keys: Keys, at: At) -> None:
     }
     at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
     names = plain(at(0), 150)
-    work = dead_letters.Export(link, keys, TOPIC, DeadLetterFilter())
+    work = dead_letters.Export(store, TOPIC, DeadLetterFilter())
 
     lines = list(work.lines())
     done = work.finish()
@@ -618,20 +617,20 @@ def test_an_export_that_loses_redis_raises(
 ) -> None:
     plain(at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="XRANGE", nth=2)
-    work = dead_letters.Export(shaky, keys, TOPIC, DeadLetterFilter())
+    work = dead_letters.Export(Store(shaky, keys), TOPIC, DeadLetterFilter())
     with pytest.raises(RedisUnavailable):
         list(work.lines())
 
 
-def test_every_deed_is_in_the_audit_trail(link: Connection, keys: Keys, at: At) -> None:
+def test_every_deed_is_in_the_audit_trail(link: Connection, store: Store, at: At) -> None:
     plain(at(0), 3)
     plain(at(1), 1, replayCount="3")
     before = server_unix_ms(link)
-    dead_letters.Export(link, keys, TOPIC, DeadLetterFilter(key=b"\xff")).finish("to f")
-    dead_letters.replay(link, keys, TOPIC, DeadLetterFilter(group="hits"))
-    dead_letters.purge(link, keys, TOPIC, DeadLetterFilter(("1:1-0",)))
+    dead_letters.Export(store, TOPIC, DeadLetterFilter(key=b"\xff")).finish("to f")
+    dead_letters.replay(store, TOPIC, DeadLetterFilter(group="hits"))
+    dead_letters.purge(store, TOPIC, DeadLetterFilter(("1:1-0",)))
 
-    seen = audit.trail(link, keys, TOPIC)
+    seen = audit.trail(store, TOPIC)
 
     purge, replay, export = seen.deeds
     assert [each.verb for each in seen.deeds] == ["dlq purge", "dlq replay", "dlq export"]
@@ -643,22 +642,24 @@ def test_every_deed_is_in_the_audit_trail(link: Connection, keys: Keys, at: At) 
     assert replay.note == "1: it was replayed 3 times or more already, and died again"
     assert purge.what == {"letter_ids": ["1:1-0"]}
     assert export.note == "to f"
-    page = audit.trail(link, keys, TOPIC, limit=1)
-    rest = audit.trail(link, keys, TOPIC, limit=5, cursor=page.cursor)
+    page = audit.trail(store, TOPIC, limit=1)
+    rest = audit.trail(store, TOPIC, limit=5, cursor=page.cursor)
     assert [*page.deeds, *rest.deeds] == seen.deeds
     assert rest.cursor == ""
 
 
-def test_the_trail_is_bounded_and_reads_what_it_did_not_write(link: Connection, keys: Keys) -> None:
+def test_the_trail_is_bounded_and_reads_what_it_did_not_write(
+    link: Connection, store: Store, keys: Keys
+) -> None:
     key = keys.audit("any")
     link.execute("XADD", key, "*", "what", "[1", "counts", '{"a":"b","c":2}')
-    [odd] = audit.trail(link, keys, "any").deeds
+    [odd] = audit.trail(store, "any").deeds
     assert (odd.verb, odd.what, odd.counts) == ("", {"text": "[1"}, {"c": 2})
-    audit.record(link, keys, "any", "pause", what={"ids": ["x" * 5_000]})
-    assert list(audit.trail(link, keys, "any", limit=1).deeds[0].what) == ["cut"]
+    audit.record(store, "any", "pause", what={"ids": ["x" * 5_000]})
+    assert list(audit.trail(store, "any", limit=1).deeds[0].what) == ["cut"]
 
     link.pipeline([("XADD", key, "*", "verb", "x")] * (audit.ENTRIES_MAX + 500))
-    audit.record(link, keys, "any", "pause")
+    audit.record(store, "any", "pause")
     assert link.execute("XLEN", key) <= audit.ENTRIES_MAX + 100
 
 
@@ -667,7 +668,7 @@ def test_a_deed_without_redis_is_told(
 ) -> None:
     plain(at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
-    done = dead_letters.replay(shaky, keys, TOPIC, DeadLetterFilter())
+    done = dead_letters.replay(Store(shaky, keys), TOPIC, DeadLetterFilter())
     assert (done.replayed, done.ended, done.audited) == (1, "done", False)
 
 
@@ -680,8 +681,8 @@ def test_a_choice_says_what_it_chooses() -> None:
     assert not replace(some, key=None, headers=()).narrows
 
 
-def test_a_walk_gives_out_bounded_pages(link: Connection, keys: Keys, at: At) -> None:
+def test_a_walk_gives_out_bounded_pages(store: Store, at: At) -> None:
     plain(at(0), 450)
-    alive = [len(page) for page in pages(link, keys, TOPIC, DeadLetterFilter(group="hits"))]
+    alive = [len(page) for page in pages(store, TOPIC, DeadLetterFilter(group="hits"))]
     assert max(alive) == 100
     assert sum(alive) == 450

@@ -17,6 +17,7 @@ from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages, scheduled
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.servers import Server
 from tests.support.verbs import At, Run, document
 from tests.support.waiting import wait_until
@@ -195,6 +196,7 @@ def test_a_cancel_and_the_promoter_never_both_win(
     send: Callable[..., list[str]],
     new_link: Callable[..., Connection],
     link: Connection,
+    store: Store,
     keys: Keys,
 ) -> None:
     """U13: beside a promoter at work, each send is either cancelled or sent, as the answer says."""
@@ -208,7 +210,7 @@ def test_a_cancel_and_the_promoter_never_both_win(
 
     thread = threading.Thread(target=promoter)
     thread.start()
-    done = [delayed.cancel(link, keys, "access", [name]) for name in reversed(names)]
+    done = [delayed.cancel(store, "access", [name]) for name in reversed(names)]
     stop.set()
     thread.join(30)
 
@@ -247,7 +249,7 @@ def test_mistakes_are_told(verb: Run, at: At, words: tuple[str, ...], code: int,
 
 
 def test_an_item_that_cannot_be_read_harms_only_itself(
-    verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
+    verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
     """U13: what somebody else wrote is listed without a size, and can be cancelled."""
     [name] = send(later("fine"))
@@ -256,7 +258,7 @@ def test_an_item_that_cannot_be_read_harms_only_itself(
     rows = document(verb("list", "access", "--json"))["rows"]
     assert [(row["id"], row["payload_bytes"]) for row in rows] == [("0:bad", None), (name, 4)]
     with pytest.raises(BadValue, match=r"bad of streaming:mq:delayed:item.*not the packed fields"):
-        delayed.show(link, keys, "access", "0:bad")
+        delayed.show(store, "access", "0:bad")
     assert verb("cancel", "access", "0:bad").stdout == "1 delayed send cancelled\n"
 
 

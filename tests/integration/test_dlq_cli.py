@@ -19,6 +19,7 @@ from streamqd.admin.reading import server_unix_ms
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
@@ -71,7 +72,7 @@ def test_what_died_tonight_and_why(dlq: Run, at: At, link: Connection) -> None:
     assert "at:          bank.py:pay" in shown
 
 
-def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Connection, keys: Keys) -> None:
+def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, store: Store) -> None:
     for number in range(2):
         at(number).own("t1", owner=f"west-{number}")
         bury(at(number), "1-0", traceback=TRACE)
@@ -104,11 +105,13 @@ def test_can_i_replay_it_safely(dlq: Run, at: At, file: Path, link: Connection, 
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
     result = dlq(*words[4:], "--yes")
     assert result.stdout == "2 dead letters of access replayed\n"
-    assert dead_letters.total(link, keys, "access") == 2
+    assert dead_letters.total(store, "access") == 2
 
 
-def test_replaying_by_filter_and_target(dlq: Run, at: At, link: Connection, keys: Keys) -> None:
-    topics.create(link, keys, "other", config.Topic(partitions=1))
+def test_replaying_by_filter_and_target(
+    dlq: Run, at: At, link: Connection, store: Store, keys: Keys
+) -> None:
+    topics.create(store, "other", config.Topic(partitions=1))
     write(at(0), 2, key="a")
     write(at(1), 2, headers='{"tenant":"x"}')
     write(at(2), 2)
@@ -198,7 +201,7 @@ def test_a_purge_can_be_tried_first(dlq: Run, at: At) -> None:
     )
 
 
-def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Keys) -> None:
+def test_exporting(dlq: Run, at: At, tmp_path: Path, store: Store) -> None:
     write(at(0), 2, key="a")
     write(at(1), 1)
     file = tmp_path / "dead_letters.jsonl"
@@ -217,7 +220,7 @@ def test_exporting(dlq: Run, at: At, tmp_path: Path, link: Connection, keys: Key
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".toml"] == [
         "dead_letters.jsonl"
     ]
-    assert dead_letters.total(link, keys, "access") == 3
+    assert dead_letters.total(store, "access") == 3
 
 
 def test_an_export_that_fails_leaves_the_old_file(
@@ -237,7 +240,7 @@ def test_an_export_that_fails_leaves_the_old_file(
 
 
 def test_a_replay_without_redis_says_how_far_it_came(
-    dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Connection, keys: Keys
+    dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Connection, store: Store
 ) -> None:
     write(at(1), 1)
     dlq("replay", "access", "--all", "--yes")
@@ -254,10 +257,10 @@ def test_a_replay_without_redis_says_how_far_it_came(
     left = int(rest.stdout.split()[0])
     assert 50 <= left <= 150
     assert link.execute("XLEN", at(0).retry) == 250
-    assert dead_letters.total(link, keys, "access") == 0
+    assert dead_letters.total(store, "access") == 0
 
 
-def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, keys: Keys) -> None:
+def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, store: Store) -> None:
     write(at(0), 60)
     command = [sys.executable, "-m", "streamqd", "--config", str(file), "dlq", "replay", "access"]
     ours, theirs = pty.openpty()
@@ -283,7 +286,7 @@ def test_ctrl_c_ends_a_replay_in_order(file: Path, at: At, link: Connection, key
     assert b"stopping after this batch" in err
     assert b"go on with: streamqd" in err
     assert b"--rate 10/s" in err
-    assert dead_letters.total(link, keys, "access") == 60 - done["replayed"]
+    assert dead_letters.total(store, "access") == 60 - done["replayed"]
 
 
 def test_the_audit_trail_tells_who_did_what(dlq: Run, at: At) -> None:

@@ -292,7 +292,7 @@ def test_letters_that_come_just_now(surgery: Surgery) -> None:
 
 def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "PARTITIONS_MAX", 3)
-    topics.create(surgery.link, surgery.keys, "other", config.Topic(partitions=4))
+    topics.create(surgery.store, "other", config.Topic(partitions=4))
     report = surgery.run("--only", "partitions.ghosts", code=0)
     assert report["unseen"] == ["4 of 6 partitions: the last of each topic"]
 

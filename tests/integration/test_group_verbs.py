@@ -12,6 +12,7 @@ from streamqd.errors import Refused
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.servers import ProcessServer
@@ -76,7 +77,7 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
 
 @pytest.mark.parametrize("bound", [None, 3000])
 def test_lag_is_counted_where_the_server_does_not_know_it(
-    at: At, link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch, bound: int | None
+    at: At, link: Connection, store: Store, monkeypatch: pytest.MonkeyPatch, bound: int | None
 ) -> None:
     """A group that was made in the middle has no count, and Redis 6.2 never has one."""
     desk = at(0)
@@ -89,7 +90,7 @@ def test_lag_is_counted_where_the_server_does_not_know_it(
     if bound:
         monkeypatch.setattr(backlog, "COUNT_MAX", bound)
 
-    [part] = groups.describe(link, keys, "access", "hits").partitions
+    [part] = groups.describe(store, "access", "hits").partitions
 
     assert (part.lag, part.lag_exact) == ((3000, False) if bound else (5000 - 1234, True))
 
@@ -220,7 +221,7 @@ def begin_growth(at: At, link: Connection, keys: Keys) -> None:
     for number in range(3):
         at(number).groups()
         at(number).add("1-0")
-    assert not growth.grow(link, keys, "access", 6).done
+    assert not growth.grow(Store(link, keys), "access", 6).done
 
 
 def test_what_a_growth_keeps_is_not_taken_by_force(
@@ -246,7 +247,7 @@ def test_a_running_owner_loses_the_partition_and_reads_again(
         daemon.wait_settled()
         epoch = daemon.epochs()[0]
 
-        groups.reset(daemon.link, daemon.keys, TOPIC, GROUP, "earliest", force=True)
+        groups.reset(daemon.store, TOPIC, GROUP, "earliest", force=True)
 
         daemon.wait_for(
             lambda: all(len(daemon.ledger.of(uid, "end")) == 2 for uid in sent),
@@ -259,7 +260,7 @@ def test_a_running_owner_loses_the_partition_and_reads_again(
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_a_group_is_deleted(run: Run, at: At, link: Connection, keys: Keys) -> None:
+def test_a_group_is_deleted(run: Run, at: At, link: Connection, store: Store, keys: Keys) -> None:
     for number in range(3):
         at(number).groups()
         at(number, "agents").groups()
@@ -275,23 +276,23 @@ def test_a_group_is_deleted(run: Run, at: At, link: Connection, keys: Keys) -> N
     run("group", "delete", "access", "hits", "--yes", "--force")
 
     assert [row["group"] for row in document(run("group", "list", "--json"))] == ["agents"]
-    assert topics.groups_seen(link, keys, "access") == ["agents"]
+    assert topics.groups_seen(store, "access") == ["agents"]
     run("group", "delete", "access", "hits", "--yes", code=8)
 
 
 def test_an_interrupted_deletion_of_a_group_goes_on(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     for number in range(3):
         at(number).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
     at(0).do("XGROUP", "DESTROY", at(0).stream, "hits")
     run("group", "delete", "access", "hits", "--yes")
-    assert topics.groups_seen(link, keys, "access") == []
+    assert topics.groups_seen(store, "access") == []
 
 
 def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     """It may be the one that never settles anything: then the growth goes on without it."""
     begin_growth(at, link, keys)
@@ -304,7 +305,7 @@ def test_a_group_that_a_growth_waits_for_is_deleted_by_force_alone(
 
     (deed,) = document(run("dlq", "audit", "access", "--json"))["deeds"]
     assert deed["what"]["growing"] is True
-    assert growth.grow(link, keys, "access", 6).done
+    assert growth.grow(store, "access", 6).done
     at(0).groups()
     run("group", "delete", "access", "hits", "--yes")
 

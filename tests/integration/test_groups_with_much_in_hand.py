@@ -7,8 +7,7 @@ import pytest
 from streamqd.admin import groups
 from streamqd.errors import Refused
 from streamqd.store import groups as store
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.verbs import At, Run, document
 
@@ -40,30 +39,30 @@ def test_a_reset_takes_as_many_calls_as_it_needs(run: Run, at: At) -> None:
     assert at(0).fetch(2) == [b"3-0", b"4-0"]
 
 
-def test_latest_is_what_it_was_at_the_first_call(at: At, link: Connection, keys: Keys) -> None:
+def test_latest_is_what_it_was_at_the_first_call(at: At, store: Store) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
-    row = groups.reset(link, keys, "access", "hits", "latest").partitions[0]
+    row = groups.reset(store, "access", "hits", "latest").partitions[0]
     assert (row.after, row.pending, row.unread) == (f"{MANY}-0", MANY, 0)
 
 
-def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, link: Connection, keys: Keys) -> None:
+def test_a_deletion_takes_as_many_calls_as_it_needs(at: At, store: Store) -> None:
     much_in_hand(at(0))
     for number in (1, 2):
         at(number).groups()
     with pytest.raises(Refused, match=f"has {MANY} messages"):
-        groups.delete(link, keys, "access", "hits", force=False)
+        groups.delete(store, "access", "hits", force=False)
 
-    groups.delete(link, keys, "access", "hits", force=True)
+    groups.delete(store, "access", "hits", force=True)
 
     assert {"retry", "fence", "lease"}.isdisjoint(at(0).state())
     assert at(0).state()["stream"].groups == {}
 
 
-def test_who_comes_in_between_is_told_what_goes_on(at: At, link: Connection, keys: Keys) -> None:
+def test_who_comes_in_between_is_told_what_goes_on(at: At, store: Store) -> None:
     for number in range(3):
         at(number).groups()
     at(1).own("t1", owner="group-reset")
     with pytest.raises(Refused, match="a group reset works at access/1/hits, or was interrupted"):
-        groups.reset(link, keys, "access", "hits", "latest")
+        groups.reset(store, "access", "hits", "latest")

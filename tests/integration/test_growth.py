@@ -27,6 +27,7 @@ from streamqd.store import growth as phases
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer, Server
@@ -38,9 +39,9 @@ STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 
 
 @pytest.fixture
-def at(link: Connection, keys: Keys) -> At:
+def at(link: Connection, store: Store, keys: Keys) -> At:
     """A desk for a partition of the topic access, which has two, for a group."""
-    topics.create(link, keys, "access", config.Topic(partitions=2))
+    topics.create(store, "access", config.Topic(partitions=2))
     return lambda partition, group="hits": Desk(link, keys, Unit("access", partition, group))
 
 
@@ -79,78 +80,74 @@ def settle(at: At, group: str) -> None:
     ("count", "why"),
     [(1, "cannot shrink"), (3, "take 4"), (5, "take 4 or 6"), (8192, "4096")],
 )
-def test_counts_that_are_refused(
-    link: Connection, keys: Keys, at: At, count: int, why: str
-) -> None:
+def test_counts_that_are_refused(store: Store, at: At, count: int, why: str) -> None:
     backlog(at, "hits")
     before = at(0).dump()
     with pytest.raises(Refused, match=why):
-        growth.grow(link, keys, "access", count)
+        growth.grow(store, "access", count)
     assert at(0).dump() == before
 
 
-def test_a_topic_that_nobody_reads_grows_at_once(link: Connection, keys: Keys, at: At) -> None:
-    assert growth.grow(link, keys, "access", 4) == growth.Progress("access", 2, 4, True, [])
-    assert topics.partition_count(link, keys, "access") == 4
+def test_a_topic_that_nobody_reads_grows_at_once(store: Store, at: At) -> None:
+    assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
+    assert topics.partition_count(store, "access") == 4
     before = at(0).dump()
-    assert growth.grow(link, keys, "access", 4).done
+    assert growth.grow(store, "access", 4).done
     assert at(0).dump() == before
     with pytest.raises(TopicMissing):
-        growth.grow(link, keys, "acces", 4)
+        growth.grow(store, "acces", 4)
 
 
 def test_each_group_gets_the_new_partitions_when_it_has_settled_the_old(
-    link: Connection, keys: Keys, at: At
+    store: Store, at: At
 ) -> None:
     backlog(at, "hits")
     backlog(at, "agents", fetched=3)
 
-    first = growth.grow(link, keys, "access", 4)
+    first = growth.grow(store, "access", 4)
 
-    assert topics.partition_count(link, keys, "access") == 4
+    assert topics.partition_count(store, "access") == 4
     assert not first.done
     assert [(row.group, row.left, row.done) for row in first.groups] == [
         ("agents", 6, False),
         ("hits", 6, False),
     ]
-    owners = {(row.partition, row.group): row.owner for row in partitions.view(link, keys).units}
+    owners = {(row.partition, row.group): row.owner for row in partitions.view(store).units}
     assert {owners[number, "hits"] for number in (2, 3)} == {growth.OWNER}
     with pytest.raises(AssertionError, match="HELD"):
         at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
-    assert admin_topics.describe(link, keys, "access").growing_to == 4
+    assert admin_topics.describe(store, "access").growing_to == 4
     with pytest.raises(Refused, match="grows to 4"):
-        growth.grow(link, keys, "access", 8)
+        growth.grow(store, "access", 8)
 
     at(0).add("9-0")  # what comes later does not hold it
     settle(at, "agents")
-    second = growth.grow(link, keys, "access", 4)
+    second = growth.grow(store, "access", 4)
 
     assert [(row.group, row.done) for row in second.groups] == [("agents", True), ("hits", False)]
-    assert growth.look(link, keys, "access") == growth.Progress(
+    assert growth.look(store, "access") == growth.Progress(
         "access", 2, 4, False, [growth.GroupSettling("hits", 6, True, False)]
     )
     for number in (2, 3):
         agents = at(number, "agents")
         assert agents.own("t1", seen_epoch=int(agents.do("HGET", agents.fence, "epoch")))
     settle(at, "hits")
-    assert growth.grow(link, keys, "access", 4).done
+    assert growth.grow(store, "access", 4).done
     assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
-    assert phases.under_way(link, keys, "access") is None
-    assert growth.look(link, keys, "access") is None
+    assert phases.under_way(store, "access") is None
+    assert growth.look(store, "access") is None
 
 
-def test_a_pending_message_holds_it_and_a_deleted_group_does_not(
-    link: Connection, keys: Keys, at: At
-) -> None:
+def test_a_pending_message_holds_it_and_a_deleted_group_does_not(store: Store, at: At) -> None:
     backlog(at, "hits", fetched=3)
     at(0).do("XACK", at(0).stream, "hits", "1-0", "2-0")
     at(1).do("XACK", at(1).stream, "hits", "1-0", "2-0", "3-0")
 
-    assert [row.left for row in growth.grow(link, keys, "access", 4).groups] == [1]
+    assert [row.left for row in growth.grow(store, "access", 4).groups] == [1]
 
     for number in range(2):
         at(number).do("XGROUP", "DESTROY", at(number).stream, "hits")
-    assert growth.grow(link, keys, "access", 4).done
+    assert growth.grow(store, "access", 4).done
 
 
 class CutError(Exception):
@@ -175,25 +172,25 @@ class CutLink(Connection):
 
 @pytest.mark.parametrize("behind", [False, True], ids=["unsent", "answer lost"])
 def test_interrupted_anywhere_it_goes_on(
-    server: Server, link: Connection, keys: Keys, at: At, behind: bool
+    server: Server, link: Connection, store: Store, keys: Keys, at: At, behind: bool
 ) -> None:
     cut = CutLink(server.settings, timeout=10.0, name="test:cut")
     backlog(at, "hits")
     exchanges, over = 0, False
     while not over:
         link.execute("FLUSHALL")
-        topics.create(link, keys, "access", config.Topic(partitions=2))
+        topics.create(store, "access", config.Topic(partitions=2))
         backlog(at, "hits")
         cut.left, cut.behind = exchanges, behind
         with contextlib.suppress(CutError):
-            over = not growth.grow(cut, keys, "access", 4).done
-        assert [row.left for row in growth.grow(link, keys, "access", 4).groups] == [6]
+            over = not growth.grow(Store(cut, keys), "access", 4).done
+        assert [row.left for row in growth.grow(store, "access", 4).groups] == [6]
         settle(at, "hits")
         cut.left = exchanges
         with contextlib.suppress(CutError):
-            growth.grow(cut, keys, "access", 4)
-        assert growth.grow(link, keys, "access", 4).done
-        assert topics.partition_count(link, keys, "access") == 4
+            growth.grow(Store(cut, keys), "access", 4)
+        assert growth.grow(store, "access", 4).done
+        assert topics.partition_count(store, "access") == 4
         assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
         exchanges += 1
     cut.close()
@@ -204,7 +201,7 @@ def test_interrupted_anywhere_it_goes_on(
 
 
 def grow_now(link: Connection, keys: Keys) -> None:
-    assert growth.grow(link, keys, "access", 4).done
+    assert growth.grow(Store(link, keys), "access", 4).done
 
 
 def test_a_producer_that_knew_the_old_count_writes_by_the_new(
@@ -352,7 +349,7 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
     daemon = Daemon(tmp_path, fresh_server.url, partitions=4, groups=("fast", "slow"), code=ORDER)
-    topics.create(daemon.link, daemon.keys, TOPIC, config.Topic(partitions=2))
+    topics.create(daemon.store, TOPIC, config.Topic(partitions=2))
     names = [f"key-{number}" for number in range(1000)]
     last = threading.Event()
     sources = [Source(fresh_server.url, names[at::4], last) for at in range(4)]
@@ -361,9 +358,9 @@ def test_a_thousand_keys_keep_their_order_while_their_topic_grows(
             source.start()
         wait_until(lambda: min(source.rounds for source in sources) >= 1, what="all write")
 
-        fleet = FleetSnapshot(daemon.link, daemon.keys, "default", 60.0)
+        fleet = FleetSnapshot(daemon.store, "default", 60.0)
         reload = functools.partial(directives.reload, fleet, None)
-        switched = growth.grow(daemon.link, daemon.keys, TOPIC, 4, tell=reload)
+        switched = growth.grow(daemon.store, TOPIC, 4, tell=reload)
         assert "slow" in [row.group for row in switched.groups if not row.done]
         last.set()
         for source in sources:
@@ -390,7 +387,7 @@ def test_an_idle_topic_grows_and_its_daemon_takes_the_new_partitions(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
     daemon = Daemon(tmp_path, fresh_server.url, partitions=2)
-    topics.create(daemon.link, daemon.keys, TOPIC, config.Topic(partitions=1))
+    topics.create(daemon.store, TOPIC, config.Topic(partitions=1))
     with daemon:
         command = ["-c", str(daemon.config_path), "topic", "grow", TOPIC, "2", "--yes"]
         grown = subprocess.run(

@@ -95,7 +95,7 @@ def test_a_hint_is_followed_before_the_poll(
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
     (place,) = desk.pending("1-0")
     desk.own("t1")
-    retries = retry_promoter(desk.link, view, desk.keys)
+    retries = retry_promoter(desk.store, view)
     assert 0.0 < retries.run({UNIT: 0}) <= promoter.LOOK_SECONDS
     due = set_aside(desk, place, 0.0)
 
@@ -114,7 +114,7 @@ def test_what_is_due_later_is_moved_at_its_time(
     (place,) = desk.pending("1-0")
     desk.own("t1")
     due = set_aside(desk, place, 0.15)
-    retries = retry_promoter(desk.link, view, desk.keys)
+    retries = retry_promoter(desk.store, view)
     assert 0.01 <= retries.run({UNIT: 0}) < promoter.LOOK_SECONDS
     wait_until(lambda: retries.run({UNIT: 0}) and desk.state()["retry"].entries)
     (moved,) = desk.state()["retry"].entries
@@ -125,7 +125,7 @@ def test_where_nothing_was_delayed_the_figures_tell(
     desk: Desk, view: MetricsView, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
-    sends, retries = (made(desk.link, view, desk.keys) for made in (send_promoter, retry_promoter))
+    sends, retries = (made(desk.store, view) for made in (send_promoter, retry_promoter))
     (place,) = desk.pending("1-0")
     desk.own("t1")
 
@@ -139,7 +139,7 @@ def test_where_nothing_was_delayed_the_figures_tell(
     due = set_aside(desk, place, 0.0)
     wait_until(lambda: view.now_unix_ms() > due + 50)
     assert run() == (0, 0), "it is quiet here, so nobody asks"
-    measure(desk.link, view, desk.keys)
+    measure(desk.store, view)
     assert run() == (1, 1)
 
     desk.link.run(publishing.schedule(desk.keys, "access", 0, 0.0, "s2", ["payload", "x"]))
@@ -156,7 +156,7 @@ def test_many_due_retries_are_moved_in_bounded_runs(
     for number in range(total):
         desk.do("ZADD", desk.delayed, 1, f"m:{number}-0")
         desk.do("HSET", desk.items, f"m:{number}-0", b"\x92\xa7payload\xa1x")
-    retries = retry_promoter(desk.link, view, desk.keys)
+    retries = retry_promoter(desk.store, view)
     assert retries.run({UNIT: 0}) == 0.0, "there is more to do at once"
     assert desk.do("XLEN", desk.retry) == total - 10
     assert retries.run({UNIT: 0}) > 0
@@ -168,7 +168,7 @@ def test_a_scheduled_send_is_written_to_the_partition(
 ) -> None:
     send = publishing.schedule(desk.keys, "access", 0, 0.1, "s1", ["payload", "later"])
     desk.link.run(send)
-    sends = send_promoter(desk.link, view, desk.keys)
+    sends = send_promoter(desk.store, view)
     wait_until(lambda: sends.run({("access", 0): 0}) and desk.do("XLEN", desk.stream))
     ((_, fields),) = desk.do("XRANGE", desk.stream, "-", "+")
     assert fields[:2] == [b"payload", b"later"]
@@ -179,7 +179,7 @@ def test_a_due_time_without_a_message_is_told(
     desk: Desk, view: MetricsView, slot: WorkerSlot, lines: LogLines
 ) -> None:
     desk.do("ZADD", desk.delayed, 1, "m:1-0")
-    retry_promoter(desk.link, view, desk.keys).run({UNIT: 0})
+    retry_promoter(desk.store, view).run({UNIT: 0})
     assert desk.do("ZCARD", desk.delayed) == 0
     assert [line["members"] for line in lines.named("promote.orphan")] == [1]
 
@@ -189,7 +189,7 @@ def test_a_due_time_without_a_message_is_told(
 
 @pytest.fixture
 def reclaimer(desk: Desk, server: Server) -> Reclaimer:
-    return Reclaimer(desk.link, desk.keys, settings_for(server).consumers)
+    return Reclaimer(desk.store, settings_for(server).consumers)
 
 
 @pytest.mark.parametrize("stream", ["stream", "retry"])
@@ -226,10 +226,10 @@ def test_our_own_entries_and_fresh_ones_raise_no_flag(
     desk.add("2-0")
     desk.fetch(consumer="by-hand")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
-    Reclaimer(desk.link, desk.keys, [patient]).run(view.owned())
+    Reclaimer(desk.store, [patient]).run(view.owned())
     desk.do("XACK", desk.stream, UNIT.group, "2-0")
     eager = replace(patient, reclaim_idle=0.0)
-    Reclaimer(desk.link, desk.keys, [eager]).run(view.owned())
+    Reclaimer(desk.store, [eager]).run(view.owned())
     assert slot.reclaim_requested == 0
 
 
@@ -239,10 +239,10 @@ def test_what_no_consumer_has_raises_the_flag_at_once(
     """S11: XNACK of Redis 8.8 leaves entries so; here the consumer '' stands for nobody."""
     desk.pending("1-0")
     patient = replace(settings_for(server).consumers[0], reclaim_idle=3600.0)
-    Reclaimer(desk.link, desk.keys, [patient]).run(view.owned())
+    Reclaimer(desk.store, [patient]).run(view.owned())
     assert slot.reclaim_requested == 0
     desk.do("XCLAIM", desk.stream, UNIT.group, "", 0, "1-0", "JUSTID")
-    Reclaimer(desk.link, desk.keys, [patient]).run(view.owned())
+    Reclaimer(desk.store, [patient]).run(view.owned())
     assert slot.reclaim_requested == 1
 
 
@@ -286,7 +286,7 @@ def test_length_is_kept_down_to_what_is_acknowledged(
     for number in range(1, 1001):
         desk.add(f"{number}-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=100))})
-    trimmer = Trimmer(desk.link, view, desk.keys, settings)
+    trimmer = Trimmer(desk.store, view, settings)
     trimmer.run()
     assert desk.do("XLEN", desk.stream) == 1000, "nothing has been acknowledged"
     handled(desk, 1, 500)
@@ -310,10 +310,10 @@ def test_age_trims_and_no_retention_does_not(
         desk.add(f"{now + number}-0")
     desk.fetch(310)
     desk.do("XACK", desk.stream, "hits", *[i for i, _ in desk.do("XRANGE", desk.stream, "-", "+")])
-    Trimmer(desk.link, view, desk.keys, settings_for(server)).run()
+    Trimmer(desk.store, view, settings_for(server)).run()
     assert desk.do("XLEN", desk.stream) == 310, "a topic without retention keeps all"
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_age=3600.0))})
-    Trimmer(desk.link, view, desk.keys, settings).run()
+    Trimmer(desk.store, view, settings).run()
     assert 10 <= desk.do("XLEN", desk.stream) <= 110
 
 
@@ -325,7 +325,7 @@ def test_what_must_be_archived_stays_until_it_is(
         desk.add(f"{number}-0")
     handled(desk, 1, 500)
     topic = Topic(retention=Retention(max_length=0), archive="required")
-    trimmer = Trimmer(desk.link, view, desk.keys, settings_for(server, topics={"access": topic}))
+    trimmer = Trimmer(desk.store, view, settings_for(server, topics={"access": topic}))
     trimmer.run()
     assert desk.do("XLEN", desk.stream) == 500, "nothing has been archived"
     desk.link.run(archives.advance(desk.keys, "access", 0, "300-0"))
@@ -347,7 +347,7 @@ def test_a_missing_group_holds_everything_and_is_told_once(
         topics={"access": Topic(retention=Retention(max_length=0))},
         consumers=(hits, replace(hits, group="audit")),
     )
-    trimmer = Trimmer(desk.link, view, desk.keys, settings)
+    trimmer = Trimmer(desk.store, view, settings)
     trimmer.run()
     trimmer.run()
     assert desk.do("XLEN", desk.stream) == 300
@@ -363,8 +363,8 @@ def test_retry_streams_keep_nothing_acknowledged(
     desk.groups()
     desk.pending_retry("1-0", "2-0")
     desk.do("XACK", desk.retry, "hits", "1-0", "2-0")
-    measure(desk.link, view, desk.keys)
-    Trimmer(desk.link, view, desk.keys, settings_for(server)).run()
+    measure(desk.store, view)
+    Trimmer(desk.store, view, settings_for(server)).run()
     assert desk.do("XLEN", desk.retry) == 0
 
 
@@ -540,7 +540,7 @@ def test_a_worker_that_stands_still_is_not_ready(
 ) -> None:
     desk.groups()
     desk.add("1-0")
-    measure(desk.link, view, desk.keys)
+    measure(desk.store, view)
     view.redis_up = True
     board.flags = HEALTHY
     slot.progress_ns = now_ns()
@@ -696,7 +696,7 @@ def test_an_instance_tells_the_dead_letters_of_each_group(
     """U8: dead letters are those of the group, and those of the partition stand beside them."""
 
     def told() -> tuple[int | None, int | None]:
-        measure(desk.link, view, desk.keys)
+        measure(desk.store, view)
         [unit] = housekeeper.Summary(view, settings_for(server), os.getpid()).document()["units"]
         return unit["dead_letters"], unit["group_dead_letters"]
 

@@ -10,6 +10,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 UNITS = [Unit("access", number, group) for number in range(3) for group in ("hits", "log")]
 NEWEST = (1 << 64) - 1
@@ -23,7 +24,7 @@ class Watched:
         board = Scoreboard(len(UNITS))
         self.slots: dict[Unit, WorkerSlot] = {unit: board.allot(unit) for unit in UNITS}
         self.rings = 0
-        self.listener = Listener(link, keys, self._ring)
+        self.listener = Listener(Store(link, keys), self._ring)
 
     def _ring(self) -> None:
         self.rings += 1

@@ -27,6 +27,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import Transaction
+from streamqd.store.store import Store
 from tests.support.proxy import Fault
 from tests.support.servers import Server
 
@@ -40,7 +41,9 @@ def producer(server: Server, link: Connection) -> Iterator[Producer]:
 
 
 def create(link: Connection, keys: Keys, topic: str, partitions: int) -> None:
-    assert topics.create(link, keys, topic, config.Topic(partitions=partitions)) == partitions
+    assert (
+        topics.create(Store(link, keys), topic, config.Topic(partitions=partitions)) == partitions
+    )
 
 
 def entries(link: Connection, keys: Keys, topic: str, partition: int = 0) -> list[dict[str, bytes]]:
@@ -193,22 +196,22 @@ def test_dedup_ids_spread_over_the_partitions(producer, link, keys):
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_the_first_send_registers_the_topic_with_the_configured_count(server, link, keys):
+def test_the_first_send_registers_the_topic_with_the_configured_count(server, store: Store):
     with Producer(settings=with_topic(server.url, "access", 3)) as producer:
         producer.send("access", b"x")
 
-    assert topics.partition_count(link, keys, "access") == 3
-    assert topics.registered(link, keys) == ["access"]
+    assert topics.partition_count(store, "access") == 3
+    assert topics.registered(store) == ["access"]
 
 
-def test_without_create_an_unknown_topic_is_missing(server, link, keys):
+def test_without_create_an_unknown_topic_is_missing(server, store: Store):
     with (
         Producer(server.url, create=False) as producer,
         pytest.raises(TopicMissing, match="create"),
     ):
         producer.send("access", b"x")
 
-    assert topics.partition_count(link, keys, "access") is None
+    assert topics.partition_count(store, "access") is None
 
 
 def test_a_registered_count_wins_and_the_other_is_warned_of(server, link, keys, caplog):
@@ -227,13 +230,15 @@ def test_a_registered_count_wins_and_the_other_is_warned_of(server, link, keys, 
     ]
 
 
-def test_a_producer_repairs_a_registration_that_stopped_half_way(producer, link, keys):
+def test_a_producer_repairs_a_registration_that_stopped_half_way(
+    producer, link, store: Store, keys
+):
     create(link, keys, "access", 2)
     link.execute("DEL", keys.registry())
 
     producer.send("access", b"x")
 
-    assert topics.registered(link, keys) == ["access"]
+    assert topics.registered(store) == ["access"]
 
 
 def test_an_unreadable_count_is_never_taken_for_one(proxy, link, keys):
@@ -553,7 +558,7 @@ def test_a_forked_child_sends_over_a_connection_of_its_own(producer, link, keys)
     }
 
 
-def test_without_arguments_the_environment_decides(server, link, keys, monkeypatch, tmp_path):
+def test_without_arguments_the_environment_decides(server, store: Store, monkeypatch, tmp_path):
     file = tmp_path / "streamq.toml"
     file.write_text(f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 2\n')
     monkeypatch.setenv("STREAMQ_CONFIG", str(file))
@@ -561,12 +566,12 @@ def test_without_arguments_the_environment_decides(server, link, keys, monkeypat
     with Producer() as producer:
         producer.send("access", b"x")
 
-    assert topics.partition_count(link, keys, "access") == 2
+    assert topics.partition_count(store, "access") == 2
 
 
 @pytest.mark.parametrize("kind", [Producer, BufferedProducer])
 def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
-    server, link, keys, monkeypatch, tmp_path, kind
+    server, store: Store, monkeypatch, tmp_path, kind
 ):
     """U4: the command line read ./streamq.toml, and the producer another Redis."""
     (tmp_path / "streamq.toml").write_text(
@@ -578,12 +583,12 @@ def test_without_arguments_the_file_beside_decides_as_for_the_command_line(
     with kind() as producer:
         producer.send("access", b"x")
 
-    assert topics.partition_count(link, keys, "access") == 3
+    assert topics.partition_count(store, "access") == 3
     shown = CliRunner().invoke(cli, ["topic", "list", "--json"])
     assert [each["topic"] for each in json.loads(shown.stdout)] == ["access"], shown.stdout
 
 
-def test_a_named_file_counts_before_the_one_beside(server, link, keys, monkeypatch, tmp_path):
+def test_a_named_file_counts_before_the_one_beside(server, store: Store, monkeypatch, tmp_path):
     """U4: in the order of the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"
@@ -594,4 +599,4 @@ def test_a_named_file_counts_before_the_one_beside(server, link, keys, monkeypat
     with Producer() as producer:
         producer.send("access", b"x")
 
-    assert topics.partition_count(link, keys, "access") == 1
+    assert topics.partition_count(store, "access") == 1

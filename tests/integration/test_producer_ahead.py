@@ -20,6 +20,7 @@ from streamqd.errors import RedisRefused
 from streamqd.store import growth, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.integration.test_producer_buffered import payloads
 from tests.support.proxy import Fault
 from tests.support.servers import Server
@@ -309,8 +310,10 @@ def test_an_answer_given_up_in_an_inner_use_is_not_read_on_another_connection(pr
 # --- what changes in between ----------------------------------------------------------------------
 
 
-def test_a_chunk_that_was_made_before_the_topic_grew_is_routed_anew(server, link, keys):
-    topics.create(link, keys, "access", Topic(partitions=2))
+def test_a_chunk_that_was_made_before_the_topic_grew_is_routed_anew(
+    server, link, store: Store, keys
+):
+    topics.create(store, "access", Topic(partitions=2))
     routed = 0
 
     def choose(key: bytes | None, count: int) -> int:
@@ -376,8 +379,8 @@ def _of_child(producer: Producer, error: ChunkUnknown) -> int:
 # --- one message ----------------------------------------------------------------------------------
 
 
-def test_a_message_that_is_refused_has_its_partition_chosen_once(server, link, keys):
-    topics.create(link, keys, "access", Topic(partitions=4))
+def test_a_message_that_is_refused_has_its_partition_chosen_once(server, link, store: Store, keys):
+    topics.create(store, "access", Topic(partitions=4))
     asked: list[bytes | None] = []
 
     def choose(key: bytes | None, count: int) -> int:

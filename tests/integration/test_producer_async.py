@@ -21,6 +21,7 @@ from streamqd import (
 )
 from streamqd.errors import Refused
 from streamqd.store import topics
+from streamqd.store.store import Store
 from tests.integration.test_producer_buffered import Gate, in_child, payloads, transactions
 from tests.support.proxy import Fault
 
@@ -52,7 +53,7 @@ def test_a_send_answers_the_id(server, link, keys):
     assert payloads(link, keys) == [b"%d" % n for n in range(1, 1200)]
 
 
-def test_tasks_under_way_together_are_written_together(server, link, keys, gate):
+def test_tasks_under_way_together_are_written_together(server, link, store: Store, keys, gate):
     async def work() -> list[str]:
         async with AsyncProducer(server.url, partitioner=gate) as producer:
             first = asyncio.create_task(producer.send("access", b"first"))
@@ -62,7 +63,7 @@ def test_tasks_under_way_together_are_written_together(server, link, keys, gate)
             gate.opened.set()
             return await asyncio.gather(first, *rest)
 
-    topics.create(link, keys, "access", topics.Topic(partitions=1))
+    topics.create(store, "access", topics.Topic(partitions=1))
     before = transactions(link)
     ids = run(work())
 

@@ -11,13 +11,14 @@ from streamqd import AsyncProducer, BacklogFull, BufferedProducer, Producer
 from streamqd.store import growth, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.integration.test_producer_buffered import payloads
 from tests.support.waiting import wait_until
 
 
 def crowd(link: Connection, keys: Keys, url: str) -> None:
     """A topic of two partitions that a group reads, the first of them full for max_backlog=1."""
-    topics.create(link, keys, "access", topics.Topic(partitions=2))
+    topics.create(Store(link, keys), "access", topics.Topic(partitions=2))
     link.execute("XGROUP", "CREATE", keys.stream("access", 0), "g", "0", "MKSTREAM")
     with Producer(url) as producer:
         producer.send("access", b"first", partition=0)

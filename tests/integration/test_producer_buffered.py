@@ -26,6 +26,7 @@ from streamqd.errors import Refused
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.proxy import Fault
 from tests.support.waiting import wait_until
 
@@ -132,8 +133,8 @@ def test_many_threads_send_through_one(server, link, keys):
         assert own == [b"%d %d" % (name, n) for n in range(50)]
 
 
-def test_a_producer_makes_a_buffered_one_with_its_settings(server, link, keys):
-    topics.create(link, keys, "access", topics.Topic(partitions=4))
+def test_a_producer_makes_a_buffered_one_with_its_settings(server, link, store: Store, keys):
+    topics.create(store, "access", topics.Topic(partitions=4))
     with (
         Producer(server.url, partitioner=lambda _key, _count: 3) as producer,
         producer.buffered(linger="1ms") as buffered,
@@ -154,9 +155,9 @@ def test_what_cannot_be_encoded_is_refused_by_send(server, link):
             producer.send("access", b"x" * (1 << 21))
 
 
-def test_each_message_has_its_own_error(server, link, keys):
+def test_each_message_has_its_own_error(server, link, store: Store, keys):
     with BufferedProducer(server.url, linger=NEVER, create=False) as producer:
-        topics.create(link, keys, "access", topics.Topic(partitions=1))
+        topics.create(store, "access", topics.Topic(partitions=1))
         receipts = [
             producer.send("access", b"1"),
             producer.send("missing", b"2"),

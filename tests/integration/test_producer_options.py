@@ -16,6 +16,7 @@ from streamqd.policy.partitioning import jump_partition
 from streamqd.store import growth, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.integration.test_producer_buffered import payloads
 from tests.support.proxy import Fault
 
@@ -29,7 +30,7 @@ def places(link: Connection, keys: Keys, count: int) -> Counter[int]:
 
 
 def create(link: Connection, keys: Keys, partitions: int) -> None:
-    topics.create(link, keys, "access", Topic(partitions=partitions))
+    topics.create(Store(link, keys), "access", Topic(partitions=partitions))
 
 
 # --- partitioners ---------------------------------------------------------------------------------

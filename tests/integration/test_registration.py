@@ -12,6 +12,7 @@ from streamqd.registration import ensure_topics
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 KEYS = Keys()
 CONSUMER = '[[consumers]]\ntopic = "access"\ngroup = "{group}"\nhandler = "work:obey"\n'
@@ -32,12 +33,12 @@ def groups(link: Connection, stream: str) -> list[bytes]:
 def test_a_topic_whose_partitions_nobody_states_is_taken_as_it_is(
     link: Connection, tmp_path: Path, text: str
 ):
-    topics.create(link, KEYS, "access", config.Topic(partitions=3))
+    topics.create(Store(link, KEYS), "access", config.Topic(partitions=3))
     assert ensure_topics(link, settings(tmp_path, text)) == {"access": 3}
 
 
 def test_one_partition_that_is_stated_is_no_default(link: Connection, tmp_path: Path):
-    topics.create(link, KEYS, "access", config.Topic(partitions=3))
+    topics.create(Store(link, KEYS), "access", config.Topic(partitions=3))
     with pytest.raises(ConfigError, match="1 is less than the 3 registered"):
         ensure_topics(link, settings(tmp_path, f"[topics.access]\npartitions = 1\n{READS}"))
 
@@ -64,12 +65,12 @@ def test_a_reader_of_letters_makes_no_topic(link: Connection, tmp_path: Path):
     (problem,) = raised.value.problems
     assert "dead letters of access" in problem
     assert "\n" not in problem
-    assert topics.partition_count(link, KEYS, "access") is None
-    assert topics.registered(link, KEYS) == []
+    assert topics.partition_count(Store(link, KEYS), "access") is None
+    assert topics.registered(Store(link, KEYS)) == []
 
 
 def test_letters_to_come_or_all_that_are_there(link: Connection, tmp_path: Path):
-    topics.create(link, KEYS, "access", config.Topic(partitions=1))
+    topics.create(Store(link, KEYS), "access", config.Topic(partitions=1))
     last = link.execute("XADD", KEYS.dlq("access", 0), "*", "payload", "x")
     late = LETTERS.replace("look", "late") + 'start = "latest"\n'
     ensure_topics(link, settings(tmp_path, LETTERS + late))

@@ -49,7 +49,7 @@ def trimmer_of(
         topics={"access": topic or Topic()},
         consumers=tuple(Consumer(topic="access", group=name) for name in groups),
     )
-    return Trimmer(desk.link, view, desk.keys, settings)
+    return Trimmer(desk.store, view, settings)
 
 
 def write(desk: Desk, count: int, *, first: int = 1, size: int = 1, read: int = 0) -> None:
@@ -136,7 +136,7 @@ def test_a_topic_that_no_group_reads(desk: Desk, view: MetricsView) -> None:
     for alone, left in ((False, 300), (True, 100)):
         bounds = Retention(max_length=100, without_groups=alone)
         topic = Topic(partitions=3, retention=bounds)
-        registry.create(desk.link, desk.keys, "access", topic)
+        registry.create(desk.store, "access", topic)
         trimmer_of(desk, view, topic).run()
         lengths = [desk.do("XLEN", desk.keys.stream("access", n)) for n in range(3)]
         assert lengths == [left] * 3
@@ -147,7 +147,7 @@ def test_a_topic_that_no_group_reads(desk: Desk, view: MetricsView) -> None:
 
 def test_registered_settings_hold_where_the_file_is_silent(desk: Desk, view: MetricsView) -> None:
     stored = Topic(archive="required", retention=Retention(max_length=0))
-    registry.create(desk.link, desk.keys, "access", stored)
+    registry.create(desk.store, "access", stored)
     write(desk, 300, read=300)
     trimmer = trimmer_of(desk, view)
     trimmer.run()
@@ -160,7 +160,7 @@ def test_registered_settings_hold_where_the_file_is_silent(desk: Desk, view: Met
 def test_changed_settings_are_read_again(
     desk: Desk, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.create(desk.link, desk.keys, "access", Topic())
+    registry.create(desk.store, "access", Topic())
     write(desk, 300, read=300)
     trimmer = trimmer_of(desk, view)
     trimmer.run()
@@ -177,7 +177,7 @@ def test_nothing_goes_while_the_registered_settings_cannot_be_read(
     desk: Desk, view: MetricsView
 ) -> None:
     """An archive might be required."""
-    registry.create(desk.link, desk.keys, "access", Topic())
+    registry.create(desk.store, "access", Topic())
     desk.do("HSET", desk.keys.meta("access"), "settings", "no JSON")
     write(desk, 300, read=300)
     trimmer = trimmer_of(desk, view, Topic(retention=Retention(max_length=0)))

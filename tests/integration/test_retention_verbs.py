@@ -11,14 +11,15 @@ from streamqd.model import Unit
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.servers import Server
 from tests.support.verbs import Run, document
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    topics.create(link, keys, "access", config.Topic(partitions=2))
+def desk(link: Connection, store: Store, keys: Keys) -> Desk:
+    topics.create(store, "access", config.Topic(partitions=2))
     return Desk(link, keys)
 
 

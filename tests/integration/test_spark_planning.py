@@ -12,6 +12,7 @@ from streamqd import config
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.servers import Server
 
 pytest.importorskip("pyarrow")
@@ -28,7 +29,7 @@ class Shop:
 
     def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys
-        topics.create(link, keys, "access", config.Topic(partitions=2))
+        topics.create(Store(link, keys), "access", config.Topic(partitions=2))
 
     def reader(self, **given: object) -> Any:
         every = {"url": self.server.url, "subscribe": "access", "startingOffsets": "earliest"}

@@ -16,6 +16,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.spark import ROWS_MAX
+from streamqd.store.store import Store
 from tests.support.servers import Server
 
 pa = pytest.importorskip("pyarrow")
@@ -27,7 +28,7 @@ class Shop:
 
     def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys
-        topics.create(link, keys, "out", config.Topic(partitions=2))
+        topics.create(Store(link, keys), "out", config.Topic(partitions=2))
 
     def options(self, **given: object) -> WriteOptions:
         every = {"url": self.server.url, "topic": "out", "retryIntervalMs": 1} | given
@@ -248,13 +249,11 @@ def test_where_rows_go(shop: Shop) -> None:
         found.place(row._replace(topic="nowhere"), 0)
 
 
-def test_a_topic_is_created_when_that_is_asked_for(
-    shop: Shop, link: Connection, keys: Keys
-) -> None:
+def test_a_topic_is_created_when_that_is_asked_for(shop: Shop, store: Store) -> None:
     sink.prepare(shop.options(topic="fresh", partitions=3))
-    assert topics.partition_count(link, keys, "fresh") == 3
+    assert topics.partition_count(store, "fresh") == 3
     sink.prepare(shop.options(topic="fresh", partitions=9))
-    assert topics.partition_count(link, keys, "fresh") == 3
+    assert topics.partition_count(store, "fresh") == 3
     with pytest.raises(TopicMissing):
         sink.prepare(shop.options(topic="nowhere"))
 

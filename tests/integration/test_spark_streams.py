@@ -22,6 +22,7 @@ from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import messages, retention, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
@@ -33,7 +34,7 @@ class Shop:
 
     def __init__(self, server: Server, link: Connection, keys: Keys) -> None:
         self.server, self.link, self.keys = server, link, keys
-        topics.create(link, keys, "access", config.Topic(partitions=2))
+        topics.create(Store(link, keys), "access", config.Topic(partitions=2))
 
     def options(self, **given: object) -> ReadOptions:
         every = {"url": self.server.url, "subscribe": "access"} | given
@@ -68,8 +69,8 @@ def ids_of(options: ReadOptions, span: Span) -> list[str]:
 # --- what there is --------------------------------------------------------------------------------
 
 
-def test_places(shop: Shop, link: Connection, keys: Keys) -> None:
-    topics.create(link, keys, "web-1", config.Topic(partitions=1))
+def test_places(shop: Shop, store: Store) -> None:
+    topics.create(store, "web-1", config.Topic(partitions=1))
     assert shop.catalog().places() == [("access", 0), ("access", 1)]
     assert shop.catalog(subscribe="access:dlq").places() == [("access:dlq", 0), ("access:dlq", 1)]
     found = shop.catalog(subscribe=None, subscribePattern="web-.*:dlq").places()

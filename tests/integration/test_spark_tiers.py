@@ -23,6 +23,7 @@ from streamqd.spark.streams import DataLossError
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.servers import Server
 
 pa = pytest.importorskip("pyarrow")
@@ -42,7 +43,7 @@ class Shop:
         self.archive = Archive(folder, create=True)
         self.ledger: list[Row] = []
         self.issued = [0, 0]
-        topics.create(link, keys, "access", config.Topic(partitions=2))
+        topics.create(Store(link, keys), "access", config.Topic(partitions=2))
 
     def add(self, partition: int, *ids: str) -> None:
         key = self.keys.stream("access", partition)

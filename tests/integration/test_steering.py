@@ -17,6 +17,7 @@ from streamqd.store import directives, leases, members, topics
 from streamqd.store.client import Connection
 from streamqd.store.directives import Scope
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support.servers import free_port
 from tests.support.verbs import Run, document
@@ -28,9 +29,9 @@ PAIRS = [["orders", "bill"]]
 
 
 @pytest.fixture(autouse=True)
-def orders(link: Connection, keys: Keys) -> None:
+def orders(link: Connection, store: Store, keys: Keys) -> None:
     """A topic orders of three partitions, that the group bill reads."""
-    topics.create(link, keys, "orders", config.Topic(partitions=3))
+    topics.create(store, "orders", config.Topic(partitions=3))
     for number in range(3):
         Desk(link, keys, Unit("orders", number, "bill")).groups()
 

@@ -16,6 +16,7 @@ from streamqd.producer import Producer
 from streamqd.store import members, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.integration.test_admin import bury
 from tests.support.servers import Server
@@ -108,7 +109,7 @@ def test_what_a_later_version_has_stored_stays(run: Run, at: At) -> None:
     stored = '{"later":1,"archive":"off","retention":{"newer":2}}'
     at(0).do("HSET", at(0).keys.meta("access"), "settings", stored)
     run("topic", "settings", "access", "archive=required")
-    assert json.loads(topics.stored(at(0).link, at(0).keys, "access")) == {
+    assert json.loads(topics.stored(Store(at(0).link, at(0).keys), "access")) == {
         "later": 1,
         "archive": "required",
         "retention": {"newer": 2},
@@ -118,8 +119,10 @@ def test_what_a_later_version_has_stored_stays(run: Run, at: At) -> None:
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Connection, keys: Keys) -> None:
-    topics.create(link, keys, "access.p", config.Topic())
+def test_nothing_of_a_deleted_topic_is_left(
+    run: Run, at: At, link: Connection, store: Store, keys: Keys
+) -> None:
+    topics.create(store, "access.p", config.Topic())
     neighbour = Desk(link, keys, Unit("access.p", 0, "hits"))
     neighbour.groups()
     neighbour.add("1-0")
@@ -143,12 +146,12 @@ def test_nothing_of_a_deleted_topic_is_left(run: Run, at: At, link: Connection, 
     assert deed["what"] == {"groups": ["hits"], "partitions": 3, "force": True}
     assert deed["counts"]["keys"] == done["keys"]
     assert deed["counts"]["messages"] > 0
-    assert topics.registered(link, keys) == ["access.p"]
+    assert topics.registered(store) == ["access.p"]
     assert run("topic", "delete", "access", "--yes", code=8).stderr.count("does not exist") == 1
 
 
 def test_what_a_live_instance_offers_would_come_back(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     fill(at)
     info = {"offers": [["access", "hits"]], "weight": 1, "cap": 0}
@@ -159,9 +162,9 @@ def test_what_a_live_instance_offers_would_come_back(
 
     assert refused.stderr.startswith("Error: west-1 would create the topic again, empty: ")
     assert "in use: offered by west-1\n" in run("topic", "delete", "access", "--dry-run").stdout
-    assert topics.partition_count(link, keys, "access") == 3
+    assert topics.partition_count(store, "access") == 3
     run("topic", "delete", "access", "--yes", "--force", "--while-offered")
-    assert topics.registered(link, keys) == []
+    assert topics.registered(store) == []
 
 
 def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
@@ -196,7 +199,7 @@ class HaltError(Exception):
 
 
 def test_an_interrupted_deletion_is_finished_by_the_same_command(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, at: At, store: Store, keys: Keys
 ) -> None:
     fill(at)
 
@@ -204,19 +207,19 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(
         raise HaltError
 
     with pytest.raises(HaltError):
-        topics_deletion.delete(link, keys, "access", force=True, progress=stop)
+        topics_deletion.delete(store, "access", force=True, progress=stop)
 
     with pytest.raises(RedisRefused, match="is being deleted"):
-        topics.create(link, keys, "access", config.Topic())
+        topics.create(store, "access", config.Topic())
     with pytest.raises(TopicMissing):
-        admin_topics.partition_count(link, keys, "access")
+        admin_topics.partition_count(store, "access")
     assert "a part of it gone" in run("topic", "delete", "access", "--dry-run").stdout
     run("topic", "delete", "access", "--yes", "--force")
     assert at(0).dump().keys() == {keys.audit("access").encode()}
 
 
 def test_producers_that_go_on_leave_no_half_a_topic(
-    run: Run, at: At, link: Connection, keys: Keys, server: Server
+    run: Run, at: At, link: Connection, store: Store, keys: Keys, server: Server
 ) -> None:
     """One of them creates the topic anew, as a whole; the other says that it is gone."""
     with Producer(server.url) as first, Producer(server.url, create=False) as second:
@@ -230,8 +233,8 @@ def test_producers_that_go_on_leave_no_half_a_topic(
         assert at(0).dump().keys() == {keys.audit("access").encode()}
         first.send("access", b"x", key="k")
 
-    assert topics.registered(link, keys) == ["access"]
-    assert topics.partition_count(link, keys, "access") == 1
+    assert topics.registered(store) == ["access"]
+    assert topics.partition_count(store, "access") == 1
     assert set(link.execute("SMEMBERS", keys.partitions("access"))) == {
         keys.stream("access", 0).encode()
     }

@@ -32,6 +32,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 from tests.support import users
 from tests.support.costs import Cost, Meter
@@ -124,7 +125,7 @@ def test_letters_expire_in_small_writes_and_all_places_in_turn(
 ) -> None:
     streams = [keys.dlq("access", unit.partition) for unit in units]
     fill(link, streams, letters.PAGE + 1)
-    undertaker = DeadLetterExpirer(counted, view, keys, settings(server, KEPT))
+    undertaker = DeadLetterExpirer(Store(counted, keys), view, settings(server, KEPT))
     first = cost_of(undertaker.run, meter, PLACES // batch.WORKS_MAX)
     assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
     rest = turns(undertaker.run, meter)
@@ -153,7 +154,7 @@ def test_what_is_dropped_over_many_turns_is_counted_to_the_last(
     for unit, stream in zip(several, streams, strict=True):
         link.execute("XREADGROUP", "GROUP", unit.group, "w", "COUNT", 150, "STREAMS", stream, ">")
     topic = Topic(partitions=PLACES, retention=Retention(drop_unacked_above=100))
-    work = Trimmer(link, view, keys, settings(server, topic))
+    work = Trimmer(Store(link, keys), view, settings(server, topic))
     with LogLines() as lines:
         assert len(turns(work.run, meter)) > len(several) * 800 // 200 // batch.WORKS_MAX
         told = sum(line["entries"] for line in lines.named("retention.dropped"))
@@ -171,7 +172,7 @@ def test_a_bad_key_is_told_once_all_others_have_had_their_turn(
     streams = [keys.dlq("access", unit.partition) for unit in units]
     link.execute("SET", streams.pop(0), "x")
     fill(link, streams, letters.PAGE + 1)
-    undertaker = DeadLetterExpirer(link, view, keys, settings(server, KEPT))
+    undertaker = DeadLetterExpirer(Store(link, keys), view, settings(server, KEPT))
     for _ in range(2 * len(units) // batch.WORKS_MAX):
         assert undertaker.run() == 0.0
     with pytest.raises(RedisRefused, match="WRONGTYPE"):
@@ -194,7 +195,7 @@ def delayed(link: Connection, keys: Keys, unit: Unit, due_unix_ms: int, count: i
 def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
-    retries = retry_promoter(link, view, keys)
+    retries = retry_promoter(Store(link, keys), view)
     hints = dict.fromkeys(units, 0)
     for _ in range(1 + PLACES // batch.WORKS_MAX):
         retries.run(hints)  # each is asked once
@@ -219,7 +220,7 @@ def test_a_unit_with_many_due_retries_keeps_no_other_waiting(
 def test_what_is_due_at_one_unit_costs_nothing_at_the_others(
     link: Connection, keys: Keys, units: list[Unit], view: MetricsView, meter: Meter
 ) -> None:
-    retries = retry_promoter(link, view, keys)
+    retries = retry_promoter(Store(link, keys), view)
     retries._look = 1_000.0
     looks = 0
 
@@ -255,7 +256,7 @@ def keeper(board: Scoreboard, server: Server) -> Iterator[Housekeeper]:
     with ours, theirs:
         made = Housekeeper(board, settings(server, KEPT), theirs)
         yield made
-        made._link.close()
+        made._store.connection.close()
 
 
 @pytest.mark.usefixtures("one_write_each")
@@ -316,7 +317,7 @@ def test_an_idle_entry_behind_many_fresh_ones_is_found_page_by_page(
     foreign: Desk, view: MetricsView, meter: Meter, counted: Connection
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
-    looks = Reclaimer(counted, foreign.keys, [consumer])
+    looks = Reclaimer(Store(counted, foreign.keys), [consumer])
     slot = view.board.slots()[0]
     last = f"1-{3 * reclaimer.PAGE + 1}"
     summaries = 2 * len(list(view.owned()))  # of both streams of each partition, once
@@ -341,7 +342,7 @@ def test_the_beginning_of_a_long_list_is_looked_at_between_its_pages(
     foreign: Desk, view: MetricsView
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
-    looks = Reclaimer(foreign.link, foreign.keys, [consumer])
+    looks = Reclaimer(foreign.store, [consumer])
     assert looks.run(view.owned()) == GO_ON_SECONDS
     foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
     looks._list_at = 0.0  # a quarter of the idle time has passed
@@ -358,7 +359,7 @@ def test_long_lists_are_read_in_turn(
     other.fetch(1, "by-hand")
     other.do("XCLAIM", other.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
-    looks = Reclaimer(foreign.link, foreign.keys, [consumer])
+    looks = Reclaimer(foreign.store, [consumer])
     for _ in range(2):
         assert looks.run(view.owned()) == GO_ON_SECONDS
     assert view.board.slots()[1].reclaim_requested == 1

@@ -21,6 +21,7 @@ from streamqd.message import LAST_ERROR
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.integration.test_admin import bury
 from tests.support.daemon import toml
 from tests.support.servers import Server
@@ -205,14 +206,16 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys:
     assert payloads(link, keys) == [b"one", b"three", b"two"]
 
 
-def test_a_slip_creates_no_topic(run: Run, at: At, link: Connection, keys: Keys) -> None:
+def test_a_slip_creates_no_topic(
+    run: Run, at: At, link: Connection, store: Store, keys: Keys
+) -> None:
     """U11: without a terminal a topic that is new needs --create, and the near one is told."""
     at(0)
     told = run("produce", "acess", "x", code=8).stderr
     assert "acess does not exist (did you mean access?); not a terminal: pass --create" in told
-    assert topics.registered(link, keys) == ["access"]
+    assert topics.registered(store) == ["access"]
     run("produce", "acess", "x", "--create")
-    assert topics.registered(link, keys) == ["access", "acess"]
+    assert topics.registered(store) == ["access", "acess"]
     run("produce", "acess", "y")
     assert payloads(link, keys, "acess", 1) == [b"x", b"y"]
 
@@ -235,13 +238,13 @@ def test_what_the_configuration_names_is_no_slip(
 
 @pytest.mark.parametrize(("answer", "code", "there"), [("n", 8, []), ("y", 0, ["orders"])])
 def test_a_terminal_is_asked(
-    typed: Typed, link: Connection, keys: Keys, answer: str, code: int, there: list[str]
+    typed: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
     """U11: on a terminal the command asks before it creates a topic."""
     asked = "Create the topic orders?"
     shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
     assert "does not exist" in shown
-    assert topics.registered(link, keys) == there
+    assert topics.registered(store) == there
 
 
 def test_lines_are_typed_into_a_terminal(

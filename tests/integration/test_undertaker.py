@@ -18,14 +18,15 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import UNIT, Desk
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 @pytest.fixture
-def desk(link: Connection, keys: Keys) -> Desk:
-    topics.create(link, keys, "access", Topic(partitions=2))
+def desk(link: Connection, store: Store, keys: Keys) -> Desk:
+    topics.create(store, "access", Topic(partitions=2))
     return Desk(link, keys)
 
 
@@ -40,7 +41,7 @@ def view(link: Connection) -> MetricsView:
 
 def work(desk: Desk, view: MetricsView, kept: float | None) -> float | None:
     settings = Settings(topics={"access": Topic(partitions=2, dlq_retention=kept)})
-    return DeadLetterExpirer(desk.link, view, desk.keys, settings).run()
+    return DeadLetterExpirer(desk.store, view, settings).run()
 
 
 def write(desk: Desk, *ages_ms: int) -> None:
@@ -65,16 +66,16 @@ def test_letters_stay_for_as_long_as_the_topic_says(desk: Desk, view: MetricsVie
 def test_the_registered_setting_holds_where_the_file_says_nothing(
     desk: Desk, view: MetricsView
 ) -> None:
-    topics.create(desk.link, desk.keys, "kept", Topic(partitions=1, dlq_retention=60.0))
+    topics.create(desk.store, "kept", Topic(partitions=1, dlq_retention=60.0))
     other = Desk(desk.link, desk.keys, Unit("kept", 0, "hits"))
     view.board.allot(other.unit).owned = 1
     for each in (desk, other):
         write(each, 90_000)
-    meta = topics.meta(desk.link, desk.keys, "access")
+    meta = topics.meta(desk.store, "access")
     assert meta is not None
     assert "dlq_retention" not in meta.settings
 
-    DeadLetterExpirer(desk.link, view, desk.keys, Settings()).run()
+    DeadLetterExpirer(desk.store, view, Settings()).run()
 
     assert [each.do("XLEN", each.dlq) for each in (desk, other)] == [1, 0]
 

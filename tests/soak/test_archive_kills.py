@@ -31,6 +31,7 @@ from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support import spark_process
 from tests.support.killed_archive import POINTS
 from tests.support.servers import Server
@@ -67,7 +68,7 @@ class Soak:
         self.config.write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
         self.ledger: Counter[Entry] = Counter()
         self.trimmed = 0
-        topics.create(link, keys, "access", Topic(partitions=PARTITIONS))
+        topics.create(Store(link, keys), "access", Topic(partitions=PARTITIONS))
         self.verb = ["archive", "--json", "--archive", str(self.archive), "--batch-rows", "1000"]
         self.verb += [*QUICK, "--master"]
 

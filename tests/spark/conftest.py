@@ -14,6 +14,7 @@ from streamqd import config, extras
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.servers import Server
 
 if TYPE_CHECKING:
@@ -78,8 +79,12 @@ class Shop:
     def __init__(self, spark: SparkSession, server: Server, link: Connection, keys: Keys) -> None:
         self.spark, self.server, self.link, self.keys = spark, server, link, keys
 
+    @property
+    def store(self) -> Store:
+        return Store(self.link, self.keys)
+
     def topic(self, name: str, partitions: int) -> None:
-        topics.create(self.link, self.keys, name, config.Topic(partitions=partitions))
+        topics.create(self.store, name, config.Topic(partitions=partitions))
 
     def grow(self, name: str, partitions: int) -> None:
         self.link.execute("HSET", self.keys.meta(name), "partitionCount", partitions)

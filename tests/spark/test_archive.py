@@ -23,6 +23,7 @@ from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.killed_archive import POINTS, strike
 from tests.support.servers import Server
 from tests.support.spark_process import QUICK
@@ -51,8 +52,12 @@ class Desk:
         self.asked = 0
         self._next = START
 
+    @property
+    def store(self) -> Store:
+        return Store(self.link, self.keys)
+
     def topic(self, name: str, partitions: int = 2) -> None:
-        topics.create(self.link, self.keys, name, Topic(partitions=partitions))
+        topics.create(self.store, name, Topic(partitions=partitions))
 
     def add(self, topic: str, partition: int, count: int) -> None:
         for _ in range(count):

@@ -29,7 +29,7 @@ from streamqd.spark.pipelines.report_queries import Window
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics
 from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.servers import Server
 
 if TYPE_CHECKING:
@@ -277,9 +277,9 @@ def reporter(settings: config.Settings) -> Callable[..., Reporter]:
 
 
 def test_what_cannot_be_reported_is_refused_before_spark_starts(
-    reporter: Callable[..., Reporter], link: Connection, keys: Keys, tmp_path: Path
+    reporter: Callable[..., Reporter], store: Store, tmp_path: Path
 ) -> None:
-    topics.create(link, keys, "access", config.Topic(partitions=1))
+    topics.create(store, "access", config.Topic(partitions=1))
     with pytest.raises(Refused, match="there is no topic nothing"):
         reporter().run(tmp_path / "out", ["nothing"])
     (tmp_path / "mine").touch()

@@ -29,6 +29,7 @@ from streamqd.scoreboard import WorkerState
 from streamqd.store import messages, topics
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from streamqd.supervisor import scoreboard_file
 from tests.support import users
 from tests.support.ledger import VARIABLE, Ledger
@@ -104,6 +105,10 @@ class Daemon:
         self.plain: list[str] = []  # lines that are no events: stacks, tracebacks
 
     # --- files ---
+
+    @property
+    def store(self) -> Store:
+        return Store(self.link, self.keys)
 
     def write_config(self, **changed: Any) -> None:
         """Write the configuration; `changed` replaces whole tables, for now and later."""
@@ -368,7 +373,7 @@ class Daemon:
             redis = replace(settings.redis, **self._user("producer"))
             self._producer = Producer(settings=replace(settings, redis=redis))
         if self._user("producer"):  # who may create no topic
-            topics.create(self.link, self.keys, TOPIC, config.Topic(partitions=self.partitions))
+            topics.create(self.store, TOPIC, config.Topic(partitions=self.partitions))
         payloads = list(payloads)
         places = [
             number % self.partitions if partition is None else partition

@@ -24,6 +24,7 @@ from streamqd.admin.directives import FleetSnapshot
 from streamqd.errors import Refused, StreamqdError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support.causes import Strike
 from tests.support.daemon import Daemon
 from tests.support.proxy import Fault, FaultProxy
@@ -106,7 +107,7 @@ class Nemesis:
         self._server = server
         self._victims = victims
         self._proxies = [*(victim.proxy for victim in victims), *others]
-        self._fleet = FleetSnapshot(steer, Keys(), "default", 10.0)
+        self._fleet = FleetSnapshot(Store(steer, Keys()), "default", 10.0)
         self._units = victims[0].daemon.units()
         self._began = time.monotonic()
         self._courses: list[tuple[Course, Wait, float]] = []
@@ -294,7 +295,7 @@ class Nemesis:
         if not self.server_away:
             with self._logged("kill clients", "redis"):
                 for kind in ("normal", "pubsub"):  # all but the one that asks
-                    self._fleet.link.execute("CLIENT", "KILL", "TYPE", kind)
+                    self._fleet.store.execute("CLIENT", "KILL", "TYPE", kind)
         yield from ()
 
     # --- the server ---
@@ -322,7 +323,7 @@ class Nemesis:
     def _flush_scripts(self, _stroke: Planned) -> Course:
         if not self.server_away:
             with self._logged("flush scripts", "redis"):
-                self._fleet.link.execute("SCRIPT", "FLUSH")
+                self._fleet.store.execute("SCRIPT", "FLUSH")
         yield from ()
 
     # --- orders: no faults ---

@@ -10,12 +10,13 @@ from streamqd.scoreboard import Scoreboard, WorkerState
 from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import UNIT
 
 
 def with_groups(link: Connection, keys: Keys, count: int) -> list[Unit]:
     """Register the topic of UNIT with so many partitions, each with the group."""
-    topics.create(link, keys, UNIT.topic, config.Topic(partitions=count))
+    topics.create(Store(link, keys), UNIT.topic, config.Topic(partitions=count))
     units = [UNIT._replace(partition=number) for number in range(count)]
     link.run_many([messages.ensure_group(keys, unit, "0") for unit in units])
     return units

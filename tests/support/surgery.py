@@ -20,6 +20,7 @@ from streamqd.registration import ensure_topics
 from streamqd.store import leases, members
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.contract.desk import Desk
 
 TOPIC, GROUP, INSTANCE = "access", "hits", "one"
@@ -54,6 +55,10 @@ class Surgery:
         self.desk = Desk(link, self.keys, Unit(TOPIC, 0, GROUP))
         self.do = link.execute
         self.write()
+
+    @property
+    def store(self) -> Store:
+        return Store(self.link, self.keys)
 
     def write(self, **lines: str) -> None:
         """Write the configuration; `redis`, `daemon` and `topic` are lines of those sections."""

@@ -29,6 +29,7 @@ from streamqd.store import (
 )
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 from tests.support.quick import examples
 
 ODD = [
@@ -156,23 +157,23 @@ def test_topics(count: Any, created: Any, stored: Any, token: Any, barriers: Any
     key, registered = keys.meta("orders"), Answers([count, created, stored])
     growing = Answers([count, count, created, token, barriers])
     fields = ("partitionCount", "created", "settings")
-    meta = read(lambda: topics.meta(registered, keys, "orders"), key, *fields)  # type: ignore[arg-type]
+    meta = read(lambda: topics.meta(Store(registered, keys), "orders"), key, *fields)  # type: ignore[arg-type]
     if meta is not None:
         assert isinstance(meta.settings, dict)
         fine(meta.partitions, 1, topics.PARTITIONS_MAX)
         fine(meta.created_unix_ms)
-    read(lambda: growth.under_way(growing, keys, "orders"), key)  # type: ignore[arg-type]
+    read(lambda: growth.under_way(Store(growing, keys), "orders"), key)  # type: ignore[arg-type]
 
 
 @quick
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
 def test_the_registry(raw: list[bytes]) -> None:
     """S6: what is no name is told apart, and hides no name."""
-    names, bad = topics.registry(Answers(raw), Keys())  # type: ignore[arg-type]
+    names, bad = topics.registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)
     assert raw.count(b"orders") == names.count("orders")
     assert all(name.isascii() and not name.startswith(".") for name in names)
-    assert topics.groups_seen(Answers(raw), Keys(), "orders") is not None  # type: ignore[arg-type]
+    assert topics.groups_seen(Store(Answers(raw), Keys()), "orders") is not None  # type: ignore[arg-type]
 
 
 @quick

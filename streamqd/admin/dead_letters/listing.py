@@ -34,8 +34,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.policy.fingerprint import frame_of, of_letter
 from streamqd.store import topics as registry
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 MASK = "***"
 
@@ -120,10 +119,10 @@ class TopicDeadLetters:
 # --- looking --------------------------------------------------------------------------------------
 
 
-def overview(link: Connection, keys: Keys) -> list[TopicDeadLetters]:
+def overview(store: Store) -> list[TopicDeadLetters]:
     """The topics that have dead letters."""
     rows = []
-    names, strange = registry.registry(link, keys)
+    names, strange = registry.registry(store)
     for error in strange:
         bad = BadValues()
         bad.add(error)
@@ -131,10 +130,10 @@ def overview(link: Connection, keys: Keys) -> list[TopicDeadLetters]:
     for topic in names:
         bad = BadValues()
         streams = [
-            keys.dlq(topic, number)
-            for number in range(topics.known_count(link, keys, topic, bad) or 0)
+            store.keys.dlq(topic, number)
+            for number in range(topics.known_count(store, topic, bad) or 0)
         ]
-        infos = ask(link, [("XINFO", "STREAM", stream) for stream in streams], bad)
+        infos = ask(store, [("XINFO", "STREAM", stream) for stream in streams], bad)
         found = [pairs(info) for info in infos if info]
         total = sum(int(info[b"length"]) for info in found)
         if total or bad.rows:
@@ -146,8 +145,7 @@ def overview(link: Connection, keys: Keys) -> list[TopicDeadLetters]:
 
 
 def listed(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     *,
     choice: DeadLetterFilter = EVERY_LETTER,
@@ -155,20 +153,20 @@ def listed(
     cursor: str = "",
 ) -> DeadLettersView:
     """A page of the letters chosen. Raises TopicMissing, Refused."""
-    streams = streams_of(link, keys, topic)
+    streams = streams_of(store, topic)
     before = read_place(cursor, len(streams)) if cursor else None
-    found = list(newest(link, streams, choice, limit + 1, before))
+    found = list(newest(store, streams, choice, limit + 1, before))
     page = found[:limit]
     return DeadLettersView(
         topic=topic,
-        total=total(link, keys, topic),
+        total=total(store, topic),
         rows=[_row(topic, entry) for entry in page],
         cursor=str(page[-1].place) if len(found) > limit else "",
     )
 
 
 def newest(
-    link: Connection,
+    store: Store,
     streams: dict[int, str],
     choice: DeadLetterFilter,
     limit: int,
@@ -181,14 +179,14 @@ def newest(
         end = Place(0, max(Id(choice.until_unix_ms, 0), Id(0, 1)))
         before = end if before is None else min(before, end, key=lambda p: (p.id, p.partition))
     keep = choice.takes if choice.narrows else None
-    return newest_first(link, streams, before=before, since=since, keep=keep, limit=limit)
+    return newest_first(store, streams, before=before, since=since, keep=keep, limit=limit)
 
 
-def show(link: Connection, keys: Keys, topic: str, letter_id: str) -> DeadLetterDetail:
+def show(store: Store, topic: str, letter_id: str) -> DeadLetterDetail:
     """One letter in full. Raises TopicMissing, Refused when there is no such letter."""
-    entry = find(link, streams_of(link, keys, topic), letter_id)
+    entry = find(store, streams_of(store, topic), letter_id)
     told, row = Fields(entry.fields), _row(topic, entry)
-    mark = link.execute("HGET", keys.moving(topic, entry.partition), str(entry.id)) or b""
+    mark = store.execute("HGET", store.keys.moving(topic, entry.partition), str(entry.id)) or b""
     return DeadLetterDetail(
         topic=topic,
         partition=entry.partition,
@@ -363,8 +361,7 @@ class _Alike:
 
 
 def causes(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     choice: DeadLetterFilter = EVERY_LETTER,
     *,
@@ -374,18 +371,18 @@ def causes(
 
     Raises TopicMissing.
     """
-    streams = streams_of(link, keys, topic)
+    streams = streams_of(store, topic)
     tally = FailureTally()
     complete = True
     limit = _EVERY if last is None else last + 1
-    for entry in newest(link, streams, choice, limit):
+    for entry in newest(store, streams, choice, limit):
         if tally.count == last:
             complete = False
             break
         tally.add(entry)
     return Causes(
         topic=topic,
-        total=total(link, keys, topic),
+        total=total(store, topic),
         looked_at=tally.count,
         complete=complete,
         others=tally.others,

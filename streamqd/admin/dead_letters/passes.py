@@ -27,8 +27,7 @@ from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.policy.fingerprint import of_letter
 from streamqd.store import dead
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 DONE, LIMIT, STOPPED, FAILED = "done", "limit", "stopped", "failed"  # how a pass ended
 _LOOK = 0.1  # seconds between two looks at whether to stop
@@ -116,8 +115,7 @@ class Pass:
 
     def record(
         self,
-        link: Connection,
-        keys: Keys,
+        store: Store,
         topic: str,
         verb: str,
         what: dict[str, Any],
@@ -132,7 +130,9 @@ class Pass:
         ended = "" if self.ended in (DONE, LIMIT) else f"{self.ended}: {self.error}".rstrip(": ")
         try:
             audit.record(
-                *(link, keys, topic, verb),
+                store,
+                topic,
+                verb,
                 what=what,
                 counts=counts,
                 first_id=self.first,
@@ -171,8 +171,7 @@ class Purged:
 
 
 def purge(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     choice: DeadLetterFilter,
     *,
@@ -184,12 +183,12 @@ def purge(
     Raises TopicMissing; Refused when a letter that is named does not exist or is not chosen;
     RedisUnavailable when nothing was begun.
     """
-    found = pages(link, keys, topic, choice)
+    found = pages(store, topic, choice)
     done = Pass(stop, progress)
     for piece in done.pieces(found, ReplayPace(None)):
         ids = [str(entry.id) for entry in piece]
         try:
-            reply = link.run(dead.purge(keys, topic, piece[0].partition, ids))
+            reply = store.run(dead.purge(store.keys, topic, piece[0].partition, ids))
         except (RedisUnavailable, RedisRefused) as error:
             done.fail(error, len(piece))
             continue
@@ -207,7 +206,7 @@ def purge(
         error=done.error,
         first_id=done.first,
         last_id=done.last,
-        audited=done.record(link, keys, topic, "dlq purge", choice.stated()),
+        audited=done.record(store, topic, "dlq purge", choice.stated()),
     )
 
 
@@ -228,8 +227,7 @@ class Export:
 
     def __init__(
         self,
-        link: Connection,
-        keys: Keys,
+        store: Store,
         topic: str,
         choice: DeadLetterFilter,
         *,
@@ -237,8 +235,8 @@ class Export:
         progress: Progress = silent,
     ) -> None:
         """Fix which letters there are. Raises TopicMissing, Refused."""
-        self._link, self._keys, self._topic, self._choice = link, keys, topic, choice
-        self._found = pages(link, keys, topic, choice)
+        self._store, self._topic, self._choice = store, topic, choice
+        self._found = pages(store, topic, choice)
         self._done = Pass(stop, progress)
 
     def lines(self) -> Iterator[str]:
@@ -261,7 +259,7 @@ class Export:
             ended=done.ended,
             first_id=done.first,
             last_id=done.last,
-            audited=done.record(self._link, self._keys, self._topic, "dlq export", what, note),
+            audited=done.record(self._store, self._topic, "dlq export", what, note),
         )
 
 

@@ -40,9 +40,8 @@ from streamqd.errors import RedisRefused, RedisUnavailable, Refused
 from streamqd.model import Unit
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.store import dead, directives
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
+from streamqd.store.store import Store
 
 _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # what a replayed letter starts with
 
@@ -95,14 +94,14 @@ def read_destination(text: str) -> Destination | None:
 class Route:
     """Knows the destination of each letter of a topic. Raises TopicMissing, Refused."""
 
-    def __init__(self, link: Connection, keys: Keys, topic: str, target: Target) -> None:
+    def __init__(self, store: Store, topic: str, target: Target) -> None:
         if target.topic == topic:
             raise Refused(
                 f"{topic} is the topic of the letters: leave --to-topic out, or say --everyone"
             )
         self.topic = topic
         self.target = target
-        self.count = topics.partition_count(link, keys, target.topic or topic)
+        self.count = topics.partition_count(store, target.topic or topic)
         if target.partition is not None:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
@@ -196,8 +195,7 @@ def over_replayed(most: int) -> str:
 
 
 def replay(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     choice: DeadLetterFilter,
     *,
@@ -217,11 +215,11 @@ def replay(
     Raises TopicMissing; Refused when a letter that is named does not exist or is another group's,
     or the target does not exist; RedisUnavailable when nothing was begun.
     """
-    route = Route(link, keys, topic, target)
-    found = pages(link, keys, topic, choice)
-    began = server_unix_ms(link)
+    route = Route(store, topic, target)
+    found = pages(store, topic, choice)
+    began = server_unix_ms(store.connection)
     done = Pass(stop, progress)
-    work = _Replay(link, keys, route, done, max_replays)
+    work = _Replay(store, route, done, max_replays)
     for piece in done.pieces(found, ReplayPace(rate)):
         work.run(piece if limit is None else piece[: limit - done.counts["replayed"]])
         if limit is not None and done.counts["replayed"] >= limit and done.ended == DONE:
@@ -241,7 +239,7 @@ def replay(
         began_unix_ms=began,
         first_id=done.first,
         last_id=done.last,
-        audited=done.record(link, keys, topic, "dlq replay", what, note),
+        audited=done.record(store, topic, "dlq replay", what, note),
     )
 
 
@@ -269,11 +267,8 @@ class _Going(NamedTuple):
 class _Replay:
     """Replays batches of letters of one topic."""
 
-    def __init__(
-        self, link: Connection, keys: Keys, route: Route, done: Pass, max_replays: int
-    ) -> None:
-        self._link = link
-        self._keys = keys
+    def __init__(self, store: Store, route: Route, done: Pass, max_replays: int) -> None:
+        self._store = store
         self._route = route
         self._done = done
         self._max_replays = max_replays
@@ -299,7 +294,7 @@ class _Replay:
         topic = self._route.topic
         calls = [
             dead.replay(
-                *(self._keys, topic, entry.partition, str(entry.id), to.group),
+                *(self._store.keys, topic, entry.partition, str(entry.id), to.group),
                 changed(topic, entry, to),
             )
             for entry, to in letters
@@ -318,7 +313,7 @@ class _Replay:
     # --- out of the slot ---
 
     def _move(self, letters: list[_Going]) -> None:
-        keys, topic = self._keys, self._route.topic
+        keys, topic = self._store.keys, self._route.topic
         marks = [
             dead.mark(keys, topic, entry.partition, str(entry.id), str(to)) for entry, to in letters
         ]
@@ -351,7 +346,7 @@ class _Replay:
         return None
 
     def _deliver(self, letters: list[_Going]) -> None:
-        keys, topic = self._keys, self._route.topic
+        keys, topic = self._store.keys, self._route.topic
         calls = [
             dead.deliver(
                 *(keys, *to, moved(topic, entry, to)),
@@ -370,7 +365,7 @@ class _Replay:
         self._delete(arrived)
 
     def _delete(self, letters: list[Entry]) -> None:
-        keys, topic = self._keys, self._route.topic
+        keys, topic = self._store.keys, self._route.topic
         calls = [dead.purge(keys, topic, each.partition, [str(each.id)]) for each in letters]
         for entry, reply in self._ask(letters, calls, len(letters)):
             if reply.rest[0]:
@@ -385,7 +380,7 @@ class _Replay:
     ) -> list[tuple[Subject, Reply]]:
         """Run a call about each; the answers with what they are about. An error ends the pass."""
         try:
-            replies = self._link.run_many(calls)
+            replies = self._store.run_many(calls)
         except RedisUnavailable as error:
             self._done.fail(error, under_way)
             return []
@@ -448,8 +443,7 @@ class ReplayPlan:
 
 
 def plan(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     topic: str,
     choice: DeadLetterFilter,
     *,
@@ -459,15 +453,15 @@ def plan(
     limit: int | None = None,
 ) -> ReplayPlan:
     """Count what `dead_replay.replay` would do. Raises TopicMissing, Refused."""
-    route = Route(link, keys, topic, target)
+    route = Route(store, topic, target)
     receiving = target.topic or topic
-    groups = topics.groups(link, keys, receiving, range(route.count), letters=False)
+    groups = topics.groups(store, receiving, range(route.count), letters=False)
     refused: Counter[str] = Counter()
     tally = FailureTally()
     newest: dict[Place, int] = {}
     counts: Counter[str] = Counter()
-    found = pages(link, keys, topic, choice)
-    until = server_unix_ms(link) + 1
+    found = pages(store, topic, choice)
+    until = server_unix_ms(store.connection) + 1
     for page in found:
         for entry in page:
             if limit is not None and tally.count >= limit:
@@ -485,7 +479,7 @@ def plan(
                 place = (group, to.partition)
                 newest[place] = max(newest.get(place, 0), entry.id.ms)
     causes = tally.causes()
-    receivers = _receivers(link, keys, fleet, receiving, newest, counts)
+    receivers = _receivers(store, fleet, receiving, newest, counts)
     return ReplayPlan(
         topic=topic,
         target=str(target),
@@ -500,8 +494,7 @@ def plan(
 
 
 def _receivers(
-    link: Connection,
-    keys: Keys,
+    store: Store,
     fleet: str,
     topic: str,
     newest: dict[Place, int],
@@ -509,8 +502,8 @@ def _receivers(
 ) -> list[Receiver]:
     places = sorted(newest)
     units = [Unit(topic, number, group) for group, number in places]
-    rows = partitions.rows(link, keys, units, BadValues())
-    orders = directives.read(link.execute("HGETALL", keys.orders(fleet)))
+    rows = partitions.rows(store, units, BadValues())
+    orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
     paused = [orders.pause_of(Unit(topic, number, group)) is not None for group, number in places]
     receivers = []
     for group, letters in counts.most_common():

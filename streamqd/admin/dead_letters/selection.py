@@ -25,8 +25,7 @@ from streamqd.admin.reading import (
 )
 from streamqd.errors import Refused
 from streamqd.policy.fingerprint import of_letter
-from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 # Replays that leave the retry streams are counted here: a counter among the fields of an entry is
 # believed in a retry stream only.
@@ -77,25 +76,25 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
     )
 
 
-def find(link: Connection, streams: dict[int, str], letter_id: str) -> Entry:
+def find(store: Store, streams: dict[int, str], letter_id: str) -> Entry:
     """One letter by its name. Raises Refused."""
     place = read_place(letter_id, len(streams))
-    page = link.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
+    page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
     if not page:
         raise Refused(f"there is no dead letter {letter_id}: it was replayed, purged or never was")
     return Entry(place.partition, place.id, pairs(page[0][1]))
 
 
-def streams_of(link: Connection, keys: Keys, topic: str) -> dict[int, str]:
+def streams_of(store: Store, topic: str) -> dict[int, str]:
     """The streams of a topic's letters by partition. Raises TopicMissing."""
-    count = topics.partition_count(link, keys, topic)
-    return {number: keys.dlq(topic, number) for number in range(count)}
+    count = topics.partition_count(store, topic)
+    return {number: store.keys.dlq(topic, number) for number in range(count)}
 
 
-def total(link: Connection, keys: Keys, topic: str) -> int:
+def total(store: Store, topic: str) -> int:
     """How many letters a topic has. Raises TopicMissing."""
-    streams = streams_of(link, keys, topic)
-    return sum(ask(link, [("XLEN", stream) for stream in streams.values()]))
+    streams = streams_of(store, topic)
+    return sum(ask(store, [("XLEN", stream) for stream in streams.values()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,27 +165,27 @@ Page = list[Entry]  # letters of one partition, the oldest first
 
 
 def pages(
-    link: Connection, keys: Keys, topic: str, choice: DeadLetterFilter, size: int = PAGE_MAX
+    store: Store, topic: str, choice: DeadLetterFilter, size: int = PAGE_MAX
 ) -> Iterator[Page]:
     """Yield the letters chosen, partition by partition, the oldest first.
 
     The letters that exist are fixed before this returns. Raises TopicMissing; Refused when a letter
     that is named does not exist or is not chosen.
     """
-    streams = streams_of(link, keys, topic)
+    streams = streams_of(store, topic)
     if choice.letter_ids:
-        return iter(_named(link, streams, choice))
-    ends = ask(link, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
+        return iter(_named(store, streams, choice))
+    ends = ask(store, [("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in streams.values()])
     until = {
         partition: read_id(newest[0][0])
         for partition, newest in zip(streams, ends, strict=True)
         if newest
     }
-    return _walk(link, streams, choice, until, size)
+    return _walk(store, streams, choice, until, size)
 
 
 def _walk(
-    link: Connection,
+    store: Store,
     streams: dict[int, str],
     choice: DeadLetterFilter,
     ends: dict[int, Id],
@@ -200,16 +199,16 @@ def _walk(
             if choice.until_unix_ms <= 0:
                 return
             until = min(until, Id(choice.until_unix_ms - 1, SEQ_MAX))
-        for page in forwards(link, streams[partition], after=after, until=until, size=size):
+        for page in forwards(store, streams[partition], after=after, until=until, size=size):
             entries = [Entry(partition, *each) for each in page]
             kept = [each for each in entries if choice.takes(each)]
             if kept:
                 yield kept
 
 
-def _named(link: Connection, streams: dict[int, str], choice: DeadLetterFilter) -> list[Page]:
+def _named(store: Store, streams: dict[int, str], choice: DeadLetterFilter) -> list[Page]:
     """The letters named, all found before any is touched."""
-    found = [find(link, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
+    found = [find(store, streams, letter_id) for letter_id in dict.fromkeys(choice.letter_ids)]
     for entry in found:
         if choice.takes(entry):
             continue
@@ -222,8 +221,8 @@ def _named(link: Connection, streams: dict[int, str], choice: DeadLetterFilter) 
     return [[entry] for entry in found]
 
 
-def count(link: Connection, keys: Keys, topic: str, choice: DeadLetterFilter) -> int:
+def count(store: Store, topic: str, choice: DeadLetterFilter) -> int:
     """How many letters are chosen. Raises TopicMissing, Refused."""
     if choice == EVERY_LETTER:
-        return total(link, keys, topic)
-    return sum(len(page) for page in pages(link, keys, topic, choice))
+        return total(store, topic)
+    return sum(len(page) for page in pages(store, topic, choice))

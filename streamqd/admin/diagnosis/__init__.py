@@ -34,6 +34,7 @@ from streamqd.config import Settings
 from streamqd.errors import Malformed, RedisRefused
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 CHECKS: tuple[Check, ...] = tuple(
     each
@@ -159,7 +160,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
     lacking, members, found = [], FleetHealth(), []
     if Need.RIGHTS in needs:
         try:
-            lacking = rights_of.missing(link, keys, name)
+            lacking = rights_of.missing(Store(link, keys), name)
         except RedisRefused as error:
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other rights, because MULTI is refused: {error}")

@@ -30,6 +30,7 @@ from streamqd.store import archives
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -92,7 +93,7 @@ class Archiver:
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
         """Archive all that is there now, of these topics or of all. Raises what stops it."""
-        known = registered(self.link, self.keys)
+        known = registered(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
         if missing:
             raise Refused(f"there is no topic {missing[0]}")

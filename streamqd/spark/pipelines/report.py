@@ -31,6 +31,7 @@ from streamqd.spark.pipelines.storage import Archive
 from streamqd.store import topics as registry
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from streamqd.version import __version__
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Reporter:
 
     def _topics(self, link: Connection, wanted: Sequence[str]) -> tuple[dict[str, int], list[str]]:
         """The partitions of each topic, and which topics Redis knows."""
-        registered = streams.registered(link, self._keys)
+        registered = streams.registered(Store(link, self._keys))
         archived = [] if self._archive is None else self._archive.topics()
         every = sorted({*registered, *archived})
         missing = [name for name in wanted if name not in every]
@@ -104,7 +105,9 @@ class Reporter:
         chosen = [name for name in every if not wanted or name in wanted]
         hot = [name for name in chosen if name in registered]
         sizes = {
-            name: (registry.partition_count(link, self._keys, name) or 0) if name in hot else 0
+            name: (registry.partition_count(Store(link, self._keys), name) or 0)
+            if name in hot
+            else 0
             for name in chosen
         }
         return sizes, [name for name in hot if sizes[name]]

@@ -23,6 +23,7 @@ from streamqd.spark.streams import Catalog, registered, tell_loss
 from streamqd.store import cluster
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,6 +179,6 @@ def connect(settings: config.Settings) -> Connection:
 def _registered(settings: config.Settings) -> list[str]:
     link = connect(settings)
     try:
-        return registered(link, Keys(settings.keys.control, settings.keys.streams))
+        return registered(Store(link, Keys(settings.keys.control, settings.keys.streams)))
     finally:
         link.close()

@@ -1,0 +1,40 @@
+"""A connection, and the names of the keys of one installation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.store.client import Connection
+from streamqd.store.keys import Keys
+from streamqd.store.scripts import Call, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What streamqd keeps in Redis. The calls are those of `Connection`, with their errors."""
+
+    connection: Connection
+    keys: Keys
+
+    def run(self, call: Call) -> Reply:
+        """Run a script."""
+        return self.connection.run(call)
+
+    def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisRefused]:
+        """Run scripts in one write."""
+        return self.connection.run_many(calls)
+
+    def run_each(self, calls: Sequence[Call]) -> list[Reply | RedisRefused | RedisUnavailable]:
+        """Run scripts in one write; the share of nodes that do not answer is RedisUnavailable."""
+        return self.connection.run_each(calls)
+
+    def execute(self, *args: Any) -> Any:
+        """Run one command."""
+        return self.connection.execute(*args)
+
+    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands in one write; error replies are elements of the result."""
+        return self.connection.pipeline(commands)
