@@ -158,22 +158,23 @@ def test_views_name_the_reader_and_its_letters_can_be_steered(make: NewDaemon):
     with make(max_attempts=0, backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         (uid,) = daemon.send(["never"])
         daemon.wait_for(lambda: (seen := stand(daemon)) and seen.delayed, what="it is tried again")
-        look = (daemon.link, daemon.keys)
 
-        assert topics.groups(Store(*look, TOPIC), [0]) == [GROUP, READER]
-        assert [(row.group, row.owned, row.lag, row.delayed) for row in groups.listed(*look)] == [
+        assert topics.groups(daemon.store, TOPIC, [0]) == [GROUP, READER]
+        assert [
+            (row.group, row.owned, row.lag, row.delayed) for row in groups.listed(daemon.store)
+        ] == [
             (GROUP, 1, 0, 0),
             (READER, 1, 0, 1),
         ]
-        assert groups.describe(Store(*look, TOPIC), READER).delayed == 1
-        (row,) = partitions.view(Store(*look, TOPIC), group=READER).units
+        assert groups.describe(daemon.store, TOPIC, READER).delayed == 1
+        (row,) = partitions.view(daemon.store, TOPIC, group=READER).units
         assert (row.state, row.owner, row.lag) == ("owned", "one", 0)
-        (told,) = why.answer(Store(*look, "default"), TOPIC, 0, READER, stale=60.0)
+        (told,) = why.answer(daemon.store, "default", TOPIC, 0, READER, stale=60.0)
         assert (told.group, told.owner, told.delayed) == (READER, "one", 1)
         # A cancelled retry is no letter anew: its letter has stayed.
-        rows = retries.chosen(Store(*look, TOPIC), READER, retries.RetryFilter())
+        rows = retries.chosen(daemon.store, TOPIC, READER, retries.RetryFilter())
         assert [each.uid for each in rows[0]] == [uid]
-        done = retries.cancel(Store(*look, TOPIC), READER, rows)
+        done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead) == (1, 0)
         assert settled(daemon, 1)
 
