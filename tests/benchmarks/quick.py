@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import statistics
@@ -99,7 +100,11 @@ def main() -> None:
 
 
 def takeover(path: str, rounds: int) -> dict[str, float]:
-    """From the SIGKILL of a busy worker to the next handler start on its partition."""
+    """From the SIGKILL of a worker in a run to the next handler start on its partition.
+
+    A kill between two runs is another thing: the supervisor takes it for a fault of the code or the
+    host, and waits before a start that follows such a death too soon.
+    """
     redis.Redis(unix_socket_path=path).flushall()
     times = []
     with tempfile.TemporaryDirectory() as folder:
@@ -108,8 +113,8 @@ def takeover(path: str, rounds: int) -> dict[str, float]:
         with daemon(path, "slow", partitions=1, env={"BENCH_LEDGER": str(ledger)}):
             wait_ready(path, partitions=1)
             fill(path, [stream(0)], 2_000 * rounds)
-            for _ in range(rounds):
-                victim = _last_run(ledger)[0]
+            for _ in range(4 * rounds):
+                victim = _in_a_run(ledger, after=len(_runs(ledger)) + random.randint(5, 25))
                 killed = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
                 os.kill(victim, signal.SIGKILL)
                 wait(lambda v=victim: _last_run(ledger)[0] not in (0, v))  # type: ignore[misc]
@@ -174,6 +179,19 @@ def _runs(ledger: Path) -> list[tuple[int, int]]:
 def _last_run(ledger: Path) -> tuple[int, int]:
     wait(lambda: ledger.stat().st_size > 0)
     return _runs(ledger)[-1]
+
+
+def _in_a_run(ledger: Path, *, after: int) -> int:
+    """Return the process whose run has just begun, once there were `after` runs."""
+    size = len(b"%d %d\n" % _last_run(ledger))
+    while ledger.stat().st_size < size * after or _is_over(_last_run(ledger)[1]):
+        time.sleep(0.0002)
+    return _last_run(ledger)[0]
+
+
+def _is_over(began: int) -> bool:
+    """Whether a run that lasts 2 ms may be over by now."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - began > 1_000_000
 
 
 def _summary(times: list[float]) -> dict[str, float]:
