@@ -26,7 +26,7 @@ local orders_max, field, told = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local LAST_MAX = 4503599627370496
 
 local removed = {unpack(ARGV, 4)}
--- A time that nobody can go on from is none of ours: readers take none of 2^53 or later.
+-- A time that nobody can go on from is none of ours: readers take none of 2^52 or later.
 local last = whole(redis.call('HGET', control, 'last')) or 0
 if last >= LAST_MAX then
   last = 0

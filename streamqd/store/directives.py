@@ -30,6 +30,7 @@ from streamqd.store.scripts import Call, Reply
 VERSION = 1
 ORDERS_MAX = 256  # every instance reads all of them with each beat
 WHY_MAX = 200  # characters of a reason
+TIME_END = 1 << 52  # no time is as late: control_change would begin anew behind it
 EVERYBODY = "*"
 REBALANCE = "rebalance"
 LAST = "last"
@@ -124,7 +125,7 @@ def _order(raw: bytes) -> Directive:
     if told.get("version") != VERSION:
         raise ValueError(f"of version {told.get('version')!r}, this is {VERSION}")
     at = told.get("at_unix_ms")
-    if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 1 << 53:
+    if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < TIME_END:
         raise ValueError("without a time")
     return Directive(at, *(str(told.get(name, "")) for name in ("by", "why", "to")))
 
