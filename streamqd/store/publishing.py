@@ -81,11 +81,11 @@ class MessageWriter:
             self._watch(topic)
         return self._counts[topic]
 
-    def post(self, topic: str, expected: int, commands: Sequence[bytes]) -> Transaction | None:
+    def post(self, topic: str, expected: int, commands: Sequence[bytes]) -> Transaction:
         """Send packed commands on a topic as one transaction; `collect` reads the answer.
 
-        Returns None, and sends nothing, when the topic's count is known not to be the expected one.
-        Raises RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
+        When the topic's count is known not to be the expected one, nothing is sent. Raises
+        RedisUnavailable when nothing was written, RedisRefused when nothing can be watched.
         """
         if self._sent is not None:
             self.settle()
@@ -96,10 +96,12 @@ class MessageWriter:
         connection.open()
         if self._watched_on != connection.opened:
             self._watch(topic)
+        transaction = Transaction(len(commands))
         if self._counts.get(topic) != expected:
-            return None
+            transaction.answer(None)
+            return transaction
         self._watched_on = 0  # the watch is used up
-        transaction = self._sent = Transaction(len(commands))
+        self._sent = transaction
         wire = connection.connection
         wire.begin(connection.timeout)
         try:
@@ -175,6 +177,10 @@ class MessageWriter:
         self._counts[topic] = self._counts.pop(topic, None)
         while len(self._counts) > WATCHED_MAX:
             del self._counts[next(iter(self._counts))]
+        # Who creates a topic breaks the own watch of it, and would be refused. EXEC ends a watch as
+        # UNWATCH does, which a restricted user may not run.
+        stands = 0 < self._watched_on == self.connection.opened
+        end: list[tuple[Any, ...]] = [("MULTI",), ("EXEC",)] if stands else []
         self._watched_on = 0
         metas = [self._keys.meta(each) for each in self._counts]
         watch: list[tuple[Any, ...]] = [
@@ -183,10 +189,10 @@ class MessageWriter:
         ]
         self._end = b"".join((_EXEC, *map(hiredis.pack_command, watch)))
         try:
-            replies = self.connection.pipeline(watch)
+            replies = self.connection.pipeline([*end, *watch])
         except RedisUnavailable as error:
             raise RedisUnavailable(str(error), sent=False) from error  # no message was
-        self._learn(replies)
+        self._learn(replies[len(end) :])
 
     def _learn(self, replies: Sequence[Any]) -> None:
         for reply in replies:
@@ -220,13 +226,12 @@ class ClusterWriter:
             self._counts[topic] = found
         return found
 
-    def post(
-        self, topic: str, expected: int, commands: Sequence[Sequence[Any]]
-    ) -> Transaction | None:
+    def post(self, topic: str, expected: int, commands: Sequence[Sequence[Any]]) -> Transaction:
         """Run commands, each at the node of its key, and read the answers at once."""
-        if self._counts.get(topic) != expected:
-            return None
         transaction = Transaction(len(commands))
+        if self._counts.get(topic) != expected:
+            transaction.answer(None)
+            return transaction
         look = ("HGET", self._keys.meta(topic), "partitionCount")
         try:
             *replies, count = self.connection.pipeline_each([*commands, look])

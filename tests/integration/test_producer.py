@@ -204,6 +204,22 @@ def test_the_first_send_registers_the_topic_with_the_configured_count(server, st
     assert topics.registered(store) == ["access"]
 
 
+def test_the_first_send_of_a_new_topic_is_written_at_once(producer, link):
+    """The creation breaks the watch under which the topic was looked up: that is not met again."""
+    before = watches(link)
+
+    producer.send("access", b"x")
+
+    # To look, to look again behind the creation, and behind the message for the next one.
+    assert watches(link) == before + 3
+
+
+def watches(link: Connection) -> int:
+    stats = link.execute("INFO", "commandstats").decode()
+    line = next((each for each in stats.splitlines() if each.startswith("cmdstat_watch:")), "")
+    return int(line.partition("calls=")[2].partition(",")[0] or 0)
+
+
 def test_without_create_an_unknown_topic_is_missing(server, store: Store):
     with (
         Producer(server.url, create=False) as producer,
