@@ -13,10 +13,9 @@ from streamqd.config import Consumer, open_to_all
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import declared
 from streamqd.handlers.loading import import_module, import_paths, load, own_sources
+from streamqd.handlers.signatures import BATCH, TYPED
 from streamqd.model import REQUEUE
 from streamqd.subprocess_task import SubprocessTask
-
-BATCH, TYPED = "batch", "typed"
 
 
 class Probe(NamedTuple):
@@ -72,13 +71,11 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
             whole = False
     for reference in [*(found["handler"] for found in declared), *references]:
         try:
-            form = load(reference, base_dir).form
+            kinds[reference] = load(reference, base_dir).form.kind
         except HandlerLoadError as error:
             problems.append(str(error))
-            continue
-        kinds[reference] = BATCH if form.batch else TYPED if form.payload is not None else ""
-    problems += _open_code({name.partition(":")[0] for name in [*modules, *references]})
     wanted = {name.partition(":")[0] for name in [*modules, *references]}
+    problems += _open_code(wanted)
     sources = own_sources(known, wanted)
     return Probe(list(declared), list(dict.fromkeys(problems)), kinds, sources, whole)
 

@@ -12,15 +12,22 @@ from typing import Any
 from streamqd.errors import HandlerLoadError
 from streamqd.message import Message
 
+BATCH, TYPED = "batch", "typed"
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The kind of a handler. `payload` is its type, None when the handler takes the message."""
+    """What a handler takes. `payload` is its type, None when the handler takes the message."""
 
     batch: bool = False
     asynchronous: bool = False
     payload: Any = None
     with_message: bool = False  # the message comes second, after the payload
+
+    @property
+    def kind(self) -> str:
+        """Say it in a word: batch, typed, or '' for one message."""
+        return BATCH if self.batch else TYPED if self.payload is not None else ""
 
 
 def form_of(function: Callable[..., object], reference: str) -> Signature:

@@ -10,7 +10,6 @@ from streamqd import config, handlers
 from streamqd.config import Consumer
 from streamqd.errors import ConfigError
 from streamqd.handlers.options import HandlerOptions
-from streamqd.handlers.probing import BATCH, TYPED
 from streamqd.model import RetryPolicy
 
 TOPIC, GROUP = "test", "test"  # of a function that nothing declares
@@ -55,7 +54,6 @@ def consumer_of(
 def fitted(consumer: Consumer, function: Callable[..., object], module: Any) -> handlers.Loaded:
     """The handler, ready to be called with a message. Raises HandlerLoadError, ConfigError."""
     loaded = handlers.prepared(function, consumer.handler, module, consumer.codec)
-    kind = BATCH if loaded.form.batch else TYPED if loaded.form.payload is not None else ""
-    if problems := handlers.misfits([consumer], {consumer.handler: kind}):
+    if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.kind}):
         raise ConfigError([each.removeprefix("consumers[0].") for each in problems])
     return loaded
