@@ -5,6 +5,7 @@ Every problem becomes one sentence that says what to do; all of them are collect
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import importlib
@@ -14,7 +15,7 @@ import resource
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from streamqd.inspection import ask_servers, check_servers
 from streamqd.model import Unit
 from streamqd.paths import below
 from streamqd.registration import ensure_topics
+from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 
 NAME = "streamqd:start"
@@ -60,14 +62,28 @@ def prepare(
 
     `only` keeps the TOPIC/GROUP consumers that it names, all when it is empty.
     """
-    found = handlers.probe(
+    return complete(settings, _probed(settings, interrupted), only)
+
+
+def _probed(settings: Settings, interrupted: Callable[[], bool] = lambda: False) -> handlers.Probe:
+    """What the handler modules declare, as a probe child finds it."""
+    return handlers.probe(
         settings.daemon.handlers,
         references(settings),
         settings.base_dir,
         settings.daemon.boot_timeout,
         interrupted,
     )
-    return complete(settings, found, only)
+
+
+@contextlib.contextmanager
+def _connected(settings: Settings) -> Iterator[Connection]:
+    """A connection to the server, closed behind the block."""
+    link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
+    try:
+        yield link
+    finally:
+        link.close()
 
 
 def everything_wrong(error: ConfigError) -> ConfigError:
@@ -79,23 +95,16 @@ def everything_wrong(error: ConfigError) -> ConfigError:
     if settings is None:
         return error
     problems = list(error.problems)
-    found = handlers.probe(
-        settings.daemon.handlers,
-        references(settings),
-        settings.base_dir,
-        settings.daemon.boot_timeout,
-    )
+    found = _probed(settings)
     problems += [f"handlers: {problem}" for problem in found.problems]
     problems += handlers.misfits(settings.consumers, found.kinds)
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
-        link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
-        try:
-            problems += check_servers(ask_servers(link, 0.0), settings)[0]
-        except RedisUnavailable as unavailable:
-            problems.append(f"redis: no answer from {link.address}: {unavailable}")
-        finally:
-            link.close()
+        with _connected(settings) as link:
+            try:
+                problems += check_servers(ask_servers(link, 0.0), settings)[0]
+            except RedisUnavailable as unavailable:
+                problems.append(f"redis: no answer from {link.address}: {unavailable}")
     return ConfigError(problems)
 
 
@@ -176,11 +185,8 @@ def register(
     emptied: bool = False,
 ) -> dict[str, int]:
     """Register topics and groups over a connection of its own; as `ensure_topics`."""
-    link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
-    try:
+    with _connected(settings) as link:
         return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
-    finally:
-        link.close()
 
 
 def preload(settings: Settings) -> None:
@@ -221,25 +227,23 @@ def begin(
     prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
     settings = replace(prepared.settings, redis=settings.redis)
-    link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
-    try:
-        # Waiting for a server that starts up makes sense only if it could help.
-        servers = ask_servers(link, 0.0 if problems else patience, interrupted)
-        refused, warnings = check_servers(servers, settings)
-        problems += refused
-        ours = [*config.warnings(settings), *config.as_root(), *cgroups.warnings()]
-        for warning in [*ours, *warnings]:
-            logs.event("config.warning", logging.WARNING, about=warning)
-        if not problems:
-            return settings, ensure_topics(link, settings)
-    except RedisUnavailable as error:
-        if not problems:
-            code = 4
-        problems.append(f"redis: no answer from {link.address}: {error}")
-    except ConfigError as error:
-        problems += error.problems
-    finally:
-        link.close()
+    with _connected(settings) as link:
+        try:
+            # Waiting for a server that starts up makes sense only if it could help.
+            servers = ask_servers(link, 0.0 if problems else patience, interrupted)
+            refused, warnings = check_servers(servers, settings)
+            problems += refused
+            ours = [*config.warnings(settings), *config.as_root(), *cgroups.warnings()]
+            for warning in [*ours, *warnings]:
+                logs.event("config.warning", logging.WARNING, about=warning)
+            if not problems:
+                return settings, ensure_topics(link, settings)
+        except RedisUnavailable as error:
+            if not problems:
+                code = 4
+            problems.append(f"redis: no answer from {link.address}: {error}")
+        except ConfigError as error:
+            problems += error.problems
     raise StartRefused(code, problems)
 
 
