@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from streamqd import config
-from streamqd.producer.chunk import Result, confirmed
+from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Envelope, Outgoing
 from streamqd.producer.options import ProducerOptions, Size, checked
-from streamqd.producer.producer import note_written
+from streamqd.producer.producer import confirmed, note_written
 from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import CHUNK_COUNT, Sender
 

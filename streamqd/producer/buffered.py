@@ -127,18 +127,17 @@ class BufferedProducer:
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         envelopes = (self._sender.encode(item),)
-        receipt = self._buffer.put(topic, envelopes, Receipt)
-        if receipt is not None:
-            return receipt
-        deadline = time.monotonic() + self._block
-        while (left := deadline - time.monotonic()) > 0:
-            self._buffer.wait_for_room(left)
-            receipt = self._buffer.put(topic, envelopes, Receipt)
-            if receipt is not None:
-                return receipt
-        raise BufferFull(
-            f"the buffer has had no room for {self._block:g} s; a message to {topic} was not taken"
-        )
+        deadline: float | None = None
+        while (receipt := self._buffer.put(topic, envelopes, Receipt)) is None:
+            now = time.monotonic()
+            deadline = now + self._block if deadline is None else deadline
+            if now >= deadline:
+                raise BufferFull(
+                    f"the buffer has had no room for {self._block:g} s; a message to {topic} was"
+                    " not taken"
+                )
+            self._buffer.wait_for_room(deadline - now)
+        return receipt
 
     def flush(self, timeout: float | None = None) -> bool:
         """Write all that was sent before; False when that took longer than `timeout` seconds.

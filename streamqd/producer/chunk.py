@@ -7,14 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from streamqd.errors import (
-    BacklogFull,
-    ChunkRefused,
-    ChunkUnknown,
-    RedisRefused,
-    RedisUnavailable,
-    UnknownOutcome,
-)
+from streamqd.errors import BacklogFull, RedisUnavailable
 from streamqd.producer.encoding import Envelope
 from streamqd.store.publishing import Transaction
 from streamqd.store.scripts import Call
@@ -46,7 +39,7 @@ class Chunk:
         self.partitions = partitions  # where each goes
         self.batches: list[tuple[int, int, Exception | None]] = []  # begin, end, what ended it
         self.calls: list[Call] = []  # of the scripts that write them; none where XADD does
-        self.commands: list[Any] | None = None  # those that write them where they go now
+        self.commands: list[Any] = []  # those that write them where they go now, once made
         self.transaction: Transaction | None = None  # one that was sent ahead
         self.results: list[Result] = []
         self.waiting: Sequence[int] = ()  # numbers of messages
@@ -121,32 +114,3 @@ class Chunk:
         """The results of a batch. An error behind them is about the message that ended it."""
         begin, end, failure = self.batches[number]
         return self.results[begin:end] + ([] if failure is None else [failure])
-
-
-def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Exception | None]:
-    """Read the results of a batch: the ids in order, and the error that ends the sending.
-
-    An error that says of itself how much of the batch was written leaves no ids.
-    """
-    sent = [each for each in results if isinstance(each, str)]
-    if len(sent) == len(results):
-        return sent, None
-    failures = [each for each in results if isinstance(each, Exception)]
-    ids = [each if isinstance(each, str) else None for each in results]
-    for at, each in enumerate(results):
-        if isinstance(each, UnknownOutcome):
-            unknown = len(results) - at
-            return [], ChunkUnknown(
-                f"the connection was lost: {unknown} messages to {topic} may or may not have been"
-                f" written ({each})",
-                ids[:at],
-                unknown,
-            )
-    refused = [each for each in failures if isinstance(each, RedisRefused)]
-    if refused:
-        text = f"Redis refused {len(refused)} messages to {topic}: {refused[0]}"
-        return [], ChunkRefused(refused[0].code, text, ids)
-    if isinstance(failures[0], BacklogFull):
-        return [], BacklogFull(str(failures[0]), ids)
-    # It ended at a message that could not be routed, or nothing was written at all.
-    return [each for each in ids if each is not None], failures[0]

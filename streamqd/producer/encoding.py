@@ -58,7 +58,7 @@ _EMPTY = b"$0\r\n\r\n"  # an argument without bytes, packed
 
 
 @dataclasses.dataclass(slots=True)
-class Full:
+class Encoded:
     """A message as it is written: its entry's fields, and where and when to write it.
 
     A scheduled message has a `send_id`, and either of the two times.
@@ -76,13 +76,13 @@ class Full:
 
 # A message that is a payload and nothing else, as nearly all of a bulk are, is that payload:
 # objects beside it were a sixth of the work, for the garbage collector has to visit them.
-Envelope = Full | bytes
+Envelope = Encoded | bytes
 
 
-def full(envelope: Envelope) -> Full:
+def expanded(envelope: Envelope) -> Encoded:
     """Spell out what a payload alone stands for."""
     if isinstance(envelope, bytes):
-        return Full([_PAYLOAD, envelope], size_of(envelope))
+        return Encoded([_PAYLOAD, envelope], size_of(envelope))
     return envelope
 
 
@@ -115,7 +115,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
     fields = fields_of(item, max_bytes)
     delay = None if item.delay is None else _seconds("delay", item.delay)
     at_unix_ms = None if item.at is None else _unix_ms("at", item.at)
-    return Full(
+    return Encoded(
         fields,
         sum(map(len, fields)),
         None if item.key is None else encoded_key(item.key),
@@ -214,7 +214,7 @@ def packed_appends(streams: Iterable[str], envelopes: Sequence[Envelope]) -> lis
 
 
 def _append(stream: str, envelope: Envelope) -> tuple[Any, ...]:
-    return ("XADD", stream, "*", *full(envelope).fields)
+    return ("XADD", stream, "*", *expanded(envelope).fields)
 
 
 def check_topic(topic: object) -> None:

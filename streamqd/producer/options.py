@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import NoneType
 from typing import Any, NamedTuple, TypedDict
 
 from streamqd.config.values import parse_duration, parse_size
@@ -36,35 +37,38 @@ class BufferOptions(TypedDict, total=False):
 
 
 class _Rule(NamedTuple):
-    """An option: its types, how it is read, and its bounds."""
+    """An option: its types, how it is read, its bounds, and all that in words."""
 
     types: tuple[type, ...]
     read: Callable[[Any], float]
     least: float
     most: float
-    hint: str
+    words: str
 
 
 def _duration(least: float = 0.0, most: float = CENTURY) -> _Rule:
-    within = f"from {least:g} to {most:,.0f} seconds, as a number, a timedelta or a text like 5ms"
-    return _Rule((int, float, str, timedelta), parse_duration, least, most, within)
+    words = f"from {least:g} to {most:,.0f} seconds, as a number, a timedelta or a text like 5ms"
+    return _Rule((int, float, str, timedelta), parse_duration, least, most, words)
 
 
-_COUNT = _Rule((int,), int, 1, 10**12, "a whole number, 1 or more")
+def _count(words: str, *others: type) -> _Rule:
+    return _Rule((int, *others), int, 1, 10**12, words)
+
+
 _RULES = {
+    "create": _Rule((bool,), bool, False, True, "True or False"),
     "timeout": _duration(0.001, 86_400.0),  # a socket takes no more than a few weeks
     "dedup_window": _duration(0.001),
     "backlog_wait": _duration(),
-    "max_backlog": _COUNT,
+    "max_backlog": _count("a whole number, 1 or more, or None", NoneType),
     "linger": _duration(),
     "block": _duration(),
-    "max_batch": _COUNT,
-    "max_messages": _COUNT,
+    "max_batch": _count("a whole number, 1 or more"),
+    "max_messages": _count("a whole number, 1 or more"),
     "max_bytes": _Rule(
         (int, str), parse_size, 1, 1 << 50, "1 byte or more, as a number or a text like 64MiB"
     ),
 }
-_MAY_BE_NONE = frozenset({"max_backlog"})
 
 
 def checked(**options: Any) -> dict[str, Any]:
@@ -77,16 +81,13 @@ def checked(**options: Any) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if name == "create":
-        if not isinstance(value, bool):
-            raise TypeError(f"create is True or False, not {value!r}")
-        return value
-    if value is None and name in _MAY_BE_NONE:
-        return None
     rule = _RULES[name]
-    sentence = f"{name} is {rule.hint}{', or None' if name in _MAY_BE_NONE else ''}, not {value!r}"
-    if isinstance(value, bool) or not isinstance(value, rule.types):
+    sentence = f"{name} is {rule.words}, not {value!r}"
+    # To Python True is a number.
+    if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
         raise TypeError(sentence)
+    if value is None:
+        return None
     try:
         found = rule.read(value)
     except ValueError:

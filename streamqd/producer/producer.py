@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from streamqd import config
-from streamqd.errors import BacklogFull, ChunkRefused, ChunkUnknown
-from streamqd.producer.chunk import confirmed
+from streamqd.errors import (
+    BacklogFull,
+    ChunkRefused,
+    ChunkUnknown,
+    RedisRefused,
+    UnknownOutcome,
+)
+from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
 from streamqd.producer.options import ProducerOptions
 from streamqd.producer.sender import Sender
@@ -147,6 +153,35 @@ class Producer:
         from streamqd.producer.buffered import BufferedProducer
 
         return BufferedProducer(None, self._sender.settings, **buffer, **self._options)
+
+
+def confirmed(topic: str, results: Sequence[Result]) -> tuple[list[str], Exception | None]:
+    """Read the results of a batch: the ids in order, and the error that ends the sending.
+
+    An error that says of itself how much of the batch was written leaves no ids.
+    """
+    sent = [each for each in results if isinstance(each, str)]
+    if len(sent) == len(results):
+        return sent, None
+    failures = [each for each in results if isinstance(each, Exception)]
+    ids = [each if isinstance(each, str) else None for each in results]
+    for at, each in enumerate(results):
+        if isinstance(each, UnknownOutcome):
+            unknown = len(results) - at
+            return [], ChunkUnknown(
+                f"the connection was lost: {unknown} messages to {topic} may or may not have been"
+                f" written ({each})",
+                ids[:at],
+                unknown,
+            )
+    refused = [each for each in failures if isinstance(each, RedisRefused)]
+    if refused:
+        text = f"Redis refused {len(refused)} messages to {topic}: {refused[0]}"
+        return [], ChunkRefused(refused[0].code, text, ids)
+    if isinstance(failures[0], BacklogFull):
+        return [], BacklogFull(str(failures[0]), ids)
+    # It ended at a message that could not be routed, or nothing was written at all.
+    return [each for each in ids if each is not None], failures[0]
 
 
 def note_written(error: Exception, ids: list[str]) -> None:

@@ -16,7 +16,7 @@ from streamqd import config
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, Refused, TopicMissing
 from streamqd.policy.partitioning import crc32_partition, jump_partition
-from streamqd.producer.encoding import Envelope, full
+from streamqd.producer.encoding import Envelope, expanded
 from streamqd.store import topics
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
@@ -26,13 +26,20 @@ _log = logging.getLogger("streamqd.producer")
 
 Named = Literal["hash", "round-robin", "sticky", "consistent"]
 Partitioner = Named | Callable[[bytes | None, int], int]
-Choose = Callable[[Sequence[Envelope]], Iterable[int]]  # partitions of messages, in their order
 
 
 class Chooser:
-    """Chooses partitions of one topic. Keeps whose turn it is."""
+    """Chooses partitions of one topic. Keeps whose turn it is.
+
+    Raises ValueError for an unknown name.
+    """
 
     def __init__(self, partitioner: Partitioner) -> None:
+        if not callable(partitioner) and partitioner not in get_args(Named):
+            raise ValueError(
+                f"{partitioner!r} is not a partitioner: choose one of"
+                f" {', '.join(get_args(Named))}, or give a function"
+            )
         self._function = partitioner if callable(partitioner) else None
         self._name = "" if callable(partitioner) else partitioner
         self._by_key = jump_partition if partitioner == "consistent" else crc32_partition
@@ -78,101 +85,73 @@ class Chooser:
         if self._name == "sticky" and self._turn is not None:
             self._turn += 1
 
-
-class Partitioners:
-    """The partitioner of each topic. Raises ValueError for an unknown name."""
-
-    def __init__(self, chosen: Partitioner | Mapping[str, Partitioner]) -> None:
-        self._of_topic: Mapping[str, Partitioner] = chosen if isinstance(chosen, Mapping) else {}
-        self._of_others: Partitioner = "hash" if isinstance(chosen, Mapping) else chosen
-        self._choosers: dict[str, Chooser] = {}
-        for each in (*self._of_topic.values(), self._of_others):
-            if not callable(each) and each not in get_args(Named):
-                raise ValueError(
-                    f"{each!r} is not a partitioner: choose one of {', '.join(get_args(Named))},"
-                    " or give a function"
-                )
-
-    def of(self, topic: str) -> Chooser:
-        """The chooser of a topic."""
-        found = self._choosers.get(topic)
-        if found is None:
-            chosen = self._of_topic.get(topic, self._of_others)
-            found = self._choosers[topic] = Chooser(chosen)
-        return found
-
-    def forget_turns(self) -> None:
+    def forget_turn(self) -> None:
         """After a fork: else every child would begin at the same partition."""
-        self._choosers.clear()
+        self._turn = None
 
 
 class Router:
-    """Routes messages by the partition counts that the writer knows; creates topics."""
+    """Routes messages by the partition counts that the writer knows; creates topics.
+
+    Raises ValueError for a partitioner that does not exist.
+    """
 
     def __init__(
         self,
         settings: config.Settings,
         keys: Keys,
         writer: MessageWriter | ClusterWriter,
-        partitioners: Partitioners,
+        partitioner: Partitioner | Mapping[str, Partitioner],
         *,
         create: bool,
     ) -> None:
         self._settings = settings
         self._keys = keys
         self._writer = writer
-        self._partitioners = partitioners
         self._create = create
+        of_topics = partitioner if isinstance(partitioner, Mapping) else {}
+        self._choosers = {topic: Chooser(each) for topic, each in of_topics.items()}
+        self._of_others = "hash" if isinstance(partitioner, Mapping) else partitioner
+        Chooser(self._of_others)  # a mistake is told before the first send
         self._checked: set[str] = set()  # topics that were looked up before
+
+    def chooser(self, topic: str) -> Chooser:
+        """The chooser of a topic."""
+        found = self._choosers.get(topic)
+        if found is None:
+            found = self._choosers[topic] = Chooser(self._of_others)
+        return found
 
     def forget_turns(self) -> None:
         """After a fork: else every child would begin at the same partition."""
-        self._partitioners.forget_turns()
+        for each in self._choosers.values():
+            each.forget_turn()
 
-    def begin_batch(self, topic: str) -> tuple[int, Choose]:
-        """The partition count, and the function that chooses for the next transaction's messages.
+    def choose(self, topic: str, envelopes: Sequence[Envelope], count: int) -> Iterable[int]:
+        """The partitions of messages, in their order, of `count` partitions.
 
-        The function raises Refused, or the error of a user's partitioner, when its result is
-        iterated up to that message. Raises as `count` does.
+        When the result is iterated up to a message that cannot be routed, Refused is raised, or the
+        error of a user's partitioner.
         """
-        chooser = self._partitioners.of(topic)
-        chooser.begin_batch()
-        count = self.count(topic)
-        return count, self._choose(topic, chooser, count)
+        chooser = self.chooser(topic)
+        if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
+            return chooser.turns(len(envelopes), count)
+        return (_chosen(topic, chooser, each, count) for each in envelopes)
 
-    def _choose(self, topic: str, chooser: Chooser, count: int) -> Choose:
-        def chosen(envelope: Envelope) -> int:
-            if isinstance(envelope, bytes):
-                return chooser.choose(None, None, count)
-            partition = envelope.partition
-            if partition is None:
-                return chooser.choose(envelope.key, envelope.dedup_id, count)
-            if not 0 <= partition < count:
-                raise Refused(
-                    f"the topic {topic} has {count} partitions: there is no partition {partition}"
-                )
-            return partition
-
-        def choose(envelopes: Sequence[Envelope]) -> Iterable[int]:
-            if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
-                return chooser.turns(len(envelopes), count)
-            return map(chosen, envelopes)
-
-        return choose
-
-    def again(self, topic: str, envelope: Envelope, before: int) -> int:
-        """Choose again after the count has changed.
+    def again(
+        self, topic: str, envelopes: Sequence[Envelope], before: Sequence[int], count: int
+    ) -> list[int]:
+        """The partitions of messages after the count has changed. Raises as `choose` does.
 
         A message that took its turn stays where it was, if that partition still exists.
         """
-        chooser = self._partitioners.of(topic)
-        message = full(envelope)
-        free = message.partition is None and chooser.takes_turns(message.key, message.dedup_id)
-        count = self.count(topic)
-        if free and before < count:
-            return before
-        [partition] = self._choose(topic, chooser, count)([envelope])
-        return partition
+        chooser = self.chooser(topic)
+        return [
+            partition
+            if partition < count and _is_free(chooser, envelope)
+            else _chosen(topic, chooser, envelope, count)
+            for envelope, partition in zip(envelopes, before, strict=True)
+        ]
 
     def count(self, topic: str) -> int:
         """The topic's partition count. Asks Redis, or creates the topic, only if it is not known.
@@ -237,3 +216,22 @@ class Router:
                 f"the topic {topic} does not exist and this Redis user may not create it;"
                 f" {advice} ({error})",
             ) from error
+
+
+def _chosen(topic: str, chooser: Chooser, envelope: Envelope, count: int) -> int:
+    if isinstance(envelope, bytes):
+        return chooser.choose(None, None, count)
+    partition = envelope.partition
+    if partition is None:
+        return chooser.choose(envelope.key, envelope.dedup_id, count)
+    if not 0 <= partition < count:
+        raise Refused(
+            f"the topic {topic} has {count} partitions: there is no partition {partition}"
+        )
+    return partition
+
+
+def _is_free(chooser: Chooser, envelope: Envelope) -> bool:
+    """Whether a message took its turn, so that any partition is as good for it."""
+    message = expanded(envelope)
+    return message.partition is None and chooser.takes_turns(message.key, message.dedup_id)

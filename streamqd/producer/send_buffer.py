@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
@@ -77,7 +78,6 @@ class SendBuffer(Generic[T]):
         self._held_bytes = 0
         self._taken = 0  # batches that ever came
         self._unfinished: dict[int, None] = {}  # numbers of batches, in their order
-        self._finished = 0  # batches whose results were delivered
         self._urgent = 0  # do not linger for batches up to this number
         # Chunks of which messages wait for room, with their batches that have no answer yet, by
         # their numbers in the chunk. In the order in which they came; only the thread uses it.
@@ -123,10 +123,10 @@ class SendBuffer(Generic[T]):
             return ticket
 
     def wait_for_room(self, timeout: float) -> None:
-        """Wait until something has left, `timeout` seconds at most."""
+        """Wait until something has left, `timeout` seconds at most. May return sooner."""
         with self._room:
-            finished = self._finished
-            self._room.wait_for(lambda: self._finished != finished or not self._held, timeout)
+            if self._held:
+                self._room.wait(timeout)
 
     def flush(self, timeout: float | None) -> bool:
         """Write what is here without lingering; False when that took longer than `timeout`."""
@@ -185,12 +185,8 @@ class SendBuffer(Generic[T]):
 
     def _run(self) -> None:
         while (batches := self._next()) is not None:
-            by_topic: dict[str, list[BufferedBatch[T]]] = {}
-            for each in batches:
-                by_topic.setdefault(each.topic, []).append(each)
-            for topic, mine in by_topic.items():
-                for bundle in _bundles(mine):
-                    self._write(topic, bundle)
+            for bundle in _bundles(batches):
+                self._write(bundle)
             self._look_for_room()
         self._sender.close()
 
@@ -226,7 +222,7 @@ class SendBuffer(Generic[T]):
             self._queued -= count
             return batches
 
-    def _write(self, topic: str, bundle: list[BufferedBatch[T]]) -> None:
+    def _write(self, bundle: list[BufferedBatch[T]]) -> None:
         claimed: list[BufferedBatch[T]] = []
         cancelled: list[BufferedBatch[T]] = []
         for each in bundle:
@@ -235,7 +231,7 @@ class SendBuffer(Generic[T]):
         if not claimed:
             return
         try:
-            chunk = self._sender.chunk(topic, [each.envelopes for each in claimed])
+            chunk = self._sender.chunk(bundle[0].topic, [each.envelopes for each in claimed])
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
             self._answer([(each, [_error_of(raised)]) for each in claimed])
             return
@@ -254,12 +250,8 @@ class SendBuffer(Generic[T]):
 
     def _attempt(self, chunk: Chunk) -> None:
         """Write a chunk, but nothing that would overtake what waits for room before it."""
-        ahead: list[Chunk] = []
-        for each in self._waiting:
-            if each is chunk:
-                break
-            if each.topic == chunk.topic:
-                ahead.append(each)
+        before = takewhile(lambda each: each is not chunk, self._waiting)
+        ahead = [each for each in before if each.topic == chunk.topic]
         try:
             self._sender.attempt(chunk, ahead)
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
@@ -285,7 +277,6 @@ class SendBuffer(Generic[T]):
                 self._held -= len(each.envelopes)
                 self._held_bytes -= each.size
                 del self._unfinished[each.number]
-            self._finished += len(batches)
             self._room.notify_all()
 
 
@@ -295,17 +286,21 @@ def _error_of(raised: BaseException) -> Exception:
 
 
 def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]]:
-    """Cut batches to one topic, in their order, into what one transaction carries."""
-    bundles: list[list[BufferedBatch[T]]] = []
-    count = size = 0
-    kind = ""
+    """Cut batches into what one transaction carries; those to one topic keep their order."""
+    by_topic: dict[str, list[BufferedBatch[T]]] = {}
     for each in batches:
-        own = kind_of(each.envelopes[0])
-        count, size = count + len(each.envelopes), size + each.size
-        if not bundles or own != kind or count > CHUNK_COUNT or size > CHUNK_BYTES:
-            bundles.append([])
-            kind, count, size = own, len(each.envelopes), each.size
-        bundles[-1].append(each)
+        by_topic.setdefault(each.topic, []).append(each)
+    bundles: list[list[BufferedBatch[T]]] = []
+    for mine in by_topic.values():
+        count = size = 0
+        kind = ""
+        for each in mine:
+            own = kind_of(each.envelopes[0])
+            count, size = count + len(each.envelopes), size + each.size
+            if own != kind or count > CHUNK_COUNT or size > CHUNK_BYTES:
+                bundles.append([])
+                kind, count, size = own, len(each.envelopes), each.size
+            bundles[-1].append(each)
     return bundles
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,18 +28,18 @@ from streamqd.errors import (
 )
 from streamqd.producer.chunk import NOT_YET, Chunk, Result
 from streamqd.producer.encoding import (
+    Encoded,
     Envelope,
-    Full,
     appends,
     batches,
     check_topic,
     envelope_of,
-    full,
+    expanded,
     kind_of,
     packed_appends,
 )
 from streamqd.producer.options import Duration, checked
-from streamqd.producer.routing import Partitioner, Partitioners, Router
+from streamqd.producer.routing import Partitioner, Router
 from streamqd.store import publishing, scripts
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
@@ -96,15 +97,18 @@ class Sender:
         self._writer: MessageWriter | ClusterWriter = (
             ClusterWriter(connection, keys) if self._spread else MessageWriter(connection, keys)
         )
-        partitioners = Partitioners(partitioner)
-        self._router = Router(settings, keys, self._writer, partitioners, create=create)
-        self._pid = os.getpid()
+        self._router = Router(settings, keys, self._writer, partitioner, create=create)
+        _senders.add(self)
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
-        self._notice_fork()
         self._writer.settle()
         self._connection.close()
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's, and so are the turns."""
+        self._writer.detach()
+        self._router.forget_turns()
 
     def cut(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
         """Encode many messages and cut them into batches for `chunk` and `post`."""
@@ -152,17 +156,15 @@ class Sender:
         Redis is asked only for the partition count of a topic that is not known.
         """
         check_topic(topic)
-        self._notice_fork()
         chunk = Chunk(topic, 0, [], [])
         envelopes, partitions = chunk.envelopes, chunk.partitions
-        choose = None
+        self._router.chooser(topic).begin_batch()
         for batch in bundle:
             begin, failure = len(envelopes), None
             try:
-                if choose is None:
-                    # Should the count change before they are written, all are routed again.
-                    chunk.count, choose = self._router.begin_batch(topic)
-                partitions.extend(choose(batch))
+                # Should the count change before they are written, all are routed again.
+                chunk.count = chunk.count or self._router.count(topic)
+                partitions.extend(self._router.choose(topic, batch, chunk.count))
             except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
                 failure = error
             # Where choosing fails, the ones that were chosen before are there.
@@ -188,7 +190,6 @@ class Sender:
         `ahead` are the chunks of the topic that wait for room: what goes to a partition for which
         one of their messages waits is not written before those.
         """
-        self._notice_fork()
         if chunk.deadline is None:
             chunk.deadline = time.monotonic() + self._backlog_wait
         # When the topic has changed, it is not known yet where the ones ahead go.
@@ -206,20 +207,11 @@ class Sender:
 
     def _start(self, chunk: Chunk) -> None:
         """Send a chunk and leave the answer to `finish`; write it if it cannot simply be sent."""
-        self._notice_fork()
         if chunk.envelopes and self._connection.connected and not self._spread:
             with contextlib.suppress(RedisUnavailable, RedisRefused):  # nothing was written
                 chunk.transaction = self._post(chunk)
         if chunk.transaction is None:
             self.attempt(chunk)
-
-    def _notice_fork(self) -> None:
-        """Make a connection that was inherited by a fork this process's own."""
-        pid = os.getpid()
-        if pid != self._pid:
-            self._writer.detach()
-            self._router.forget_turns()
-            self._pid = pid
 
     def _write(self, chunk: Chunk, *, fixed: bool) -> list[Result]:
         """Write a chunk; each node of a cluster gets its own: one may answer, another not."""
@@ -272,9 +264,8 @@ class Sender:
         for _ in range(REROUTES_MAX):
             transaction = chunk.transaction or self._post(chunk)
             chunk.transaction = None
-            if transaction is not None:
-                self._writer.collect(transaction)
-            if transaction is None or transaction.replies is None:
+            self._writer.collect(transaction)
+            if transaction.replies is None:
                 if fixed:
                     return [NOT_YET] * len(chunk.envelopes), None
                 self._reroute(chunk)
@@ -293,11 +284,11 @@ class Sender:
         text = f"the topic {chunk.topic} keeps changing; nothing was sent"
         raise RedisUnavailable(text, sent=False)
 
-    def _post(self, chunk: Chunk) -> publishing.Transaction | None:
-        """Send a chunk as it is routed; None when the topic has changed."""
-        if chunk.commands is None:
+    def _post(self, chunk: Chunk) -> publishing.Transaction:
+        """Send a chunk as it is routed."""
+        if not chunk.commands:
             self._prepare(chunk)
-        return self._writer.post(chunk.topic, chunk.count, chunk.commands or [])
+        return self._writer.post(chunk.topic, chunk.count, chunk.commands)
 
     def _prepare(self, chunk: Chunk, *, by_source: bool = False) -> None:
         """Make the commands that write the messages where they go now. Redis is not asked."""
@@ -307,13 +298,13 @@ class Sender:
             chunk.commands = make(map(streams.__getitem__, chunk.partitions), chunk.envelopes)
             return
         chunk.calls = [
-            self._call(chunk.topic, partition, full(envelope))
+            self._call(chunk.topic, partition, expanded(envelope))
             for partition, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
         ]
         commands = [scripts.command(call, by_source=by_source) for call in chunk.calls]
         chunk.commands = commands if self._spread else [*map(hiredis.pack_command, commands)]
 
-    def _call(self, topic: str, partition: int, message: Full) -> Call:
+    def _call(self, topic: str, partition: int, message: Encoded) -> Call:
         path = (self._keys, topic, partition)
         dedup_id = message.dedup_id or ""
         if not message.send_id:
@@ -331,12 +322,11 @@ class Sender:
         )
 
     def _reroute(self, chunk: Chunk) -> None:
-        chunk.commands = None
+        chunk.commands = []
         chunk.count = self._router.count(chunk.topic)
-        chunk.partitions = [
-            self._router.again(chunk.topic, envelope, before)
-            for before, envelope in zip(chunk.partitions, chunk.envelopes, strict=True)
-        ]
+        chunk.partitions = self._router.again(
+            chunk.topic, chunk.envelopes, chunk.partitions, chunk.count
+        )
 
     def _may_repeat(self, envelope: Envelope) -> bool:
         """Whether a second write of the message is known to be one by the server.
@@ -344,11 +334,22 @@ class Sender:
         The same send id again changes nothing while the message waits. When it could be due before
         the last repetition arrives, only a dedup id makes repeating safe.
         """
-        message = full(envelope)
+        message = expanded(envelope)
         if message.dedup_id is not None:
             return True
         longest = sum(PAUSES) + (len(PAUSES) + 1) * self._connection.timeout
         return message.delay is not None and message.delay > longest
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for each in list(_senders):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 # --- what a reply means ---------------------------------------------------------------------------
@@ -398,7 +399,7 @@ def _result(
             f"{int(reply.rest[0]):,} messages wait in {topic}/{partition}, which is max_backlog or"
             " more; the message was not sent"
         )
-    send_id = full(envelope).send_id
+    send_id = expanded(envelope).send_id
     if send_id and reply.word == "OK":
         return send_id
     return str(reply.rest[0].decode())

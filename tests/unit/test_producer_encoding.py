@@ -14,7 +14,7 @@ import pytest
 
 from streamqd.errors import MessageTooLarge
 from streamqd.handlers.payloads import decoder
-from streamqd.producer.encoding import Full, Outgoing, batches, envelope_of, full
+from streamqd.producer.encoding import Encoded, Outgoing, batches, envelope_of, expanded
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 NOON_UTC = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -40,8 +40,8 @@ class Model(pydantic.BaseModel):
     at: datetime = pydantic.Field(alias="when")
 
 
-def encode(item: Outgoing) -> Full:
-    return full(envelope_of(item, 1000))
+def encode(item: Outgoing) -> Encoded:
+    return expanded(envelope_of(item, 1000))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_cannot_be_sent_is_said_in_a_sentence(
 
 def cut(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
     found = batches(items, partial(envelope_of, max_bytes=1000), count=count, size=size)
-    return [[full(each).fields[1] for each in batch] for batch in found]
+    return [[expanded(each).fields[1] for each in batch] for batch in found]
 
 
 def test_batches_are_bounded_by_count_and_bytes() -> None:
@@ -171,6 +171,6 @@ def test_an_error_comes_behind_what_was_before_it() -> None:
 
     found = batches(items(), partial(envelope_of, max_bytes=1000), count=3, size=1000)
 
-    assert [full(each).fields[1] for each in next(found)] == [b"1", b"2"]
+    assert [expanded(each).fields[1] for each in next(found)] == [b"1", b"2"]
     with pytest.raises(LookupError):
         next(found)

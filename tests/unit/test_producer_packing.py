@@ -12,7 +12,7 @@ from streamqd.producer.encoding import (
     Outgoing,
     appends,
     envelope_of,
-    full,
+    expanded,
     packed_appends,
     size_of,
 )
@@ -33,7 +33,7 @@ def test_messages_are_packed_as_hiredis_packs_them(
     streams = [each for each, _ in messages]
     envelopes = [envelope_of(each, 1000) for _, each in messages]
     commands = [
-        ("XADD", stream, "*", *full(each).fields)
+        ("XADD", stream, "*", *expanded(each).fields)
         for stream, each in zip(streams, envelopes, strict=True)
     ]
     packed = [hiredis.pack_command(each) for each in commands]
@@ -46,8 +46,8 @@ def test_messages_are_packed_as_hiredis_packs_them(
 def test_a_payload_alone_is_its_own_envelope(payload: bytes) -> None:
     for found in (envelope_of(payload, 1000), envelope_of(Outgoing(payload), 1000)):
         assert found is payload, "no copy, and nothing that the collector would visit"
-        assert full(found).fields == [b"payload", payload]
-        assert size_of(found) == full(found).size == len(b"payload") + len(payload)
+        assert expanded(found).fields == [b"payload", payload]
+        assert size_of(found) == expanded(found).size == len(b"payload") + len(payload)
 
 
 class Padded(bytes):
@@ -60,4 +60,4 @@ def test_what_is_measured_is_what_is_written() -> None:
         envelope_of(Padded(b"x" * 5), 5)
     found = envelope_of(Padded(b"x"), 1000)
     assert type(found) is bytes
-    assert full(found).fields == [b"payload", b"x and more"]
+    assert expanded(found).fields == [b"payload", b"x and more"]

@@ -10,15 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamqd import config
 from streamqd.policy.partitioning import crc32_partition, jump, jump_partition
-from streamqd.producer.routing import Partitioner, Partitioners
+from streamqd.producer.routing import Chooser, Partitioner, Router
+from streamqd.store.keys import Keys
 
 KEYS = [b"customer-%d" % number for number in range(2000)]
 
 
 def chosen(partitioner: Partitioner, keys: Any, count: int = 4, dedup_id: str | None = None) -> Any:
-    chooser = Partitioners(partitioner).of("orders")
+    chooser = Chooser(partitioner)
     return [chooser.choose(key, dedup_id, count) for key in keys]
+
+
+def routed(partitioner: Any) -> Router:
+    """A router that knows no server."""
+    return Router(config.Settings(), Keys(), Any, partitioner, create=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +85,10 @@ def test_turns_visit_every_partition(partitioner: Partitioner, keys: list[bytes 
 def test_turns_of_many_are_those_of_one_after_the_other(
     partitioner: Partitioner, batches: list[tuple[int, int]]
 ) -> None:
-    one, many = (Partitioners(partitioner).of("orders") for _ in range(2))
+    one, many = (Chooser(partitioner) for _ in range(2))
     first = one.choose(None, None, 4)
     while many.turns(1, 4) != [first]:  # both begin anywhere
-        many = Partitioners(partitioner).of("orders")
+        many = Chooser(partitioner)
     for number, count in batches:
         for chooser in (one, many):
             chooser.begin_batch()
@@ -89,7 +96,7 @@ def test_turns_of_many_are_those_of_one_after_the_other(
 
 
 def test_sticky_stays_for_a_batch() -> None:
-    chooser = Partitioners("sticky").of("orders")
+    chooser = Chooser("sticky")
     found = []
     for _ in range(4):
         chooser.begin_batch()
@@ -125,14 +132,14 @@ def test_a_function_that_answers_no_partition_is_told_so(answer: Any) -> None:
 
 
 def test_each_topic_may_have_its_own() -> None:
-    partitioners = Partitioners({"orders": lambda _key, _count: 3, "logs": "round-robin"})
+    router = routed({"orders": lambda _key, _count: 3, "logs": "round-robin"})
 
-    assert partitioners.of("orders").choose(b"k", None, 4) == 3
-    assert partitioners.of("logs").takes_turns(b"k", None)
-    assert partitioners.of("other").choose(b"k", None, 4) == zlib.crc32(b"k") % 4
+    assert router.chooser("orders").choose(b"k", None, 4) == 3
+    assert router.chooser("logs").takes_turns(b"k", None)
+    assert router.chooser("other").choose(b"k", None, 4) == zlib.crc32(b"k") % 4
 
 
 @pytest.mark.parametrize("wrong", ["murmur", {"orders": "random"}, 7])
 def test_a_wrong_name_is_refused_at_once(wrong: Any) -> None:
     with pytest.raises(ValueError, match="choose one of hash, round-robin, sticky, consistent"):
-        Partitioners(wrong)
+        routed(wrong)
