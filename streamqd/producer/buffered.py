@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from streamqd import config
@@ -99,12 +98,7 @@ class BufferedProducer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(

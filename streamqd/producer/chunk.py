@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamqd.errors import BacklogFull, RedisUnavailable
@@ -18,6 +19,7 @@ Result = str | Exception  # of one message: its id, or why there is none
 NOT_YET = BacklogFull("not tried yet")  # no caller sees it: the message waits behind others
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Messages of one kind to one topic, in one transaction, routed by one partition count.
 
@@ -25,27 +27,20 @@ class Chunk:
     room, the next look is due at `look_at`, and the last one at `deadline` (monotonic times).
     """
 
-    __slots__ = (
-        *("batches", "calls", "commands", "count", "deadline", "envelopes", "look_at", "looks"),
-        *("partitions", "results", "topic", "transaction", "waiting"),
-    )
-
-    def __init__(
-        self, topic: str, count: int, envelopes: list[Envelope], partitions: list[int]
-    ) -> None:
-        self.topic = topic
-        self.count = count  # the partition count by which they are routed
-        self.envelopes = envelopes
-        self.partitions = partitions  # where each goes
-        self.batches: list[tuple[int, int, Exception | None]] = []  # begin, end, what ended it
-        self.calls: list[Call] = []  # of the scripts that write them; none where XADD does
-        self.commands: list[Any] = []  # those that write them where they go now, once made
-        self.transaction: Transaction | None = None  # one that was sent ahead
-        self.results: list[Result] = []
-        self.waiting: Sequence[int] = ()  # numbers of messages
-        self.deadline: float | None = None  # set at the first attempt
-        self.looks = 0
-        self.look_at = 0.0
+    topic: str
+    count: int = 0  # the partition count by which they are routed
+    envelopes: list[Envelope] = field(default_factory=list)
+    partitions: list[int] = field(default_factory=list)  # where each goes
+    # Of each batch its begin and end, and the error of the message that ended it.
+    batches: list[tuple[int, int, Exception | None]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # of scripts; none where XADD writes them
+    commands: list[Any] = field(default_factory=list)  # those that write them where they go now
+    transaction: Transaction | None = None  # one that was sent ahead
+    results: list[Result] = field(default_factory=list)
+    waiting: Sequence[int] = ()  # numbers of messages
+    deadline: float | None = None  # set at the first attempt
+    looks: int = 0
+    look_at: float = 0.0
 
     def part(self, numbers: Sequence[int]) -> Chunk:
         """Some of the messages, to be written by themselves."""

@@ -85,10 +85,6 @@ class Chooser:
         if self._name == "sticky" and self._turn is not None:
             self._turn += 1
 
-    def forget_turn(self) -> None:
-        """After a fork: else every child would begin at the same partition."""
-        self._turn = None
-
 
 class Router:
     """Routes messages by the partition counts that the writer knows; creates topics.
@@ -109,23 +105,27 @@ class Router:
         self._keys = keys
         self._writer = writer
         self._create = create
-        of_topics = partitioner if isinstance(partitioner, Mapping) else {}
-        self._choosers = {topic: Chooser(each) for topic, each in of_topics.items()}
-        self._of_others = "hash" if isinstance(partitioner, Mapping) else partitioner
-        Chooser(self._of_others)  # a mistake is told before the first send
+        self._of_topics: Mapping[str, Partitioner] = {}
+        self._of_others: Partitioner = "hash"
+        if isinstance(partitioner, Mapping):
+            self._of_topics = partitioner
+        else:
+            self._of_others = partitioner
+        self._choosers: dict[str, Chooser] = {}
+        for each in (*self._of_topics.values(), self._of_others):
+            Chooser(each)  # a mistake is told before the first send
         self._checked: set[str] = set()  # topics that were looked up before
 
     def chooser(self, topic: str) -> Chooser:
         """The chooser of a topic."""
         found = self._choosers.get(topic)
         if found is None:
-            found = self._choosers[topic] = Chooser(self._of_others)
+            found = self._choosers[topic] = Chooser(self._of_topics.get(topic, self._of_others))
         return found
 
     def forget_turns(self) -> None:
         """After a fork: else every child would begin at the same partition."""
-        for each in self._choosers.values():
-            each.forget_turn()
+        self._choosers.clear()
 
     def choose(self, topic: str, envelopes: Sequence[Envelope], count: int) -> Iterable[int]:
         """The partitions of messages, in their order, of `count` partitions.

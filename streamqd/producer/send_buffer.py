@@ -11,17 +11,16 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from streamqd.errors import RedisUnavailable, Refused
 from streamqd.producer.chunk import Chunk, Result
 from streamqd.producer.encoding import Envelope, check_topic, kind_of, size_of
-from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender
+from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender, forget_in_children
 
 _log = logging.getLogger("streamqd.producer")
 
@@ -66,7 +65,7 @@ class SendBuffer(Generic[T]):
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._begin()
-        _buffers.add(self)
+        forget_in_children(self)
 
     def _begin(self) -> None:
         lock = threading.Lock()
@@ -302,14 +301,3 @@ def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]
                 kind, count, size = own, len(each.envelopes), each.size
             bundles[-1].append(each)
     return bundles
-
-
-_buffers: weakref.WeakSet[SendBuffer[Any]] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for each in list(_buffers):
-        each.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

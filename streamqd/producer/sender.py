@@ -53,6 +53,22 @@ REROUTES_MAX = 100  # of one transaction: each time the topic has changed under 
 DEDUP_WINDOW = 600.0
 
 
+_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def forget_in_children(each: Any) -> None:
+    """Let every child that is forked while it is there call its `forget`."""
+    _inherited.add(each)
+
+
+def _forget_all() -> None:
+    for each in list(_inherited):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
 class Sender:
     """One connection, what is known of the topics, and the rules for repeating.
 
@@ -98,7 +114,7 @@ class Sender:
             ClusterWriter(connection, keys) if self._spread else MessageWriter(connection, keys)
         )
         self._router = Router(settings, keys, self._writer, partitioner, create=create)
-        _senders.add(self)
+        forget_in_children(self)
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
@@ -156,7 +172,7 @@ class Sender:
         Redis is asked only for the partition count of a topic that is not known.
         """
         check_topic(topic)
-        chunk = Chunk(topic, 0, [], [])
+        chunk = Chunk(topic)
         envelopes, partitions = chunk.envelopes, chunk.partitions
         self._router.chooser(topic).begin_batch()
         for batch in bundle:
@@ -231,34 +247,32 @@ class Sender:
         """Write, again after each of `PAUSES` while that cannot write a second message."""
         lost: RedisUnavailable | None = None  # the first answer that did not come
         for pause in (*PAUSES, None):
+            replies: list[Any] = []
             try:
-                replies, missing = self._exchange(chunk, fixed=fixed)
-            except RedisUnavailable as error:
-                replies, missing = [], error
+                replies = self._exchange(chunk, fixed=fixed)
             except RedisRefused as error:
-                replies, missing = [error] * len(chunk.envelopes), None
-            if missing is None:
-                if set(map(type, replies)) == {bytes}:
-                    return [reply.decode() for reply in replies]
-                if pause is None or not all(map(_for_the_moment, replies)):
-                    return [
-                        _result(chunk.topic, *each, lost)
-                        for each in zip(chunk.partitions, chunk.envelopes, replies, strict=True)
-                    ]
-            else:
-                lost = missing if missing.sent and lost is None else lost
-                final = missing.sent and not all(map(self._may_repeat, chunk.envelopes))
+                replies = [error] * len(chunk.envelopes)
+            except RedisUnavailable as error:
+                lost = error if error.sent and lost is None else lost
+                final = error.sent and not all(map(self._may_repeat, chunk.envelopes))
                 if pause is None or final:
-                    return [_unknown(chunk.topic, missing, lost) for _ in chunk.envelopes]
+                    return [_unknown(chunk.topic, error, lost) for _ in chunk.envelopes]
+            if set(map(type, replies)) == {bytes}:
+                return [reply.decode() for reply in replies]
+            if pause is None or not all(map(_for_the_moment, replies)):
+                return [
+                    _result(chunk.topic, *each, lost)
+                    for each in zip(chunk.partitions, chunk.envelopes, replies, strict=True)
+                ]
             time.sleep(pause)
         raise AssertionError("unreachable")
 
-    def _exchange(self, chunk: Chunk, *, fixed: bool) -> tuple[list[Any], RedisUnavailable | None]:
+    def _exchange(self, chunk: Chunk, *, fixed: bool) -> list[Any]:
         """Write in one transaction, routed again as often as the topic changes under it.
 
         A `fixed` chunk is not routed again: others wait before it, and it could overtake them.
-        Returns entry ids, or the replies of scripts, and the error when the answer was lost. Raises
-        RedisUnavailable when nothing was written, TopicMissing, Refused.
+        Returns entry ids, or the replies of scripts. Raises RedisUnavailable, which knows whether
+        anything was sent, RedisRefused, TopicMissing, Refused.
         """
         by_source = False
         for _ in range(REROUTES_MAX):
@@ -267,10 +281,12 @@ class Sender:
             self._writer.collect(transaction)
             if transaction.replies is None:
                 if fixed:
-                    return [NOT_YET] * len(chunk.envelopes), None
+                    return [NOT_YET] * len(chunk.envelopes)
                 self._reroute(chunk)
-            elif transaction.lost is not None or not chunk.calls:
-                return transaction.replies, transaction.lost
+            elif transaction.lost is not None:
+                raise RedisUnavailable(str(transaction.lost), sent=transaction.lost.sent)
+            elif not chunk.calls:
+                return transaction.replies
             elif not by_source and any(map(_unknown_script, transaction.replies)):
                 by_source = True  # a server that does not know the script knows it for no message
                 self._prepare(chunk, by_source=True)
@@ -280,7 +296,7 @@ class Sender:
                     if isinstance(raw, RedisRefused)
                     else scripts.reply(call, raw)
                     for call, raw in zip(chunk.calls, transaction.replies, strict=True)
-                ], None
+                ]
         text = f"the topic {chunk.topic} keeps changing; nothing was sent"
         raise RedisUnavailable(text, sent=False)
 
@@ -305,20 +321,12 @@ class Sender:
         chunk.commands = commands if self._spread else [*map(hiredis.pack_command, commands)]
 
     def _call(self, topic: str, partition: int, message: Encoded) -> Call:
-        path = (self._keys, topic, partition)
-        dedup_id = message.dedup_id or ""
+        place = (self._keys, topic, partition)
+        sent = (message.fields, message.dedup_id or "", self._window)
         if not message.send_id:
-            return publishing.publish(
-                *path, message.fields, dedup_id, self._window, self._max_backlog
-            )
+            return publishing.publish(*place, *sent, self._max_backlog)
         return publishing.schedule(
-            *path,
-            message.delay,
-            message.send_id,
-            message.fields,
-            dedup_id,
-            self._window,
-            at_unix_ms=message.at_unix_ms,
+            *place, message.delay, message.send_id, *sent, at_unix_ms=message.at_unix_ms
         )
 
     def _reroute(self, chunk: Chunk) -> None:
@@ -339,17 +347,6 @@ class Sender:
             return True
         longest = sum(PAUSES) + (len(PAUSES) + 1) * self._connection.timeout
         return message.delay is not None and message.delay > longest
-
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for each in list(_senders):
-        each.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 # --- what a reply means ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import hiredis
@@ -33,20 +34,17 @@ _MULTI = hiredis.pack_command(("MULTI",))
 _EXEC = hiredis.pack_command(("EXEC",))
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """A transaction that is sent, and its answer once that is read.
 
     `replies` answer its commands; None when the count has changed and nothing was done. `lost` is
-    the error when the answer did not come: then nothing is known.
+    the error when the answer did not come: then nothing is known. One that is never read is lost.
     """
 
-    __slots__ = ("commands", "lost", "replies")
-
-    def __init__(self, commands: int) -> None:
-        """An answer that is never read is lost."""
-        self.commands = commands
-        self.replies: list[Any] | None = []
-        self.lost: RedisUnavailable | None = _GIVEN_UP
+    commands: int
+    replies: list[Any] | None = field(default_factory=list)
+    lost: RedisUnavailable | None = _GIVEN_UP
 
     def answer(self, replies: list[Any] | None, lost: RedisUnavailable | None = None) -> None:
         self.replies, self.lost = replies, lost

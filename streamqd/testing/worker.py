@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from streamqd import handlers
@@ -80,12 +79,7 @@ class Worker:
             self._hooks = self._started()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         hooks, self._hooks = self._hooks, None
         if hooks is None:
             return
