@@ -10,6 +10,9 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
+Duration = float | str | timedelta  # seconds, or a text such as "1m30s"
+Size = int | str  # bytes, or a text such as "64MiB"
+
 DURATION_HINT = 'write a number of seconds, or a text such as "30s", "1m30s", "500ms" or "24h"'
 SIZE_HINT = 'write a whole number of bytes, or a text such as "64MiB", "4MB" or "512KiB"'
 

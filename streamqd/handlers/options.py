@@ -6,13 +6,11 @@ them. An exception class, a duration or a size is checked when the daemon starts
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Literal, TypedDict
 
+from streamqd.config.values import Duration, Size
 from streamqd.model import Backoff
 
-Duration = float | str | timedelta  # seconds, or a text such as "1m30s"
-Size = int | str  # bytes, or a text such as "64MiB"
 Class = str | type[BaseException]
 Classes = tuple[Class, ...] | list[Class] | set[Class] | frozenset[Class]  # a text alone is none
 

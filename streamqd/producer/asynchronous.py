@@ -14,9 +14,10 @@ from datetime import datetime, timedelta
 from typing import Any, Self, Unpack
 
 from streamqd import config
+from streamqd.config.values import Size
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Envelope, Outgoing
-from streamqd.producer.options import ProducerOptions, Size, checked
+from streamqd.producer.options import ProducerOptions, checked
 from streamqd.producer.producer import confirmed, note_written
 from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import CHUNK_COUNT, Sender

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 from typing import Any, Self, Unpack
 
 from streamqd import config
+from streamqd.config.values import Duration, Size
 from streamqd.errors import BufferFull, UnknownOutcome
 from streamqd.producer.chunk import Result
 from streamqd.producer.encoding import Outgoing
-from streamqd.producer.options import Duration, ProducerOptions, Size, checked
+from streamqd.producer.options import ProducerOptions, checked
 from streamqd.producer.send_buffer import SendBuffer
 from streamqd.producer.sender import Sender
 

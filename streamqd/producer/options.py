@@ -7,12 +7,9 @@ from datetime import timedelta
 from types import NoneType
 from typing import Any, NamedTuple, TypedDict
 
-from streamqd.config.values import parse_duration, parse_size
+from streamqd.config.values import Duration, Size, parse_duration, parse_size
 from streamqd.producer.encoding import CENTURY
 from streamqd.producer.routing import Partitioner
-
-Duration = float | str | timedelta  # seconds, or a text such as "5ms"
-Size = int | str  # bytes, or a text such as "64MiB"
 
 
 class ProducerOptions(TypedDict, total=False):

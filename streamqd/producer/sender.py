@@ -19,6 +19,7 @@ from typing import Any
 import hiredis
 
 from streamqd import config
+from streamqd.config.values import Duration
 from streamqd.errors import (
     BacklogFull,
     RedisRefused,
@@ -38,7 +39,7 @@ from streamqd.producer.encoding import (
     kind_of,
     packed_appends,
 )
-from streamqd.producer.options import Duration, checked
+from streamqd.producer.options import checked
 from streamqd.producer.routing import Partitioner, Router
 from streamqd.store import publishing, scripts
 from streamqd.store.cluster import connect
