@@ -18,7 +18,6 @@ from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind, Refused
 from streamqd.policy.partitioning import crc32_partition, jump_partition
 from streamqd.producer.encoding import Envelope, expanded
 from streamqd.store import topics
-from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
 from streamqd.store.store import Store
 
@@ -95,14 +94,14 @@ class Router:
     def __init__(
         self,
         settings: config.Settings,
-        keys: Keys,
+        store: Store,
         writer: MessageWriter | ClusterWriter,
         partitioner: Partitioner | Mapping[str, Partitioner],
         *,
         create: bool,
     ) -> None:
         self._settings = settings
-        self._keys = keys
+        self._store = store
         self._writer = writer
         self._create = create
         self._of_topics: Mapping[str, Partitioner] = {}
@@ -196,7 +195,7 @@ class Router:
     def _register(self, topic: str) -> None:
         # The process that created it may have died before this step.
         try:
-            topics.register(Store(self._writer.connection, self._keys), topic)
+            topics.register(self._store, topic)
         except RedisRefused as error:
             if error.kind is not RefusalKind.FORBIDDEN:
                 raise
@@ -207,7 +206,7 @@ class Router:
         if not self._create:
             raise TopicMissing(f"the topic {topic} does not exist; {advice}")
         try:
-            topics.create(Store(self._writer.connection, self._keys), topic, wanted)
+            topics.create(self._store, topic, wanted)
         except RedisRefused as error:
             if error.kind is not RefusalKind.FORBIDDEN:
                 raise

@@ -46,6 +46,7 @@ from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 from streamqd.store.publishing import ClusterWriter, MessageWriter
 from streamqd.store.scripts import Call
+from streamqd.store.store import Store
 
 CHUNK_COUNT = 512  # messages of one transaction at most
 CHUNK_BYTES = 1 << 20  # and about this many bytes
@@ -114,7 +115,8 @@ class Sender:
         self._writer: MessageWriter | ClusterWriter = (
             ClusterWriter(connection, keys) if self._spread else MessageWriter(connection, keys)
         )
-        self._router = Router(settings, keys, self._writer, partitioner, create=create)
+        store = Store(connection, keys)
+        self._router = Router(settings, store, self._writer, partitioner, create=create)
         forget_in_children(self)
 
     def close(self) -> None:
