@@ -117,6 +117,7 @@ class Sender:
         )
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
+        self._pid = os.getpid()
         forget_in_children(self)
 
     def close(self) -> None:
@@ -126,6 +127,7 @@ class Sender:
 
     def forget(self) -> None:
         """In a forked child: the connection is the parent's, and so are the turns."""
+        self._pid = os.getpid()
         self._writer.detach()
         self._router.forget_turns()
 
@@ -174,6 +176,8 @@ class Sender:
 
         Redis is asked only for the partition count of a topic that is not known.
         """
+        if os.getpid() != self._pid:
+            self.forget()  # uWSGI forks without telling Python, unless it is asked to
         check_topic(topic)
         chunk = Chunk(topic)
         envelopes, partitions = chunk.envelopes, chunk.partitions

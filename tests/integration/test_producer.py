@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import logging
@@ -555,9 +556,11 @@ def test_scheduling_many(producer, link, keys):
 # --- processes ------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_sends_over_a_connection_of_its_own(producer, link, keys):
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["python", "c"])
+def test_a_forked_child_sends_over_a_connection_of_its_own(producer, link, keys, fork):
+    """Also one of uWSGI, which forks in C and runs no hook of Python's unless it is asked to."""
     producer.send("access", b"parent")
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             producer.send("access", b"child")
