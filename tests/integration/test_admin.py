@@ -184,13 +184,20 @@ def hide_lag(desk: Desk, stream: str) -> None:
 
 
 def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]:
+    """Every place that the pages name, once.
+
+    An idle time is the difference of two clocks, which tick between two looks: by it, the last row
+    of a page may be the first of the next one again.
+    """
     places: list[str] = []
     cursor = ""
     while True:
         page = pending.view(
             Store(link, keys), "access", "hits", order=order, limit=limit, cursor=cursor
         )
-        places += [f"{row.partition}/{row.place}" for row in page.rows]
+        found = [f"{row.partition}/{row.place}" for row in page.rows]
+        repeats = order == "idle" and places[-1:] == found[:1]
+        places += found[1:] if repeats else found
         cursor = page.cursor
         if not cursor:
             return places
@@ -237,9 +244,12 @@ def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monke
     monkeypatch.setattr(pending, "PAGE", 7)
     ids = [f"{number}-0" for number in range(1, 51)]
     at(0).pending(*ids)
+    for number, entry_id in enumerate(ids):
+        idle = 1000 * (len(ids) - number)
+        at(0).do("XCLAIM", at(0).stream, "hits", "w", 0, entry_id, "IDLE", idle, "JUSTID")
 
-    assert all_pages(link, keys, "id", 9) == [f"0/m:{each}" for each in ids]
-    assert sorted(all_pages(link, keys, "idle", 9)) == sorted(f"0/m:{each}" for each in ids)
+    for order in ("id", "idle"):
+        assert all_pages(link, keys, order, 9) == [f"0/m:{each}" for each in ids]
 
 
 def test_a_bounded_ranking_says_so(store: Store, at: At, monkeypatch) -> None:

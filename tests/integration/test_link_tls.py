@@ -23,7 +23,7 @@ from streamqd.store.certificates import WARN_SECONDS, end_of, ends_of, warnings
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.support import tls
-from tests.support.servers import NoServerError, ProcessServer
+from tests.support.servers import ProcessServer, needed
 
 Open = Callable[[config.Redis], Connection]
 CHAIN = ("server.pem", "ca.pem")
@@ -32,21 +32,13 @@ CHAIN = ("server.pem", "ca.pem")
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an authority, and a certificate for 127.0.0.1 that it has signed."""
-    try:
-        return tls.certificates(tmp_path_factory.mktemp("tls"))
-    except NoServerError as error:
-        pytest.skip(str(error))
+    return needed(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def server(certificates: Path) -> Iterator[ProcessServer]:
     """A server that speaks TLS on a port."""
-    try:
-        made = tls.start(certificates)
-    except NoServerError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
+    made = needed(tls.start, certificates)
     yield made
     made.close()
 
@@ -234,19 +226,18 @@ def test_session_ended_while_idle_is_replaced_silently(
 
 
 def test_paused_server_leaves_the_outcome_unknown(
-    settings: config.Redis, server: ProcessServer
+    settings: config.Redis, server: ProcessServer, open_link: Open
 ) -> None:
-    link = Connection(settings, timeout=0.3, name="test")
+    link = open_link(settings)
     link.open()
     server.pause()
     try:
-        with pytest.raises(RedisUnavailable) as caught:
+        with pytest.raises(RedisUnavailable) as caught, link.within(0.3):
             link.execute("SET", "large", b"x" * (16 << 20))
         assert caught.value.sent
     finally:
         server.resume()
     assert link.execute("ECHO", "right") == b"right"
-    link.close()
 
 
 @pytest.mark.fault("F33")

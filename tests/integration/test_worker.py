@@ -303,6 +303,7 @@ def test_more_inherited_entries_than_one_page(bench: Bench):
     assert len(bench.desk.fetch(300)) == 300
     bench.start()
     bench.wait_idle()
+    assert bench.stop() == Exit(ExitCode.STOPPED, None), "it counts what the server has answered"
     assert bench.runs() == ids
     assert bench.slot.counter("acked") == 300
 
@@ -374,6 +375,7 @@ def test_ghosts_are_settled_and_counted(bench: Bench):
     bench.desk.do("XTRIM", bench.desk.stream, "MAXLEN", 1)
     bench.start()
     bench.wait_idle()
+    assert bench.stop() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ["4-1"]
     assert bench.slot.counter("ghosts") == 3
 

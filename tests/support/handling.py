@@ -26,6 +26,7 @@ FULL = 10 * BATCH  # messages of ten reads more
 PAGE = 128  # entries of one script that settles
 RECOVERED = 64  # of one that recovers
 PROMOTED = 32  # of one that promotes
+PATIENCE = 60.0  # seconds that thousands of messages may take beside load
 
 # Shorter, and quick messages are settled one by one; longer, and they are in doubt for too long.
 MS = 1_000_000
@@ -88,7 +89,7 @@ class Handling:
         with self._meter.measuring() as cost:
             if first is not None:
                 first()
-            assert self._life.run(one, work) == ExitCode.RECYCLE
+            assert self._life.run(one, work, PATIENCE) == ExitCode.RECYCLE
         return cost
 
     def more(self, work: Work = nothing, *, seed: Seed, **given: Any) -> Cost:

@@ -65,10 +65,10 @@ class Life:
         orders = Assignment(UNIT, token, 7, cautious)
         return WorkerProcess(orders, self.settings, consumer, self.slot, self._own)
 
-    def run(self, worker: WorkerProcess, work: Work) -> int:
-        """Let it live until it ends or its time is over; return its exit code."""
+    def run(self, worker: WorkerProcess, work: Work, patience: float = PATIENCE) -> int:
+        """Let it live until it ends, or for `patience` seconds; return its exit code."""
         self.slot.command = WorkerCommand.NONE
-        timer = threading.Timer(PATIENCE, self.stop)
+        timer = threading.Timer(patience, self.stop)
         timer.start()
         _work.append(work)
         try:
