@@ -7,10 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamqd.model import Unit
+from streamqd.scoreboard import BOARD_BYTES, HEADER_OFFSET, SLOT_BYTES
 from streamqd.supervisor import scoreboard_file
 from tests.support.daemon import GROUP, TOPIC, Daemon
 
@@ -56,6 +58,8 @@ SHAPES = {
     "batch": (BATCH, {"batch": 5}, 5),
 }
 PARTITIONS = 2
+# What is written of a file of hundreds of megabytes; the others are empty.
+USED = BOARD_BYTES + PARTITIONS * SLOT_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +80,21 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def board_of(runtime: Path) -> Path:
     (found,) = runtime.glob(f"*{scoreboard_file.SUFFIX}")
     return found
+
+
+def beginning(path: Path, length: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(length)
+
+
+def overwrite(path: Path, at: int, raw: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(raw)
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    return scoreboard_file.unpacked(beginning(path, BOARD_BYTES)[HEADER_OFFSET:])
 
 
 def kill_and_wait(daemon: Daemon) -> int:
@@ -160,14 +179,14 @@ def test_the_successor_that_is_killed_before_redis_answers_charges_once(
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
         mark = kill_and_wait(daemon)
-        first = board_of(runtime).read_bytes()
+        first = beginning(board_of(runtime), USED)
         daemon.start()
         daemon.wait_event("lease.resumed", after=mark)
         daemon.wait_run(running, count=2)
         assert crashes(daemon, running) == 1
         kill_and_wait(daemon)
         # As if that one had not come to hear the answer: its tokens are of the past.
-        board_of(runtime).write_bytes(first)
+        overwrite(board_of(runtime), 0, first)
         mark = daemon.mark()
         daemon.start()
         daemon.wait_run(running, count=3)
@@ -219,46 +238,39 @@ def test_an_emptied_redis_believes_nothing_of_the_past(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def _other_boot(header: dict[str, object]) -> None:
+def _other_boot(header: dict[str, Any]) -> None:
     header["boot"] = "11111111-1111-1111-1111-111111111111"
 
 
-def _other_fleet(header: dict[str, object]) -> None:
+def _other_fleet(header: dict[str, Any]) -> None:
     header["fleet"] = "another"
 
 
-def _other_layout(header: dict[str, object]) -> None:
+def _other_layout(header: dict[str, Any]) -> None:
     header["layout"] = 999
 
 
 @pytest.mark.parametrize("change", [_other_boot, _other_fleet, _other_layout])
 def test_a_foreign_file_is_refused_and_named(
-    new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, object]], None]
+    new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, Any]], None]
 ):
     """C5: a file of another boot, fleet or version is named in the log, and nothing of it used."""
 
     def tamper(path: Path) -> None:
-        raw = bytearray(path.read_bytes())
-        header = scoreboard_file.unpacked(
-            bytes(raw[scoreboard_file.HEADER_OFFSET : scoreboard_file.BOARD_BYTES])
-        )
+        header = header_of(path)
         change(header)
-        packed = scoreboard_file.packed(header)
-        raw[scoreboard_file.HEADER_OFFSET : scoreboard_file.HEADER_OFFSET + len(packed)] = packed
-        path.write_bytes(raw)
+        overwrite(path, HEADER_OFFSET, scoreboard_file.packed(header))
 
     name = change.__name__.removeprefix("_other_")
     assert name in refusal(new_daemon, runtime, tamper)
 
 
 def _torn_header(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(scoreboard_file.HEADER_OFFSET + 40)
-        file.write(b"\xff")
+    overwrite(path, HEADER_OFFSET + 40, b"\xff")
 
 
 def _cut(path: Path) -> None:
-    os.truncate(path, scoreboard_file.BOARD_BYTES + 10)
+    os.truncate(path, BOARD_BYTES + 10)
 
 
 def _empty(path: Path) -> None:
@@ -279,11 +291,8 @@ def _link(path: Path) -> None:
 
 
 def _torn_token(path: Path) -> None:
-    with path.open("r+b") as file:
-        raw = file.read()
-        at = raw.index(f"{TOPIC}\n0\n{GROUP}".encode(), scoreboard_file.BOARD_BYTES) + 192
-        file.seek(at)
-        file.write(b"f" * 8)
+    name = f"{TOPIC}\n0\n{GROUP}".encode()
+    overwrite(path, beginning(path, USED).index(name, BOARD_BYTES) + 192, b"f" * 8)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +351,7 @@ def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runti
     with new_daemon(partitions=2) as daemon:
         path = board_of(runtime)
         assert path.stat().st_mode & 0o777 == 0o600
-        header = scoreboard_file.unpacked(
-            path.read_bytes()[scoreboard_file.HEADER_OFFSET : scoreboard_file.BOARD_BYTES]
-        )
+        header = header_of(path)
         found = scoreboard_file.read(path, header)
         assert {each.unit for each in found.left} == {Unit(TOPIC, n, GROUP) for n in range(2)}
         assert found.torn == []
