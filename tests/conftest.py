@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 SPARK = HERE / "spark"
 # Whole daemons and fleets: --quick takes of them what is marked as the proof of a promise.
 SLOW = frozenset({"acceptance", "faults", "simulation", "soak", "spark"})
+MEMORY = Path("/dev/shm")
 LONG_FIRST = ("acceptance", "faults", "integration", "contract")  # then all the others
 
 
@@ -55,10 +56,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # What a shell starts in the background ignores these, and so would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _have_memory(config)
     if config.getoption("--acl"):
         users.choose()
     if config.getoption("--quick"):
         quick.choose()
+
+
+def _have_memory(config: pytest.Config) -> None:
+    """Let what killed daemons leave in memory lie in a folder that goes with this run."""
+    if os.access(MEMORY, os.W_OK):
+        folder = tempfile.mkdtemp(prefix="sqm-", dir=MEMORY)
+        os.environ["RUNTIME_DIRECTORY"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,20 +114,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"server: {config.getoption('--server')}{with_users}"
 
 
-def _start(word: str, **options: bool) -> servers.Server:
-    try:
-        return servers.start(word, **options)
-    except servers.NoServerError as error:
-        # A test that is not run is noticed at home; in CI nobody reads the list of skipped tests.
-        if os.environ.get("CI"):
-            pytest.fail(f"server {word}: {error}", pytrace=False)
-        pytest.skip(f"server {word}: {error}")
-
-
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     """The server shared by the tests of this process. Never stop it: see `fresh_server`."""
-    started = _start(request.config.getoption("--server"))
+    started = servers.needed(servers.start, request.config.getoption("--server"))
     yield started
     started.close()
 
@@ -142,12 +143,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs server processes of its own")
-    try:
-        return servers.find_binary(word)
-    except servers.NoServerError as error:
-        if os.environ.get("CI"):
-            pytest.fail(f"server {word}: {error}", pytrace=False)
-        pytest.skip(f"server {word}: {error}")
+    return servers.needed(servers.find_binary, word)
 
 
 @pytest.fixture
@@ -159,7 +155,7 @@ def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers
     def start(*, aof: bool = False, tcp: bool = False) -> servers.ProcessServer:
         if "://" in word or word == "testcontainers":
             pytest.skip("needs a server process of its own")
-        server = _start(word, aof=aof, tcp=tcp)
+        server = servers.needed(servers.start, word, aof=aof, tcp=tcp)
         assert isinstance(server, servers.ProcessServer)
         started.append(server)
         return server
