@@ -6,27 +6,19 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streamqd.store.client import Connection
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, daemons
 from tests.support.servers import Server
 
 
 @pytest.fixture
 def new_daemon(server: Server, link: Connection, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Configure daemons: `new_daemon(partitions=2, consumer={"timeout": "1s"})`."""
-    made: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path, options.pop("redis_url", server.url), **options))
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
+    with daemons(tmp_path, server.url) as make:
+        yield make
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from streamqd.store.client import Connection
 from streamqd.store.slots import slot_of
 from tests.support import users
 from tests.support.cluster import Cluster, Node
-from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
 from tests.support.ledger import VARIABLE, Audit
 from tests.support.waiting import wait_until
 
@@ -46,15 +46,8 @@ def cluster(whole_cluster: Cluster) -> Cluster:
 @pytest.fixture
 def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
     """Configure daemons on the cluster."""
-    made: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path, cluster.url, **options))
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
+    with daemons(tmp_path, cluster.url) as make:
+        yield make
 
 
 def nodes_of(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from streamqd.store.client import Connection
-from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
 from tests.support.ledger import Audit
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, free_port
@@ -27,15 +27,8 @@ Make = Callable[..., Daemon]
 @pytest.fixture
 def make(fresh_server: ProcessServer, tmp_path: Path) -> Iterator[Make]:
     """Configure daemons on a server of this test's own, with an append-only file."""
-    made: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path, fresh_server.url, **options))
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
+    with daemons(tmp_path, fresh_server.url) as make:
+        yield make
 
 
 def wait_progress(daemon: Daemon, count: int = 1) -> None:

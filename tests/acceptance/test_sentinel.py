@@ -6,12 +6,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from tests.support.daemon import GROUP, Daemon
+from tests.support.daemon import GROUP, Daemon, daemons
 from tests.support.sentinels import NAME, Data, Sentinels
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
@@ -30,15 +29,8 @@ def sentinels(binary: Path) -> Iterator[Sentinels]:
 @pytest.fixture
 def make(sentinels: Sentinels, tmp_path: Path) -> Iterator[Make]:
     """Configure daemons behind the sentinels."""
-    made: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path, sentinels.url, **options))
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
+    with daemons(tmp_path, sentinels.url) as make:
+        yield make
 
 
 def wait_handled(daemon: Daemon, count: int) -> None:

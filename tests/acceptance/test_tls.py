@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import tls
-from tests.support.daemon import GROUP, TOPIC, Daemon
+from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
 from tests.support.ledger import Audit
-from tests.support.servers import NoServerError, ProcessServer
+from tests.support.servers import ProcessServer, needed
 
 Make = Callable[..., Daemon]
 FILES = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
@@ -32,19 +32,13 @@ def issue(folder: Path) -> Path:
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
     """What the server has; skips without openssl."""
-    try:
-        return issue(tmp_path / "first")
-    except NoServerError as error:
-        pytest.skip(str(error))
+    return needed(issue, tmp_path / "first")
 
 
 @pytest.fixture
 def guarded(authority: Path) -> Iterator[ProcessServer]:
     """A server that speaks TLS only; skips where none is."""
-    try:
-        made = tls.start(authority)
-    except NoServerError as error:
-        pytest.skip(str(error))
+    made = needed(tls.start, authority)
     yield made
     made.close()
 
@@ -78,26 +72,15 @@ def served(authority: Path) -> list[str]:
 @pytest.fixture
 def make(guarded: ProcessServer, own: Path, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Configure a daemon with its own certificates: `make(max_messages=5)`."""
-    made: list[Daemon] = []
-
-    def make(**consumer: object) -> Daemon:
-        folder = tmp_path / "work"
-        folder.mkdir()
-        made.append(
-            Daemon(
-                folder,
-                f"rediss://127.0.0.1:{guarded.port}",
-                partitions=PARTITIONS,
-                redis={option: str(own / name) for option, name in FILES.items()},
-                daemon={"lease_ttl": "3s"},
-                consumer=consumer,
-            )
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with daemons(folder, f"rediss://127.0.0.1:{guarded.port}") as new_daemon:
+        yield lambda **consumer: new_daemon(
+            partitions=PARTITIONS,
+            redis={option: str(own / name) for option, name in FILES.items()},
+            daemon={"lease_ttl": "3s"},
+            consumer=consumer,
         )
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
 
 
 def connections(daemon: Daemon, name: str) -> set[str]:

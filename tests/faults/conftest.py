@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.acceptance.conftest import chance, new_daemon
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, daemons
 from tests.support.servers import ProcessServer
 
 __all__ = ["chance", "new_daemon"]
@@ -24,12 +23,5 @@ pytest.register_assert_rewrite(
 @pytest.fixture
 def make(fresh_server: ProcessServer, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Configure daemons on a server of this test's own: `make(name="b", redis_url=proxy.url)`."""
-    made: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path, options.pop("redis_url", fresh_server.url), **options))
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
+    with daemons(tmp_path, fresh_server.url) as make:
+        yield make

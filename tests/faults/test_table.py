@@ -15,7 +15,7 @@ from tests.faults.__main__ import PAGE, RESULTS, ROOT, current_page, last_result
 from tests.faults.marked import rows_of_tests
 from tests.faults.results import SERVERS, joined, merged, shown_on
 from tests.faults.table import ROWS, UNTESTED_MAX
-from tests.support.servers import NoServerError, find_binary
+from tests.support.servers import find_binary, needed
 
 pytestmark = pytest.mark.promise
 
@@ -134,10 +134,7 @@ def test_a_test_is_told_of_the_server_that_it_had(
 ):
     """That of TLS starts another one than the run's, and one starts none."""
     for word in (RUN, "redis7"):
-        try:
-            find_binary(word)
-        except NoServerError as error:
-            pytest.skip(str(error))
+        needed(find_binary, word)
     file = tmp_path / "outcomes.json"
     environment = os.environ | {recorder.VARIABLE: str(file), recorder.SCOPE: scope}
     command = [sys.executable, "-m", "pytest", "-q", "-p", recorder.__name__, "-n0"]

@@ -28,7 +28,7 @@ from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 from tests.support import tls
 from tests.support.cluster import Cluster
-from tests.support.servers import NoServerError, ProcessServer, find_binary
+from tests.support.servers import ProcessServer, find_binary, needed
 
 Open = Callable[..., Connection]
 
@@ -386,10 +386,7 @@ def test_the_source_for_spark_reads_each_partition_at_its_node(
 
 @pytest.mark.fault("F36")
 def test_tls_with_client_certificates(tmp_path: Path) -> None:
-    try:
-        folder, binary = tls.certificates(tmp_path), find_binary("redis7")
-    except NoServerError as error:
-        pytest.skip(str(error))
+    folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
     with Cluster(binary, masters=2, replicas=0, certificates=folder) as cluster:
         settings = tls.settings(cluster.url, folder)
         for key in ("", "a"):

@@ -18,7 +18,7 @@ from streamqd.config import Settings
 from streamqd.store.client import Connection
 from tests.support import tls
 from tests.support.clock import HOUR, Clock, seconds_ahead
-from tests.support.servers import NoServerError, ProcessServer
+from tests.support.servers import ProcessServer, needed
 from tests.support.servers import Server as RunningServer
 from tests.support.surgery import Surgery
 from tests.support.waiting import wait_until
@@ -218,12 +218,9 @@ def test_certificates(surgery: Surgery) -> None:
 @pytest.mark.fault("F36")
 def test_certificates_that_end_or_have_ended(tmp_path: Path) -> None:
     """Those of the tests live for two days; the client's own ended yesterday."""
-    try:
-        folder = tls.certificates(tmp_path)
-        # Who does not look at it does not refuse it: nobody has noticed so far.
-        running = tls.start(folder, tls_auth_clients="no")
-    except NoServerError as error:
-        pytest.skip(str(error))
+    folder = needed(tls.certificates, tmp_path)
+    # Who does not look at it does not refuse it: nobody has noticed so far.
+    running = needed(tls.start, folder, tls_auth_clients="no")
     link = Connection(running.settings, timeout=10.0, name="test")  # by its socket
     surgery = Surgery(tmp_path, f"rediss://127.0.0.1:{running.port}", link)
     own = {"ca_file": "ca.pem", "cert_file": tls.expired(folder).name, "key_file": "server.key"}

@@ -14,7 +14,7 @@ from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
 from tests.support import tls
 from tests.support.sentinels import NAME, Sentinels
-from tests.support.servers import NoServerError, find_binary
+from tests.support.servers import find_binary, needed
 from tests.support.waiting import wait_until
 
 
@@ -125,10 +125,7 @@ def test_a_sentinel_given_for_a_server_is_told_apart(
 @pytest.mark.fault("F36")
 def test_tls_with_client_certificates(tmp_path: Path) -> None:
     """Sentinels and servers alike."""
-    try:
-        folder, binary = tls.certificates(tmp_path), find_binary("redis7")
-    except NoServerError as error:
-        pytest.skip(str(error))
+    folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
     with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:
         right = tls.settings(made.url, folder)
         link = connect(right, timeout=5.0, name="test")

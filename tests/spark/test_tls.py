@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.spark.conftest import Shop, run
 from tests.support import tls
-from tests.support.servers import NoServerError, ProcessServer
+from tests.support.servers import ProcessServer, needed
 
 # A server is started by a fork, which Python warns of where a session has left threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -24,21 +23,13 @@ USER, PASSWORD = "spark", "not-for-anybody-to-see"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return tls.certificates(tmp_path_factory.mktemp("tls"))
-    except NoServerError as error:
-        pytest.skip(str(error))
+    return needed(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def guarded(certificates: Path) -> Iterator[ProcessServer]:
     """A server that wants TLS, a certificate and a password."""
-    try:
-        made = tls.start(certificates)
-    except NoServerError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
+    made = needed(tls.start, certificates)
     yield made
     made.close()
 

@@ -13,10 +13,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -126,12 +125,7 @@ class Daemon:
         self.wait_event("ready")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def start(self, *arguments: str) -> None:
@@ -471,6 +465,18 @@ class Daemon:
         return [
             Unit(TOPIC, number, group) for group in self.groups for number in range(self.partitions)
         ]
+
+
+@contextlib.contextmanager
+def daemons(folder: Path, redis_url: str) -> Iterator[Callable[..., Daemon]]:
+    """Configure daemons of one folder: `make(partitions=2, consumer={"timeout": "1s"})`.
+
+    `redis_url` is where they work unless one is given another. In the end all are killed.
+    """
+    with contextlib.ExitStack() as made:
+        yield lambda **options: made.enter_context(
+            contextlib.closing(Daemon(folder, **{"redis_url": redis_url} | options))
+        )
 
 
 def toml(tables: Mapping[str, Any]) -> str:

@@ -23,8 +23,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
+
+import pytest
 
 from streamqd import config, embedded
 from streamqd.errors import RedisRefused, RedisUnavailable
@@ -33,6 +35,8 @@ from tests.support import fetch_server, users
 from tests.support.waiting import wait_until
 
 DEFAULT_IMAGE = "valkey/valkey:9"
+P = ParamSpec("P")
+T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 # Whose processes were started here. Who wants to know those of a test clears it before.
@@ -41,6 +45,19 @@ started: set[Path] = set()
 
 class NoServerError(Exception):
     """The wanted server is not on this machine; the text says how to get it."""
+
+
+def needed(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `make`. Where what it needs is missing, the test is skipped; in CI it fails.
+
+    A test that is not run is noticed at home; in CI nobody reads the list of skipped tests.
+    """
+    try:
+        return make(*args, **kwargs)
+    except NoServerError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
 
 
 class Server:

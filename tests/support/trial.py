@@ -18,7 +18,6 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from streamqd.errors import RedisRefused, RedisUnavailable
@@ -147,12 +146,7 @@ class Trial:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         if self._producer is not None and self._producer.poll() is None:
             self._producer.kill()
             self._producer.wait(10)
