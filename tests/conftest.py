@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -70,6 +71,17 @@ def _have_memory(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="sqm-", dir=MEMORY)
         os.environ["RUNTIME_DIRECTORY"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end: it is not searched for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
