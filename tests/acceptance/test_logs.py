@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from streamqd import logs, process
+from streamqd import logs
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.waiting import wait_until
 
@@ -127,7 +125,6 @@ class Deaf(Daemon):
     """A daemon whose standard error is a full pipe that nobody reads."""
 
     def start(self, *_arguments: str) -> None:
-        parent = os.getpid()
         self.reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
         os.set_blocking(self.reader, False)
@@ -137,18 +134,8 @@ class Deaf(Daemon):
                 os.write(writer, b"." * 511 + b"\n")
         os.set_blocking(writer, True)
         with (self.folder / "stdout").open("wb") as stdout:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "streamqd", "--config", self.config_path.name],
-                cwd=self.folder,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=writer,
-                start_new_session=True,
-                preexec_fn=lambda: process.die_with_parent(parent),
-            )
+            self.launch(stdout, writer)
         os.close(writer)
-        self._sessions.append(self._process.pid)
 
     def read(self) -> str:
         """What is in the pipe now."""

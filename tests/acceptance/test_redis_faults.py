@@ -95,22 +95,27 @@ def test_a_server_that_stands_still_for_three_ttls_costs_no_ownership(
         epochs, expired = first.epochs(), stat(first.link, "stats", "expired_keys")
         first.send("sleep 0.005" for _ in range(1200))
         wait_progress(first, 100)
-        marks = {daemon: daemon.mark() for daemon in (first, second)}
-
-        fresh_server.pause()
-        paused_at = time.monotonic()
-        for daemon, mark in marks.items():
-            daemon.wait_event("redis.lost", after=mark, role="supervisor")
-        wait_clock(first, paused_at, 3 * ttl)
-        fresh_server.resume()
-        for daemon, mark in marks.items():
-            daemon.wait_event("redis.back", after=mark, role="supervisor")
+        marks = stand_still(fresh_server, 3 * ttl, first, second)
         first.wait_settled(40.0)
 
         assert first.epochs() == epochs
         assert stat(first.link, "stats", "expired_keys") >= expired + 4, "the leases had expired"
         assert_nothing_moved(marks)
         assert first.ledger.audit(GROUP) == Audit()
+
+
+def stand_still(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict[Daemon, int]:
+    """Pause the server for so long, until all know that it is back; return the marks before."""
+    marks = {daemon: daemon.mark() for daemon in daemons}
+    server.pause()
+    paused_at = time.monotonic()
+    for daemon, mark in marks.items():
+        daemon.wait_event("redis.lost", after=mark, role="supervisor")
+    wait_clock(daemons[0], paused_at, seconds)
+    server.resume()
+    for daemon, mark in marks.items():
+        daemon.wait_event("redis.back", after=mark, role="supervisor")
+    return marks
 
 
 def assert_nothing_moved(marks: dict[Daemon, int]) -> None:

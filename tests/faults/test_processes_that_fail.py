@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamqd import process
 from streamqd.model import Unit
 from tests.acceptance.test_redis_faults import wait_progress
 from tests.support.daemon import GROUP, TOPIC, Daemon
@@ -192,33 +190,15 @@ def test_what_leaves_its_group_is_adopted_and_no_zombie(new_daemon: NewDaemon):
 # --- logs and giants ------------------------------------------------------------------------------
 
 
-class Full(Daemon):
-    """A daemon whose log is on a full disk."""
-
-    def start(self, *_arguments: str) -> None:
-        parent = os.getpid()
-        with Path("/dev/full").open("wb") as full:
-            self._process = subprocess.Popen(
-                self._command(),
-                cwd=self.folder,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=full,
-                stderr=full,
-                start_new_session=True,
-                preexec_fn=lambda: process.die_with_parent(parent),
-            )
-        self._sessions.append(self._process.pid)
-
-
 @pytest.mark.fault("F34")
 def test_a_daemon_whose_log_is_on_a_full_disk_goes_on_working(
     server: ProcessServer, link: object, tmp_path: Path
 ):
     consumer = {"max_attempts": 2, "backoff": {"kind": "fixed", "base": "10ms"}}
-    daemon = Full(tmp_path, server.url, daemon={"lease_ttl": "1s"}, consumer=consumer)
+    daemon = Daemon(tmp_path, server.url, daemon={"lease_ttl": "1s"}, consumer=consumer)
     try:
-        daemon.start()
+        with Path("/dev/full").open("wb") as full:
+            daemon.launch(full, full)
         daemon.wait_for(daemon.pids, what="the worker is there")
         epochs, began = daemon.epochs(), time.monotonic()
         while time.monotonic() - began < 2.5:

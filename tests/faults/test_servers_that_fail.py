@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from streamqd.store.client import Connection
-from tests.acceptance.test_redis_faults import assert_nothing_moved, pair, wait_clock, wait_progress
+from tests.acceptance.test_redis_faults import (
+    assert_nothing_moved,
+    pair,
+    stand_still,
+    wait_clock,
+    wait_progress,
+)
 from tests.support.clock import HOUR, Clock, seconds_ahead
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.kill_matrix import freeze
@@ -135,15 +141,7 @@ def test_a_server_that_stands_still_with_many_partitions_costs_no_ownership(
         first.send(["ok"] * 64)
         first.wait_settled()
         epochs = first.epochs()
-        marks = {daemon: daemon.mark() for daemon in (first, second)}
-        fresh_server.pause()
-        paused_at = time.monotonic()
-        for daemon, mark in marks.items():
-            daemon.wait_event("redis.lost", after=mark, role="supervisor")
-        wait_clock(first, paused_at, 4 * TTL)
-        fresh_server.resume()
-        for daemon, mark in marks.items():
-            daemon.wait_event("redis.back", after=mark, role="supervisor")
+        marks = stand_still(fresh_server, 4 * TTL, first, second)
         first.send(["ok"] * 64)
         first.wait_settled(40.0)
         assert first.epochs() == epochs

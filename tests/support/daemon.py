@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 
@@ -130,19 +130,23 @@ class Daemon:
 
     def start(self, *arguments: str) -> None:
         """Start the command. It dies with the test process."""
+        with self.log_path.open("ab") as log:
+            self.launch(log, log, *arguments)
+
+    def launch(self, stdout: IO[bytes], stderr: IO[bytes] | int, *arguments: str) -> None:
+        """Start the command with another output than its log."""
         assert not self.running
         parent = os.getpid()
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self.within, *self._command(), *arguments],
-                cwd=self.folder,
-                env=self._acting() | self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=lambda: process.die_with_parent(parent),
-            )
+        self._process = subprocess.Popen(
+            [*self.within, *self._command(), *arguments],
+            cwd=self.folder,
+            env=self._acting() | self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=lambda: process.die_with_parent(parent),
+        )
         self._sessions.append(self._process.pid)
 
     def _user(self, name: str) -> dict[str, str]:
