@@ -12,7 +12,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 DEMO_DIR := var/demo
 # Each process has a server of its own; most of them wait for events most of the time. One that has
 # nothing left takes over what another has not begun.
-PARALLEL ?= -n 4 --dist worksteal
+PARALLEL ?= -n 6 --dist worksteal
 # What does not touch a server need not be run again on another one; nor do the tests that start
 # Spark: what they say to a server is tested without it in tests/integration.
 SPARK := tests/spark tests/acceptance/test_spark.py
@@ -25,7 +25,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Compiled files are kept, whatever the environment says: without them each process of pytest rewrites
 # every test, and each daemon that a test starts compiles all of streamqd.
 export PYTHONDONTWRITEBYTECODE :=
-COMPILE := @$(BIN)/python -m compileall -q streamqd tests/support
+# Pytest compiles tests in a way of its own: in a clean clone, each of its processes would do that.
+define COMPILE
+@$(BIN)/python -m compileall -q streamqd tests/support
+@ls tests/unit/__pycache__/*$$($(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')-pytest-* \
+	>/dev/null 2>&1 || \
+	echo tests/unit tests/contract tests/acceptance tests/integration tests/faults tests/pages | \
+	xargs -n 3 -P 2 $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve test test-all test-slow test-spark test-server image lint format docs bench soak verify lock build clean
