@@ -83,7 +83,10 @@ def holder(state_dir: Path, program: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     ) as process:
         yield process
-        process.kill()
+        if process.poll() is None:
+            servers = psutil.Process(process.pid).children()
+            process.kill()
+            psutil.wait_procs(servers, timeout=10)  # until then they write into the folder
 
 
 def _read(process: subprocess.Popen[str]) -> str:
