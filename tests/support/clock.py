@@ -15,6 +15,7 @@ from tests.support.servers import ProcessServer
 
 HOUR = 3600
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+LEAVINGS = ("/dev/shm/faketime_shm_{pid}", "/dev/shm/sem.faketime_sem_{pid}")
 
 
 class Clock:
@@ -31,6 +32,7 @@ class Clock:
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
+        server.leavings = LEAVINGS
         if not _starts(server.binary):
             pytest.skip(f"{server.binary} and libfaketime do not bear each other")
         server.restart()

@@ -120,6 +120,7 @@ class ProcessServer(Server):
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.port = free_port() if tcp else 0
         self.environment: dict[str, str] = {}
+        self.leavings: tuple[str, ...] = ()  # files that it removes itself unless it is killed
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -203,6 +204,8 @@ class ProcessServer(Server):
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
+        for name in self.leavings:
+            Path(name.format(pid=self.pid)).unlink(missing_ok=True)
 
     def terminate(self) -> None:
         """Ask it to end (SIGTERM) and wait until it has."""
