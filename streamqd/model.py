@@ -35,6 +35,17 @@ class Unit(NamedTuple):
         return f"{self.topic}/{self.partition}/{self.group}"
 
 
+class Lease(NamedTuple):
+    """The right to settle a unit's messages: whoever shows `token` has it, while the fence does.
+
+    `epoch` counts the owners of the unit; 0 where nobody has to know it.
+    """
+
+    unit: Unit
+    token: str  # '' for none
+    epoch: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """How long a failed message waits. Durations in seconds."""

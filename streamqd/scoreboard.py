@@ -26,7 +26,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from streamqd import failures
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 
 LAYOUT = 1  # of the bytes of a board: a change of what is where, or of what it means, is a new one
 SLOT_COUNT = 4096
@@ -145,14 +145,10 @@ class Batch(NamedTuple):
 
 
 class RecordedLease(NamedTuple):
-    """The token under which a unit's worker works; `following` is to replace it, '' for none.
+    """The lease under which a unit's worker works; `following` is to replace its token, or ''."""
 
-    `epoch` is that of `token`.
-    """
-
-    token: str
+    lease: Lease
     following: str
-    epoch: int
 
 
 # Word numbers that the hot path reads and writes directly.
@@ -259,28 +255,34 @@ class WorkerSlot:
 
     # --- the lease: only a successor of the supervisor reads it ---
 
-    def note_lease(self, token: str, following: str = "") -> None:
-        """Write down the token of the unit's worker, and the one that is about to replace it.
+    def note_lease(self, lease: Lease, following: str = "") -> None:
+        """Write down the lease of the unit's worker, and the token that is about to replace its.
 
         Before the call that does so is sent: whoever comes after a killed supervisor repeats that
-        very call, which acknowledges and charges once. '' for no token: the unit is not held.
+        very call, which acknowledges and charges once.
         """
-        raw = token.encode(), following.encode()
+        self.epoch = lease.epoch
+        raw = lease.token.encode(), following.encode()
         if max(map(len, raw)) > _TOKEN_BYTES:
             raise ValueError(f"a token of more than {_TOKEN_BYTES} bytes")
         padded = [each.ljust(_TOKEN_BYTES, b"\0") for each in raw]
         checked = self._lease_sum(padded[0], padded[1], self.epoch)
         self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
 
+    def forget_lease(self) -> None:
+        """Write down that the unit is not held."""
+        self._lease[: _LEASE.size] = bytes(_LEASE.size)
+
     def lease(self) -> RecordedLease | None:
-        """Read what `note_lease` wrote, None for no token. Raises ValueError when it is torn."""
+        """Read what `note_lease` wrote, None for no lease. Raises ValueError when it is torn."""
+        unit = self.unit
         token, following, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
-        if token == following == bytes(_TOKEN_BYTES):
+        if unit is None or token == following == bytes(_TOKEN_BYTES):
             return None
         if found != self._lease_sum(token, following, epoch):
             raise ValueError("its tokens do not match their check sum")
         texts = [raw.rstrip(b"\0").decode("ascii") for raw in (token, following)]
-        return RecordedLease(texts[0], texts[1], epoch)
+        return RecordedLease(Lease(unit, texts[0], epoch), texts[1])
 
     def _lease_sum(self, token: bytes, following: bytes, epoch: int) -> int:
         name = bytes(self._name[: self._name_length])

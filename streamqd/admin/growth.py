@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from streamqd.admin import backlog, topics
 from streamqd.admin.reading import BATCH, BadValues, ask, last_id, lease_views, measure, read_id
 from streamqd.errors import ContractError, Refused
-from streamqd.model import TOPIC_GROW, Unit
+from streamqd.model import TOPIC_GROW, Lease, Unit
 from streamqd.store import growth as growth_calls
 from streamqd.store import leases, messages
 from streamqd.store.growth import Growth
@@ -169,7 +169,7 @@ def _keep(
     measure(store, [messages.ensure_group(store.keys, unit, "0") for unit in units])
     views = lease_views(store, units, BadValues())
     calls = [
-        leases.acquire(store.keys, unit, found.token, view.epoch, LEASE_SECONDS, OWNER)
+        leases.acquire(store.keys, Lease(unit, found.token, view.epoch), LEASE_SECONDS, OWNER)
         for unit, view in zip(units, views, strict=True)
     ]
     for unit, reply in zip(units, measure(store, calls), strict=True):
@@ -196,7 +196,9 @@ def _settle(
     for name in sorted(kept):
         row = _settling(store, topic, found, name)
         if row.done:
-            measure(store, [leases.release(store.keys, unit, found.token) for unit in kept[name]])
+            measure(
+                store, [leases.release(store.keys, Lease(unit, found.token)) for unit in kept[name]]
+            )
             tell(RELEASED)
         rows.append(row)
     done = all(row.done for row in rows)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from streamqd.admin import groups, topics
 from streamqd.admin.reading import BadValues, ask, pairs
 from streamqd.errors import ContractError, RedisUnavailable, Refused
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import growth, leases
 from streamqd.store import renewal as renewal_calls
 from streamqd.store.scripts import Reply
@@ -176,7 +176,7 @@ def _swap(store: Store, topic: str, partition: int) -> Reply:
 
 def _release(store: Store, units: list[Unit], token: str) -> None:
     """Let owners take the partition again. If that cannot be said, the leases end by themselves."""
-    calls = [leases.release(store.keys, unit, token) for unit in units]
+    calls = [leases.release(store.keys, Lease(unit, token)) for unit in units]
     for _ in range(RELEASE_TRIES):
         try:
             store.run_many(calls)

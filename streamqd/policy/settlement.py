@@ -40,13 +40,13 @@ def decide(
     policy: RetryPolicy,
     jitter: float,
     keyed: bool = True,
-    blameless: bool = False,
+    exempt: bool = False,
 ) -> Verdict:
     """The verdict on a message whose `attempt`-th run (from 1) ended with `outcome`.
 
     `crashes` counts the runs charged to it, `age` is the time in seconds since its first write,
     `jitter` a number from 0 to 1 that the caller draws. `keyed` says whether it has a key,
-    `blameless` that a failure is not the message's: what its handler depends on is down.
+    `exempt` that a failure is not the message's: what its handler depends on is down.
 
     1. What succeeded is done, what asked to be dead is dead, what was released stays as it is.
     2. A failure is dead at once when the policy does not retry its class. A handler that raises
@@ -70,7 +70,7 @@ def decide(
             after = None
         case RetryAsked():
             after = outcome.after
-    if not blameless:
+    if not exempt:
         if policy.max_attempts and attempt >= policy.max_attempts:
             return DeadVerdict("attempts")
         spent = before_run(crashes, policy)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import hiredis
 
 from streamqd.errors import RedisUnavailable, SilentConnection
-from streamqd.model import Unit
+from streamqd.model import Lease
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 
@@ -62,9 +62,10 @@ class FetchResult(NamedTuple):
 class Fetcher:
     """The fenced reader of one unit on one connection. Needs `watch` after each new connection."""
 
-    def __init__(self, link: Connection, keys: Keys, unit: Unit, token: str) -> None:
+    def __init__(self, link: Connection, keys: Keys, lease: Lease) -> None:
+        unit = lease.unit
         self._link = link
-        self._token = token.encode()
+        self._token = lease.token.encode()
         self._group = unit.group
         self._stream = keys.source(*unit)
         self._retry = keys.retry_stream(*unit)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import PLACES_MAX
@@ -21,70 +21,70 @@ FENCE = "the fence of a partition"  # where nobody has said which one it is
 
 def acquire(
     keys: Keys,
-    unit: Unit,
-    token: str,
-    seen_epoch: int,
+    lease: Lease,
     ttl: float,
     owner: str,
     dead_token: str = "",
 ) -> Call:
-    """Take the unit if it is free and nobody has owned it since `seen_epoch` was read.
+    """Take the unit if it is free and nobody has owned it since `lease.epoch` was read.
 
-    `token` is new; the same call may be repeated with it until it is answered. `dead_token` is that
-    of a predecessor whose processes are all proven dead, or of an owner that has been silent for
-    longer than a lease lives, which by a clock that was set back has not ended.
+    Its token is new; the same call may be repeated until it is answered. `dead_token` is that of a
+    predecessor whose processes are all proven dead, or of an owner that has been silent for longer
+    than a lease lives, which by a clock that was set back has not ended.
     """
     return scripts.get("lease_acquire").call(
-        _keys(keys, unit, "fence", "lease", "attempts", "stream", "retry"),
-        token=token,
-        seen_epoch=seen_epoch,
+        _keys(keys, lease.unit, "fence", "lease", "attempts", "stream", "retry"),
+        token=lease.token,
+        seen_epoch=lease.epoch,
         ttl_ms=_ttl_ms(ttl),
         owner=owner,
-        group=unit.group,
+        group=lease.unit.group,
         dead_token=dead_token,
     )
 
 
-def renew(keys: Keys, unit: Unit, token: str, ttl: float) -> Call:
+def renew(keys: Keys, lease: Lease, ttl: float) -> Call:
     """Let the lease live for `ttl` seconds from now."""
     return scripts.get("lease_renew").call(
-        _keys(keys, unit, "fence", "lease"), token=token, ttl_ms=_ttl_ms(ttl)
+        _keys(keys, lease.unit, "fence", "lease"), token=lease.token, ttl_ms=_ttl_ms(ttl)
     )
 
 
 def refence(
     keys: Keys,
-    unit: Unit,
-    old: str,
+    lease: Lease,
     new: str,
     ttl: float,
     charged: bytes | None,
     context: bytes,
     done: Sequence[bytes],
 ) -> Call:
-    """Replace the token of a child that has ended, acknowledge what it had done, charge a crash.
+    """Put `new` in the place of the token of a child that has ended.
 
-    `charged` is the place that it was running, None when nobody is to blame.
+    What the child had done is acknowledged, and a crash is charged to the place that it was
+    running; `charged` is None when nothing is to blame.
     """
-    if old == new:
+    if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")
     if len(done) > PLACES_MAX:
         raise ContractError(f"lease_refence: {len(done)} places, at most {PLACES_MAX} are allowed")
     return scripts.get("lease_refence").call(
-        _keys(keys, unit, "fence", "lease", "attempts", "stream", "retry"),
-        old=old,
+        _keys(keys, lease.unit, "fence", "lease", "attempts", "stream", "retry"),
+        old=lease.token,
         new=new,
         ttl_ms=_ttl_ms(ttl),
-        group=unit.group,
+        group=lease.unit.group,
         charged=charged or b"",
         context=context,
         done=done,
     )
 
 
-def release(keys: Keys, unit: Unit, token: str) -> Call:
+def release(keys: Keys, lease: Lease) -> Call:
     """Give the unit back. The token is dead as soon as this was sent."""
-    return scripts.get("lease_release").call(_keys(keys, unit, "fence", "lease"), token=token)
+    return scripts.get("lease_release").call(
+        _keys(keys, lease.unit, "fence", "lease"), token=lease.token
+    )
 
 
 class Acquired(NamedTuple):

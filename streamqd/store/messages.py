@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import BadValue, ContractError
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import scripts, untrusted
 from streamqd.store.items import Fields, listed
 from streamqd.store.keys import Keys
@@ -43,8 +43,7 @@ def ensure_group(keys: Keys, unit: Unit, start: str) -> Call:
 
 def restore_group(
     keys: Keys,
-    unit: Unit,
-    token: str,
+    lease: Lease,
     after_main: bytes,
     after_retry: bytes,
     places: Sequence[bytes],
@@ -54,10 +53,10 @@ def restore_group(
     `after_*` are the last ids that were delivered, `places` what of them is not settled. Answers
     the ids after which the group goes on, b'' where it was there.
     """
-    return scripts.get("group_restore").call(
-        _fenced(keys, unit),
-        token=token,
-        group=unit.group,
+    return _fenced(
+        "group_restore",
+        keys,
+        lease,
         after_main=after_main,
         after_retry=after_retry,
         places=places,
@@ -66,8 +65,7 @@ def restore_group(
 
 def recover(
     keys: Keys,
-    unit: Unit,
-    token: str,
+    lease: Lease,
     session: str,
     open: bool,  # noqa: A002 - the script's word
     after_main: str | bytes,
@@ -78,11 +76,12 @@ def recover(
 
     `after_*` is the last id of the page before, empty for the first.
     """
-    return scripts.get("message_recover").call(
-        {**_fenced(keys, unit), "attempts": keys.attempts(*unit)},
-        token=token,
+    return _fenced(
+        "message_recover",
+        keys,
+        lease,
+        ["attempts"],
         session=session,
-        group=unit.group,
         open=open,
         after_main=after_main,
         after_retry=after_retry,
@@ -90,24 +89,43 @@ def recover(
     )
 
 
-class Pending(NamedTuple):
+def place_of(entry_id: bytes, *, retried: bool) -> bytes:
+    """Return the one true name of a pending entry: its stream and id."""
+    return (b"r:" if retried else b"m:") + entry_id
+
+
+class PendingEntry(NamedTuple):
     """A pending entry. `fields` is flat (name, value, …); None for one whose body is gone."""
 
+    retried: bool  # it is of the retry stream
     id: bytes
     fields: list[bytes] | None
-    crashes: int  # charged since it was last delivered
-    failures: int  # in place, of a handler that blocks
-    context: bytes  # of the last charged crash, b'' for none
+    crashes: int = 0  # charged since it was last delivered
+    context: bytes = b""  # JSON of the last charged crash, b'' for none
+    failures: int = 0  # in place, of a handler that keeps the order
     wait_ms: int = 0  # until its next run in place is due
 
+    @property
+    def place(self) -> bytes:
+        """The one true name of the entry."""
+        return place_of(self.id, retried=self.retried)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its names and values."""
+        return sum(map(len, self.fields or ()))
+
     @classmethod
-    def parse(cls, entry: Sequence[Any], letter: str, key: str) -> tuple[Pending, list[BadValue]]:
+    def parse(
+        cls, entry: Sequence[Any], key: str, *, retried: bool
+    ) -> tuple[PendingEntry, list[BadValue]]:
         """Read an entry of `message_recover`; what cannot be read of its counters counts as none.
 
-        `letter` is that of its place, `key` that of the counters.
+        `key` is that of the counters.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
-        place, bad = f"{letter}:{untrusted.label(id_)}", list[BadValue]()
+        place = untrusted.label(place_of(id_, retried=retried))
+        bad: list[BadValue] = []
 
         def counted(value: int, field: str, most: int, wanted: str) -> int:
             if 0 <= value <= most:
@@ -117,11 +135,12 @@ class Pending(NamedTuple):
             return 0
 
         return cls(
+            retried,
             id_,
             fields,
             counted(crashes, "c", COUNT_MAX, "a count"),
-            counted(failures, "f", COUNT_MAX, "a count"),
             context,
+            counted(failures, "f", COUNT_MAX, "a count"),
             counted(wait_ms, "due", WAIT_MS_MAX, "a time within a year"),
         ), bad
 
@@ -136,8 +155,8 @@ class Recovered(NamedTuple):
     solo: bool
     last_main: bytes
     last_retry: bytes
-    main: list[Pending]
-    retry: list[Pending]
+    main: list[PendingEntry]
+    retry: list[PendingEntry]
     more_main: bool = False
     more_retry: bool = False
     bad: list[BadValue] = []  # noqa: RUF012 - counters that cannot be read; never changed in place
@@ -146,8 +165,8 @@ class Recovered(NamedTuple):
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
         """Read OK; `key` is that of the counters."""
         solo, last_main, last_retry, main, retry, more_main, more_retry = reply.rest
-        mains = [Pending.parse(entry, "m", key) for entry in main]
-        retries = [Pending.parse(entry, "r", key) for entry in retry]
+        mains = [PendingEntry.parse(entry, key, retried=False) for entry in main]
+        retries = [PendingEntry.parse(entry, key, retried=True) for entry in retry]
         return cls(
             bool(solo),
             last_main,
@@ -159,18 +178,28 @@ class Recovered(NamedTuple):
             [one for _, found in mains + retries for one in found],
         )
 
+    def in_order(self) -> tuple[list[PendingEntry], bool]:
+        """Merge both lists, oldest first; tell whether nothing comes after.
 
-def fetch(keys: Keys, unit: Unit, token: str, session: str, count: int) -> Call:
+        What lies beyond the end of a list that may go on must not run before the rest of it, and is
+        left for the next page.
+        """
+        entries = sorted(self.main + self.retry, key=lambda entry: _order(entry.id))
+        lists = ((self.main, self.more_main), (self.retry, self.more_retry))
+        ends = [_order(found[-1].id) for found, more in lists if more]
+        if not ends:
+            return entries, True
+        return [entry for entry in entries if _order(entry.id) <= min(ends)], False
+
+
+def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
     """Read at most `count` entries of each stream, while memory is full; else see `store.fetch`."""
-    return scripts.get("message_fetch").call(
-        _fenced(keys, unit), token=token, session=session, group=unit.group, count=_page(count)
-    )
+    return _fenced("message_fetch", keys, lease, session=session, count=_page(count))
 
 
 def reclaim(
     keys: Keys,
-    unit: Unit,
-    token: str,
+    lease: Lease,
     session: str,
     source: str,
     idle: float,
@@ -182,12 +211,15 @@ def reclaim(
     `source` is m for the partition stream, r for the retry stream. Looks at a `page` of what they
     hold; the answer says where the next one begins.
     """
-    streams = _streams(keys, unit)
+    streams = _streams(keys, lease.unit)
     return scripts.get("message_reclaim").call(
-        {"fence": keys.fence(*unit), "source": streams["stream" if source == "m" else "retry"]},
-        token=token,
+        {
+            "fence": keys.fence(*lease.unit),
+            "source": streams["stream" if source == "m" else "retry"],
+        },
+        token=lease.token,
         session=session,
-        group=unit.group,
+        group=lease.unit.group,
         idle_ms=_ms(idle),
         count=_page(count),
         at_name=page[0],
@@ -219,9 +251,7 @@ class Reclaimed(NamedTuple):
 # --- settling --------------------------------------------------------------------------------
 
 
-def ack(
-    keys: Keys, unit: Unit, token: str, places: Sequence[bytes], charged: Sequence[bytes] = ()
-) -> Call:
+def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[bytes] = ()) -> Call:
     """Acknowledge `charged` places, whose counters go with them, and all other `places`.
 
     A place in both counts as charged.
@@ -229,22 +259,13 @@ def ack(
     every = [*charged, *(place for place in places if place not in charged)]
     if len(every) > PLACES_MAX:
         raise ContractError(f"settle_ack: {len(every)} places, at most {PLACES_MAX} are allowed")
-    named = _fenced(keys, unit)
-    if charged:
-        named["attempts"] = keys.attempts(*unit)
-    return scripts.get("settle_ack").call(
-        named,
-        token=token,
-        group=unit.group,
-        charged_count=len(charged),
-        places=every,
-    )
+    counters = ["attempts"] if charged else []
+    return _fenced("settle_ack", keys, lease, counters, charged_count=len(charged), places=every)
 
 
 def retry(
     keys: Keys,
-    unit: Unit,
-    token: str,
+    lease: Lease,
     items: Sequence[tuple[bytes, float, Fields]],
     *,
     adjacent: bool = False,
@@ -255,15 +276,11 @@ def retry(
     between those of a stream lies no other entry, so that they are found together.
     """
     _bounded("settle_retry", len(items))
-    return scripts.get("settle_retry").call(
-        {
-            **_fenced(keys, unit),
-            "delayed": keys.retry(*unit),
-            "items": keys.retry_items(*unit),
-            "attempts": keys.attempts(*unit),
-        },
-        token=token,
-        group=unit.group,
+    return _fenced(
+        "settle_retry",
+        keys,
+        lease,
+        ["delayed", "items", "attempts"],
         adjacent=adjacent,
         entries=listed([((place, _ms(delay)), fields) for place, delay, fields in items]),
     )
@@ -271,8 +288,7 @@ def retry(
 
 def dead(
     keys: Keys,
-    unit: Unit,
-    token: str,
+    lease: Lease,
     items: Sequence[tuple[bytes, Fields]],
     *,
     adjacent: bool = False,
@@ -282,31 +298,29 @@ def dead(
     Not for a group that reads dead letters: it would read its own again, for ever.
     """
     _bounded("settle_dead", len(items))
-    if unit.reads_letters:
-        raise ContractError(f"settle_dead: {unit} reads dead letters")
-    return scripts.get("settle_dead").call(
-        {
-            **_fenced(keys, unit),
-            "dlq": keys.dlq(unit.topic, unit.partition),
-            "attempts": keys.attempts(*unit),
-        },
-        token=token,
-        group=unit.group,
+    if lease.unit.reads_letters:
+        raise ContractError(f"settle_dead: {lease.unit} reads dead letters")
+    return _fenced(
+        "settle_dead",
+        keys,
+        lease,
+        ["dlq", "attempts"],
         adjacent=adjacent,
         entries=listed([((place,), fields) for place, fields in items]),
     )
 
 
-def note(keys: Keys, unit: Unit, token: str, notes: Sequence[tuple[bytes, int, float]]) -> Call:
+def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) -> Call:
     """Write down how often entries have failed that stay in hand, and when they run again.
 
     A note is (place, failures, seconds until it is due).
     """
     _bounded("settle_note", len(notes))
-    return scripts.get("settle_note").call(
-        {**_fenced(keys, unit), "attempts": keys.attempts(*unit)},
-        token=token,
-        group=unit.group,
+    return _fenced(
+        "settle_note",
+        keys,
+        lease,
+        ["attempts"],
         notes=[part for place, failures, delay in notes for part in (place, failures, _ms(delay))],
     )
 
@@ -332,21 +346,12 @@ class SettledReply(NamedTuple):
         return cls(words, due_of(tail), [])
 
 
-def solo_mark(
-    keys: Keys, unit: Unit, token: str, session: str, place: bytes, acked: Sequence[bytes]
-) -> Call:
+def solo_mark(keys: Keys, lease: Lease, session: str, place: bytes, acked: Sequence[bytes]) -> Call:
     """Mark the inherited entry that comes next, and acknowledge those before; b'' = none is left.
 
     Entries with counters are acknowledged by `ack`, not here.
     """
-    return scripts.get("solo_mark").call(
-        _fenced(keys, unit),
-        token=token,
-        session=session,
-        group=unit.group,
-        place=place,
-        acked=acked,
-    )
+    return _fenced("solo_mark", keys, lease, session=session, place=place, acked=acked)
 
 
 # --- housekeeping ----------------------------------------------------------------------------
@@ -435,8 +440,26 @@ def _streams(keys: Keys, unit: Unit) -> dict[str, str]:
     return {"stream": keys.source(*unit), "retry": keys.retry_stream(*unit)}
 
 
-def _fenced(keys: Keys, unit: Unit) -> dict[str, str]:
-    return {"fence": keys.fence(*unit), **_streams(keys, unit)}
+def _fenced(
+    script: str, keys: Keys, lease: Lease, beside: Sequence[str] = (), **given: object
+) -> Call:
+    """Call a script that acts for the owner of a unit; `beside` names more keys that it needs."""
+    unit = lease.unit
+    every = {
+        **_streams(keys, unit),
+        "fence": keys.fence(*unit),
+        "attempts": keys.attempts(*unit),
+        "delayed": keys.retry(*unit),
+        "items": keys.retry_items(*unit),
+        "dlq": keys.dlq(unit.topic, unit.partition),
+    }
+    named = {name: every[name] for name in ("fence", "stream", "retry", *beside)}
+    return scripts.get(script).call(named, token=lease.token, group=unit.group, **given)
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    ms, _, seq = entry_id.partition(b"-")
+    return int(ms), int(seq)
 
 
 def _ms(seconds: float) -> int:

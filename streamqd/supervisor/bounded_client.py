@@ -1,14 +1,17 @@
-"""Asking Redis within a deadline. A node that does not answer is left alone for a while.
+"""Asking Redis within a deadline, and hearing of wake-ups.
 
+A node that does not answer is left alone for a while.
 Where only some of the nodes answer, the others rest, each for itself: waiting for one node would
 cost the leases at the others.
 """
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from random import random
 from typing import Any
 
@@ -19,6 +22,7 @@ from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
+LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two tries to subscribe
 SPENT_SECONDS = 3.0  # after the end of a pause; a node that is wanted is asked within a tick
 
 Answer = Callable[[Reply | RedisRefused], None]
@@ -155,3 +159,47 @@ class NodeBackoff:
     def __bool__(self) -> bool:
         """Whether any node has not answered since."""
         return bool(self._until)
+
+
+@dataclass
+class PubSubListener:
+    """Hears wake-ups of other instances, on a connection of its own.
+
+    They are a convenience: heartbeats alone do as well, a little later. So trouble here is no
+    trouble with Redis as such.
+    """
+
+    link: Connection
+    channel: str
+    _listen_at: float = 0.0  # monotonic
+    _backoff: float = LISTEN_SECONDS[0]
+
+    def next_at(self) -> float:
+        """When to subscribe next (monotonic); never while it listens."""
+        return float("inf") if self.link.connected else self._listen_at
+
+    def listen(self, now: float, seconds: float) -> None:
+        """Subscribe, within `seconds`."""
+        self._listen_at = now + self._backoff
+        self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
+        try:
+            with self.link.within(seconds):
+                self.link.execute("SUBSCRIBE", self.channel)
+                self.link.socket().setblocking(False)
+        except (RedisRefused, RedisUnavailable):
+            self.link.close()  # perhaps without the right to subscribe
+
+    def drain(self) -> bool:
+        """Take what has arrived. Tells whether there is a reason to look at the fleet."""
+        if not self.link.connected:
+            return False
+        try:
+            if self.link.socket().recv(65536):
+                self._backoff = LISTEN_SECONDS[0]
+            else:
+                self.link.close()
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return False
+        except (OSError, RedisUnavailable):
+            self.link.close()
+        return True

@@ -8,19 +8,12 @@ those that an instance finds when it starts belong to the past.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamqd import logs
 from streamqd.model import Unit
 from streamqd.policy.rebalance import MemberView, Wishes, may_reload
 from streamqd.store.directives import Directive, Directives
-
-
-class ControlChange(NamedTuple):
-    """What a new reading asks of the supervisor now."""
-
-    pauses: bool = False  # workers that should pause, or go on, may be others now
-    hurry: bool = False  # move what is in the wrong place without delay
 
 
 class Control:
@@ -58,10 +51,13 @@ class Control:
             return {}
         return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
 
-    def read(self, directives: Directives | None) -> ControlChange:
-        """Take what the last heartbeat has brought, None before the first one."""
+    def read(self, directives: Directives | None) -> bool:
+        """Take what the last heartbeat has brought, None before the first one.
+
+        Returns whether what is in the wrong place should move without delay.
+        """
         if directives is None or (directives is self.directives and self._read):
-            return ControlChange()
+            return False
         before, self.directives = self.directives, directives
         self._strange.look(
             {
@@ -76,12 +72,12 @@ class Control:
         if not self._read:
             self._read = True
             self._reloaded = directives.reload_of(self._me)
-            return ControlChange(pauses=True)
+            return False
         order = directives.rebalance
         hurry = order is not None and order != before.rebalance
         if order is not None and hurry:
             logs.event("steer.rebalance", by=order.by, why=order.why or None)
-        return ControlChange(pauses=True, hurry=hurry)
+        return hurry
 
     # --- reload ---
 

@@ -1,20 +1,31 @@
-"""The stop: finish what runs, release, leave; or be cut short. And the exit codes."""
+"""The end: when a burst has settled everything, the drain, and the exit codes.
+
+A drain finishes what runs, releases and leaves; or it is cut short.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamqd import logs
+from streamqd.errors import RedisRefused, RedisUnavailable
+from streamqd.model import Unit
 from streamqd.notify import Notifier
+from streamqd.store import messages
+from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import OwnedPartition, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
 SHORT_DRAIN_SECONDS = 5.0  # what a second Ctrl-C leaves to the messages that run
 RELEASE_SECONDS = 5.0  # how long leases are tried to be released when Redis does not answer
+
+CHECK_SECONDS = 0.5  # between two questions whether a burst has settled everything
+CHECKS = 2  # in a row; a message may be on its way from one place to another between two looks
 
 EXIT_DRAINED = 0
 EXIT_CONFIG = 3
@@ -59,16 +70,15 @@ class Drain:
             self.begin(timeout)
         self.kill_reason = self.kill_reason or reason
 
-    def wishes(
-        self, partitions: Collection[OwnedPartition], now: float, retiring: int
-    ) -> list[Action]:
-        """Stop, or kill, every worker, and release what has none. `retiring` processes end."""
-        if not self.begun:
-            return []
-        working = [each for each in partitions if each.child is not None]
-        if (working or retiring) and now > self.deadline and not self.kill_reason:
+    def observe(self, partitions: Collection[OwnedPartition], now: float, retiring: int) -> None:
+        """Note whether the time is over. `retiring` processes end beside the workers."""
+        working = retiring or any(each.child is not None for each in partitions)
+        if self.begun and working and now > self.deadline and not self.kill_reason:
             logs.event("drain.deadline", logging.WARNING)
             self.kill_all("deadline", 0.0)
+
+    def wishes(self, partitions: Collection[OwnedPartition]) -> list[Action]:
+        """Stop, or kill, every worker, and release what has none."""
         actions: list[Action] = []
         for each in partitions:
             if each.releasable:
@@ -96,3 +106,61 @@ class Drain:
         if self.code == EXIT_DRAINED and (self.kill_reason or owed):
             return EXIT_DEADLINE
         return self.code
+
+
+class BurstState(NamedTuple):
+    """Nothing more can be done: `broken` units still hold messages but crash in a loop."""
+
+    broken: int
+
+
+@dataclass
+class BurstCheck:
+    """`--burst`: asks whether everything is settled, every half second, while no worker boots."""
+
+    leases: LeaseManager
+    _next_at: float = 0.0
+    _passed: int = 0
+
+    def verdict(self, now: float, partitions: Mapping[Unit, OwnedPartition]) -> BurstState | None:
+        """Tell when nothing is unread, pending, delayed or waiting for a retry any more.
+
+        Units of a worker that crashes in a loop are not waited for.
+        """
+        if now < self._next_at or not self.leases.ok:
+            return None
+        self._next_at = now + CHECK_SECONDS
+        broken = [unit for unit, partition in partitions.items() if partition.broken_until > now]
+        busy = any(h.child is not None and not h.ready for h in partitions.values())
+        left = None if busy else self._left(list(partitions))
+        if left is None or left - set(broken):
+            self._passed = 0
+            return None
+        self._passed += 1
+        return BurstState(len(left)) if self._passed >= CHECKS else None
+
+    def _left(self, units: list[Unit]) -> set[Unit] | None:
+        """Return the units that are not settled, None when Redis does not say it now."""
+        calls = [messages.snapshot(self.leases.keys, unit, limit=1) for unit in units]
+        try:
+            with self.leases.client.deadline():
+                replies = self.leases.link.run_many(calls)
+        except RedisUnavailable:
+            return None
+        left = set()
+        for unit, reply in zip(units, replies, strict=True):
+            if isinstance(reply, RedisRefused):
+                return None
+            found = messages.Snapshot.parse(reply)
+            if found is None or any(
+                (
+                    found.unread,
+                    found.pending,
+                    found.delayed,
+                    found.retry_unread,
+                    found.retry_pending,
+                    found.scheduled,
+                )
+            ):
+                left.add(unit)
+        return left

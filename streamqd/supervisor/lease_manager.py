@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from random import random
 from typing import Any
@@ -26,20 +26,20 @@ from streamqd.store import leases, messages
 from streamqd.store.cluster import connect
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Reply
-from streamqd.supervisor.bounded_client import BoundedClient, Calls
-from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache
+from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener
+from streamqd.supervisor.cluster_state import ClusterState, OwnershipCache, TopicPresence
 from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import OwnedPartition, Phase
-from streamqd.supervisor.pubsub_listener import PubSubListener
-from streamqd.supervisor.renewal_scheduler import RenewalScheduler
 from streamqd.supervisor.resolver import Resolver
-from streamqd.supervisor.topic_presence import TopicPresence
 
 # One exchange blocks the supervisor at most this long, and this part of the ttl: names, sentinels,
 # connecting and waiting included.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 DOUBT_SECONDS = 0.3  # after which a silent connection is doubted; what was asked is asked again
+CALLS_MAX = 64  # scripts of one exchange, about; each takes some 0.03 ms
+TOGETHER = 0.2  # of an interval: how much earlier than it must a lease may be renewed
+_REFUSED = "redis.refused", logging.ERROR
 
 
 class LeaseManager:
@@ -159,7 +159,7 @@ class LeaseManager:
             call = messages.ensure_group(self.keys, partition.unit, "0")
             calls.append((call, partial(self._on_group, partition)))
         if partition.phase is Phase.HELD and due >= partition.renew_at:
-            call = leases.renew(self.keys, partition.unit, partition.token, self.ttl)
+            call = leases.renew(self.keys, partition.lease, self.ttl)
             calls.append((call, partial(self._on_renew, partition, sent_ns)))
         return calls
 
@@ -184,16 +184,16 @@ class LeaseManager:
             logs.event(
                 "lease.resumed",
                 unit=partition.unit,
-                epoch=partition.epoch,
+                epoch=partition.lease.epoch,
                 done=len(left.done),
                 running=running or None,
             )
         elif word == "released":
-            logs.event("lease.released", unit=partition.unit, epoch=partition.epoch)
+            logs.event("lease.released", unit=partition.unit, epoch=partition.lease.epoch)
             self.wake_fleet()
         elif word == "charged":
             logs.event(
-                "worker.charged", logging.WARNING, unit=partition.unit, epoch=partition.epoch
+                "worker.charged", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
             )
         elif word == "lost":
             self._lost(partition)
@@ -228,7 +228,7 @@ class LeaseManager:
             if reply.word == "LATE":
                 self.board.add("renew_late")
                 logs.event(
-                    "lease.late", logging.WARNING, unit=partition.unit, epoch=partition.epoch
+                    "lease.late", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch
                 )
             return
         self._lost(partition)
@@ -236,7 +236,7 @@ class LeaseManager:
 
     def _lost(self, partition: OwnedPartition) -> None:
         self.board.add("lease_lost")
-        logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.epoch)
+        logs.event("lease.lost", logging.WARNING, unit=partition.unit, epoch=partition.lease.epoch)
         self.unit_lost()
 
     def unit_lost(self) -> None:
@@ -326,4 +326,53 @@ class LeaseManager:
         self.wakes.link.close()
 
 
-_REFUSED = "redis.refused", logging.ERROR
+class RenewalScheduler:
+    """Which partitions the next exchange speaks for: each continues where the last one stopped.
+
+    The server serves no other client while it executes what came in one write, and the time of an
+    exchange is bounded too, however many leases there are. What is refused is wanted again in each
+    round, and keeps no partition from its turn.
+    """
+
+    def __init__(self, interval: float) -> None:
+        """`interval` is that of renewals, in seconds."""
+        self._interval = interval
+        self._left: list[Unit] = []
+        self._due = 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether some have not had their turn yet in this round."""
+        return bool(self._left)
+
+    def next(
+        self,
+        now: float,
+        beat_at: float,
+        partitions: Mapping[Unit, OwnedPartition],
+        wishes: Callable[[OwnedPartition, float], Calls],
+    ) -> Calls:
+        """Return what the partitions want whose turn it is: their `wishes`.
+
+        `wishes` also gets the time until which renewals are due (monotonic).
+        """
+        if not self._left:
+            self._left = [*partitions][::-1]
+            self._due = self._due_until(now, beat_at, partitions)
+        found: Calls = []
+        while self._left and len(found) < CALLS_MAX:
+            partition = partitions.get(self._left.pop())
+            if partition is not None:
+                found += wishes(partition, self._due)
+        return found
+
+    def _due_until(
+        self, now: float, beat_at: float, partitions: Mapping[Unit, OwnedPartition]
+    ) -> float:
+        """Those that would come soon come along with the first, or with a beat.
+
+        Else each lease would have an exchange of its own.
+        """
+        renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
+        first = min(renewals, default=beat_at)
+        return now + self._interval * TOGETHER if min(first, beat_at) <= now else now

@@ -6,14 +6,19 @@ them, and no message pays for a timer.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
+import re
+import signal
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import logs
-from streamqd.process import Child
+from streamqd.cgroups import CONTROL_GROUPS, memory_file
+from streamqd.process import Child, Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
 from streamqd.supervisor.partition import OwnedPartition
 from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
@@ -28,7 +33,8 @@ FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
 AHEAD_SECONDS = 3.0  # how long before a worker has handled enough its successor begins to boot
 IDLE_SECONDS = 5.0  # a worker that has begun nothing for so long has nothing to do
-
+BELIEVED_SECONDS = 5.0  # between the kernel's count of a kill and the death that it explains
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 SPENT = "max_messages"  # here the worker stops by itself, and not before it has to
 
@@ -59,11 +65,22 @@ class Limits:
         self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, when it was seen
         self._suspected: dict[int, int] = {}  # slot -> the run that was over its hard limit
 
+    def observe(self, partitions: Iterable[OwnedPartition], now: float) -> None:
+        """Note whether everything stood still, and which workers have become ready."""
+        self._notice_freeze()
+        for partition in partitions:
+            child = partition.child
+            if child is None or partition.kill is not None:
+                continue
+            if partition.ready and not partition.ready_at:
+                # Also of one that runs a handler already: under load it does at every look.
+                partition.became_ready(now, _rss(child.pid))
+                logs.event("worker.ready", unit=partition.unit, child=child.pid)
+
     def look(
         self, partitions: Iterable[OwnedPartition], now: float, boot_timeout: float
     ) -> LimitsExceeded:
         """Return which limits are exceeded."""
-        self._notice_freeze()
         actions: list[Action] = []
         replacements: list[Replacement] = []
         next_at = now + MEASURE_SECONDS
@@ -74,10 +91,6 @@ class Limits:
             child = partition.child
             if child is None or partition.kill is not None:
                 continue
-            if partition.ready and not partition.ready_at:
-                # Also of one that runs a handler already: under load it does at every look.
-                partition.became_ready(now, _rss(child.pid))
-                logs.event("worker.ready", unit=partition.unit, child=child.pid)
             running = partition.slot.running
             self._note_run(partition, now, running=bool(running))
             if not running:
@@ -105,7 +118,7 @@ class Limits:
             late = now > partition.started + boot_timeout
             return [KillWorker(partition.unit, "boot")] if late else [], False
         if not partition.ready_at or partition.is_quiet:
-            return [], False  # it has become ready since the look began, or it ends
+            return [], False  # it has become ready since it was observed, or it ends
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
         # A worker publishes its progress once per batch, which may hold many long messages.
@@ -213,3 +226,47 @@ def _rss(pid: int) -> int:
             os.close(descriptor)
     except (OSError, IndexError):
         return 0
+
+
+class OomMonitor:
+    """Whether the kernel has killed a process because memory was short.
+
+    A death by SIGKILL does not tell who sent it. The kernel counts its own kills for each control
+    group, if that may be read; a kill that was counted a moment ago explains such a death.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Count from now on. `path` is the file with the kernel's count; found when not given."""
+        self._path = path or counter_of(Path("/proc/self/cgroup"))
+        self._seen = self._count()
+        self._recent: list[float] = []
+
+    def look(self, now: float) -> None:
+        """Note what was counted since the last look. `now` is a monotonic time in seconds."""
+        count = self._count()
+        if count > self._seen or self._recent:
+            fresh = [at for at in self._recent if now - at < BELIEVED_SECONDS]
+            self._recent = fresh + [now] * (count - self._seen)
+        self._seen = count
+
+    def explain(self, exit_: Exit) -> Exit:
+        """Return an exit, marked when it was the kernel's choice. Each kill explains one."""
+        if exit_.signal != signal.SIGKILL or not self._recent:
+            return exit_
+        self._recent.pop()
+        return exit_._replace(out_of_memory=True)
+
+    def _count(self) -> int:
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                found = _COUNT.search(self._path.read_text())
+                return int(found[1]) if found else 0
+        return 0
+
+
+def counter_of(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
+    """Return the file in which the kernel counts its kills; None when it cannot be found.
+
+    `membership` is a file as /proc/self/cgroup.
+    """
+    return memory_file(membership, "memory.events", "memory.oom_control", root)

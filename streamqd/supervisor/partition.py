@@ -20,9 +20,10 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from streamqd.bells import Bells
 from streamqd.config import Consumer
 from streamqd.errors import RedisRefused
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.policy import restart
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import WorkerSlot, WorkerState, now_ns
@@ -69,8 +70,6 @@ class OwnedPartition:
     consumer: Consumer
     slot: WorkerSlot
     phase: Phase = Phase.FREE
-    token: str = ""
-    epoch: int = 0
     since: float = 0.0  # monotonic, when this instance got it
     renew_at: float = 0.0
     child: Child | None = None
@@ -86,7 +85,7 @@ class OwnedPartition:
         0.0  # monotonic, since when the system refuses its process; 0 = it does not
     )
     suspects: frozenset[bytes] = frozenset()  # places of which one has killed a process
-    blameless: int = 0  # processes in a row that died with nothing to blame
+    uncharged: int = 0  # processes in a row that died with nothing to blame
     exits: list[restart.WorkerExit] = field(default_factory=list)
     ready_at: float = 0.0  # monotonic, 0 = has not booted
     quiet_at: float = 0.0  # monotonic, when its process was seen to have nothing to do any more
@@ -100,13 +99,16 @@ class OwnedPartition:
     pace: float = 0.0  # messages per second that the process before this one settled
     spread: float = 0.0  # 0 to 1, drawn for each process
     _first_run: int = 0
-    _seen_epoch: int = 0
     _dead_token: str = ""
     _new_token: str = ""
     _done: list[bytes] = field(default_factory=list)
     _charged: bytes | None = None
     _context: bytes = b""
     left: LeftPartition | None = None  # of a killed supervisor, until Redis has answered to it
+
+    def __post_init__(self) -> None:
+        # While it is acquired, the epoch is the last one that was seen.
+        self.lease = Lease(self.unit, "")
 
     # --- wishes ---
 
@@ -122,13 +124,12 @@ class OwnedPartition:
         self.left = left
         if not (alone or left.following):
             self.slot.restore(left.done, left.running)
-            self.slot.epoch = left.epoch
-            self.slot.note_lease(left.token)
-            self.take(left.epoch, left.token)
+            self.slot.note_lease(left.lease)
+            self.take(left.lease.epoch, left.lease.token)
             self._done = left.done
             return
         self.phase = Phase.ROTATING
-        self.token, self._new_token = left.token, left.following or secrets.token_hex(16)
+        self.lease, self._new_token = left.lease, left.following or secrets.token_hex(16)
         self._done = left.done
         self._charged = left.running[0] if len(left.running) == 1 else None
         if self._charged is None:
@@ -136,15 +137,13 @@ class OwnedPartition:
         else:
             self._context = json.dumps({"what": "the death of its supervisor"}).encode()
         self.slot.restore(left.done, left.running)
-        self.slot.epoch = left.epoch
-        self.slot.note_lease(self.token, self._new_token)
+        self.slot.note_lease(self.lease, self._new_token)
 
     def take(self, seen_epoch: int, dead_token: str = "") -> None:
         """Want to own the unit. `dead_token` belongs to a predecessor proven dead."""
         assert self.phase is Phase.FREE
         self.phase = Phase.ACQUIRING
-        self.token = secrets.token_hex(16)
-        self._seen_epoch = seen_epoch
+        self.lease = Lease(self.unit, secrets.token_hex(16), seen_epoch)
         self._dead_token = dead_token
         # A process that died after the unit was lost has left nothing that is still ours.
         self._done, self._charged, self._context = [], None, b""
@@ -163,19 +162,16 @@ class OwnedPartition:
 
     def _release(self) -> None:
         self.phase = Phase.RELEASING
-        self.slot.note_lease("")  # nothing is unfinished: there is nothing to resume
+        self.slot.forget_lease()  # nothing is unfinished: there is nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
         """The call to make now, the same one until it is answered."""
         if self.phase is Phase.ACQUIRING:
-            return leases.acquire(
-                keys, self.unit, self.token, self._seen_epoch, ttl, owner, self._dead_token
-            )
+            return leases.acquire(keys, self.lease, ttl, owner, self._dead_token)
         if self.phase is Phase.ROTATING:
             return leases.refence(
                 keys,
-                self.unit,
-                self.token,
+                self.lease,
                 self._new_token,
                 ttl,
                 self._charged,
@@ -183,7 +179,7 @@ class OwnedPartition:
                 self._done,
             )
         if self.phase is Phase.RELEASING:
-            return leases.release(keys, self.unit, self.token)
+            return leases.release(keys, self.lease)
         return None
 
     # --- answers ---
@@ -205,19 +201,19 @@ class OwnedPartition:
     def _acquired(self, reply: Reply, now: float) -> str:
         if reply.word not in ("OK", "MINE"):
             self.phase = Phase.FREE
-            self.token = ""
+            self._drop_token()
             self.left = None
             return ""
         self.phase = Phase.HELD
-        self.epoch = self.slot.epoch = int(reply.rest[0])
+        self.lease = self.lease._replace(epoch=int(reply.rest[0]))
         if self.left is not None:
             self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
             self.slot.restore(self._done, [])  # who is to blame is said by now
-            self.slot.note_lease(self.token, self._new_token)
+            self.slot.note_lease(self.lease, self._new_token)
             return "acquired"
         self.slot.forget_batch()  # what is in it belongs to a process of the past
-        self.slot.note_lease(self.token)
+        self.slot.note_lease(self.lease)
         self._owns_from(now)
         return "acquired"
 
@@ -225,7 +221,6 @@ class OwnedPartition:
         self.since = now
         self.groups_ready = False
         self.refused_since = 0.0
-        self.slot.epoch = self.epoch
         self.slot.since_unix_ms = int(time.time() * 1000)
         self.slot.owned = 1
         if self.slot.state == WorkerState.GONE:
@@ -238,9 +233,11 @@ class OwnedPartition:
         if reply.word != "OK":
             self.lose()
             return "lost"
-        self.token = self._new_token
-        self.epoch = self.slot.epoch = int(reply.rest[0])
-        self.slot.note_lease("" if self.release_after else self.token)
+        self.lease = Lease(self.unit, self._new_token, int(reply.rest[0]))
+        if self.release_after:
+            self.slot.forget_lease()
+        else:
+            self.slot.note_lease(self.lease)
         charged = "charged" if self._charged is not None else ""
         if resumed:
             self._owns_from(now)
@@ -256,12 +253,15 @@ class OwnedPartition:
     def lose(self) -> None:
         """The unit is not ours any more."""
         self.phase = Phase.FREE
-        self.token = ""
+        self._drop_token()
         self.release_after = False
         self.left = None
-        self.slot.note_lease("")
+        self.slot.forget_lease()
         self.slot.owned = 0
         self.slot.trusted_until_ns = 0
+
+    def _drop_token(self) -> None:
+        self.lease = self.lease._replace(token="")
 
     # --- the process ---
 
@@ -284,9 +284,9 @@ class OwnedPartition:
         if not crashed:
             self.suspects = frozenset()  # it has lived through all that it was warned of
         if unordered and not batch.running and exit_.code != ExitCode.BOOT_FAILED:
-            self.blameless += 1
+            self.uncharged += 1
         elif charged is not None or not crashed:
-            self.blameless = 0
+            self.uncharged = 0
         self._done = batch.done
         self._charged = charged
         if charged is not None:
@@ -306,7 +306,7 @@ class OwnedPartition:
         if self.phase is Phase.ROTATING:
             # What it had fetched stays written down until Redis has answered.
             self.slot.acquit(suspects)
-            self.slot.note_lease(self.token, self._new_token)
+            self.slot.note_lease(self.lease, self._new_token)
             self.slot.vacate()
         else:
             self.slot.clear()
@@ -340,7 +340,7 @@ class OwnedPartition:
         if self.phase is Phase.HELD:
             self.phase = Phase.ROTATING
             self._new_token = secrets.token_hex(16)
-            self.slot.note_lease("")  # nor may a successor read it
+            self.slot.forget_lease()  # nor may a successor read it
             # Its slot is still its own: another instance goes on with the unit.
             self.release_after = True
         return child
@@ -425,6 +425,11 @@ class OwnedPartition:
                 "pid": self.child.pid if self.child else None,
             }
         ).encode()
+
+    @property
+    def housekeeping(self) -> tuple[int, int]:
+        """What the housekeeper has wanted of the worker by now."""
+        return self.slot.reclaim_requested, Bells(self.slot.words).missed
 
     @property
     def owned(self) -> bool:

@@ -102,6 +102,20 @@ class InterruptRun(NamedTuple):
     run_seq: int
 
 
+class PauseWorker(NamedTuple):
+    """Tell a worker to pause, or to go on."""
+
+    unit: Unit
+    paused: bool
+
+
+class WakeWorker(NamedTuple):
+    """Wake a worker that waits for messages: the housekeeper wants something of it."""
+
+    unit: Unit
+    wanted: tuple[int, int]  # what, so that it is woken once
+
+
 Action = (
     Acquire
     | ReleaseLease
@@ -114,6 +128,8 @@ Action = (
     | KillStandby
     | DismissStandby
     | InterruptRun
+    | PauseWorker
+    | WakeWorker
 )
 
 _KILL, _DRAIN, _LOST, _HAND_OVER, _ROTATE, _REPLACE, _START, _ACQUIRE = range(8)
@@ -130,8 +146,9 @@ _RANK: Mapping[type, int] = MappingProxyType(
     }
 )
 _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
-# These concern the standby, or a run: they go with any action on the worker.
-_BESIDE = (DismissStandby, KillStandby, InterruptRun)
+# These concern the standby, or a run, or ask for nothing that must wait: they go with any action on
+# the worker.
+_BESIDE = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
 def merge(wishes: Iterable[Action]) -> list[Action]:
@@ -153,7 +170,7 @@ def merge(wishes: Iterable[Action]) -> list[Action]:
         if before is None or rank < before[0]:
             chosen[wish.unit] = rank, wish
     ordered = sorted(chosen.values(), key=lambda each: each[0])
-    ending = {wish.unit for wish in beside if not isinstance(wish, InterruptRun)}
+    ending = {wish.unit for wish in beside if isinstance(wish, DismissStandby | KillStandby)}
     return [
         *beside,
         *(

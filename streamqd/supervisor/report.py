@@ -114,7 +114,7 @@ def dump(partitions: Mapping[Unit, OwnedPartition]) -> None:
             "state",
             unit=partition.unit,
             phase=partition.phase.value,
-            epoch=partition.epoch,
+            epoch=partition.lease.epoch,
             child=partition.child.pid if partition.child else None,
             worker=partition.slot.state,
             in_hand=partition.slot.unfinished,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from streamqd import logs, startup
 from streamqd.config import Daemon
 from streamqd.config.setting import NAME
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.scoreboard import (
     BOARD_BYTES,
     HEAD_BYTES,
@@ -50,15 +50,13 @@ class ScoreboardFileRefused(Exception):  # noqa: N818 - not an error of ours: th
 class LeftPartition(NamedTuple):
     """What a killed supervisor left of one unit that it held.
 
-    `following` is the token that was to replace `token`, '' for none; `epoch` is that of `token`.
-    The places in `done` had been handled and were not known to be acknowledged, those in `running`
-    were being handled.
+    `following` is the token that was to replace that of the lease, '' for none. The places in
+    `done` had been handled and were not known to be acknowledged, those in `running` were being
+    handled.
     """
 
-    unit: Unit
-    token: str
+    lease: Lease
     following: str
-    epoch: int
     done: list[bytes]
     running: list[bytes]
 
@@ -132,7 +130,7 @@ class ScoreboardFile:
                 file=str(path),
                 problem=problem,
             )
-        self.left = {each.unit: each for each in found.left}
+        self.left = {each.lease.unit: each for each in found.left}
         logs.event("scoreboard.found", file=str(path), units=len(self.left))
 
 
@@ -284,7 +282,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
         except ValueError as error:
             torn.append((unit, f"slot {index} is torn: {error}"))
             continue
-        left[unit] = LeftPartition(unit, *lease, batch.done, batch.running)
+        left[unit] = LeftPartition(*lease, batch.done, batch.running)
     return FoundScoreboard(list(left.values()), torn)
 
 

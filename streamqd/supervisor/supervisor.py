@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import random
 
 from streamqd import fork_hygiene, logs, process, startup
@@ -22,14 +22,12 @@ from streamqd.notify import Notifier
 from streamqd.policy import restart
 from streamqd.policy.rebalance import MORE_SECONDS
 from streamqd.process import Child
-from streamqd.scoreboard import HEAD_BYTES, WorkerState
+from streamqd.scoreboard import HEAD_BYTES, WorkerCommand, WorkerState
 from streamqd.supervisor import plan, report
-from streamqd.supervisor.burst import BurstCheck
 from streamqd.supervisor.control import Control
-from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, Drain
+from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, BurstCheck, Drain
 from streamqd.supervisor.lease_manager import LeaseManager
-from streamqd.supervisor.limits import SPENT, Limits, Replacement
-from streamqd.supervisor.oom_monitor import OomMonitor
+from streamqd.supervisor.limits import SPENT, Limits, OomMonitor, Replacement
 from streamqd.supervisor.partition import OwnedPartition, Phase
 from streamqd.supervisor.plan import Action
 from streamqd.supervisor.process_capacity import ProcessCapacity
@@ -100,7 +98,6 @@ class Supervisor:
         self.exit_code: int | None = None
         self._fleet_seen = False
         self._announced: Mapping[str, object] = {}  # of the capacity
-        self._pauses_due = False  # workers that should pause, or go on, do not know it yet
         self._next_look = 0.0
         self._embedded_at = 0.0
 
@@ -152,7 +149,7 @@ class Supervisor:
         now = time.monotonic()
         self._observe(now)
         self._apply(plan.merge(self._wishes(now)))
-        self._try_capacity(now)
+        self._keep_up(now)
         self._exchange()
         if self.drain.begun and self.exit_code is None:
             self.exit_code = self.drain.exit_code(
@@ -168,15 +165,14 @@ class Supervisor:
         for number in self.signals.take():
             self._signal(number)
         self._reap(now)
-        self.pool.relay(self.partitions.values())
-        self.pool.abandon_unkillable(self.partitions.values(), now)
-        self.pool.keep_housekeeper(now)
-        self._keep_embedded(now)
-        self._register_again(now)
+        partitions = self.partitions.values()
+        self.pool.abandon_unkillable(partitions, now)
         self._check_duplicate()
         self._follow_directives()
         self._reload()
         self._check_end(now)
+        self.drain.observe(partitions, now, self.pool.retiring(now))
+        self.limits.observe(partitions, now)
 
     def _wishes(self, now: float) -> list[Action]:
         """Ask all parts what should be done now."""
@@ -185,7 +181,7 @@ class Supervisor:
         if self.exit_code == EXIT_TWIN:
             wishes += [plan.KillWorker(unit, "quit") for unit in self.partitions]
         if self.drain.begun:
-            wishes += self.drain.wishes(partitions, now, self.pool.retiring(now))
+            wishes += self.drain.wishes(partitions)
         else:
             running = sum(each.child is not None for each in partitions)
             wishes += self._moves(now)
@@ -208,7 +204,8 @@ class Supervisor:
             self.pool.retiring(now),
         )
         wishes += self.replacement.wishes(self.partitions, given)
-        found = self.limits.look(partitions, time.monotonic(), self.settings.daemon.boot_timeout)
+        wishes += self._news(partitions)
+        found = self.limits.look(partitions, now, self.settings.daemon.boot_timeout)
         self._next_look = found.next_at
         for replacement in found.replacements:
             self._want_replaced(replacement)
@@ -230,14 +227,10 @@ class Supervisor:
                     "worker.started",
                     unit=partition.unit,
                     child=partition.child.pid,
-                    epoch=partition.epoch,
+                    epoch=partition.lease.epoch,
                 )
         if self.drain.kill_reason:
             self.pool.kill_retired()
-        if self._pauses_due:
-            self._pauses_due = False
-            for partition in self.partitions.values():
-                self.pool.pause(partition, paused=self._is_paused(partition))
 
     def _change(self, action: Action, partition: OwnedPartition) -> None:
         """Do one thing of the plan."""
@@ -249,6 +242,11 @@ class Supervisor:
                 partition.give_up()
             case plan.RotateToken(_, unexplained):
                 self._rotate_token(partition, unexplained=unexplained)
+            case plan.StopWorker(_, reason):
+                self._count_release(partition, reason)
+                self.pool.stop(partition, reason)
+            case plan.KillWorker(_, reason, run_seq):
+                self.pool.kill(partition, reason, run_seq)
             case _:
                 self._change_process(action, partition)
 
@@ -263,11 +261,6 @@ class Supervisor:
             case plan.ForkStandby():
                 if not self.pool.start_standby(partition):
                     self.replacement.standby_refused(partition)
-            case plan.StopWorker(_, reason):
-                self._count_release(partition, reason)
-                self.pool.stop(partition, reason)
-            case plan.KillWorker(_, reason, run_seq):
-                self.pool.kill(partition, reason, run_seq)
             case plan.KillStandby():
                 self.pool.kill_standby(partition)
             case plan.DismissStandby(_, idle):
@@ -276,11 +269,15 @@ class Supervisor:
                 self.pool.dismiss_standby(partition)
             case plan.InterruptRun(_, run_seq):
                 self.pool.interrupt(partition, run_seq)
+            case plan.PauseWorker(_, paused):
+                self.pool.pause(partition, paused=paused)
+            case plan.WakeWorker(_, wanted):
+                self.pool.wake(partition, wanted)
 
     def _count_release(self, partition: OwnedPartition, reason: str) -> None:
         if reason == "shed":
             self.board.add("rebalance_shed")
-            logs.event("rebalance.shed", unit=partition.unit, epoch=partition.epoch)
+            logs.event("rebalance.shed", unit=partition.unit, epoch=partition.lease.epoch)
         elif reason == "unstartable":
             self.board.add("unstartable")
 
@@ -303,6 +300,13 @@ class Supervisor:
         if self.rebalance.rest_is_over(now, self.partitions):
             self.leases.membership.beat_soon()  # see whether the partition is still free
         self.leases.tick(now, self.partitions, self.wanted_units())
+
+    def _keep_up(self, now: float) -> None:
+        """Keep the processes beside the workers, and see what else can be started."""
+        self.pool.keep_housekeeper(now)
+        self._keep_embedded(now)
+        self._register_again(now)
+        self._try_capacity(now)
 
     def _try_capacity(self, now: float) -> None:
         """See whether more processes can be started, after the system has refused some."""
@@ -369,6 +373,19 @@ class Supervisor:
                 elif partition.standby_is_warm:
                     starts.append(plan.AdoptStandby(unit))
         return starts
+
+    def _news(self, partitions: Iterable[OwnedPartition]) -> list[Action]:
+        """Workers that do not know yet that they should pause or go on, or look up."""
+        news: list[Action] = []
+        for each in partitions:
+            if each.child is None:
+                continue
+            paused = self._is_paused(each)
+            if each.slot.command == (WorkerCommand.NONE if paused else WorkerCommand.PAUSE):
+                news.append(plan.PauseWorker(each.unit, paused))
+            if each.housekeeping != each.relayed:
+                news.append(plan.WakeWorker(each.unit, each.housekeeping))
+        return news
 
     def _want_replaced(self, found: Replacement) -> None:
         """Hand a worker that has exceeded a limit to the rolling replacement."""
@@ -463,16 +480,13 @@ class Supervisor:
             report.dump(self.partitions)
         elif number in (signal.SIGTSTP, signal.SIGCONT):
             self.paused = number is signal.SIGTSTP
-            self._pauses_due = True
 
     def _is_paused(self, partition: OwnedPartition) -> bool:
         """The signal is for all, directives are for some."""
         return self.paused or self.control.is_paused(partition.unit)
 
     def _follow_directives(self) -> None:
-        change = self.control.read(self.leases.membership.directives)
-        self._pauses_due |= change.pauses
-        if change.hurry:
+        if self.control.read(self.leases.membership.directives):
             self.rebalance.hurry()
         if not self.reload.idle:
             return

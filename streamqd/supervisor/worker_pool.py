@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from random import random
 
 from streamqd import housekeeper, logs, process
-from streamqd.bells import Bells
 from streamqd.config import Settings
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.supervisor.partition import ORDERLY, RETIRE_SECONDS, Kill, OwnedPartition
@@ -96,10 +95,8 @@ class WorkerPool:
 
     def _assignment(self, partition: OwnedPartition) -> Assignment:
         return Assignment(
-            partition.unit,
-            partition.token,
-            partition.epoch,
-            cautious=partition.blameless >= CAUTIOUS_AFTER,
+            partition.lease,
+            cautious=partition.uncharged >= CAUTIOUS_AFTER,
             suspects=partition.suspects,
         )
 
@@ -153,7 +150,7 @@ class WorkerPool:
         """Fork a process that boots beside the present one. False: the system refuses it."""
         slot = partition.slot
         slot.warm_pid = 0
-        child = self._fork_worker(partition, Assignment(partition.unit, "", 0, cautious=False))
+        child = self._fork_worker(partition, Assignment(Lease(partition.unit, ""), cautious=False))
         if child is None:
             return False
         partition.standby = child
@@ -171,7 +168,9 @@ class WorkerPool:
         partition.started_as(child, time.monotonic())
         partition.slot.add("restarts")
         child.tell(self._assignment(partition).packed())
-        logs.event("worker.handover", unit=partition.unit, child=child.pid, epoch=partition.epoch)
+        logs.event(
+            "worker.handover", unit=partition.unit, child=child.pid, epoch=partition.lease.epoch
+        )
 
     def dismiss_standby(self, partition: OwnedPartition) -> None:
         """Let a standby end that is not needed: it has fetched nothing."""
@@ -334,22 +333,16 @@ class WorkerPool:
             partition.soft_limited = partition.slot.soft_kill_seq = run_seq
             partition.child.signal(signal.SIGUSR1)
 
-    def relay(self, partitions: Iterable[OwnedPartition]) -> None:
-        """Wake workers that wait for messages while the housekeeper wants something of them."""
-        for partition in partitions:
-            wanted = partition.slot.reclaim_requested, Bells(partition.slot.words).missed
-            if partition.child is not None and wanted != partition.relayed:
-                partition.relayed = wanted
-                partition.child.tell(b"look")
+    def wake(self, partition: OwnedPartition, wanted: tuple[int, int]) -> None:
+        """Wake a worker that waits for messages; `wanted` is what the housekeeper wants of it."""
+        partition.relayed = wanted
+        if partition.child is not None:
+            partition.child.tell(b"look")
 
     def pause(self, partition: OwnedPartition, *, paused: bool) -> None:
-        """Tell a worker to pause or to go on, unless it knows or must leave."""
-        wanted = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
-        if partition.child is not None and partition.slot.command not in (
-            wanted,
-            WorkerCommand.STOP,
-        ):
-            partition.slot.command = wanted
+        """Tell a worker to pause or to go on."""
+        partition.slot.command = WorkerCommand.PAUSE if paused else WorkerCommand.NONE
+        if partition.child is not None:
             partition.child.tell(b"look")
 
     def kill(self, partition: OwnedPartition, reason: str, run_seq: int | None = None) -> None:

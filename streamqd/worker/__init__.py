@@ -39,11 +39,11 @@ def live(
     control: socket.socket,
 ) -> int:
     """Be the worker that a consumer needs, or first its standby. Returns the exit code."""
-    mine = forks.ForkingWorker(assignment.unit, slot, control)
+    mine = forks.ForkingWorker(assignment.lease.unit, slot, control)
     forks.family.enter(mine)
     try:
         booted = None
-        if not assignment.token:
+        if not assignment.lease.token:
             turn = prepare(assignment, settings, consumer, slot, control)
             if isinstance(turn, ExitCode):
                 return turn

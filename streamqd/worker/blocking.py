@@ -11,9 +11,9 @@ from __future__ import annotations
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WAITING, now_ns
+from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.settler import place_of
 from streamqd.worker.verdicts import RunAgain
 
 
@@ -26,11 +26,11 @@ class BlockedOrder:
         self._settler = context.settler
         self._quarantine = quarantine
         self._place = b""  # of the message that runs
-        self._kept: tuple[Message, float] | None = None  # and its wait, as no handler has seen it
+        self.kept: tuple[Message, float] | None = None  # and its wait, as no handler has seen it
 
     def admits(self, _index: int, message: Message, retried: bool, _crashes: int) -> bool:
         """Wait until a message that has failed before is due. Then it may run."""
-        self._place, self._kept = place_of(message.id_bytes, retried=retried), None
+        self._place, self.kept = place_of(message.id_bytes, retried=retried), None
         if (left := message.due_in_place_ns - now_ns()) > 0:
             self._wait(left / 1e9)
         return True
@@ -40,18 +40,17 @@ class BlockedOrder:
     ) -> None:
         """Let a message whose run has failed wait in its place."""
         self._slot.states[index] = WAITING
-        self._kept = message, again.delay
+        self.kept = message, again.delay
         if again.spent:
             message.failures_in_place += again.spent
             now = now_ns()
             due = now + int(again.delay * 1e9)
             self._settler.note(self._place, message.failures_in_place, due, now)
 
-    def next_run(self) -> Message | None:
-        """Wait until the message that was kept is due and return it; None when it has ended."""
-        if self._kept is None:
-            return None
-        (message, seconds), self._kept = self._kept, None
+    def next_run(self) -> Message:
+        """Wait until the message that was kept is due, and return it."""
+        assert self.kept is not None
+        (message, seconds), self.kept = self.kept, None
         self._wait(seconds)
         return message
 

@@ -21,12 +21,12 @@ from streamqd.scoreboard import (
     now_ns,
 )
 from streamqd.store.fetch import FetchResult
+from streamqd.store.messages import PendingEntry
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.guards import Guards
 from streamqd.worker.held_keys import report_full, report_held
 from streamqd.worker.lanes import RunningMessage, TaskRuns, ThreadRuns
 from streamqd.worker.ordering import HoldingOrdering, Ordering
-from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.runs import ACK_DELAY_NS

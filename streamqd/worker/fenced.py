@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamqd.errors import RedisUnavailable
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.scripts import Call, Reply
@@ -23,9 +23,22 @@ class FencedCalls:
         """Run a script. Raises Fenced, RedisUnavailable, RedisRefused."""
         reply = self.link.run(call)
         self._slot.add("round_trips")
-        if reply.word == "FENCED":
-            raise Fenced
+        _check(reply)
         if reply.word == "SESSION":
             # A copy of an earlier recover has come late. The unit is still ours.
             raise RedisUnavailable("the session is not the last one opened", sent=True)
         return reply
+
+    def run_many(self, calls: list[Call]) -> list[Reply | RedisRefused]:
+        """Run scripts in one write. Raises Fenced, RedisUnavailable."""
+        replies = self.link.run_many(calls)
+        self._slot.add("round_trips")
+        for reply in replies:
+            if not isinstance(reply, RedisRefused):
+                _check(reply)
+        return replies
+
+
+def _check(reply: Reply) -> None:
+    if reply.word == "FENCED":
+        raise Fenced

@@ -25,7 +25,7 @@ from streamqd.worker.outage import Outage
 # Two workers read the server's clock differently, by a round trip at most.
 CLOCK_SECONDS = 0.1
 GLANCE_SECONDS = (0.01, 1.0)  # between two looks whether others have closed the circuit
-RESUME_SECONDS = 1.0  # how often a flooded worker that is not told to pause looks for a `resume`
+RESUME_SECONDS = 1.0  # how often a worker that stands still looks for a `resume`
 
 
 class Guards:
@@ -58,7 +58,7 @@ class Guards:
         self._deaths = 0
         self._probe_from = 0  # successes when the probe began
         self._probe_of = 0  # openings of the circuit by then
-        self.flooded = False
+        self.must_pause = False
         self._hear()
         self._unsaid = self.probing
 
@@ -102,8 +102,8 @@ class Guards:
         """Note that a message has become a dead letter."""
         self._deaths += 1
         if self._guard.letters:
-            self.flooded |= self._flood.died(_now(), self._settled)
-            if not self.flooded:
+            self.must_pause |= self._flood.died(_now(), self._settled)
+            if not self.must_pause:
                 # Else what is kept stays one short of a flood until this one has been stopped.
                 self._keep_flood()
 
@@ -196,7 +196,7 @@ class Guards:
 
         Without `more` in hand nothing could, and a turn would be for nothing: others may want it.
         """
-        if self.flooded:
+        if self.must_pause:
             self._stand_still()
         if not (self.probing or self._told):
             return
@@ -248,7 +248,7 @@ class Guards:
             self._channel.sleep(self._guard.window, slot.unfinished)
         while not problem and link.execute("HEXISTS", keys.orders(self._fleet), name):
             self._channel.sleep(RESUME_SECONDS, slot.unfinished)
-        self.flooded = False
+        self.must_pause = False
         self._waits.end()
 
 

@@ -17,10 +17,11 @@ from typing import Any
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, now_ns
+from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.key_blocker import KeyBlocker
 from streamqd.worker.quarantine import Quarantine
-from streamqd.worker.settler import Settler, place_of
+from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import RunAgain
 
 DUE_MAX = 128  # held messages that come into hand at once, and of one key
@@ -39,6 +40,8 @@ class HeldMessage:
 
 class HeldKeys:
     """Runs messages of keys that are not held, and holds those of the others."""
+
+    kept = None  # what has failed waits with its key, and the others may run
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
         self._slot = context.slot
@@ -84,10 +87,6 @@ class HeldKeys:
             self._settler.note(place, message.failures_in_place, due, now)
         self.report()
         self._quarantine.nothing_runs()
-
-    def next_run(self) -> Message | None:
-        """Return nothing: other keys may run."""
-        return None
 
     # --- what is held ---
 

@@ -26,7 +26,6 @@ from streamqd.store import messages
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.guards import Guards
-from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.throttle import RateLimiter
 
 POLL_SECONDS = 0.05  # how often a turn is asked for: the lock's own queue could not be left
@@ -69,7 +68,7 @@ class Quarantine:
         """Whether every run is marked."""
         return self._session != ""
 
-    def begin(self, entry: PendingEntry, message: Message) -> None:
+    def begin(self, entry: messages.PendingEntry, message: Message) -> None:
         """Settle what is done, wait for this entry's turn, and write down that it comes next.
 
         Raises Stop, Fenced, RedisUnavailable.
@@ -115,7 +114,7 @@ class Quarantine:
         if lock is not None:
             os.close(lock)
 
-    def _is_suspect(self, entry: PendingEntry, message: Message) -> bool:
+    def _is_suspect(self, entry: messages.PendingEntry, message: Message) -> bool:
         """Whether it was charged before, or the next charge would already dead-letter it."""
         return entry.crashes + message.crash_count > 0 or self._context.consumer.max_crashes == 1
 
@@ -146,7 +145,7 @@ class Quarantine:
         return bool(
             words[WORD_COMMAND]
             or now > words[WORD_TRUSTED_UNTIL]
-            or (guards is not None and (guards.flooded or guards.room(0) == 0))
+            or (guards is not None and (guards.must_pause or guards.room(0) == 0))
             or (throttle is not None and throttle.left_ns(now))
         )
 
@@ -164,9 +163,7 @@ class Quarantine:
         """Write durably which entry comes next, so that a host-killer is found."""
         settler = self._context.settler
         self._marked = b""  # unknown, if there is no answer
-        call = messages.solo_mark(
-            settler.keys, settler.unit, settler.token, self._session, place, []
-        )
+        call = messages.solo_mark(settler.keys, settler.lease, self._session, place, [])
         self._calls.run(call)
         self._marked = place
 

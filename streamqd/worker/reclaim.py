@@ -12,7 +12,6 @@ from streamqd import logs
 from streamqd.store import messages
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.fenced import FencedCalls
-from streamqd.worker.pending_entry import PendingEntry
 
 
 class Reclaim:
@@ -49,7 +48,7 @@ class Reclaim:
         if not self._pages:
             self._slot.reclaim_done = wanted
 
-    def take(self, retried: bool, session: str, count: int) -> list[PendingEntry]:
+    def take(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
         """Take over at most `count` entries of the next page.
 
         Raises Fenced, RedisRefused, RedisUnavailable.
@@ -57,8 +56,7 @@ class Reclaim:
         settler, slot = self._context.settler, self._slot
         call = messages.reclaim(
             settler.keys,
-            settler.unit,
-            settler.token,
+            settler.lease,
             session,
             source="r" if retried else "m",
             idle=self._context.consumer.reclaim_idle,
@@ -74,4 +72,4 @@ class Reclaim:
         slot.add("reclaimed", len(entries))
         if entries:
             logs.event("reclaim", unit=self._context.unit, entries=len(entries), ghosts=ghosts)
-        return [PendingEntry(retried, entry_id, fields, 0, b"") for entry_id, fields in entries]
+        return [messages.PendingEntry(retried, entry_id, fields) for entry_id, fields in entries]

@@ -105,7 +105,8 @@ class Runner:
             self.run(index, message, retried, crashes, charged)
         elif order.admits(index, message, retried, crashes):
             self.run(index, message, retried, crashes, charged)
-            while (again := order.next_run()) is not None:
+            while order.kept is not None:
+                again = order.next_run()
                 self.run(index, again, retried, crashes, again.failures_in_place > 0)
 
     def run(self, index: int, message: Message, retried: bool, crashes: int, charged: bool) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from streamqd.message import Entry, Message, of_read
 from streamqd.scoreboard import SETTLED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
+from streamqd.store.messages import PendingEntry
 from streamqd.worker.batches import BatchRunner
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.held_keys import HeldKeys
-from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.prefetch import bytes_of
 from streamqd.worker.runs import Runner
 from streamqd.worker.verdicts import Verdicts
@@ -55,10 +55,10 @@ class SerialExecutor:
             self._held.restart()
 
     def expect(self, places: list[bytes]) -> None:
-        """Write the batch into the scoreboard, with the parked entries behind it."""
+        """Write the batch into the scoreboard, with the deferred entries behind it."""
         self._runner.begin()
-        self._slot.post_batch(places + self._settler.parked_places)
-        self._settler.renumber_parked(len(places))
+        self._slot.post_batch(places + self._settler.deferred_places)
+        self._settler.renumber_deferred(len(places))
 
     def admit(self, position: int, _place: bytes) -> int:
         """Return the index in the slot of an entry that was expected."""

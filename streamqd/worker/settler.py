@@ -14,18 +14,19 @@ from typing import NamedTuple
 from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.message import CRASH_COUNT, ORIGINAL_ID, REPLAY_COUNT, RETRY_COUNT
-from streamqd.model import Unit
+from streamqd.model import Lease
 from streamqd.scoreboard import BUCKETS, DONE, FAILED, SETTLED, WorkerSlot, now_ns
 from streamqd.store import messages
 from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
+from streamqd.store.messages import place_of
 from streamqd.store.scripts import Call, Reply
-from streamqd.worker.fenced import Fenced
+from streamqd.worker.fenced import FencedCalls
 
 BATCH_MAX = 128  # items of one settle script; bounds how long one call occupies the server
-PARK_SECONDS = 1.0  # between two tries to settle what the server refused
+DEFER_SECONDS = 1.0  # between two tries to settle what the server refused
 
 # More names and values than this are not sent back: a script cannot pass 8,000 to one command.
 # Such an entry was written by hand; what streamqd knows of it goes on.
@@ -78,11 +79,11 @@ class Settler:
 
     link: Connection
     keys: Keys
-    unit: Unit
-    token: str
+    lease: Lease
     slot: WorkerSlot
 
     def __post_init__(self) -> None:
+        self._calls = FencedCalls(self.link, self.slot)
         self.main_acks: list[bytes] = []
         self.retry_acks: list[bytes] = []
         self._ack_indexes: list[int] = []
@@ -95,8 +96,8 @@ class Settler:
         # Failures in place of entries that stay in hand, and when they run again.
         self._notes: dict[bytes, tuple[int, int]] = {}
         self.kept = 0  # how many entries stay in hand for a later run
-        self._parked: set[bytes] = set()  # places of the items that were refused
-        self._parked_until_ns = 0
+        self._deferred: set[bytes] = set()  # places of the items that were refused
+        self._deferred_until_ns = 0
 
     # --- noting ---
 
@@ -138,12 +139,12 @@ class Settler:
         return not (self._charged or self.items or self._notes)
 
     @property
-    def parked_places(self) -> list[bytes]:
+    def deferred_places(self) -> list[bytes]:
         """Places of entries that stay in hand over a batch, because Redis refused to take them."""
         return [item.place for item in self.items]
 
-    def renumber_parked(self, first: int) -> None:
-        """The slot has a new batch, with the parked entries at its end, from index `first`."""
+    def renumber_deferred(self, first: int) -> None:
+        """The slot has a new batch, with the deferred entries at its end, from index `first`."""
         self.read = 0
         self.items = [
             item._replace(at=first + offset, read=0) for offset, item in enumerate(self.items)
@@ -167,20 +168,20 @@ class Settler:
     def flush(self) -> None:
         """Settle everything by scripts, acknowledgements first: they may be what frees memory.
 
-        Retries and dead letters that Redis refuses are parked. Raises Fenced, RedisUnavailable,
+        Retries and dead letters that Redis refuses are deferred. Raises Fenced, RedisUnavailable,
         and RedisRefused when acknowledging is refused.
         """
         self._flush_acks()
         self.flush_verdicts()
 
     def flush_last(self) -> None:
-        """`flush` before the worker ends; what is parked is tried once more.
+        """`flush` before the worker ends; what is deferred is tried once more.
 
         A failure that is not settled runs again at the next owner, so one lost connection is not
         the end of it, whether it takes nothing more or the answer is lost: the same is said again
         over a new one. A server that cannot be reached is not asked twice.
         """
-        self._parked_until_ns = min(self._parked_until_ns, now_ns())
+        self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
         try:
             self.flush()
@@ -200,25 +201,23 @@ class Settler:
         places = [place_of(i, retried=False) for i in self.main_acks]
         places += [place_of(i, retried=True) for i in self.retry_acks]
         for start in range(0, len(places), BATCH_MAX):
-            call = messages.ack(self.keys, self.unit, self.token, places[start : start + BATCH_MAX])
-            self._checked(self.link.run(call))
-            self.slot.add("round_trips")
+            call = messages.ack(self.keys, self.lease, places[start : start + BATCH_MAX])
+            self._calls.run(call)
         self.acks_confirmed(now_ns())
 
     def flush_verdicts(self) -> None:
         """Settle retries, dead letters and charged acknowledgements; plain ones may ride."""
         if self._charged:
             places = [place for place, _ in self._charged]
-            call = messages.ack(self.keys, self.unit, self.token, [], charged=places)
-            self._checked(self.link.run(call))
-            self.slot.add("round_trips")
+            call = messages.ack(self.keys, self.lease, [], charged=places)
+            self._calls.run(call)
             self.slot.add("acked", len(places))
             for _, index in self._charged:
                 self.slot.states[index] = SETTLED
             self._charged.clear()
         if self._notes:
             self._write_notes()
-        if self.items and now_ns() >= self._parked_until_ns:
+        if self.items and now_ns() >= self._deferred_until_ns:
             self._settle_items()
         self._restart_clock()
 
@@ -230,49 +229,45 @@ class Settler:
             for place, (failures, due) in self._notes.items()
         ]
         for start in range(0, len(notes), BATCH_MAX):
-            call = messages.note(self.keys, self.unit, self.token, notes[start : start + BATCH_MAX])
+            call = messages.note(self.keys, self.lease, notes[start : start + BATCH_MAX])
             try:
-                self._checked(self.link.run(call))
+                self._calls.run(call)
             except RedisRefused as error:
                 if error.kind not in _NO_WRITES:
                     raise
                 return
-            self.slot.add("round_trips")
         self._notes.clear()
 
     def _settle_items(self) -> None:
-        parked: list[Settlement] = []
+        deferred: list[Settlement] = []
         batches = _batches(self.items)
         while batches:
             calls = [self._call(dead, items) for dead, items in batches]
-            replies = self.link.run_many(calls)
-            self.slot.add("round_trips")
+            replies = self._calls.run_many(calls)
             again: list[_Batch] = []
             for (dead, items), reply in zip(batches, replies, strict=True):
                 if not isinstance(reply, RedisRefused):
-                    again += _batches(self._moved(self._checked(reply), items, dead=dead))
+                    again += _batches(self._moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
                     # Perhaps only one of them is refused: it must not hold the others.
                     again += [(dead, [item]) for item in items]
                 else:
-                    parked += items
-                    self._park(reply, items)
+                    deferred += items
+                    self._defer(reply, items)
             batches = again
-        self.items = parked
+        self.items = deferred
 
     def _call(self, dead: bool, items: list[Settlement]) -> Call:
         if dead:
             return messages.dead(
                 self.keys,
-                self.unit,
-                self.token,
+                self.lease,
                 [(item.place, item.fields) for item in items],
                 adjacent=_adjacent(items),
             )
         return messages.retry(
             self.keys,
-            self.unit,
-            self.token,
+            self.lease,
             [(item.place, item.delay or 0.0, item.fields) for item in items],
             adjacent=_adjacent(items),
         )
@@ -296,24 +291,24 @@ class Settler:
             self.slot.next_due_unix_ms = due
         return again
 
-    def _park(self, error: RedisRefused, items: list[Settlement]) -> None:
+    def _defer(self, error: RedisRefused, items: list[Settlement]) -> None:
         """Let what Redis does not take wait: it stays pending, others go on."""
-        if not self._parked_until_ns:
+        if not self._deferred_until_ns:
             logs.event(
                 "message.parked",
                 logging.WARNING,
-                unit=self.unit,
+                unit=self.lease.unit,
                 entries=len(items),
                 error=str(error),
             )
-        fresh = {item.place for item in items} - self._parked
+        fresh = {item.place for item in items} - self._deferred
         self.slot.add("parked", len(fresh))
-        self._parked |= fresh
-        self._parked_until_ns = now_ns() + int(PARK_SECONDS * 1e9)
+        self._deferred |= fresh
+        self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
     def pending_differs(self) -> bool:
         """Compare the server's count of our pending entries with what is owed."""
-        unit = self.unit
+        unit = self.lease.unit
         commands = [
             ("XPENDING", self.keys.source(*unit), unit.group),
             ("XPENDING", self.keys.retry_stream(*unit), unit.group),
@@ -327,11 +322,6 @@ class Settler:
         return pending != self.owed + self.kept
 
     # --- book-keeping ---
-
-    def _checked(self, reply: Reply) -> Reply:
-        if reply.word == "FENCED":
-            raise Fenced
-        return reply
 
     def _acks_settled(self) -> None:
         states, indexes = self.slot.states, self._ack_indexes
@@ -348,9 +338,9 @@ class Settler:
 
     def _restart_clock(self) -> None:
         if not self.items:
-            self._parked_until_ns = 0
-            self._parked.clear()
-        waiting = self._ack_indexes or self._charged or (self.items and not self._parked_until_ns)
+            self._deferred_until_ns = 0
+            self._deferred.clear()
+        waiting = self._ack_indexes or self._charged or (self.items and not self._deferred_until_ns)
         if not waiting:
             self.since_ns = 0
 
@@ -380,8 +370,3 @@ def _adjacent(items: list[Settlement]) -> bool:
     return first.read > 0 and all(
         item.read == first.read and item.at == at for at, item in enumerate(items, first.at)
     )
-
-
-def place_of(entry_id: bytes, *, retried: bool) -> bytes:
-    """Return the one true name of a pending entry: its stream and id."""
-    return (b"r:" if retried else b"m:") + entry_id

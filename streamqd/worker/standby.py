@@ -42,13 +42,15 @@ def prepare(
     """Boot, say so, and wait for the assignment. An exit code when there is none to wait for."""
     channel = ControlChannel(slot, control, lambda: None)
     try:
-        hooks = boot(settings, consumer, assignment.unit)
+        hooks = boot(settings, consumer, assignment.lease.unit)
     except HandlerLoadError as error:
-        logs.event("worker.boot_failed", logging.ERROR, unit=assignment.unit, error=str(error))
+        logs.event(
+            "worker.boot_failed", logging.ERROR, unit=assignment.lease.unit, error=str(error)
+        )
         channel.fail(str(error))
         return ExitCode.BOOT_FAILED
     family.end_child()
-    link = new_link(settings, assignment.unit)
+    link = new_link(settings, assignment.lease.unit)
     with contextlib.suppress(RedisUnavailable):
         link.open()  # later will do, as for any worker that Redis does not answer
     slot.warm_pid = os.getpid()

@@ -31,11 +31,11 @@ from streamqd.model import (
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
 from streamqd.scoreboard import DONE, FAILED, SETTLED, now_ns
+from streamqd.store.messages import PendingEntry, place_of
 from streamqd.worker import dead_letters
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.guards import Guards
-from streamqd.worker.pending_entry import PendingEntry
-from streamqd.worker.settler import Settlement, place_of
+from streamqd.worker.settler import Settlement
 
 RELEASE_SECONDS = 1.0  # between a handler's Release and the next look at what is pending
 TOO_LARGE = "too-large"  # the reason of a dead letter
@@ -199,7 +199,7 @@ class Verdicts:
             policy=self._policy,
             jitter=random(),
             keyed=message.key is not None,
-            blameless=free,
+            exempt=free,
         )
         if isinstance(verdict, Leave):
             self._slot.add("released")

@@ -12,27 +12,18 @@ import contextlib
 import logging
 import secrets
 import socket
-import time
 from random import random
 
 from streamqd import logs
-from streamqd.bells import Bells
 from streamqd.config import Consumer, Settings
-from streamqd.errors import (
-    HandlerLoadError,
-    RedisRefused,
-    RedisUnavailable,
-    RefusalKind,
-    SilentConnection,
-)
+from streamqd.errors import HandlerLoadError, RedisRefused, RedisUnavailable, RefusalKind
 from streamqd.idle_reason import IdleReason
-from streamqd.message import Delivery
+from streamqd.message import Delivery, Message
 from streamqd.model import Unit
 from streamqd.scoreboard import WORD_COMMAND, WorkerSlot, WorkerState, now_ns
-from streamqd.store import items, messages
+from streamqd.store import messages
 from streamqd.store.client import Connection
 from streamqd.store.cluster import connect
-from streamqd.store.doubt import Silence
 from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.worker.assignment import Assignment, Reconnect
@@ -44,21 +35,18 @@ from streamqd.worker.fenced import Fenced, FencedCalls
 from streamqd.worker.forks import family
 from streamqd.worker.guards import Guards, guards_of
 from streamqd.worker.hooks import Hooks, boot
-from streamqd.worker.pending_entry import PendingEntry, in_order
 from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
+from streamqd.worker.reader import REPLY_SECONDS, Reader
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.run_counts import RunCounts
 from streamqd.worker.server_clock import ServerClock
-from streamqd.worker.settler import PARK_SECONDS, Settler
+from streamqd.worker.settler import Settler
 from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of
 from streamqd.worker.verdicts import RELEASE_SECONDS, Verdicts
 
-BLOCK_SECONDS = 15.0  # longest wait of one doorbell
-REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
 DOUBT_SECONDS = 1.0  # after which a silent connection is doubted: `store/doubt.py`
-RECOVER_PAGE = 64
 IDLE_CHECK_SECONDS = 30.0
 RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection attempts
 PUBLISH_NS = 1_000_000_000
@@ -84,22 +72,20 @@ class WorkerProcess:
         booted: tuple[Hooks, Connection] | None = None,
     ) -> None:
         """`booted`: what a standby has prepared already, with its connection."""
-        self.unit = assignment.unit
-        self.token = assignment.token
+        lease = self.lease = assignment.lease
+        self.unit = lease.unit
         self.settings = settings
         self.consumer = consumer
         self.slot = slot
         self.keys = Keys(settings.keys.control, settings.keys.streams)
         self.hooks: Hooks | None
-        self.hooks, self.link = booted or (None, new_link(settings, assignment.unit))
-        self.fetcher = Fetcher(self.link, self.keys, self.unit, self.token)
+        self.hooks, self.link = booted or (None, new_link(settings, self.unit))
+        self.fetcher = Fetcher(self.link, self.keys, lease)
         # Where runs go on during a read, what has ended is settled beside it.
         apart = consumer.lanes > 1
-        settling = new_link(settings, assignment.unit, ":settle") if apart else self.link
-        self.settler = Settler(settling, self.keys, self.unit, self.token, slot)
-        self.delivery = Delivery(
-            assignment.unit, settings.daemon.instance, assignment.epoch, slot.beat
-        )
+        settling = new_link(settings, self.unit, ":settle") if apart else self.link
+        self.settler = Settler(settling, self.keys, lease, slot)
+        self.delivery = Delivery(self.unit, settings.daemon.instance, lease.epoch, slot.beat)
         self.suspects = assignment.suspects
         self.channel = ControlChannel(slot, control, self.settler.try_to_flush)
         self.clock = ServerClock()
@@ -113,18 +99,13 @@ class WorkerProcess:
         self.trouble = logs.Episode("worker.stalled", "worker.resumed")
         self._bad = logs.bad_values()
         self.reconnect_wait = 0.0  # 0 = the last round was completed
-        self.session = ""  # of the present connection
-        self.last_main = b"0-0"
-        self.last_retry = b"0-0"
         self._listed = False  # all that was pending has been read since the connection was opened
-        self._bells = Bells(slot.words)
-        self._silence: Silence | None = None  # since a doorbell was sent that is not answered yet
-        self._bell_count = 0
         self._published_ns = 0
         self._idle_since = 0
 
     # Made at boot, when the handler is known.
     executor: Executor
+    reader: Reader
     verdicts: Verdicts
     quarantine: Quarantine
     reclaim: Reclaim
@@ -192,6 +173,7 @@ class WorkerProcess:
         self.executor = executor_for(
             context, hooks, self.verdicts, guards, throttle, self.quarantine
         )
+        self.reader = Reader(context, self.fetcher, self.calls, self.executor, self.prefetch)
 
     def _work(self) -> ExitCode:
         """Serve until something ends it; every trouble with the connection leads back to attach."""
@@ -213,7 +195,7 @@ class WorkerProcess:
                     continue
                 self._failed(error)
             finally:
-                self._forget_bell()
+                self.reader.bell.forget()
 
     def _failed(self, error: RedisUnavailable | RedisRefused) -> None:
         """Begin with a new connection, after a wait that grows."""
@@ -234,9 +216,13 @@ class WorkerProcess:
             return False
         reply = None
         while reply is None:
-            in_hand = {*self.slot.unsettled(), *self.settler.parked_places, *self.executor.places}
+            in_hand = {*self.slot.unsettled(), *self.settler.deferred_places, *self.executor.places}
             call = messages.restore_group(
-                self.keys, self.unit, self.token, self.last_main, self.last_retry, sorted(in_hand)
+                self.keys,
+                self.lease,
+                self.reader.last_main,
+                self.reader.last_retry,
+                sorted(in_hand),
             )
             try:
                 reply = self.link.run(call)
@@ -273,32 +259,31 @@ class WorkerProcess:
         because the session was written into the fence, or its entries are in these lists.
         """
         self._listed = False
-        self._forget_bell()
+        reader = self.reader
+        reader.bell.forget()
         self.quarantine.open("")
         self.executor.restart()
         self.settler.flush()
         self.clock.read(self.link)
-        session = self.session = secrets.token_hex(8)
+        session = reader.session = secrets.token_hex(8)
         after = {False: b"", True: b""}
         opened = over = False
         while not over:
-            count = min(RECOVER_PAGE, self.prefetch.count, self._await_room())
             call = messages.recover(
                 self.keys,
-                self.unit,
-                self.token,
+                self.lease,
                 session,
                 open=not opened,
                 after_main=after[False],
                 after_retry=after[True],
-                count=count,
+                count=reader.page(),
             )
             page = messages.Recovered.parse(self.calls.run(call), self.keys.attempts(*self.unit))
             if page.bad:
                 self._bad.values(page.bad)
             opened = True
-            self.last_main, self.last_retry = page.last_main, page.last_retry
-            pending, over = in_order(page)
+            reader.heard(page.last_retry, page.last_main)
+            pending, over = page.in_order()
             for entry in pending:
                 after[entry.retried] = entry.id
             self.quarantine.open(session if page.solo else "")
@@ -309,13 +294,13 @@ class WorkerProcess:
         if not self.fetcher.watch():
             raise Fenced
 
-    def _run_pending(self, found: list[PendingEntry]) -> None:
+    def _run_pending(self, found: list[messages.PendingEntry]) -> None:
         """Handle entries that were pending before, those alone that must be alone.
 
         In quarantine each of them gets a durable mark, and a turn.
         """
         executor, marked = self.executor, self.quarantine.is_open
-        known = {*self.settler.parked_places, *executor.places}
+        known = {*self.settler.deferred_places, *executor.places}
         pending = [entry for entry in found if entry.place not in known]
         if pending:
             executor.expect([entry.place for entry in pending])
@@ -326,7 +311,7 @@ class WorkerProcess:
             if entry.fields is None:
                 self.verdicts.acknowledge_missing(index, entry)
                 continue
-            message = entry.message(self.delivery)
+            message = self._message(entry)
             if self.verdicts.dead_letter_crashed(index, message, entry):
                 continue
             alone = marked or entry.crashes or entry.place in self.suspects
@@ -348,6 +333,14 @@ class WorkerProcess:
             self._advance()
             if executor.is_full():
                 self._wait()
+
+    def _message(self, entry: messages.PendingEntry) -> Message:
+        message = Message(self.delivery, entry.id, entry.fields or [], retried=entry.retried)
+        if entry.failures:
+            message.failures_in_place = entry.failures
+        if entry.wait_ms:
+            message.due_in_place_ns = now_ns() + entry.wait_ms * 1_000_000
+        return message
 
     def _run_marked(self) -> None:
         """Run the entry that was added. Nothing is raised: the turn lasts as long as the run."""
@@ -373,8 +366,9 @@ class WorkerProcess:
         empty = False
         while True:
             self._look()
-            ahead = not empty and self._may_read_ahead()
-            fetched = self._round() if ahead else self._turn(empty)
+            ahead = not (empty or self.verdicts.released or self.reclaim.wanted)
+            ahead = ahead and self.reader.wants_ahead()
+            fetched = self.reader.read() if ahead else self._turn(empty)
             if fetched is not None:
                 empty = not (fetched.retried or fetched.main)
                 self._take(fetched)
@@ -384,24 +378,26 @@ class WorkerProcess:
 
         `empty`: the read before has brought nothing.
         """
-        if self._silence is None or not self.executor.at_once:  # else the connection is taken
+        reader = self.reader
+        rung = reader.bell.rung
+        if not (rung and self.executor.at_once):  # else the connection is taken
             self._go_on()
-        hungry = self._may_read(self.consumer.lanes)
+        wants = reader.wants()
         if self.verdicts.released:
             self._begin_again()
-        elif self.reclaim.wanted and self.reclaim.has_turn(reading=hungry):
-            if self._silence is not None:
+        elif self.reclaim.wanted and self.reclaim.has_turn(reading=wants):
+            if rung:
                 raise Reconnect  # the bell keeps the connection for seconds
             self._reclaim()
             return None
-        elif self._silence is not None:
+        elif rung:
             return self._answer()
-        elif not (hungry or self._settling_may_ride()):
+        elif not (wants or self._settling_may_ride()):
             self._wait()
         elif empty and not (self.executor.settling_is_due or self.reclaim.wanted):
-            self._ring()
+            reader.ring()
         else:
-            return self._round()
+            return reader.read()
         return None
 
     def _look(self) -> None:
@@ -410,7 +406,7 @@ class WorkerProcess:
         self.executor.collect()
         if self.executor.spent:
             raise Stop(ExitCode.RECYCLE)
-        if self.guards is not None and self.guards.flooded:
+        if self.guards is not None and self.guards.must_pause:
             self._finish_running(commanded=False)
             self.guards.acquire(more=False)
         if now_ns() - self._published_ns > PUBLISH_NS:
@@ -420,7 +416,7 @@ class WorkerProcess:
         """Begin with what can begin, and settle what is due."""
         self.executor.start_ready()
         due = self.executor.settling_is_due
-        self.executor.settle(read_follows=due and self._may_read(self._read_count))
+        self.executor.settle(read_follows=due and self.reader.takes_along())
 
     def _advance(self) -> None:
         """Obey, note what has ended, begin with what can begin, settle what is due."""
@@ -444,10 +440,10 @@ class WorkerProcess:
         if not self.slot.words[WORD_COMMAND]:
             return
         self._finish_running()
-        rang = self._silence is not None
+        rang = self.reader.bell.rung
         if rang:
             # Whatever the doorbell's read has moved meanwhile is found by listing.
-            self._forget_bell()
+            self.reader.bell.forget()
             self.link.close()
         self.channel.check(unstarted if self.executor.at_once else self.executor.waiting)
         if rang:
@@ -467,32 +463,20 @@ class WorkerProcess:
         self.settler.flush()
         self.verdicts.released = 0
         self.channel.sleep(RELEASE_SECONDS)
-        if self._silence is not None:
+        if self.reader.bell.rung:
             raise Reconnect
         self._attach()
 
     def _wait(self, *descriptors: int) -> set[int]:
         """Wait until a run has ended, a descriptor is readable, or something is due."""
-        seconds = PARK_SECONDS if self.settler.items else BLOCK_SECONDS
+        seconds = self.reader.longest_wait
         if not (descriptors and self.executor.at_once):
             seconds = self.executor.patience(seconds)
-        if descriptors and self._silence is not None:
-            seconds = min(seconds, self._silence.left() + 0.001)
+        if descriptors:
+            seconds = min(seconds, self.reader.bell.left() + 0.001)
         return self.channel.await_any([*self.executor.bells, *descriptors], seconds)
 
     # --- reading ---
-
-    @property
-    def _read_count(self) -> int:
-        """How many entries the next read may ask for, beside what lanes want."""
-        return max(self.prefetch.count, self.consumer.lanes)
-
-    def _may_read(self, count: int) -> bool:
-        """Whether a read may bring entries: fewer than `count` will be ready, and there is room."""
-        executor = self.executor
-        if self._silence is not None or executor.alone or executor.is_full():
-            return False
-        return executor.wants(count)
 
     def _settling_may_ride(self) -> bool:
         """Whether all that is to be settled are acknowledgements, and a read may take them along.
@@ -500,115 +484,27 @@ class WorkerProcess:
         No lane has asked for what it brings: it must not add to more than one read should bring.
         """
         due = self.executor.settling_is_due and self.settler.only_plain_acks
-        return due and self._may_read(self._read_count)
-
-    def _may_read_ahead(self) -> bool:
-        """Whether to read before what can begin does, which then runs while Redis answers."""
-        executor = self.executor
-        if not executor.about_to_begin or self.verdicts.released or self.reclaim.wanted:
-            return False
-        return self.settler.only_plain_acks and self._may_read(self.consumer.lanes)
-
-    def _await_room(self) -> int:
-        """Return how many more entries may come into hand, 1 at least.
-
-        Waits while Redis refuses to take those that are there; acknowledgements go out meanwhile,
-        so that memory can be freed.
-        """
-        while (room := self.consumer.prefetch_max - len(self.settler.items)) <= 0:
-            self.settler.flush()
-            if self.settler.items:
-                self.channel.sleep(0.2)
-        return max(1, min(room, self.prefetch.batch_max, self.executor.room))
-
-    def _round(self) -> FetchResult:
-        """Do one round trip: acknowledge, read, and learn whether the fence is still ours."""
-        settler = self.settler
-        count = min(self.prefetch.count, self._await_room())
-        self.fetcher.send_round(settler.main_acks, settler.retry_acks, count)
-        self.slot.add("round_trips")
-        if self.executor.about_to_begin:
-            self.executor.start_ready()  # it must not add to what is acknowledged
-        fetched = self.fetcher.receive_round(rang=False)
-        if fetched.executed and settler.acks_owed:
-            settler.acks_confirmed(now_ns())
-        return self._accepted(fetched, count)
-
-    def _ring(self) -> None:
-        """Send a read that waits for new entries. No acknowledgement rides on it: it may wait."""
-        seconds = PARK_SECONDS if self.settler.items else BLOCK_SECONDS
-        if self.executor.at_once:  # it needs the connection, too
-            seconds = max(0.001, self.executor.patience(seconds))
-        bell = self.fetcher.doorbell(self.last_retry, self.last_main, seconds)
-        self._bell_count = min(self.prefetch.count, self._await_room())
-        self.fetcher.send_round([], [], self._bell_count, bell)
-        self.slot.add("round_trips")  # not behind the answer, which may have rung the bell
-        self._bells.begin(now_ns(), self.last_retry, self.last_main)
-        assert self.link.doubt is not None
-        self._silence = self.link.doubt.silence(time.monotonic() + seconds, REPLY_SECONDS)
+        return due and self.reader.takes_along()
 
     def _answer(self) -> FetchResult | None:
-        """Wait for the doorbell, or for anything else that happens. None: it has not answered.
-
-        Raises RedisUnavailable, and SilentConnection when the housekeeper has seen an entry.
-        """
-        sock, silence = self.fetcher.sock, self._silence
-        assert silence is not None
-        if sock.fileno() not in self._wait(sock.fileno()):
-            if self._bells.is_missed:
-                raise SilentConnection(
-                    "the connection is silent: a message came, and it was not told", sent=True
-                )
-            try:
-                if not silence.left():
-                    silence.judge(sock)
-            except TimeoutError as error:
-                raise RedisUnavailable(f"no answer from Redis: {error}", sent=True) from error
-            return None
-        fetched = self.fetcher.receive_round(rang=True)
-        silence.end()
-        self._forget_bell()
-        return self._accepted(fetched, self._bell_count)
-
-    def _forget_bell(self) -> None:
-        """No answer to a doorbell is waited for."""
-        self._silence = None
-        self._bells.end()
-
-    def _accepted(self, fetched: FetchResult, count: int) -> FetchResult:
-        """Judge the answer of a read of `count`. Raises Fenced, RedisRefused."""
-        if not fetched.mine:
-            raise Fenced
-        if fetched.error == "OOM":
-            fetched = self._read_when_full(count)
-        elif fetched.error:
-            raise RedisRefused(fetched.error, f"reading {self.unit} was refused: {fetched.error}")
-        # What it rang for has been read, by us or by a foreign consumer: it must not ring again.
-        retry, main = fetched.rung
-        self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
-        if self.reconnect_wait:
-            self.reconnect_wait = 0.0
-            self.trouble.recovered(unit=self.unit)
-        return fetched
-
-    def _read_when_full(self, count: int) -> FetchResult:
-        """Settle and read by scripts: most servers queue nothing while their memory is full."""
-        self.settler.flush()
-        share = max(1, count * items.BYTES_MAX // self.consumer.prefetch_bytes)
-        call = messages.fetch(self.keys, self.unit, self.token, self.session, min(count, share))
-        retried, main = self.calls.run(call).rest
-        received = sum(sum(map(len, fields)) for _, fields in retried + main)
-        return FetchResult(True, True, 0, retried, main, "", received)
+        """Wait for the doorbell, or for anything else that happens. None: it has not answered."""
+        bell = self.reader.bell
+        if bell.fileno() in self._wait(bell.fileno()):
+            return self.reader.answer()
+        bell.check()
+        return None
 
     def _take(self, fetched: FetchResult) -> None:
         """Take what was read into hand, or see to what is due when nothing happens."""
+        if self.reconnect_wait:
+            self.reconnect_wait = 0.0
+            self.trouble.recovered(unit=self.unit)
         retried, main = fetched.retried, fetched.main
         if not retried and not main:
             self._idle()
             return
         self._idle_since = 0
-        self.last_retry = retried[-1][0] if retried else self.last_retry
-        self.last_main = main[-1][0] if main else self.last_main
+        self.reader.heard(retried[-1][0] if retried else b"", main[-1][0] if main else b"")
         size, spent_ns = self.executor.take(fetched)
         self.prefetch.observe(len(retried) + len(main), size, spent_ns, fetched.received)
         if self.executor.at_once:
@@ -638,8 +534,7 @@ class WorkerProcess:
         self._idle_since = 0
         self.settler.flush()
         for retried in self.reclaim.turn():
-            count = min(RECOVER_PAGE, self.prefetch.count, self._await_room())
-            found = self.reclaim.take(retried, self.session, count)
+            found = self.reclaim.take(retried, self.reader.session, self.reader.page())
             if found:
                 self._run_pending(found)
                 self.settler.flush()

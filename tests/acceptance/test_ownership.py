@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.fetch import Fetcher, FetchResult
@@ -45,14 +45,14 @@ class Owner:
         """A new token, and the epoch as it is now. Run it once, twice, or late."""
         self.token = secrets.token_hex(8)
         epoch = int(self.desk.do("HGET", self.desk.fence, "epoch") or 0)
-        return leases.acquire(self.keys, UNIT, self.token, epoch, TTL, self.name)
+        return leases.acquire(self.keys, Lease(UNIT, self.token, epoch), TTL, self.name)
 
     def release(self) -> Call:
-        return leases.release(self.keys, UNIT, self.token)
+        return leases.release(self.keys, Lease(UNIT, self.token))
 
     def recover(self) -> Call:
         self.session = secrets.token_hex(8)
-        return messages.recover(self.keys, UNIT, self.token, self.session, True, "", "", 100)
+        return messages.recover(self.keys, Lease(UNIT, self.token), self.session, True, "", "", 100)
 
     def say(self, call: Call) -> str:
         return self.link.run(call).word
@@ -61,7 +61,7 @@ class Owner:
         """What a worker does with a new connection. Returns its reader and what is pending."""
         self.link.close()
         page = messages.Recovered.parse(self.link.run(self.recover()))
-        fetcher = Fetcher(self.link, self.keys, UNIT, self.token)
+        fetcher = Fetcher(self.link, self.keys, Lease(UNIT, self.token))
         assert fetcher.watch()
         return fetcher, [entry.id for entry in page.main]
 
@@ -117,7 +117,7 @@ def test_a_late_acquire_does_not_bring_an_old_token_back(desk: Desk, owners: tup
     assert desk.dump() == before
     late = read(reader, [b"2-1"])
     assert (late.executed, late.mine, late.acked) == (False, False, 0)
-    assert a.say(messages.ack(a.keys, UNIT, a.token, added[1:2])) == "FENCED"
+    assert a.say(messages.ack(a.keys, Lease(UNIT, a.token), added[1:2])) == "FENCED"
     assert desk.dump() == before
 
 
@@ -153,17 +153,19 @@ def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
     keys, token = owner.keys, owner.token
     fields = {b"originalId": b"1-1", b"retryCount": b"1", b"crashCount": b"0"}
     return {
-        "lease_renew": leases.renew(keys, UNIT, token, TTL),
+        "lease_renew": leases.renew(keys, Lease(UNIT, token), TTL),
         "lease_refence": leases.refence(
-            keys, UNIT, token, "successor", TTL, places[0], b"{}", places[1:]
+            keys, Lease(UNIT, token), "successor", TTL, places[0], b"{}", places[1:]
         ),
         "lease_release": owner.release(),
-        "message_recover": messages.recover(keys, UNIT, token, "s", True, "", "", 10),
-        "message_reclaim": messages.reclaim(keys, UNIT, token, "s1", "m", 0.0, 10),
-        "settle_ack": messages.ack(keys, UNIT, token, places),
-        "settle_retry": messages.retry(keys, UNIT, token, [(places[0], 0.0, fields)]),
-        "settle_dead": messages.dead(keys, UNIT, token, [(places[0], fields)]),
-        "solo_mark": messages.solo_mark(keys, UNIT, token, owner.session, places[0], places[1:]),
+        "message_recover": messages.recover(keys, Lease(UNIT, token), "s", True, "", "", 10),
+        "message_reclaim": messages.reclaim(keys, Lease(UNIT, token), "s1", "m", 0.0, 10),
+        "settle_ack": messages.ack(keys, Lease(UNIT, token), places),
+        "settle_retry": messages.retry(keys, Lease(UNIT, token), [(places[0], 0.0, fields)]),
+        "settle_dead": messages.dead(keys, Lease(UNIT, token), [(places[0], fields)]),
+        "solo_mark": messages.solo_mark(
+            keys, Lease(UNIT, token), owner.session, places[0], places[1:]
+        ),
     }
 
 
@@ -195,7 +197,9 @@ def test_nothing_that_an_old_owner_says_has_an_effect(
     elif ending == "released":
         assert b.say(a.release()) == "OK"
     else:
-        assert b.say(leases.refence(a.keys, UNIT, a.token, "new", TTL, None, b"", [])) == "OK"
+        assert (
+            b.say(leases.refence(a.keys, Lease(UNIT, a.token), "new", TTL, None, b"", [])) == "OK"
+        )
         if heir == "b":
             expire(desk)
     if heir == "b":
@@ -249,7 +253,7 @@ def test_a_mark_from_a_connection_given_up_names_nobody(desk: Desk, owners: tupl
     place = desk.add("1-1")
     reader, _ = a.attach()
     read(reader)
-    mark = messages.solo_mark(a.keys, UNIT, a.token, a.session, place, [])
+    mark = messages.solo_mark(a.keys, Lease(UNIT, a.token), a.session, place, [])
     a.attach()
     assert a.say(mark) == "SESSION"
     expire(desk)

@@ -353,7 +353,7 @@ def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runti
         assert path.stat().st_mode & 0o777 == 0o600
         header = header_of(path)
         found = scoreboard_file.read(path, header)
-        assert {each.unit for each in found.left} == {Unit(TOPIC, n, GROUP) for n in range(2)}
+        assert {each.lease.unit for each in found.left} == {Unit(TOPIC, n, GROUP) for n in range(2)}
         assert found.torn == []
         json.dumps(header)
         assert daemon.stop() == 0

@@ -36,8 +36,8 @@ from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call
+from streamqd.worker.reader import RECOVER_PAGE
 from streamqd.worker.settler import BATCH_MAX
-from streamqd.worker.worker import RECOVER_PAGE
 from tests.benchmarks.quick import machine
 from tests.contract.desk import OWNER, TTL, Desk
 from tests.contract.scenarios import drop_all, trim_all
@@ -88,42 +88,42 @@ def settle(desk: Desk, body: str) -> Iterator[Call]:
     half = len(places) // 2
     size = lambda _: len(body)  # noqa: E731
     for part in portions(places[:half], size, BATCH_MAX):
-        yield messages.retry(desk.keys, desk.unit, "t1", [(each, 60.0, {}) for each in part])
+        yield messages.retry(desk.keys, desk.leased("t1"), [(each, 60.0, {}) for each in part])
     for part in portions(places[half:], lambda _: len(body) + 8192, BATCH_MAX):
-        yield messages.dead(desk.keys, desk.unit, "t1", [(each, LETTER) for each in part])
+        yield messages.dead(desk.keys, desk.leased("t1"), [(each, LETTER) for each in part])
 
 
 def settle_small(desk: Desk, body: str) -> Iterator[Call]:
     places = in_hand(desk, body, 3 * PLACES_MAX)
     third = min(PLACES_MAX, len(places) // 3)
-    yield messages.ack(desk.keys, desk.unit, "t1", places[:third])
+    yield messages.ack(desk.keys, desk.leased("t1"), places[:third])
     notes = [(each, 1, 5.0) for each in places[third : 2 * third][:BATCH_MAX]]
-    yield messages.note(desk.keys, desk.unit, "t1", notes)
+    yield messages.note(desk.keys, desk.leased("t1"), notes)
     running, done = places[third], places[-third:]
-    yield leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, running, b"signal 9", done)
+    yield leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, running, b"signal 9", done)
 
 
 def recover(desk: Desk, body: str) -> Iterator[Call]:
     in_hand(desk, body, RECOVER_PAGE)
-    yield messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", RECOVER_PAGE)
+    yield messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", RECOVER_PAGE)
 
 
 def reclaim(desk: Desk, body: str) -> Iterator[Call]:
     in_hand(desk, body, RECOVER_PAGE, "foreign")
-    yield messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 0.0, RECOVER_PAGE)
+    yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 0.0, RECOVER_PAGE)
 
 
 def reclaim_among_fresh(desk: Desk, body: str) -> Iterator[Call]:
     """What is not idle is passed over, a page at a time."""
     in_hand(desk, body, 100_000, "foreign")
-    yield messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 600.0, RECOVER_PAGE)
+    yield messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
 
 
 def read_when_full(desk: Desk, body: str) -> Iterator[Call]:
     in_hand(desk, body, 2)
     count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
     costs.backlog(desk, count, body)
-    yield messages.fetch(desk.keys, desk.unit, "t1", "s1", count)
+    yield messages.fetch(desk.keys, desk.leased("t1"), "s1", count)
 
 
 def adopt(desk: Desk, body: str) -> Iterator[Call]:

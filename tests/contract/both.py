@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamqd.model import Lease
 from streamqd.store import dead, leases, messages
 from streamqd.store.messages import Recovered, SettledReply
 from streamqd.store.scripts import Reply
@@ -21,18 +22,18 @@ class Both:
 
     def acquire(self, name: str, token: str, seen: int, gone: str) -> str:
         unit = self.desks[name].unit
-        reply = self.link.run(leases.acquire(self.keys, unit, token, seen, TTL, "x", gone))
+        reply = self.link.run(leases.acquire(self.keys, Lease(unit, token, seen), TTL, "x", gone))
         epoch = int(reply.rest[0]) if reply.word == "OK" else 0
         return _agree(reply, self.model.acquire(name, token, seen, gone, epoch))
 
     def renew(self, name: str, token: str) -> str:
-        reply = self.link.run(leases.renew(self.keys, self.desks[name].unit, token, TTL))
+        reply = self.link.run(leases.renew(self.keys, Lease(self.desks[name].unit, token), TTL))
         return _agree(reply, self.model.renew(name, token))
 
     def refence(self, name: str, old: str, new: str, charged: str, done: tuple[str, ...]) -> str:
         unit, places = self.desks[name].unit, [place.encode() for place in done]
         blamed = charged.encode() or None
-        call = leases.refence(self.keys, unit, old, new, TTL, blamed, b"signal 9", places)
+        call = leases.refence(self.keys, Lease(unit, old), new, TTL, blamed, b"signal 9", places)
         reply = self.link.run(call)
         epoch = int(reply.rest[0])
         _agree(reply, self.model.refence(name, old, new, charged, done, epoch))
@@ -42,12 +43,14 @@ class Both:
         return reply.word
 
     def release(self, name: str, token: str) -> str:
-        reply = self.link.run(leases.release(self.keys, self.desks[name].unit, token))
+        reply = self.link.run(leases.release(self.keys, Lease(self.desks[name].unit, token)))
         return _agree(reply, self.model.release(name, token))
 
     def recover(self, name: str, token: str, session: str) -> str:
         unit = self.desks[name].unit
-        reply = self.link.run(messages.recover(self.keys, unit, token, session, True, "", "", 256))
+        reply = self.link.run(
+            messages.recover(self.keys, Lease(unit, token), session, True, "", "", 256)
+        )
         _agree(reply, self.model.recover(name, token, session))
         if reply.word == "OK":
             group, page = self.model.now.groups[name], Recovered.parse(reply)
@@ -65,14 +68,16 @@ class Both:
 
     def reclaim(self, name: str, token: str, session: str, letter: str) -> str:
         unit = self.desks[name].unit
-        reply = self.link.run(messages.reclaim(self.keys, unit, token, session, letter, 0.0, 256))
+        reply = self.link.run(
+            messages.reclaim(self.keys, Lease(unit, token), session, letter, 0.0, 256)
+        )
         return _agree(reply, self.model.reclaim(name, token, session, letter))
 
     def ack(self, name: str, token: str, charged: tuple[str, ...], others: tuple[str, ...]) -> str:
         unit = self.desks[name].unit
         before = len(self.model.now.groups[name].pending)
         reply = self.link.run(
-            messages.ack(self.keys, unit, token, _bytes(others), charged=_bytes(charged))
+            messages.ack(self.keys, Lease(unit, token), _bytes(others), charged=_bytes(charged))
         )
         word = _agree(reply, self.model.ack(name, token, charged, others))
         if word == "OK":
@@ -82,7 +87,9 @@ class Both:
     def retry(self, name: str, token: str, items: tuple[tuple[str, bool, Fields], ...]) -> str:
         sent = [(p.encode(), 0.0 if now else 3600.0, _raw(f)) for p, now, f in items]
         # What is said of their neighbours is often wrong here, and must not matter.
-        call = messages.retry(self.keys, self.desks[name].unit, token, sent, adjacent=len(sent) > 1)
+        call = messages.retry(
+            self.keys, Lease(self.desks[name].unit, token), sent, adjacent=len(sent) > 1
+        )
         reply = self.link.run(call)
         word, words = self.model.retry(name, token, items)
         if reply.word == "OK":
@@ -91,7 +98,9 @@ class Both:
 
     def dead(self, name: str, token: str, items: tuple[tuple[str, Fields], ...]) -> str:
         sent = [(place.encode(), _raw(fields)) for place, fields in items]
-        call = messages.dead(self.keys, self.desks[name].unit, token, sent, adjacent=len(sent) > 1)
+        call = messages.dead(
+            self.keys, Lease(self.desks[name].unit, token), sent, adjacent=len(sent) > 1
+        )
         reply = self.link.run(call)
         settled = SettledReply.parse(reply) if reply.word == "OK" else SettledReply([], None, [])
         letters = [letter.decode() for letter in settled.letters]
@@ -104,7 +113,9 @@ class Both:
     ) -> str:
         unit = self.desks[name].unit
         reply = self.link.run(
-            messages.solo_mark(self.keys, unit, token, session, place.encode(), _bytes(acked))
+            messages.solo_mark(
+                self.keys, Lease(unit, token), session, place.encode(), _bytes(acked)
+            )
         )
         return _agree(reply, self.model.solo_mark(name, token, session, place, acked))
 

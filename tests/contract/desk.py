@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from streamqd.errors import RedisRefused
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -134,6 +134,10 @@ class Desk:
         finally:
             self.do("CONFIG", "SET", "maxmemory", "0")
 
+    def leased(self, token: str, epoch: int = 0) -> Lease:
+        """The unit's lease, as who has that token holds it."""
+        return Lease(self.unit, token, epoch)
+
     # --- seeding ---
 
     def groups(self) -> None:
@@ -142,7 +146,7 @@ class Desk:
 
     def own(self, token: str = "t1", *, seen_epoch: int = 0, owner: str = OWNER) -> int:
         """Make the token the unit's owner; return the epoch."""
-        call = leases.acquire(self.keys, self.unit, token, seen_epoch, TTL, owner)
+        call = leases.acquire(self.keys, self.leased(token, seen_epoch), TTL, owner)
         reply = self.link.run(call)
         assert reply.word == "OK", reply
         return int(reply.rest[0])

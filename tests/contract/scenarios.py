@@ -40,7 +40,7 @@ def lease_acquire(desk: Desk) -> Call:
     epoch = desk.own("old")
     desk.do("HSET", desk.fence, "mark", place)
     desk.do("HSET", desk.attempts, b"m:9-0:c", "1")
-    return leases.acquire(desk.keys, desk.unit, "new", epoch, TTL, OWNER, "old")
+    return leases.acquire(desk.keys, desk.leased("new", epoch), TTL, OWNER, "old")
 
 
 def lease_acquire_retried(desk: Desk) -> Call:
@@ -50,25 +50,25 @@ def lease_acquire_retried(desk: Desk) -> Call:
     epoch = desk.own("old")
     desk.do("HSET", desk.fence, "mark", place)
     desk.do("HSET", desk.attempts, b"m:9-0:c", "1")
-    return leases.acquire(desk.keys, desk.unit, "new", epoch, TTL, OWNER, "old")
+    return leases.acquire(desk.keys, desk.leased("new", epoch), TTL, OWNER, "old")
 
 
 def lease_acquire_mine(desk: Desk) -> Call:
     """The reply was lost and the lease has expired."""
     epoch = desk.own("new")
     desk.do("DEL", desk.lease)
-    return leases.acquire(desk.keys, desk.unit, "new", epoch - 1, TTL, OWNER)
+    return leases.acquire(desk.keys, desk.leased("new", epoch - 1), TTL, OWNER)
 
 
 def lease_renew(desk: Desk) -> Call:
     desk.own("t1")
-    return leases.renew(desk.keys, desk.unit, "t1", TTL)
+    return leases.renew(desk.keys, desk.leased("t1"), TTL)
 
 
 def lease_renew_late(desk: Desk) -> Call:
     desk.own("t1")
     desk.do("DEL", desk.lease)
-    return leases.renew(desk.keys, desk.unit, "t1", TTL)
+    return leases.renew(desk.keys, desk.leased("t1"), TTL)
 
 
 def lease_refence(desk: Desk) -> Call:
@@ -77,7 +77,7 @@ def lease_refence(desk: Desk) -> Call:
     desk.own("old")
     desk.do("HSET", desk.attempts, b"m:1-0:c", "1", b"m:2-0:c", "1")
     done = [main[1], *retried]
-    return leases.refence(desk.keys, desk.unit, "old", "new", TTL, main[0], b"signal 9", done)
+    return leases.refence(desk.keys, desk.leased("old"), "new", TTL, main[0], b"signal 9", done)
 
 
 def lease_refence_uncharged(desk: Desk) -> Call:
@@ -87,12 +87,12 @@ def lease_refence_uncharged(desk: Desk) -> Call:
     desk.own("old")
     desk.do("HSET", desk.attempts, b"m:1-0:c", "1")
     done = [*main, *retried]
-    return leases.refence(desk.keys, desk.unit, "old", "new", TTL, None, b"", done)
+    return leases.refence(desk.keys, desk.leased("old"), "new", TTL, None, b"", done)
 
 
 def lease_release(desk: Desk) -> Call:
     desk.own("t1")
-    return leases.release(desk.keys, desk.unit, "t1")
+    return leases.release(desk.keys, desk.leased("t1"))
 
 
 def group_ensure(desk: Desk) -> Call:
@@ -113,7 +113,7 @@ def group_restore(desk: Desk) -> Call:
     desk.own("t1")
     for stream in (desk.stream, desk.retry):
         desk.do("XGROUP", "DESTROY", stream, desk.unit.group)
-    return messages.restore_group(desk.keys, desk.unit, "t1", b"2-0", b"1-0", [place, retried])
+    return messages.restore_group(desk.keys, desk.leased("t1"), b"2-0", b"1-0", [place, retried])
 
 
 def message_recover(desk: Desk) -> Call:
@@ -121,7 +121,7 @@ def message_recover(desk: Desk) -> Call:
     desk.pending_retry("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, place + b":c", "1")
-    return messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", 10)
+    return messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", 10)
 
 
 def message_fetch(desk: Desk) -> Call:
@@ -130,7 +130,7 @@ def message_fetch(desk: Desk) -> Call:
     desk.add("1-0", stream=desk.retry)
     desk.own("t1")
     desk.do("HSET", desk.fence, "session", "s1")
-    return messages.fetch(desk.keys, desk.unit, "t1", "s1", 10)
+    return messages.fetch(desk.keys, desk.leased("t1"), "s1", 10)
 
 
 def message_reclaim(desk: Desk) -> Call:
@@ -139,7 +139,7 @@ def message_reclaim(desk: Desk) -> Call:
     desk.fetch(consumer="foreign")
     desk.own("t1")
     desk.do("HSET", desk.fence, "session", "s1")
-    return messages.reclaim(desk.keys, desk.unit, "t1", "s1", "m", 0.0, 10)
+    return messages.reclaim(desk.keys, desk.leased("t1"), "s1", "m", 0.0, 10)
 
 
 def settle_ack(desk: Desk) -> Call:
@@ -147,7 +147,7 @@ def settle_ack(desk: Desk) -> Call:
     retried = desk.pending_retry("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, b"m:1-0:c", "1")
-    return messages.ack(desk.keys, desk.unit, "t1", [main[1], *retried], charged=[main[0]])
+    return messages.ack(desk.keys, desk.leased("t1"), [main[1], *retried], charged=[main[0]])
 
 
 def settle_note(desk: Desk) -> Call:
@@ -155,7 +155,7 @@ def settle_note(desk: Desk) -> Call:
     retried = desk.pending_retry("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, "m:1-0:f", "1")
-    return messages.note(desk.keys, desk.unit, "t1", [(main[0], 2, 5.0), (retried[0], 1, 5.0)])
+    return messages.note(desk.keys, desk.leased("t1"), [(main[0], 2, 5.0), (retried[0], 1, 5.0)])
 
 
 def settle_retry(desk: Desk) -> Call:
@@ -163,13 +163,13 @@ def settle_retry(desk: Desk) -> Call:
     desk.do("ZADD", desk.delayed, 1, "m:0-1")
     desk.do("HSET", desk.items, "m:0-1", b"\x92\xa7payload\xa1x")
     items = [(main, 5.0, CHANGED), (retried, 5.0, CHANGED)]
-    return messages.retry(desk.keys, desk.unit, "t1", items)
+    return messages.retry(desk.keys, desk.leased("t1"), items)
 
 
 def settle_dead(desk: Desk) -> Call:
     main, retried = _failing(desk)
     desk.add("1-0", "payload", "old letter", stream=desk.dlq)
-    return messages.dead(desk.keys, desk.unit, "t1", [(main, CHANGED), (retried, CHANGED)])
+    return messages.dead(desk.keys, desk.leased("t1"), [(main, CHANGED), (retried, CHANGED)])
 
 
 def solo_mark(desk: Desk) -> Call:
@@ -177,7 +177,7 @@ def solo_mark(desk: Desk) -> Call:
     retried = desk.pending_retry("1-0")
     desk.own("t1")
     desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
-    return messages.solo_mark(desk.keys, desk.unit, "t1", "s1", main[1], [main[0], *retried])
+    return messages.solo_mark(desk.keys, desk.leased("t1"), "s1", main[1], [main[0], *retried])
 
 
 def solo_mark_first(desk: Desk) -> Call:
@@ -185,7 +185,7 @@ def solo_mark_first(desk: Desk) -> Call:
     place = desk.pending("1-0")[0]
     desk.own("t1")
     desk.do("HSET", desk.fence, "session", "s1", "solo", "1")
-    return messages.solo_mark(desk.keys, desk.unit, "t1", "s1", place, [])
+    return messages.solo_mark(desk.keys, desk.leased("t1"), "s1", place, [])
 
 
 def message_promote(desk: Desk) -> Call:

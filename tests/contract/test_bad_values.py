@@ -30,16 +30,16 @@ def test_an_epoch_that_is_none_is_named(desk: Desk, epoch: str) -> None:
     """C1, S6: by its key and field; nothing is written, and once it is gone the unit goes on."""
     desk.groups()
     desk.do("HSET", desk.fence, "epoch", epoch)
-    call = leases.acquire(desk.keys, desk.unit, "t1", 0, TTL, OWNER)
+    call = leases.acquire(desk.keys, desk.leased("t1", 0), TTL, OWNER)
     error = desk.expect_error("BADVALUE", call)
     assert f"epoch of {desk.fence}" in str(error)
     desk.do("HDEL", desk.fence, "epoch")
     desk.expect("lease_acquire", "OK", call)
     desk.do("HSET", desk.fence, "epoch", epoch)
-    call = leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", [])
+    call = leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", [])
     desk.expect_error("BADVALUE", call)
-    desk.expect("lease_renew", "OK", leases.renew(desk.keys, desk.unit, "t1", TTL))
-    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.unit, "t1"))
+    desk.expect("lease_renew", "OK", leases.renew(desk.keys, desk.leased("t1"), TTL))
+    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("t1")))
 
 
 def test_a_reset_heals_an_epoch(desk: Desk) -> None:
@@ -62,15 +62,15 @@ def test_counters_that_are_none_count_as_none(desk: Desk, count: str) -> None:
     name = place.decode()
     for field in ("c", "f", "due"):
         desk.do("HSET", desk.attempts, f"{name}:{field}", count)
-    call = messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", 10)
+    call = messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", 10)
     page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)), desk.attempts)
     (entry,) = page.main
     assert (entry.crashes, entry.failures, entry.wait_ms) == (0, 0, 0)
     assert [(bad.key, bad.field) for bad in page.bad] == [
         (desk.attempts, f"{name}:{field}") for field in ("c", "f", "due")
     ]
-    desk.expect("settle_note", "OK", messages.note(desk.keys, desk.unit, "t1", [(place, 2, 0.0)]))
-    call = leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, place, b"", [])
+    desk.expect("settle_note", "OK", messages.note(desk.keys, desk.leased("t1"), [(place, 2, 0.0)]))
+    call = leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, place, b"", [])
     assert desk.expect("lease_refence", "OK", call)[1] == 1
     counted = desk.do("HMGET", desk.attempts, f"{name}:c", f"{name}:f")
     assert counted == [b"1", b"2"]
@@ -82,7 +82,7 @@ def test_a_charge_of_a_lost_host_counts_on(desk: Desk) -> None:
     epoch = desk.own("t1")
     desk.do("HSET", desk.fence, "mark", place)
     desk.do("HSET", desk.attempts, place.decode() + ":c", "abc")
-    call = leases.acquire(desk.keys, desk.unit, "t2", epoch, TTL, OWNER, "t1")
+    call = leases.acquire(desk.keys, desk.leased("t2", epoch), TTL, OWNER, "t1")
     assert desk.expect("lease_acquire", "OK", call)[2] == place
     assert desk.do("HGET", desk.attempts, place.decode() + ":c") == b"1"
 
@@ -171,7 +171,7 @@ def test_a_score_without_end(desk: Desk, score: str) -> None:
     desk.own("t1")
     desk.add("1-0")
     desk.fetch()
-    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1-0", 5.0, {})])
+    call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1-0", 5.0, {})])
     SettledReply.parse(Reply("OK", desk.expect("settle_retry", "OK", call)))
 
 
@@ -202,10 +202,10 @@ def test_the_last_id_of_all(desk: Desk) -> None:
     assert (found.pending, found.lag) == (3, 0)
     desk.expect("partition_snapshot", "OK", messages.snapshot(desk.keys, desk.unit))
     desk.expect("retention_measure", "OK", retention.measure(desk.keys, topic, partition))
-    call = messages.recover(desk.keys, desk.unit, "t1", "s1", True, "5-0", LAST, 1)
+    call = messages.recover(desk.keys, desk.leased("t1"), "s1", True, "5-0", LAST, 1)
     page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
     assert [entry.id.decode() for entry in page.main] == [LAST]
-    call = messages.recover(desk.keys, desk.unit, "t1", "s1", False, LAST, LAST, 1)
+    call = messages.recover(desk.keys, desk.leased("t1"), "s1", False, LAST, LAST, 1)
     page = Recovered.parse(Reply("OK", desk.expect("message_recover", "OK", call)))
     assert page[3:7] == ([], [], False, False)
     desk.do("XACK", desk.stream, group, "5-0", LAST)
@@ -223,6 +223,6 @@ def test_what_foreigners_hold_of_a_full_stream(desk: Desk) -> None:
     desk.own("t1")
     desk.do("HSET", desk.fence, "session", "s1")
     call = messages.reclaim(
-        desk.keys, desk.unit, "t1", "s1", "m", 1000.0, 10, (b"stranger", LAST.encode())
+        desk.keys, desk.leased("t1"), "s1", "m", 1000.0, 10, (b"stranger", LAST.encode())
     )
     assert desk.expect("message_reclaim", "OK", call)[0] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from streamqd.model import Lease
 from streamqd.store import dead, messages, publishing, retries, spark
 from streamqd.store.items import BYTES_MAX, portions
 from streamqd.store.messages import Recovered, Snapshot
@@ -35,7 +36,7 @@ def set_aside(desk: Desk, ids: list[str]) -> None:
     desk.own("t1")
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
     for each in items:
-        desk.expect("settle_retry", "OK", messages.retry(desk.keys, UNIT, "t1", [each]))
+        desk.expect("settle_retry", "OK", messages.retry(desk.keys, Lease(UNIT, "t1"), [each]))
 
 
 def test_both_sides_know_the_same_bound() -> None:
@@ -96,7 +97,7 @@ def test_recovering(desk: Desk, ids: list[str]) -> None:
     sizes, more = [], True
     while more:
         after = found[-1] if found else b""
-        call = messages.recover(desk.keys, UNIT, "t1", "s1", not found, after, "", 100)
+        call = messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", not found, after, "", 100)
         page = Recovered.parse(desk.link.run(call))
         found += [entry.id for entry in page.main]
         sizes.append(len(page.main))
@@ -110,15 +111,15 @@ def test_recovering_as_many_as_were_asked_for(desk: Desk) -> None:
     desk.pending("1-0", "2-0")
     desk.own("t1")
     for count, more in ((1, True), (2, True), (3, False)):
-        call = messages.recover(desk.keys, UNIT, "t1", "s1", True, "", "", count)
+        call = messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", True, "", "", count)
         assert Recovered.parse(desk.link.run(call)).more_main is more
 
 
 def test_reclaiming(desk: Desk, ids: list[str]) -> None:
     desk.fetch(consumer="foreign")
     desk.own("t1")
-    desk.link.run(messages.recover(desk.keys, UNIT, "t1", "s1", True, "", "", 1))
-    call = messages.reclaim(desk.keys, UNIT, "t1", "s1", "m", 0.0, 100)
+    desk.link.run(messages.recover(desk.keys, Lease(UNIT, "t1"), "s1", True, "", "", 1))
+    call = messages.reclaim(desk.keys, Lease(UNIT, "t1"), "s1", "m", 0.0, 100)
     taken = [messages.Reclaimed.parse(desk.link.run(call)).entries for _ in range(4)]
     assert [len(each) for each in taken] == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL, 0]
     assert [entry.decode() for each in taken for entry, _ in each] == ids

@@ -42,20 +42,20 @@ class Scene:
             pass
 
     def ack(self, number: int) -> None:
-        args = (self.desk.keys, self.desk.unit, TOKEN, [self.places[number]])
-        assert self.desk.link.run(messages.ack(*args)).word == "OK"
+        call = messages.ack(self.desk.keys, self.desk.leased(TOKEN), [self.places[number]])
+        assert self.desk.link.run(call).word == "OK"
 
     def retry(self, number: int) -> None:
         fields = {b"originalId": f"{number}-0".encode(), b"retryCount": b"1"}
         entries = [(self.places[number], 0.0, fields)]
-        call = messages.retry(self.desk.keys, self.desk.unit, TOKEN, entries)
+        call = messages.retry(self.desk.keys, self.desk.leased(TOKEN), entries)
         self.desk.expect_entries("settle_retry", ["MOVED"], call)
 
     def bury(self, number: int, **more: bytes) -> None:
         fields = {b"group": self.desk.unit.group.encode()}
         fields |= {name.encode(): value for name, value in more.items()}
         entries = [(self.places[number], fields)]
-        call = messages.dead(self.desk.keys, self.desk.unit, TOKEN, entries)
+        call = messages.dead(self.desk.keys, self.desk.leased(TOKEN), entries)
         self.desk.expect_entries("settle_dead", ["MOVED"], call)
 
     def where(self) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ def die(desk: Desk, *ids: str) -> list[str]:
     letters = []
     for entry_id in ids:
         why = {b"originalId": entry_id.encode(), b"group": b"hits", b"retryCount": b"4", **WHY}
-        call = messages.dead(desk.keys, desk.unit, "t1", [(f"m:{entry_id}".encode(), why)])
+        call = messages.dead(desk.keys, desk.leased("t1"), [(f"m:{entry_id}".encode(), why)])
         letters += desk.expect_entries("settle_dead", ["MOVED"], call).letters
     return [letter.decode() for letter in letters]
 

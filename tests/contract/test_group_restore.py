@@ -13,7 +13,7 @@ def restore(
     desk: Desk, main: str, retry: str, places: Sequence[bytes] = (), token: str = "t1"
 ) -> Call:
     return messages.restore_group(
-        desk.keys, desk.unit, token, main.encode(), retry.encode(), places
+        desk.keys, desk.leased(token), main.encode(), retry.encode(), places
     )
 
 
@@ -78,10 +78,10 @@ def test_nothing_is_settled_in_a_group_that_is_gone(desk: Desk) -> None:
     destroy(desk, desk.stream)
     for adjacent in (False, True):
         call = messages.retry(
-            desk.keys, desk.unit, "t1", [(place, 1.0, {}) for place in items], adjacent=adjacent
+            desk.keys, desk.leased("t1"), [(place, 1.0, {}) for place in items], adjacent=adjacent
         )
         desk.expect_error("NOGROUP", call)
         call = messages.dead(
-            desk.keys, desk.unit, "t1", [(place, {}) for place in items], adjacent=adjacent
+            desk.keys, desk.leased("t1"), [(place, {}) for place in items], adjacent=adjacent
         )
         desk.expect_error("NOGROUP", call)

@@ -125,10 +125,10 @@ def test_by_force_the_owner_loses_it(busy: Desk) -> None:
 
     assert busy.state()["fence"].keys() == {"epoch", "since"}
     assert "lease" not in busy.state()
-    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.unit, "t1", [b"m:1-0"]))
-    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.unit, "t1", TTL))
+    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.leased("t1"), [b"m:1-0"]))
+    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
     # The late copy of the call by which it had become the owner does not bring it back.
-    late = leases.acquire(busy.keys, busy.unit, "t1", 0, TTL, "west-1")
+    late = leases.acquire(busy.keys, busy.leased("t1", 0), TTL, "west-1")
     busy.expect("lease_acquire", "MOVED", late)
     assert busy.own("t2", seen_epoch=epoch) > epoch
 
@@ -140,7 +140,7 @@ def test_an_owner_that_has_not_renewed_is_fenced_too(busy: Desk) -> None:
 
     busy.expect("group_reset", "OK", reset(busy, "0-0"))
 
-    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.unit, "t1", TTL))
+    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
 
 
 def test_a_group_that_is_not_there_is_not_made(desk: Desk) -> None:
@@ -217,10 +217,10 @@ def test_meanwhile_nobody_else_has_it(full_hands: Desk) -> None:
     assert int(fence["epoch"]) > epoch
     assert full_hands.do("GET", full_hands.lease) == TOKEN.encode()
     assert 0 < full_hands.do("PTTL", full_hands.lease) <= groups.KEPT_SECONDS * 1000
-    ack = messages.ack(full_hands.keys, full_hands.unit, "t1", [b"m:5-0"])
+    ack = messages.ack(full_hands.keys, full_hands.leased("t1"), [b"m:5-0"])
     full_hands.expect("settle_ack", "FENCED", ack)
     taken = leases.acquire(
-        full_hands.keys, full_hands.unit, "t2", int(fence["epoch"]), TTL, "west-2"
+        full_hands.keys, full_hands.leased("t2", int(fence["epoch"])), TTL, "west-2"
     )
     full_hands.expect("lease_acquire", "HELD", taken)
     full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
@@ -303,7 +303,7 @@ def test_deletes_all_that_is_its_own(busy: Desk) -> None:
     assert set(state) == {"stream", "dlq", "trim"}
     assert state["stream"].groups == {}
     assert state["trim"] == {"first": b"1-0", "archived": b"0-3"}
-    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.unit, "t1", [b"m:1-0"]))
+    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.leased("t1"), [b"m:1-0"]))
 
 
 @pytest.mark.fault("F26")

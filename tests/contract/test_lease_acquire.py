@@ -9,7 +9,7 @@ from tests.contract.desk import OWNER, TTL, Desk
 
 
 def take(desk: Desk, token: str, seen_epoch: int, owner: str = OWNER, dead: str = "") -> Call:
-    return leases.acquire(desk.keys, desk.unit, token, seen_epoch, TTL, owner, dead)
+    return leases.acquire(desk.keys, desk.leased(token, seen_epoch), TTL, owner, dead)
 
 
 def lose(desk: Desk, mark: bytes = b"") -> int:
@@ -35,7 +35,7 @@ def test_takes_a_unit_that_nobody_ever_had(desk: Desk) -> None:
 
 def test_takes_a_released_unit_with_a_greater_epoch(desk: Desk) -> None:
     epoch = desk.own("t1")
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     ahead = epoch + 10**9  # a fence from before the server's clock was set back
     desk.do("HSET", desk.fence, "epoch", ahead)
     rest = desk.expect("lease_acquire", "OK", take(desk, "t2", ahead))
@@ -53,7 +53,7 @@ def test_refuses_while_the_lease_of_another_lives(desk: Desk) -> None:
 
 def test_refuses_when_someone_has_owned_it_since_the_caller_looked(desk: Desk) -> None:
     epoch = desk.own("t1")
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     rest = desk.expect("lease_acquire", "MOVED", take(desk, "t2", 0))
     assert leases.Holder.parse(Reply("MOVED", rest)) == (epoch, "")
 

@@ -17,7 +17,7 @@ def refence(
     context: bytes = b"",
     done: list[bytes] | None = None,
 ) -> Call:
-    return leases.refence(desk.keys, desk.unit, old, new, TTL, charged, context, done or [])
+    return leases.refence(desk.keys, desk.leased(old), new, TTL, charged, context, done or [])
 
 
 def test_replaces_the_token_and_the_lease(desk: Desk) -> None:
@@ -105,7 +105,7 @@ def test_a_third_token_is_refused(desk: Desk) -> None:
 
 def test_a_released_unit_is_refused(desk: Desk) -> None:
     epoch = desk.own("t1")
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     assert desk.expect("lease_refence", "FENCED", refence(desk)) == [str(epoch).encode(), b""]
 
 

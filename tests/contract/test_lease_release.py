@@ -8,7 +8,7 @@ from tests.contract.desk import OWNER, TTL, Desk
 
 
 def release(desk: Desk, token: str = "t1") -> Call:
-    return leases.release(desk.keys, desk.unit, token)
+    return leases.release(desk.keys, desk.leased(token))
 
 
 def view(desk: Desk) -> leases.LeaseView:

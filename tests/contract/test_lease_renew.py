@@ -8,7 +8,7 @@ from tests.contract.desk import OWNER, TTL, Desk
 
 
 def renew(desk: Desk, token: str = "t1", ttl: float = TTL) -> Call:
-    return leases.renew(desk.keys, desk.unit, token, ttl)
+    return leases.renew(desk.keys, desk.leased(token), ttl)
 
 
 def test_gives_the_lease_a_new_life(desk: Desk) -> None:
@@ -37,7 +37,7 @@ def test_finds_a_lease_that_contradicts_the_fence(desk: Desk) -> None:
 
 def test_a_superseded_token_is_refused(desk: Desk) -> None:
     desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     rest = desk.expect("lease_renew", "FENCED", renew(desk))
     epoch = int(desk.state()["fence"]["epoch"])
     assert leases.Holder.parse(Reply("FENCED", rest)) == (epoch, OWNER)

@@ -65,7 +65,7 @@ def test_an_owned_unit_is_refused_until_it_is_released(desk: Desk) -> None:
     assert desk.expect("message_adopt", "HELD", adopt(desk))[1] == b"east-1"
     desk.do("DEL", desk.lease)  # it may still be renewed
     desk.expect("message_adopt", "HELD", adopt(desk))
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     assert adopted(desk, adopt(desk)).entries == 1
 
 

@@ -8,7 +8,7 @@ from tests.contract.desk import Desk
 
 
 def fetch(desk: Desk, token: str = "t1", session: str = "s1", count: int = 10) -> Call:
-    return messages.fetch(desk.keys, desk.unit, token, session, count)
+    return messages.fetch(desk.keys, desk.leased(token), session, count)
 
 
 def open_session(desk: Desk) -> None:

@@ -15,7 +15,7 @@ LOOKED_MAX = 512  # as the script says
 def reclaim(
     desk: Desk, source: str = "m", idle: float = 0.0, count: int = 10, page: Cursor = BEGIN
 ) -> Call:
-    return messages.reclaim(desk.keys, desk.unit, "t1", "s1", source, idle, count, page)
+    return messages.reclaim(desk.keys, desk.leased("t1"), "s1", source, idle, count, page)
 
 
 def own(desk: Desk, token: str = "t1", session: str = "s1") -> None:

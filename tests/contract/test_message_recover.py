@@ -8,7 +8,7 @@ import pytest
 
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection
-from streamqd.store.messages import Pending, Recovered
+from streamqd.store.messages import PendingEntry, Recovered
 from streamqd.store.scripts import Call, Reply
 from tests.contract.desk import TTL, Desk
 
@@ -22,7 +22,7 @@ def recover(
     after: tuple[str, str] = ("", ""),
     count: int = 10,
 ) -> Call:
-    return messages.recover(desk.keys, desk.unit, token, session, first, *after, count)
+    return messages.recover(desk.keys, desk.leased(token), session, first, *after, count)
 
 
 def test_opens_a_session_and_lists_nothing(desk: Desk) -> None:
@@ -55,10 +55,10 @@ def test_lists_both_streams_with_bodies_and_counters(desk: Desk) -> None:
         last_main=b"2-0",
         last_retry=b"1-0",
         main=[
-            Pending(b"1-0", [b"payload", b"\x00\xff\r\n"], 2, 3, b"\xff"),
-            Pending(b"2-0", [b"payload", b"body of 2-0"], 0, 0, b""),
+            PendingEntry(False, b"1-0", [b"payload", b"\x00\xff\r\n"], 2, b"\xff", 3),
+            PendingEntry(False, b"2-0", [b"payload", b"body of 2-0"]),
         ],
-        retry=[Pending(b"1-0", [b"payload", b"retried", b"retryCount", b"2"], 1, 0, b"")],
+        retry=[PendingEntry(True, b"1-0", [b"payload", b"retried", b"retryCount", b"2"], 1)],
     )
 
 
@@ -128,7 +128,7 @@ def test_entries_of_foreign_consumers_are_not_ours(desk: Desk) -> None:
 def test_a_superseded_token_is_refused(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("message_recover", "FENCED", recover(desk))
     desk.expect("message_recover", "OK", recover(desk, token="t2"))
 

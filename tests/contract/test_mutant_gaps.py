@@ -19,7 +19,7 @@ def test_dead_letters_stay_however_many_there_are(desk: Desk) -> None:
         desk.link.pipeline(adds)
         ids = desk.fetch(batch)
         items = [(b"m:" + entry_id, WHY) for entry_id in ids]
-        call = messages.dead(desk.keys, desk.unit, "t1", items)
+        call = messages.dead(desk.keys, desk.leased("t1"), items)
         desk.link.run(call)
     assert desk.do("XLEN", desk.dlq) == total
 
@@ -28,6 +28,6 @@ def test_a_death_charges_one_message_of_the_many_that_were_in_hand(desk: Desk) -
     places = desk.pending("1-0", "2-0", "3-0")
     retried = desk.pending_retry("1-0")
     desk.own("t1")
-    call = leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, places[1], b"{}", retried)
+    call = leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, places[1], b"{}", retried)
     desk.expect("lease_refence", "OK", call)
     assert desk.state()["attempts"] == {"m:2-0:c": b"1", "m:2-0:last": b"{}"}

@@ -127,7 +127,7 @@ def test_owned_gone_and_too_much_in_hand(full: Desk, monkeypatch: pytest.MonkeyP
     assert full.expect("renewal_group", "MANY", group(full, force=True)) == [2]
     monkeypatch.undo()
     full.expect("renewal_group", "OK", group(full, force=True))
-    assert full.link.run(leases.renew(full.keys, full.unit, "t1", TTL)).word == "FENCED"
+    assert full.link.run(leases.renew(full.keys, full.leased("t1"), TTL)).word == "FENCED"
     full.do("XGROUP", "DESTROY", full.stream, "hits")
     full.expect("renewal_group", "NOGROUP", group(full, force=True))
 

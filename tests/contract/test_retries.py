@@ -22,7 +22,7 @@ def set_aside(desk: Desk, *ids: str, delay: float = 60.0) -> None:
         (f"m:{each}".encode(), delay, {b"originalId": each.encode(), b"retryCount": b"2"})
         for each in ids
     ]
-    desk.expect("settle_retry", "OK", messages.retry(desk.keys, desk.unit, "t1", items))
+    desk.expect("settle_retry", "OK", messages.retry(desk.keys, desk.leased("t1"), items))
 
 
 def page(desk: Desk, after: tuple[int, str] = (0, ""), count: int = 10) -> list[retries.Delayed]:

@@ -11,7 +11,7 @@ from tests.contract.desk import TTL, Desk, Stream
 
 
 def ack(desk: Desk, places: list[bytes], charged: list[bytes] | None = None) -> Call:
-    return messages.ack(desk.keys, desk.unit, "t1", places, charged or [])
+    return messages.ack(desk.keys, desk.leased("t1"), places, charged or [])
 
 
 def test_acknowledges_in_both_streams(desk: Desk) -> None:
@@ -84,14 +84,14 @@ def test_another_token_is_refused(desk: Desk) -> None:
     main = desk.pending("1-0")
     desk.own("t1")
     desk.do("HSET", desk.attempts, "m:1-0:c", 1)
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("settle_ack", "FENCED", ack(desk, [], charged=main))
 
 
 def test_a_released_unit_is_refused(desk: Desk) -> None:
     main = desk.pending("1-0")
     desk.own("t1")
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     desk.expect("settle_ack", "FENCED", ack(desk, main))
 
 

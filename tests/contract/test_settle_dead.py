@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.errors import ContractError
+from streamqd.model import Lease
 from streamqd.store import leases, messages
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -15,7 +16,7 @@ WHY_TEXT = {name.decode(): value for name, value in WHY.items()}
 
 
 def dead(desk: Desk, *items: tuple[bytes, dict[bytes, bytes]], adjacent: bool = False) -> Call:
-    return messages.dead(desk.keys, desk.unit, "t1", items, adjacent=adjacent)
+    return messages.dead(desk.keys, desk.leased("t1"), items, adjacent=adjacent)
 
 
 def test_writes_a_letter(desk: Desk) -> None:
@@ -131,7 +132,7 @@ def test_a_write_that_the_server_refuses_halfway_leaves_each_entry_in_one_place(
 def test_another_token_is_refused(desk: Desk) -> None:
     desk.pending("1-0")
     desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("settle_dead", "FENCED", dead(desk, (b"m:1-0", WHY)))
 
 
@@ -145,4 +146,4 @@ def test_what_is_not_a_place_is_refused(desk: Desk) -> None:
 
 def test_too_many_items_are_refused_here() -> None:
     with pytest.raises(ContractError, match="257"):
-        messages.dead(Keys(), UNIT, "t1", [(b"m:1-0", WHY)] * 257)
+        messages.dead(Keys(), Lease(UNIT, "t1"), [(b"m:1-0", WHY)] * 257)

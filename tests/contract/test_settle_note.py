@@ -13,7 +13,7 @@ HOUR_MS = 3_600_000
 
 
 def note(desk: Desk, *notes: tuple[bytes, int], delay: float = 3600.0) -> Call:
-    return messages.note(desk.keys, desk.unit, "t1", [(*each, delay) for each in notes])
+    return messages.note(desk.keys, desk.leased("t1"), [(*each, delay) for each in notes])
 
 
 def counts(desk: Desk) -> dict[str, bytes]:
@@ -51,9 +51,9 @@ def test_the_next_owner_goes_on_counting(desk: Desk):
     places = desk.pending("1-0", "2-0")
     epoch = desk.own("t1")
     desk.link.run(note(desk, (places[1], 4)))
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     desk.own("t2", seen_epoch=epoch)
-    call = messages.recover(desk.keys, desk.unit, "t2", "s2", True, "", "", 10)
+    call = messages.recover(desk.keys, desk.leased("t2"), "s2", True, "", "", 10)
     page = messages.Recovered.parse(desk.link.run(call))
     assert [(each.id, each.failures) for each in page.main] == [(b"1-0", 0), (b"2-0", 4)]
     assert page.main[0].wait_ms == 0
@@ -65,7 +65,7 @@ def test_what_is_over_due_need_not_wait(desk: Desk):
     desk.own("t1")
     desk.link.run(note(desk, (place, 1)))
     desk.do("HSET", desk.attempts, "m:1-0:due", desk.now_unix_ms() - 1)
-    call = messages.recover(desk.keys, desk.unit, "t1", "s1", True, "", "", 10)
+    call = messages.recover(desk.keys, desk.leased("t1"), "s1", True, "", "", 10)
     (found,) = messages.Recovered.parse(desk.link.run(call)).main
     assert (found.failures, found.wait_ms) == (1, 0)
 
@@ -94,10 +94,10 @@ def test_what_is_settled_leaves_no_count_behind(desk: Desk):
     places = desk.pending("1-0", "2-0")
     desk.own("t1")
     call = note(desk, (places[0], 1), (places[1], 1), (b"m:7-0", 1))
-    desk.link.run(messages.ack(desk.keys, desk.unit, "t1", [places[0]]))
+    desk.link.run(messages.ack(desk.keys, desk.leased("t1"), [places[0]]))
     assert desk.expect("settle_note", "OK", call) == [1]
     assert set(desk.state()["attempts"]) == {"m:2-0:f", "m:2-0:due"}
-    ack = messages.ack(desk.keys, desk.unit, "t1", [], charged=[places[1]])
+    ack = messages.ack(desk.keys, desk.leased("t1"), [], charged=[places[1]])
     assert desk.link.run(ack).rest == [1]
     before = desk.dump()
     assert desk.expect("settle_note", "OK", call) == [0]
@@ -108,7 +108,7 @@ def test_what_is_settled_leaves_no_count_behind(desk: Desk):
 def test_a_superseded_owner_writes_nothing(desk: Desk):
     (place,) = desk.pending("1-0")
     desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("settle_note", "FENCED", note(desk, (place, 1)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.errors import ContractError
+from streamqd.model import Lease
 from streamqd.store import leases, messages
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -17,7 +18,7 @@ CHANGED = {b"originalId": b"1-0", b"retryCount": b"1", b"crashCount": b"0"}
 def retry(
     desk: Desk, *items: tuple[bytes, float, dict[bytes, bytes]], adjacent: bool = False
 ) -> Call:
-    return messages.retry(desk.keys, desk.unit, "t1", items, adjacent=adjacent)
+    return messages.retry(desk.keys, desk.leased("t1"), items, adjacent=adjacent)
 
 
 def test_moves_the_body_with_changed_fields(desk: Desk) -> None:
@@ -234,7 +235,7 @@ def test_nearly_as_many_fields_travel_all_the_way(desk: Desk) -> None:
     desk.fetch(stream=desk.retry)
     place = b"r:" + next(iter(desk.state()["retry"].entries)).encode()
     desk.expect_entries(
-        "settle_dead", ["MOVED"], messages.dead(desk.keys, desk.unit, "t1", [(place, CHANGED)])
+        "settle_dead", ["MOVED"], messages.dead(desk.keys, desk.leased("t1"), [(place, CHANGED)])
     )
     assert len(next(iter(desk.state()["dlq"].entries.values()))) == 1 + 1900 + len(CHANGED) + 1
 
@@ -243,7 +244,7 @@ def test_another_token_is_refused(desk: Desk) -> None:
     """Q24: a dead child's packet after the refence changes nothing."""
     desk.pending("1-0")
     desk.own("t1")
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("settle_retry", "FENCED", retry(desk, (b"m:1-0", 5.0, CHANGED)))
 
 
@@ -262,6 +263,6 @@ def test_nothing_at_all(desk: Desk) -> None:
 def test_too_many_items_are_refused_here() -> None:
     items = [(b"m:1-0", 5.0, CHANGED)] * 257
     with pytest.raises(ContractError, match="257"):
-        messages.retry(Keys(), UNIT, "t1", items)
+        messages.retry(Keys(), Lease(UNIT, "t1"), items)
     with pytest.raises(ContractError, match="-1"):
-        messages.retry(Keys(), UNIT, "t1", [(b"m:1-0", -1.0, CHANGED)])
+        messages.retry(Keys(), Lease(UNIT, "t1"), [(b"m:1-0", -1.0, CHANGED)])

@@ -8,7 +8,7 @@ from tests.contract.desk import TTL, Desk, Stream
 
 
 def mark(desk: Desk, place: bytes, *acked: bytes, session: str = "s1", token: str = "t1") -> Call:
-    return messages.solo_mark(desk.keys, desk.unit, token, session, place, acked)
+    return messages.solo_mark(desk.keys, desk.leased(token), session, place, acked)
 
 
 def inherit(desk: Desk) -> None:
@@ -64,7 +64,7 @@ def test_a_copy_of_an_earlier_connection_is_refused(desk: Desk) -> None:
     """T15: a late mark would name an entry that nobody is running."""
     main = desk.pending("1-0", "2-0")
     inherit(desk)
-    desk.link.run(messages.recover(desk.keys, desk.unit, "t1", "s2", True, "", "", 10))
+    desk.link.run(messages.recover(desk.keys, desk.leased("t1"), "s2", True, "", "", 10))
     desk.expect("solo_mark", "SESSION", mark(desk, main[1], main[0]))
     desk.expect("solo_mark", "OK", mark(desk, main[1], main[0], session="s2"))
 
@@ -78,7 +78,7 @@ def test_without_a_session_nobody_marks(desk: Desk) -> None:
 def test_another_token_is_refused(desk: Desk) -> None:
     main = desk.pending("1-0")
     inherit(desk)
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     desk.expect("solo_mark", "FENCED", mark(desk, main[0]))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streamqd.message import Delivery, Message
+from streamqd.model import Lease
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages
 from streamqd.worker.dead_letters import carried
@@ -31,7 +32,7 @@ def test_a_retry_writes_the_copy(desk: Desk, vector: dict[str, Any]) -> None:
     changed = carried(entry, retries=vector["failures"], crashes=vector["crashes"])
     place = (b"r:" if retried else b"m:") + entry.id_bytes
 
-    call = messages.retry(desk.keys, UNIT, "t1", [(place, 0.0, changed)])
+    call = messages.retry(desk.keys, Lease(UNIT, "t1"), [(place, 0.0, changed)])
     desk.expect_entries("settle_retry", ["MOVED"], call)
     desk.expect("message_promote", "OK", messages.promote_retries(desk.keys, UNIT, 10))
 

@@ -12,7 +12,7 @@ from streamqd.process import Child, Exit
 from streamqd.registration import ensure_topics
 from streamqd.scoreboard import DONE, RUNNING, Scoreboard, WorkerState
 from streamqd.store import members
-from streamqd.supervisor.burst import BurstCheck
+from streamqd.supervisor.drain import BurstCheck
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import OwnedPartition, Phase
 from tests.contract.desk import UNIT
@@ -81,8 +81,8 @@ def a_unit_from_its_acquisition_to_its_release(stage: Stage) -> None:
         talk.run_until_killed()
         talk.until("refenced", Phase.HELD)
         assert desk.do("HGETALL", desk.fence) != fence
-        assert desk.do("HGET", desk.fence, "token") == talk.holding.token.encode()
-        assert int(desk.do("HGET", desk.fence, "epoch")) == talk.holding.epoch
+        assert desk.do("HGET", desk.fence, "token") == talk.holding.lease.token.encode()
+        assert int(desk.do("HGET", desk.fence, "epoch")) == talk.holding.lease.epoch
         assert desk.do("HGET", desk.attempts, "m:2-0:c") == b"1", "charged once"
         assert desk.state()["stream"].groups["hits"][1].keys() == {"2-0", "3-0"}
         assert talk.holding.slot.counter("charged") == 1

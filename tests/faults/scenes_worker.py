@@ -13,10 +13,10 @@ from unittest import mock
 
 from streamqd.handlers import Dead
 from streamqd.message import Message
-from streamqd.model import Backoff
+from streamqd.model import Backoff, Lease
 from streamqd.scoreboard import Scoreboard
 from streamqd.store import leases
-from streamqd.worker import worker
+from streamqd.worker import reader, worker
 from streamqd.worker.control_channel import ExitCode
 from tests.contract.desk import OWNER, TTL, UNIT, Desk
 from tests.faults.rehearsal import Stage
@@ -68,7 +68,9 @@ def seed(desk: Desk, book: Ledger) -> None:
     # Taken over without a release: what was in hand runs alone, each under a mark.
     epoch = int(desk.do("HGET", desk.fence, "epoch"))
     desk.do("DEL", desk.lease)
-    assert desk.link.run(leases.acquire(desk.keys, UNIT, "t1", epoch, TTL, OWNER)).word == "OK"
+    assert (
+        desk.link.run(leases.acquire(desk.keys, Lease(UNIT, "t1", epoch), TTL, OWNER)).word == "OK"
+    )
 
 
 def play(stage: Stage, **consumer: Any) -> None:
@@ -103,7 +105,7 @@ def play(stage: Stage, **consumer: Any) -> None:
         desk_again.close()
         # What the worker could not acknowledge any more is in its slot.
         done = slot.batch().done
-        desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+        desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
         judge(desk, book)
 
 
@@ -123,8 +125,9 @@ def judge(desk: Desk, book: Ledger) -> None:
 @contextmanager
 def _hurried() -> Iterator[None]:
     """Waits of a worker that this cannot wait for."""
-    idle = {"BLOCK_SECONDS": 0.02, "PARK_SECONDS": 0.02, "IDLE_CHECK_SECONDS": 0.0}
-    with mock.patch.multiple(worker, RECONNECT_SECONDS=(0.001, 0.01), **idle):
+    waits = mock.patch.multiple(reader, BLOCK_SECONDS=0.02, DEFER_SECONDS=0.02)
+    pauses = {"RECONNECT_SECONDS": (0.001, 0.01), "IDLE_CHECK_SECONDS": 0.0}
+    with waits, mock.patch.multiple(worker, **pauses):
         yield
 
 
@@ -161,7 +164,7 @@ def on_a_full_server(stage: Stage) -> None:
         with desk.full_memory():
             life.run(life.worker("t1", prefetch_max=2), work)
             done = slot.batch().done
-            desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+            desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
         assert book.audit(UNIT.group) == Audit()
         assert desk.state()["stream"].groups["hits"] == ("7-0", {})
 
@@ -189,7 +192,7 @@ def in_place(stage: Stage) -> None:
         held = {"on_error": "block", "max_attempts": 3, "backoff": backoff}
         life.run(life.worker("t1", **held), work)
         done = slot.batch().done
-        desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+        desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
         failing = _uid(FAILING)
         assert book.audit(UNIT.group) == Audit(lost=[failing], repeated={failing: 3})
         assert [each.attempt for each in book.of(failing, "start")] == [1, 2, 3]
@@ -245,7 +248,7 @@ def a_group_that_is_destroyed(stage: Stage) -> None:
             code = life.run(life.worker("t1", prefetch_max=2), work)
         assert code == ExitCode.STOPPED
         done = slot.batch().done
-        desk.link.run(leases.refence(desk.keys, UNIT, "t1", "t2", TTL, None, b"", done))
+        desk.link.run(leases.refence(desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", done))
         found = book.audit(UNIT.group)
         assert found == Audit(lost=[_uid("4-0")], repeated=found.repeated if unknown else {})
         state = desk.state()

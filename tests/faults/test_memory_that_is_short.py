@@ -15,7 +15,7 @@ import pytest
 
 from streamqd.cgroups import CONTROL_GROUPS, killed_as_one
 from streamqd.process import Exit
-from streamqd.supervisor.oom_monitor import BELIEVED_SECONDS, OomMonitor, counter_of
+from streamqd.supervisor.limits import BELIEVED_SECONDS, OomMonitor, counter_of
 from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
 

@@ -13,7 +13,7 @@ from streamqd.admin import as_json, dead_letters, fleet, partitions, pending, pe
 from streamqd.admin import topics as admin_topics
 from streamqd.admin.dead_letters import DeadLetterFilter
 from streamqd.errors import RedisRefused, Refused, TopicMissing
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import items, leases, members, messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -47,7 +47,7 @@ def bury(desk: Desk, entry_id: str, **context: str) -> str:
         b"traceback": b"Traceback:\n  somewhere",
         **{name.encode(): value.encode() for name, value in context.items()},
     }
-    call = messages.dead(desk.keys, desk.unit, "t1", [(f"m:{entry_id}".encode(), fields)])
+    call = messages.dead(desk.keys, desk.leased("t1"), [(f"m:{entry_id}".encode(), fields)])
     [letter] = messages.SettledReply.parse(desk.link.run(call)).letters
     assert letter
     return f"{desk.unit.partition}:{letter.decode()}"
@@ -550,7 +550,7 @@ def test_the_fleet_at_a_glance(link: Connection, store: Store, keys: Keys, at: A
     stale = {"instance": "east-1", "state": "working", "units": units}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
     bury(at(2), "1-0")
-    link.run(leases.release(keys, at(2).unit, "t1"))
+    link.run(leases.release(keys, Lease(at(2).unit, "t1")))
 
     seen = fleet.status(store, "default", stale=15)
 

@@ -195,7 +195,7 @@ def surgery(tmp_path: Path, server: Server, link: Connection) -> Surgery:
         desk.add(f"{number + 1}-0", "payload", "x")
     desk.fetch(3)
     place = [(b"m:2-0", 3600.0, {})]
-    made.link.run(messages.retry(made.keys, desk.unit, "t0", place))
+    made.link.run(messages.retry(made.keys, desk.leased("t0"), place))
     made.do("XADD", desk.dlq, "*", "payload", "x", "group", GROUP)
     return made
 

@@ -13,7 +13,7 @@ import pytest
 from streamqd import config, inspection
 from streamqd.admin.tail import Tail
 from streamqd.errors import RedisRefused, RedisUnavailable, UnknownOutcome
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.producer import Outgoing, Producer
 from streamqd.spark.offsets import EARLIEST
 from streamqd.spark.options import read_options
@@ -92,7 +92,7 @@ def test_scripts_of_many_partitions_travel_together_and_are_taught_to_each_node(
     words = [
         reply.word  # type: ignore[union-attr]
         for reply in link.run_many(
-            [leases.acquire(keys, unit, "t" * 32, 0, 10.0, "me") for unit in units]
+            [leases.acquire(keys, Lease(unit, "t" * 32, 0), 10.0, "me") for unit in units]
         )
     ]
     assert words == ["OK"] * 12
@@ -142,9 +142,9 @@ def test_a_fence_that_has_moved_does_not_look_like_that_of_another_owner(
 ) -> None:
     unit = Unit("moving", 1, "bill")
     fence = keys.fence(*unit)
-    open_link().run(leases.acquire(keys, unit, "t" * 32, 0, 60.0, "me"))
+    open_link().run(leases.acquire(keys, Lease(unit, "t" * 32, 0), 60.0, "me"))
     link = open_link(key=fence)
-    fetcher = Fetcher(link, keys, unit, "t" * 32)
+    fetcher = Fetcher(link, keys, Lease(unit, "t" * 32))
     assert fetcher.watch()
     source, target = cluster.begin_move(fence)
     source.migrate(target, fence, keys.lease(*unit))
@@ -165,7 +165,7 @@ def test_while_a_slot_moves_each_key_is_found_where_it_is(
     stream, lease, fence = keys.stream(*unit[:2]), keys.lease(*unit), keys.fence(*unit)
     link = open_link()
     link.execute("XADD", stream, "*", "f", "1")
-    link.run(leases.acquire(keys, unit, "t" * 32, 0, 60.0, "me"))
+    link.run(leases.acquire(keys, Lease(unit, "t" * 32, 0), 60.0, "me"))
     source, target = cluster.begin_move(stream)
     try:
         source.migrate(target, stream, fence)
@@ -174,14 +174,16 @@ def test_while_a_slot_moves_each_key_is_found_where_it_is(
         assert link.execute("PTTL", lease) > 0, "it has not moved"
         for made in (link, open_link(key=stream)):
             with pytest.raises(RedisUnavailable) as caught:
-                made.run(leases.renew(keys, unit, "t" * 32, 60.0))  # one key here, one there
+                made.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0))  # one key here, one there
             assert not caught.value.sent
         source.migrate(target, lease)
-        assert link.run(leases.renew(keys, unit, "t" * 32, 60.0)).word == "OK", "ASK for a script"
+        assert link.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0)).word == "OK", (
+            "ASK for a script"
+        )
     finally:
         cluster.end_move(stream, target)
     assert link.execute("XLEN", stream) == 2
-    assert link.run(leases.renew(keys, unit, "t" * 32, 60.0)).word == "OK"
+    assert link.run(leases.renew(keys, Lease(unit, "t" * 32), 60.0)).word == "OK"
 
 
 # --- nodes that do not answer ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ from streamqd import config
 from streamqd.admin import diagnosis
 from streamqd.admin.diagnosis import facts
 from streamqd.admin.diagnosis.facts import TolerantReader
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import directives, leases
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -181,7 +181,7 @@ def test_a_lease_that_no_fence_knows(surgery: Surgery) -> None:
 
 
 def test_a_released_unit_is_no_fault(surgery: Surgery) -> None:
-    released = leases.release(surgery.keys, Unit(TOPIC, 0, GROUP), "t0")
+    released = leases.release(surgery.keys, Lease(Unit(TOPIC, 0, GROUP), "t0"))
     assert surgery.link.run(released).word == "OK"
     for check in ("lease-without-fence", "owner-silent", "not-renewed"):
         surgery.silent(f"fleet.{check}")

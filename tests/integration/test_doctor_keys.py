@@ -37,7 +37,7 @@ def test_a_healthy_system(surgery: Surgery) -> None:
     desk.add("*", "payload", "c")
     desk.fetch(2)
     place = [(f"m:{desk.do('XPENDING', desk.stream, GROUP)[1].decode()}".encode(), 60.0, {})]
-    desk.link.run(messages.retry(surgery.keys, desk.unit, "t0", place))
+    desk.link.run(messages.retry(surgery.keys, desk.leased("t0"), place))
     assert desk.do("ZCARD", desk.delayed) == 1
     areas = [
         word

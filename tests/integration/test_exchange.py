@@ -12,7 +12,7 @@ from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.supervisor import renewal_scheduler
+from streamqd.supervisor import lease_manager
 from streamqd.supervisor.cluster_state import ClusterState
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import OwnedPartition, Phase
@@ -21,7 +21,7 @@ from tests.support.owning import with_groups
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
-MANY = 2 * renewal_scheduler.CALLS_MAX + 10
+MANY = 2 * lease_manager.CALLS_MAX + 10
 OTHER = Unit("orders", 0, "hits")  # somebody may have it
 
 
@@ -86,7 +86,7 @@ def test_many_renewals_go_in_bounded_parts_that_follow_at_once(talk: Talk, meter
             with meter.measuring() as cost:
                 wanted = talk.tick()
             parts.append((cost.trips, cost.scripts))
-    assert parts == [(1, renewal_scheduler.CALLS_MAX), (1, renewal_scheduler.CALLS_MAX), (1, 10)]
+    assert parts == [(1, lease_manager.CALLS_MAX), (1, lease_manager.CALLS_MAX), (1, 10)]
     assert talk.renewed() == MANY
 
 
@@ -95,7 +95,7 @@ def test_what_is_refused_each_time_keeps_nobody_from_a_turn(
 ) -> None:
     """Neither the leases behind it, nor the look at what others have."""
     talk.own()
-    refused = talk.held[: renewal_scheduler.CALLS_MAX + 5]
+    refused = talk.held[: lease_manager.CALLS_MAX + 5]
     for each in refused:  # a fence of another type is an error at each call
         link.execute("DEL", keys.fence(*each.unit))
         link.execute("SET", keys.fence(*each.unit), "not a hash")
@@ -131,8 +131,8 @@ def test_a_unit_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> No
     talk.own()
     talk.renew_all()
     assert talk.tick()
-    for each in talk.held[renewal_scheduler.CALLS_MAX : -1]:
+    for each in talk.held[lease_manager.CALLS_MAX : -1]:
         del talk.holdings[each.unit]
     talk.offers = [*talk.holdings]
     assert not talk.tick()
-    assert talk.renewed() == renewal_scheduler.CALLS_MAX + 1
+    assert talk.renewed() == lease_manager.CALLS_MAX + 1

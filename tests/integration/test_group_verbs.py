@@ -28,7 +28,7 @@ def set_aside(desk: Desk, *ids: str, delay: float = 60.0, key: str = "k1", count
         desk.add(each, "payload", f"body of {each}", "key", key)
         desk.fetch()
         fields = {b"originalId": each.encode(), b"retryCount": b"%d" % count, b"crashCount": b"0"}
-        call = messages.retry(desk.keys, desk.unit, "t1", [(f"m:{each}".encode(), delay, fields)])
+        call = messages.retry(desk.keys, desk.leased("t1"), [(f"m:{each}".encode(), delay, fields)])
         assert desk.link.run(call).word == "OK"
 
 

@@ -81,7 +81,7 @@ def settings_for(server: Server, **changes: Any) -> Settings:
 def set_aside(desk: Desk, place: bytes, delay: float) -> int:
     """Retry an entry as its worker does; return when it is due (or a moment before)."""
     due = desk.now_unix_ms() + round(delay * 1000)
-    call = messages.retry(desk.keys, desk.unit, "t1", [(place, delay, {b"retryCount": b"1"})])
+    call = messages.retry(desk.keys, desk.leased("t1"), [(place, delay, {b"retryCount": b"1"})])
     assert messages.SettledReply.parse(desk.link.run(call)).words == ["MOVED"]
     return due
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import leases
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -65,17 +65,17 @@ def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys
     desk, watching = Desk(link, keys), Watching(link, keys)
     desk.own("t1")
     before = watching.look()[UNIT]
-    link.run(leases.refence(keys, UNIT, "t1", "t2", TTL, None, b"", []))
+    link.run(leases.refence(keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", []))
     after = watching.look()[UNIT]
     assert after.token == "t2"
     assert after.epoch > before.epoch
     link.execute("DEL", keys.lease(*UNIT))  # as when it ends
     ended = watching.look()[UNIT]
     assert (ended.token, ended.epoch, ended.ttl) == ("t2", after.epoch, None)
-    link.run(leases.acquire(keys, UNIT, "t3", after.epoch, TTL, "web-3", ""))
+    link.run(leases.acquire(keys, Lease(UNIT, "t3", after.epoch), TTL, "web-3", ""))
     taken = watching.look()[UNIT]
     assert (taken.owner, taken.ttl is not None) == ("web-3", True)
-    link.run(leases.release(keys, UNIT, "t3"))
+    link.run(leases.release(keys, Lease(UNIT, "t3")))
     assert watching.look()[UNIT].token == ""
     link.execute("FLUSHALL")
     assert watching.look()[UNIT].epoch == 0

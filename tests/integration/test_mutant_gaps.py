@@ -45,10 +45,10 @@ def test_a_round_sent_after_the_fence_has_changed_moves_and_acknowledges_nothing
     desk.pending("1-0")
     desk.add("2-0")
     desk.own("t1")
-    fetcher = Fetcher(new_link(), desk.keys, desk.unit, "t1")
+    fetcher = Fetcher(new_link(), desk.keys, desk.leased("t1"))
     assert fetcher.watch()
 
-    desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+    desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
     fetcher.send_round([b"1-0"], [], 10)
     answer = fetcher.receive_round(rang=False)
 
@@ -66,7 +66,7 @@ def test_a_worker_that_has_lost_the_unit_begins_nothing_more_and_says_so(
 
     def work(message: Message) -> None:
         handled.append(message.id)
-        desk.link.run(leases.refence(desk.keys, desk.unit, "t1", "t2", TTL, None, b"", []))
+        desk.link.run(leases.refence(desk.keys, desk.leased("t1"), "t2", TTL, None, b"", []))
         desk.add("2-0")
 
     assert life.run(life.worker("t1"), work) == ExitCode.FENCED
@@ -110,7 +110,7 @@ def test_what_a_stop_releases_runs_later_as_its_first_attempt(desk: Desk, life: 
     assert runs == [("1-0", 1)], "the current message was finished and no other begun"
     assert desk.state()["stream"].groups == {"hits": ("3-0", {"2-0": "w", "3-0": "w"})}
 
-    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.unit, "t1"))
+    desk.expect("lease_release", "OK", leases.release(desk.keys, desk.leased("t1")))
     desk.own("t2", seen_epoch=epoch)
 
     def fail(message: Message) -> None:
@@ -204,7 +204,7 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     """T18: who waits for memory here would never free any."""
     failed, done = desk.pending("1-0", "2-0")
     desk.own("t1")
-    settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
+    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
     slot.post_batch([failed, done])
     settler.schedule(Settlement(failed, 0, 3600.0, {b"retryCount": b"1"}, []), 1)
     settler.ack(b"2-0", retried=False, index=1, charged=False, now=1)
@@ -212,13 +212,13 @@ def test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowle
     with desk.full_memory():
         settler.flush()
 
-    assert settler.parked_places == [failed]
+    assert settler.deferred_places == [failed]
     assert slot.counter("parked") == 1
     assert desk.state()["stream"].groups == {"hits": ("2-0", {"1-0": "w"})}
-    settler.renumber_parked(0)
+    settler.renumber_deferred(0)
     assert slot.states[0] == FAILED
 
-    settler._parked_until_ns = 1  # its time has come
+    settler._deferred_until_ns = 1  # its time has come
     settler.flush()
     assert settler.owed == 0
     assert slot.states[0] == SETTLED

@@ -69,7 +69,7 @@ def test_what_it_has_not_begun_goes_to_the_next_owner_at_once(
     assert life.run(life.worker("t1"), slow) == ExitCode.STOPPED
     assert slot.counter("released") == 3
     assert slot.states[0] == SETTLED, "the one that ran is acknowledged, whoever comes next"
-    desk.link.run(leases.release(desk.keys, desk.unit, "t1"))
+    desk.link.run(leases.release(desk.keys, desk.leased("t1")))
     desk.own("t2", seen_epoch=int(desk.do("HGET", desk.fence, "epoch")))
     follower = life.worker("t2", max_messages=3)
     life.run(follower, lambda message: runs.append(("t2", message.id, message.attempt)))

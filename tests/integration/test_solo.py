@@ -20,8 +20,8 @@ from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.messages import PendingEntry
 from streamqd.worker import ExitCode
-from streamqd.worker.pending_entry import PendingEntry
 from streamqd.worker.quarantine import Quarantine
 from tests.contract.desk import Desk
 from tests.support import life as lives

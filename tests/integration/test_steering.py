@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import directives, leases, members, topics
 from streamqd.store.client import Connection
 from streamqd.store.directives import Scope
@@ -54,7 +54,7 @@ def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
 
     def take(partition: int, owner: str) -> None:
         unit = Unit("orders", partition, "bill")
-        call = leases.acquire(keys, unit, f"t{partition}", 0, 60.0, owner)
+        call = leases.acquire(keys, Lease(unit, f"t{partition}", 0), 60.0, owner)
         assert link.run(call).word == "OK"
 
     return take
@@ -305,7 +305,7 @@ def test_a_group_is_stopped_and_started(
     assert "is stopped" in run("move", "orders/0/bill", "--to", "a", code=8).stderr
     assert document(run("rebalance", "--dry-run", "--json"))["moves"] == []
 
-    link.run(leases.release(keys, Unit("orders", 0, "bill"), "t0"))
+    link.run(leases.release(keys, Lease(Unit("orders", 0, "bill"), "t0")))
     run("group", "stop", "orders", "bill", "--wait", "-r", "wrong prices")
     [group] = document(run("status", "--json"))["groups"]
     assert (group["condition"], group["reason"]) == ("stopped", "wrong prices")
@@ -386,7 +386,7 @@ def test_a_foreign_group_is_adopted_while_nobody_of_ours_owns_it(
     own(2, "west-1")
     refused = run("group", "adopt", "orders", "bill", "-y", code=8).stderr
     assert "west-1 owns orders/2/bill" in refused
-    link.run(leases.release(keys, desks[2].unit, "t2"))
+    link.run(leases.release(keys, Lease(desks[2].unit, "t2")))
     assert "900 messages taken over" in run("group", "adopt", "orders", "bill", "-y").stdout
     for desk in desks:
         assert desk.do("XPENDING", desk.stream, "bill")[3] == [[b"w", b"300"]]

@@ -107,7 +107,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     # The fields that a worker writes, whose letter alone has the class and the message apart.
     told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
     told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
-    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1000-0", 60.0, told)])
+    call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1000-0", 60.0, told)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("waiting", 3, 1)
@@ -126,7 +126,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Desk) -> None:
     assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)
 
     later = told | {b"retryCount": b"3"}
-    call = messages.retry(desk.keys, desk.unit, "t1", [(b"r:" + again, 60.0, later)])
+    call = messages.retry(desk.keys, desk.leased("t1"), [(b"r:" + again, 60.0, later)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
     assert (row["state"], row["place"], row["attempt"]) == ("waiting", f"r:{again.decode()}", 4)
@@ -137,7 +137,7 @@ def test_dead_replayed_and_dead_again(run: Run, handed_out: Desk) -> None:
     desk = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0"}
-    call = messages.dead(desk.keys, desk.unit, "t1", [(b"m:1000-0", letter)])
+    call = messages.dead(desk.keys, desk.leased("t1"), [(b"m:1000-0", letter)])
     assert desk.link.run(call).word == "OK"
     row = seen(run)
     [name] = row["letters"]
@@ -193,7 +193,7 @@ def test_a_message_that_killed_its_process_tells_how_often(run: Run, handed_out:
     desk = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
-    call = messages.dead(desk.keys, desk.unit, "t1", [(b"m:1000-0", letter)])
+    call = messages.dead(desk.keys, desk.leased("t1"), [(b"m:1000-0", letter)])
     assert desk.link.run(call).word == "OK"
     assert "hits: dead after 3 attempts " in run("trace", UID).stdout
 

@@ -114,7 +114,7 @@ def test_what_a_retry_waits_because_of_fits_80_columns(typed: Typed, at: At) -> 
     error = "the card was declined by the bank"
     fields = {LAST_ERROR: f"ValueError: {error}".encode(), b"payload": b"x"}
     fields |= {b"originalId": b"1795379457027-0", b"key": b"customer-4711"}
-    call = messages.retry(desk.keys, desk.unit, "t1", [(b"m:1795379457027-0", 60.0, fields)])
+    call = messages.retry(desk.keys, desk.leased("t1"), [(b"m:1795379457027-0", 60.0, fields)])
     assert desk.link.run(call).word == "OK"
     assert error in typed("retry", "list", "access", "hits").shown
 

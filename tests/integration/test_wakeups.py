@@ -10,7 +10,7 @@ import pytest
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.worker import ExitCode, worker
+from streamqd.worker import ExitCode, reader
 from tests.contract.desk import Desk
 from tests.support.life import Life
 from tests.support.waiting import wait_until
@@ -25,7 +25,7 @@ def test_entries_of_a_foreign_consumer_do_not_wait_for_the_doorbell(
     kind: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(worker, "BLOCK_SECONDS", 600.0)  # far beyond the life's patience
+    monkeypatch.setattr(reader, "BLOCK_SECONDS", 600.0)  # far beyond the life's patience
     desk = Desk(link, keys)
     desk.groups()
     desk.own("t1")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streamqd import config, process
+from streamqd.model import Lease
 from streamqd.process import Child, Exit
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.store import leases, messages
@@ -102,7 +103,7 @@ class Bench:
         }
         path.write_text(toml(tables))
         settings = config.load(path)
-        orders = Assignment(UNIT, self.token, self.epoch, cautious)
+        orders = Assignment(Lease(UNIT, self.token, self.epoch), cautious)
         self.trust(TTL if trusted else -1.0)
 
         def run(control: Any) -> int:
@@ -333,8 +334,7 @@ def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
     for number in range(2):
         call = leases.refence(
             bench.desk.keys,
-            UNIT,
-            bench.token,
+            Lease(UNIT, bench.token),
             f"next-{number}",
             TTL,
             b"m:" + ids[0].encode(),
@@ -358,7 +358,7 @@ def test_a_charged_entry_that_ends_well_leaves_no_counters(bench: Bench):
     ids = add(bench, "ok")
     bench.desk.fetch(10)
     call = leases.refence(
-        bench.desk.keys, UNIT, "t1", "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
+        bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, b"m:" + ids[0].encode(), b"{}", []
     )
     bench.link.run(call)
     bench.token = "t2"
@@ -425,7 +425,7 @@ def test_a_superseded_worker_changes_nothing_and_ends(bench: Bench, word: str):
     bench.start(trusted=False)
     wait_until(lambda: bench.slot.in_hand == 4, what="it has listed them")
     # It has them in hand and waits; by the time it may go on, somebody else owns them.
-    call = leases.refence(bench.desk.keys, UNIT, "t1", "t2", TTL, None, b"", [])
+    call = leases.refence(bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
     assert bench.link.run(call).word == "OK"
     before = {key: value for key, value in bench.desk.dump().items() if key != b"told"}
     (bench.folder / "open").touch()
@@ -441,7 +441,9 @@ def test_an_idle_worker_notices_a_new_owner_with_the_next_message(bench: Bench):
     bench.start()
     wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
     assert (
-        bench.link.run(leases.refence(bench.desk.keys, UNIT, "t1", "t2", TTL, None, b"", [])).word
+        bench.link.run(
+            leases.refence(bench.desk.keys, Lease(UNIT, "t1"), "t2", TTL, None, b"", [])
+        ).word
         == "OK"
     )
     (entry,) = add(bench, "ok")

@@ -210,12 +210,12 @@ def test_one_item_that_is_refused_does_not_hold_those_in_its_batch(desk: Desk, s
     desk.add("1-0")
     desk.add("2-0")
     desk.fetch()
-    settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
+    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
     slot.post_batch([b"m:1-0", b"m:2-0", b"x:3-0"])
     for at, place in enumerate((b"m:1-0", b"x:3-0", b"m:2-0")):
         settler.schedule(Settlement(place, at, 3600.0, {b"retryCount": b"1"}, []), 1)
     settler.flush()
-    assert settler.parked_places == [b"x:3-0"]
+    assert settler.deferred_places == [b"x:3-0"]
     assert sorted(desk.state()["delayed"]) == ["m:1-0", "m:2-0"]
 
 
@@ -440,7 +440,7 @@ def test_a_message_that_is_trimmed_while_it_runs_is_settled_before_the_worker_en
 def test_what_is_parked_is_tried_once_more_before_the_worker_ends(desk: Desk, slot: WorkerSlot):
     desk.add("1-0")
     desk.fetch()
-    settler = Settler(desk.link, desk.keys, desk.unit, "t1", slot)
+    settler = Settler(desk.link, desk.keys, desk.leased("t1"), slot)
     slot.post_batch([b"m:1-0"])
     settler.schedule(Settlement(b"m:1-0", 0, 3600.0, {b"retryCount": b"1"}, []), 1)
     with desk.full_memory():

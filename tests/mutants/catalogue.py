@@ -62,7 +62,7 @@ FENCE = (
     mutant(
         "a worker that goes on although the fence carries another token",
         "no entry moves into the hands of a worker that has lost the unit",
-        "streamqd/worker/worker.py",
+        "streamqd/worker/reader.py",
         ("if not fetched.mine:", "if fetched.mine is None:"),
         tests={
             "integration/test_mutant_gaps.py": (
@@ -138,11 +138,11 @@ LOST_AND_LATE = (
         "a late release does not free the unit under its next owner (T13)",
         "streamqd/supervisor/partition.py",
         (
-            "self.token = secrets.token_hex(16)\n        self._seen_epoch",
-            "self.token = self.token or secrets.token_hex(16)\n        self._seen_epoch",
+            "Lease(self.unit, secrets.token_hex(16), seen_epoch)",
+            "Lease(self.unit, self.lease.token or secrets.token_hex(16), seen_epoch)",
         ),
         (
-            'self.phase = Phase.FREE\n        self.token = ""\n        self.release_after',
+            "self.phase = Phase.FREE\n        self._drop_token()\n        self.release_after",
             "self.phase = Phase.FREE\n        self.release_after",
         ),
         tests={"unit/test_holding.py": "test_every_taking_has_a_token_of_its_own"},
@@ -374,7 +374,7 @@ LIMITS = (
         "attempts count failed runs, nothing else",
         "streamqd/worker/worker.py",
         (
-            "message = entry.message(self.delivery)",
+            "message = self._message(entry)",
             (
                 'fields = [*entry.fields, b"retryCount", b"1"]\n'
                 "            message = Message(self.delivery, entry.id, fields, retried=True)"
@@ -491,7 +491,7 @@ SETTLING = (
         "a failed message that stops the worker while memory is full",
         "who cannot settle one message goes on with the others (T18)",
         "streamqd/worker/settler.py",
-        ("                    parked += items\n", "                    raise reply\n"),
+        ("                    deferred += items\n", "                    raise reply\n"),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_with_full_memory_a_failed_message_is_parked_and_the_others_are_acknowledged"

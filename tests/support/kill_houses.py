@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from streamqd import config
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.producer import Producer
 from streamqd.registration import ensure_topics
 from streamqd.store import leases, messages
@@ -57,21 +57,24 @@ class House:
         """A due retry, a due send, a retry that is done, an old letter, what a stranger fetched."""
         daemon, keys, link = self.one, self.one.keys, self.one.link
         ensure_topics(link, config.load(daemon.config_path))
-        link.run(leases.acquire(keys, UNIT, "seed", 0, 60.0, "seed"))
+        link.run(leases.acquire(keys, Lease(UNIT, "seed", 0), 60.0, "seed"))
         retried = daemon.send(["ok", "ok"])
         kill_matrix.fetch(daemon, 0, "w")
         done, due = ({b"originalId": uid.rpartition("/")[2].encode()} for uid in retried)
         for fields in (done, due):
             fields[b"retryCount"] = b"1"
             place = b"m:" + fields[b"originalId"]
-            assert link.run(messages.retry(keys, UNIT, "seed", [(place, 0.0, fields)])).word == "OK"
+            assert (
+                link.run(messages.retry(keys, Lease(UNIT, "seed"), [(place, 0.0, fields)])).word
+                == "OK"
+            )
             if fields is done:
                 link.run(messages.promote_retries(keys, UNIT, 10))
                 stream = keys.retry_stream(*UNIT)
                 link.execute("XREADGROUP", "GROUP", GROUP, "w", "STREAMS", stream, ">")
                 ((entry, _),) = link.execute("XRANGE", stream, "-", "+")
                 assert link.execute("XACK", stream, GROUP, entry) == 1
-        link.run(leases.release(keys, UNIT, "seed"))
+        link.run(leases.release(keys, Lease(UNIT, "seed")))
         link.execute("XADD", keys.dlq(TOPIC, 0), OLD, "payload", "old", "originalId", OLD)
         with Producer(settings=config.load(daemon.config_path)) as producer:
             producer.send(TOPIC, "sleep 0", delay=0.001)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from streamqd import config
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.registration import ensure_topics
 from streamqd.store import leases
 from tests.support.crash_points import Strikes
@@ -136,7 +136,7 @@ def seed(daemon: Daemon, rows: Iterable[Row]) -> dict[int, list[str]]:
 def lose_owner(daemon: Daemon, partition: int) -> None:
     """Let everything of a partition be pending, fetched by an owner that was lost."""
     unit = Unit(TOPIC, partition, GROUP)
-    call = leases.acquire(daemon.keys, unit, secrets.token_hex(8), 0, 0.001, "lost")
+    call = leases.acquire(daemon.keys, Lease(unit, secrets.token_hex(8), 0), 0.001, "lost")
     assert daemon.link.run(call).word == "OK"
     fetch(daemon, partition, "w")
 

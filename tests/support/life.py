@@ -19,7 +19,7 @@ from typing import Any
 from streamqd.config import Consumer, Daemon, Settings
 from streamqd.handlers import Failures
 from streamqd.message import Message
-from streamqd.model import Backoff
+from streamqd.model import Backoff, Lease
 from streamqd.scoreboard import WorkerCommand, WorkerSlot
 from streamqd.worker import Assignment, WorkerProcess
 from tests.contract.desk import UNIT
@@ -62,7 +62,7 @@ class Life:
     def worker(self, token: str, *, cautious: bool = False, **changed: Any) -> WorkerProcess:
         """A worker that has not begun; `changed` are settings of its consumer."""
         consumer = replace(self.settings.consumers[0], **changed)
-        orders = Assignment(UNIT, token, 7, cautious)
+        orders = Assignment(Lease(UNIT, token, 7), cautious)
         return WorkerProcess(orders, self.settings, consumer, self.slot, self._own)
 
     def run(self, worker: WorkerProcess, work: Work, patience: float = PATIENCE) -> int:

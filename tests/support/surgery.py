@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.cli import cli
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.registration import ensure_topics
 from streamqd.store import leases, members
 from streamqd.store.client import Connection
@@ -76,7 +76,7 @@ class Surgery:
         self.beat()
         for number in range(PARTITIONS):
             call = leases.acquire(
-                self.keys, Unit(TOPIC, number, GROUP), f"t{number}", 0, TTL, INSTANCE
+                self.keys, Lease(Unit(TOPIC, number, GROUP), f"t{number}", 0), TTL, INSTANCE
             )
             assert self.link.run(call).word == "OK"
         self.publish()

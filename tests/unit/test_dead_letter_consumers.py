@@ -10,7 +10,7 @@ from streamqd import config
 from streamqd.dead_letter import DeadLetter
 from streamqd.errors import ConfigError, ContractError
 from streamqd.message import Delivery, Message
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import messages
 from streamqd.store.keys import Keys
 
@@ -85,7 +85,7 @@ def test_what_a_unit_reads_and_what_is_its_own():
 
 def test_a_letter_never_becomes_one_of_the_same_stream():
     with pytest.raises(ContractError, match="access/3/hits@dlq reads dead letters"):
-        messages.dead(Keys(), UNIT, "token", [(b"m:1-0", {})])
+        messages.dead(Keys(), Lease(UNIT, "token"), [(b"m:1-0", {})])
 
 
 # --- what a handler sees ------------------------------------------------------------------------

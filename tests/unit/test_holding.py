@@ -114,7 +114,7 @@ def test_taken_now_or_by_a_call_whose_reply_was_lost(desk: Desk, word: str):
     assert desk.answer(word, b"1763640000000", 0) == "acquired"
     assert desk.holding.phase is Phase.HELD
     assert desk.holding.owned
-    assert desk.holding.epoch == desk.slot.epoch == 1763640000000
+    assert desk.holding.lease.epoch == desk.slot.epoch == 1763640000000
     assert desk.slot.owned == 1
     assert desk.wish() is None
     assert not desk.holding.startable, "the groups come first"
@@ -194,7 +194,7 @@ def test_giving_up_during_a_refence_waits_for_its_answer(desk: Desk):
     assert desk.wish() == refence
     desk.answer("OK", b"8", 1)
     assert desk.script() == "lease_release"
-    assert desk.argument("token") == desk.holding.token
+    assert desk.argument("token") == desk.holding.lease.token
 
 
 # --- blame ----------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_giving_up_during_a_refence_waits_for_its_answer(desk: Desk):
 @pytest.mark.fault("F1", "F2")
 def test_the_running_entry_is_charged_the_done_are_acknowledged_the_rest_is_left(desk: Desk):
     desk.hold().run().mark(DONE, FAILED, RUNNING)
-    old = desk.holding.token
+    old = desk.holding.lease.token
     verdict = desk.holding.ended(KILLED)
     assert (verdict.crashed, verdict.cause, verdict.charged) == (
         True,
@@ -227,8 +227,8 @@ def test_a_refence_is_repeated_with_equal_arguments_so_nobody_is_charged_twice(d
     assert not desk.holding.startable, "no successor before the answer"
     new = desk.argument("new")
     assert desk.answer("OK", b"8", 1) == "charged"
-    assert desk.holding.token == new
-    assert desk.holding.epoch == desk.slot.epoch == 8
+    assert desk.holding.lease.token == new
+    assert desk.holding.lease.epoch == desk.slot.epoch == 8
     assert desk.slot.counter("charged") == 1
     assert desk.holding.startable
 
@@ -320,10 +320,10 @@ def test_processes_that_die_with_nothing_to_blame_are_counted(desk: Desk):
         desk.run().mark(DONE)
         desk.holding.ended(KILLED)
         desk.answer("OK", str(number).encode(), 0)
-        assert desk.holding.blameless == number
+        assert desk.holding.uncharged == number
     desk.run().mark(RUNNING)
     desk.holding.ended(KILLED)
-    assert desk.holding.blameless == 0
+    assert desk.holding.uncharged == 0
 
 
 # --- losing ---------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_a_worker_that_does_not_end_is_killed_and_has_not_crashed(desk: Desk):
     verdict = desk.holding.ended(Exit(None, signal.SIGKILL))
     assert (verdict.crashed, verdict.charged) == (False, None)
     assert desk.slot.counter("crashes") == 0
-    assert (desk.holding.last_exit, desk.holding.blameless) == ("", 0)
+    assert (desk.holding.last_exit, desk.holding.uncharged) == ("", 0)
     assert desk.places() == [b"m:1-0"], "what was done is acknowledged"
 
 

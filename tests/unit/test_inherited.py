@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.store.messages import Pending, Recovered
-from streamqd.worker.pending_entry import in_order
+from streamqd.store.messages import PendingEntry, Recovered
 
 
 def page(main: str, retry: str, more: str) -> Recovered:
-    lists = [[Pending(n.encode(), [], 0, 0, b"") for n in ids.split()] for ids in (main, retry)]
+    lists = [
+        [PendingEntry(retried, n.encode(), []) for n in ids.split()]
+        for retried, ids in ((False, main), (True, retry))
+    ]
     return Recovered(False, b"", b"", *lists, more_main="m" in more, more_retry="r" in more)
 
 
@@ -30,6 +32,6 @@ def page(main: str, retry: str, more: str) -> Recovered:
 def test_only_what_is_older_than_anything_still_unknown(
     main: str, retry: str, more: str, wanted: str, over: bool
 ):
-    held, last = in_order(page(main, retry, more))
+    held, last = page(main, retry, more).in_order()
     assert " ".join(entry.place.decode() for entry in held) == wanted
     assert last is over

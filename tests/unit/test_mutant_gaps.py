@@ -85,6 +85,7 @@ class Scene:
     def look(self, now: float | None = None) -> None:
         """Look at the limits and do what they ask for."""
         at = time.monotonic() if now is None else now
+        self.limits.observe([self.holding], at)
         self.apply(self.limits.look([self.holding], at, boot_timeout=60.0).actions)
 
     def apply(self, actions: Iterable[Action]) -> None:
@@ -180,7 +181,8 @@ class DrainOf:
     def look(self, now: float | None = None) -> int | None:
         """One tick: the exit code, if everything has ended."""
         at = time.monotonic() if now is None else now
-        self.scene.apply(self.drain.wishes([self.scene.holding], at, retiring=0))
+        self.drain.observe([self.scene.holding], at, retiring=0)
+        self.scene.apply(self.drain.wishes([self.scene.holding]))
         return self.drain.exit_code([self.scene.holding], at, retiring=0, redis_ok=True)
 
 
@@ -220,7 +222,7 @@ def test_only_the_deadline_of_a_drain_kills_and_it_charges_nobody() -> None:
 @pytest.mark.parametrize("how", ["dies", "is undead"])
 def test_a_successor_gets_a_token_that_its_predecessor_never_had(how: str) -> None:
     scene = Scene()
-    token = scene.holding.token
+    token = scene.holding.lease.token
     if how == "dies":
         scene.holding.ended(Exit(None, signal.SIGKILL))
     else:
@@ -230,4 +232,4 @@ def test_a_successor_gets_a_token_that_its_predecessor_never_had(how: str) -> No
     old, new = call.argv[len(call.script.keys) :][:2]
     assert old == token != new
     scene.answer(b"8", 1)
-    assert scene.holding.token == new
+    assert scene.holding.lease.token == new

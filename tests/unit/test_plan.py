@@ -17,9 +17,11 @@ from streamqd.supervisor.plan import (
     InterruptRun,
     KillStandby,
     KillWorker,
+    PauseWorker,
     ReleaseLease,
     RotateToken,
     StopWorker,
+    WakeWorker,
     merge,
 )
 
@@ -58,11 +60,12 @@ def test_partitions_do_not_compete_and_forks_come_last() -> None:
     ]
 
 
-def test_an_interrupt_goes_with_any_other_action() -> None:
-    assert merge([StopWorker(UNIT, "drain"), InterruptRun(UNIT, 3)]) == [
-        InterruptRun(UNIT, 3),
-        StopWorker(UNIT, "drain"),
-    ]
+@pytest.mark.parametrize(
+    "beside", [InterruptRun(UNIT, 3), PauseWorker(UNIT, True), WakeWorker(UNIT, (1, 0))]
+)
+def test_what_is_said_to_a_worker_goes_with_any_other_action(beside: Action) -> None:
+    assert merge([StopWorker(UNIT, "drain"), beside]) == [beside, StopWorker(UNIT, "drain")]
+    assert merge([AdoptStandby(UNIT), beside]) == [beside, AdoptStandby(UNIT)]
 
 
 @pytest.mark.parametrize("ending", [DismissStandby(UNIT), KillStandby(UNIT)])

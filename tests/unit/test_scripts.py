@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamqd.errors import ContractError
-from streamqd.model import Unit
+from streamqd.model import Lease, Unit
 from streamqd.store import dead, leases, messages, retention, scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import ArgSpec, Call, KeySpec, Reply, Script
@@ -226,13 +226,13 @@ def test_every_script_is_there_and_short() -> None:
 def test_builders_refuse_what_scripts_must_never_get() -> None:
     keys, unit = Keys(), Unit("access", 0, "hits")
     calls: tuple[Callable[[], Call], ...] = (
-        lambda: leases.renew(keys, unit, "", 15.0),
-        lambda: leases.renew(keys, unit, "t1", 0.0),
-        lambda: leases.refence(keys, unit, "t1", "t1", 15.0, None, b"", []),
-        lambda: leases.refence(keys, unit, "t1", "t2", 15.0, None, b"", [b"m:1-0"] * 513),
+        lambda: leases.renew(keys, Lease(unit, ""), 15.0),
+        lambda: leases.renew(keys, Lease(unit, "t1"), 0.0),
+        lambda: leases.refence(keys, Lease(unit, "t1"), "t1", 15.0, None, b"", []),
+        lambda: leases.refence(keys, Lease(unit, "t1"), "t2", 15.0, None, b"", [b"m:1-0"] * 513),
         lambda: messages.ensure_group(keys, unit, "5-0"),
-        lambda: messages.recover(keys, unit, "t1", "", True, "", "", 10),
-        lambda: messages.recover(keys, unit, "t1", "s1", True, "", "", 257),
+        lambda: messages.recover(keys, Lease(unit, "t1"), "", True, "", "", 10),
+        lambda: messages.recover(keys, Lease(unit, "t1"), "s1", True, "", "", 257),
         lambda: messages.promote_retries(keys, unit, 0),
         lambda: retention.trim_retry(keys, unit, 0),
         lambda: dead.purge_before(keys, "access", 0, "1-0", 257),
@@ -243,5 +243,5 @@ def test_builders_refuse_what_scripts_must_never_get() -> None:
 
 
 def test_a_charged_place_is_named_once() -> None:
-    call = messages.ack(Keys(), Unit("a", 0, "g"), "t1", [b"m:1-0", b"m:2-0"], [b"m:2-0"])
+    call = messages.ack(Keys(), Lease(Unit("a", 0, "g"), "t1"), [b"m:1-0", b"m:2-0"], [b"m:2-0"])
     assert call.argv[4:] == ("t1", "g", 1, b"m:2-0", b"m:1-0")

@@ -227,7 +227,7 @@ def test_nothing_else_depends_on_on_error(on_error: str) -> None:
     assert verdict(FAILED, attempt=5, policy=policy) == DeadVerdict("attempts")
 
 
-def test_a_blameless_failure_reaches_no_limit_but_age_and_class() -> None:
+def test_an_exempt_failure_reaches_no_limit_but_age_and_class() -> None:
     policy = RetryPolicy(max_attempts=1, max_age=10.0, backoff=Backoff())
 
     def found(outcome: Outcome, on_error: str = REQUEUE, age: float = 9.0, **more: Any) -> Verdict:
@@ -238,7 +238,7 @@ def test_a_blameless_failure_reaches_no_limit_but_age_and_class() -> None:
             age=age,
             policy=dataclasses.replace(policy, on_error=on_error, **more),
             jitter=1.0,
-            blameless=True,
+            exempt=True,
         )
 
     assert found(FAILED) == RetryVerdict(256.0)

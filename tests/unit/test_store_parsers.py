@@ -207,7 +207,9 @@ def test_counters(crashes: int, failures: int, wait_ms: int, context: bytes) -> 
         fine(entry.crashes, 0, messages.COUNT_MAX)
         fine(entry.failures, 0, messages.COUNT_MAX)
         fine(entry.wait_ms, 0, messages.WAIT_MS_MAX)
-    assert bool(page.bad) == (page.main[0][2:4] + page.main[0][5:] != (crashes, failures, wait_ms))
+    first = page.main[0]
+    counted = first.crashes, first.failures, first.wait_ms
+    assert bool(page.bad) == (counted != (crashes, failures, wait_ms))
     assert all(bad.field.startswith(("m:1-0:", "r:1-0:")) for bad in page.bad)
 
 
