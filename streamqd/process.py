@@ -69,12 +69,8 @@ class Child:
         with contextlib.suppress(OSError):
             self.control.send(word, socket.MSG_DONTWAIT)
 
-    def drain(self) -> None:
-        """Take what the child said: mostly it only rings, what it means is in the scoreboard."""
-        self._hear()
-
-    def _hear(self) -> bool:
-        """Take one word of the child. False: there is none."""
+    def drain(self) -> bool:
+        """Take one word of the child, False for none. Mostly it only rings: see the scoreboard."""
         try:
             word = self.control.recv(4096, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
@@ -108,7 +104,7 @@ class Child:
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
         for _ in range(WORDS_MAX):
-            if not self._hear():
+            if not self.drain():
                 break
         self.control.close()
         if result.si_code == os.CLD_EXITED:

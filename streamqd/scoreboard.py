@@ -5,7 +5,7 @@ One shared mapping, made by the supervisor before its first fork: of a file in a
 there is none.
 Every (topic, partition, group) unit that this instance ever owned has a slot, and keeps it for the
 supervisor's life, so counters survive a crashed worker. Untouched slots cost no memory. Each field
-has one writer, but for two (`worker/outage.py`); there are no locks.
+has one writer, but for two (`worker/guards.py`); there are no locks.
 
 A slot also holds the fetched batch: the places of all entries in flight, written once per batch,
 and one state byte per entry. After a worker's death the supervisor reads from it what had finished
@@ -115,16 +115,16 @@ class WorkerCommand(enum.IntEnum):
 
 
 class _Field:
-    """One unsigned 64-bit word of a slot as an attribute."""
+    """One unsigned 64-bit word of a slot, or of the board, as an attribute."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __get__(self, slot: WorkerSlot, owner: type[WorkerSlot]) -> int:
-        return slot.words[self.index]
+    def __get__(self, holder: WorkerSlot | Scoreboard, owner: type) -> int:
+        return holder.words[self.index]
 
-    def __set__(self, slot: WorkerSlot, value: int) -> None:
-        slot.words[self.index] = value
+    def __set__(self, holder: WorkerSlot | Scoreboard, value: int) -> None:
+        holder.words[self.index] = value
 
 
 class RunningEntry(NamedTuple):
@@ -452,6 +452,10 @@ class Scoreboard:
     room for it.
     """
 
+    used = _Field(0)  # number of named slots
+    progress_ns = _Field(2)  # when the supervisor last finished a tick (`now_ns` clock)
+    housekeeper_progress_ns = _Field(3)  # when the housekeeper last finished a round of tasks
+
     def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
         self._descriptor = descriptor
         size = BOARD_BYTES + slots * SLOT_BYTES
@@ -460,47 +464,21 @@ class Scoreboard:
             os.posix_fallocate(descriptor, 0, BOARD_BYTES)
         self._map = mmap.mmap(descriptor, size)
         self._view = memoryview(self._map)
-        self._words: memoryview[int] = self._view[: _WORDS * 8].cast("Q")
-        self._counters: memoryview[int] = self._view[_WORDS * 8 : _WORDS * 8 + _COUNTERS * 8].cast(
-            "Q"
-        )
+        self.words: memoryview[int] = self._view[: _WORDS * 8].cast("Q")
+        counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
+        self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Unit, WorkerSlot] = {}
 
     @property
-    def used(self) -> int:
-        """Number of named slots."""
-        return self._words[0]
-
-    # What the supervisor tells the housekeeper of the whole instance.
-
-    @property
     def flags(self) -> InstanceFlags:
         """The instance's state as the supervisor sees it."""
-        return InstanceFlags(self._words[1])
+        return InstanceFlags(self.words[1])
 
     @flags.setter
     def flags(self, value: InstanceFlags) -> None:
-        self._words[1] = value
-
-    @property
-    def progress_ns(self) -> int:
-        """When the supervisor last finished a tick (`now_ns` clock)."""
-        return self._words[2]
-
-    @progress_ns.setter
-    def progress_ns(self, value: int) -> None:
-        self._words[2] = value
-
-    @property
-    def housekeeper_progress_ns(self) -> int:
-        """When the housekeeper last finished a round of tasks (`now_ns` clock)."""
-        return self._words[3]
-
-    @housekeeper_progress_ns.setter
-    def housekeeper_progress_ns(self, value: int) -> None:
-        self._words[3] = value
+        self.words[1] = value
 
     def slot(self, index: int) -> WorkerSlot:
         """Return slot `index`."""
@@ -524,7 +502,7 @@ class Scoreboard:
             self.reserve(self.used, HEAD_BYTES)
             slot = self._allotted[unit] = self.slot(self.used)
             slot.name(unit)
-            self._words[0] += 1
+            self.used += 1
         return self._allotted[unit]
 
     def reserve(self, index: int, size: int) -> None:

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.errors import RedisRefused, RedisUnavailable
@@ -108,12 +107,6 @@ class Drain:
         return self.code
 
 
-class BurstState(NamedTuple):
-    """Nothing more can be done: `broken` units still hold messages but crash in a loop."""
-
-    broken: int
-
-
 @dataclass
 class BurstCheck:
     """`--burst`: asks whether everything is settled, every half second, while no worker boots."""
@@ -122,10 +115,11 @@ class BurstCheck:
     _next_at: float = 0.0
     _passed: int = 0
 
-    def verdict(self, now: float, partitions: Mapping[Unit, OwnedPartition]) -> BurstState | None:
+    def verdict(self, now: float, partitions: Mapping[Unit, OwnedPartition]) -> int | None:
         """Tell when nothing is unread, pending, delayed or waiting for a retry any more.
 
-        Units of a worker that crashes in a loop are not waited for.
+        Returns the number of units that still hold messages but crash in a loop: they are not
+        waited for. None while there is something to wait for.
         """
         if now < self._next_at or not self.leases.ok:
             return None
@@ -137,7 +131,7 @@ class BurstCheck:
             self._passed = 0
             return None
         self._passed += 1
-        return BurstState(len(left)) if self._passed >= CHECKS else None
+        return len(left) if self._passed >= CHECKS else None
 
     def _left(self, units: list[Unit]) -> set[Unit] | None:
         """Return the units that are not settled, None when Redis does not say it now."""

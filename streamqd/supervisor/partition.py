@@ -18,10 +18,11 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, field
+from random import random
 from typing import NamedTuple
 
 from streamqd.bells import Bells
-from streamqd.config import Consumer
+from streamqd.config import Consumer, Daemon
 from streamqd.errors import RedisRefused
 from streamqd.model import Lease, Unit
 from streamqd.policy import restart
@@ -55,11 +56,13 @@ class Kill(NamedTuple):
 
 
 class ExitAssessment(NamedTuple):
-    """What the end of a process means."""
+    """What the end of a process means. `lived` is how long it was ready, in seconds."""
 
     crashed: bool
     cause: restart.ExitCause
     charged: bytes | None
+    lived: float = 0.0
+    settled: int = 0  # messages of which it had ended the run
 
 
 @dataclass
@@ -267,6 +270,7 @@ class OwnedPartition:
 
     def ended(self, exit_: Exit) -> ExitAssessment:
         """Take the end of the process: find whom to blame, and want what follows."""
+        lived, settled = self.lived(time.monotonic()), self.settled()
         batch = self.slot.batch()
         kill, reason = self.kill, self.stop_reason
         # A handler can end its process with any code; a worker that ends by itself is quiet first.
@@ -315,7 +319,32 @@ class OwnedPartition:
             cause = restart.ExitCause.HANDLING
         elif crashed:
             cause = restart.ExitCause.IDLE if self.ready_at else restart.ExitCause.BOOT
-        return ExitAssessment(crashed, cause, charged)
+        return ExitAssessment(crashed, cause, charged, lived, settled)
+
+    def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
+        """Let the restart policy say when the next process may be forked.
+
+        False when too many have ended: the partition rests for a while.
+        """
+        crashes = self.consumer.max_crashes
+        kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
+        end = restart.WorkerExit(now, found.cause, found.lived, found.settled)
+        self.exits = [*self.exits, end][-kept:]
+        decision = restart.decide(
+            self.exits,
+            now,
+            backoff=daemon.crash_backoff,
+            crash_loop=daemon.crash_loop,
+            cooldown=daemon.crash_cooldown,
+            max_crashes=crashes,
+            jitter=random(),
+        )
+        if isinstance(decision, restart.Restart):
+            self.start_at = now + decision.after
+            return True
+        self.broken_until = self.start_at = decision.until
+        self.slot.state = WorkerState.BROKEN
+        return False
 
     def retired(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
         """Go on without the process: it is quiet, what it still does is no work.

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from random import random
 
 from streamqd import fork_hygiene, logs, process, startup
 from streamqd.config import Consumer, Settings
@@ -19,16 +18,15 @@ from streamqd.embedded import EmbeddedServer
 from streamqd.errors import StreamqdError
 from streamqd.model import Unit
 from streamqd.notify import Notifier
-from streamqd.policy import restart
 from streamqd.policy.rebalance import MORE_SECONDS
 from streamqd.process import Child
-from streamqd.scoreboard import HEAD_BYTES, WorkerCommand, WorkerState
+from streamqd.scoreboard import HEAD_BYTES, WorkerCommand
 from streamqd.supervisor import plan, report
 from streamqd.supervisor.control import Control
 from streamqd.supervisor.drain import EXIT_CRASH_LOOP, EXIT_TWIN, BurstCheck, Drain
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.limits import SPENT, Limits, OomMonitor, Replacement
-from streamqd.supervisor.partition import OwnedPartition, Phase
+from streamqd.supervisor.partition import ExitAssessment, OwnedPartition, Phase
 from streamqd.supervisor.plan import Action
 from streamqd.supervisor.process_capacity import ProcessCapacity
 from streamqd.supervisor.rebalance import Rebalance, hand_over
@@ -548,7 +546,7 @@ class Supervisor:
             return
         if partition.kill is None:  # else the signal was ours
             exit_ = self.oom_monitor.explain(exit_)
-        reason, before = partition.stop_reason, (partition.lived(now), partition.settled())
+        reason = partition.stop_reason
         verdict = partition.ended(exit_)
         logs.event(
             "worker.crashed" if verdict.crashed else "worker.exited",
@@ -559,7 +557,7 @@ class Supervisor:
             reason=reason or None,
             charged=verdict.charged.decode() if verdict.charged else None,
         )
-        self._follow_up(partition, restart.WorkerExit(now, verdict.cause, *before))
+        self._follow_up(partition, now, verdict)
 
     def _reap_standby(self, partition: OwnedPartition, now: float) -> None:
         standby = partition.standby
@@ -578,43 +576,22 @@ class Supervisor:
 
     def _rotate_token(self, partition: OwnedPartition, *, unexplained: bool) -> None:
         """Go on without a worker that is quiet; its process ends by itself."""
-        now, reason = time.monotonic(), partition.stop_reason
-        before = partition.lived(now), partition.settled()
+        reason = partition.stop_reason
         child, verdict = partition.retired(unexplained=unexplained)
         self.pool.retire(partition, child, reason)
-        self._follow_up(partition, restart.WorkerExit(now, verdict.cause, *before))
+        self._follow_up(partition, time.monotonic(), verdict)
 
-    def _follow_up(self, partition: OwnedPartition, end: restart.WorkerExit) -> None:
-        self._plan_restart(partition, end.at, end)
+    def _follow_up(self, partition: OwnedPartition, now: float, found: ExitAssessment) -> None:
+        if not partition.plan_restart(found, now, self.settings.daemon):
+            logs.event(
+                "worker.crash_loop",
+                logging.ERROR,
+                unit=partition.unit,
+                last_exit=partition.last_exit,
+                seconds=round(partition.broken_until - now, 1),
+            )
         if partition.phase is Phase.FREE:
             self.leases.unit_lost()
-
-    def _plan_restart(self, partition: OwnedPartition, now: float, end: restart.WorkerExit) -> None:
-        """Let the restart policy say when the next process may be forked."""
-        daemon, crashes = self.settings.daemon, partition.consumer.max_crashes
-        kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
-        partition.exits = [*partition.exits, end][-kept:]
-        decision = restart.decide(
-            partition.exits,
-            now,
-            backoff=daemon.crash_backoff,
-            crash_loop=daemon.crash_loop,
-            cooldown=daemon.crash_cooldown,
-            max_crashes=crashes,
-            jitter=random(),
-        )
-        if isinstance(decision, restart.Restart):
-            partition.start_at = now + decision.after
-            return
-        partition.broken_until = partition.start_at = decision.until
-        partition.slot.state = WorkerState.BROKEN
-        logs.event(
-            "worker.crash_loop",
-            logging.ERROR,
-            unit=partition.unit,
-            last_exit=partition.last_exit,
-            seconds=round(decision.until - now, 1),
-        )
 
     def _children(self) -> list[Child]:
         """Workers, standbys, and those that end beside the work."""
@@ -673,11 +650,11 @@ class Supervisor:
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
         wanted = {unit: self.partitions[unit] for unit in self.wanted_units()}
-        verdict = burst.verdict(now, wanted)
-        if verdict is None:
+        broken = burst.verdict(now, wanted)
+        if broken is None:
             return
-        logs.event("burst.settled", broken=verdict.broken or None)
-        if verdict.broken:
+        logs.event("burst.settled", broken=broken or None)
+        if broken:
             self.drain.code = EXIT_CRASH_LOOP
         self.drain.begin(self.settings.daemon.drain_timeout)
 

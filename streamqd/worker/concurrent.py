@@ -158,8 +158,8 @@ class ConcurrentExecutor:
         """Let entries wait for their turn, or with their key where that is held."""
         self._bytes_in_hand += sum([entry.size for entry in entries])
         if self._holding is None:
-            self._ordering.add_all(entries)
-        elif held := self._holding.add_all(entries, now_ns()):
+            self._ordering.add(entries)
+        elif held := self._holding.add(entries, now_ns()):
             self._give_back(held)
             self._report_held()
             self._quarantine.nothing_runs()
@@ -397,10 +397,10 @@ class ConcurrentExecutor:
     def _all_over(self, entries: list[RunningMessage]) -> None:
         """Entries that were given out are in hand no more, run or not: their keys go on."""
         self._bytes_in_hand -= sum([entry.size for entry in entries])
-        self._ordering.all_ended(entries)
+        self._ordering.ended(entries)
         if self._holding is None:
             return
-        kept = self._holding.all_ended(entries, now_ns())
+        kept = self._holding.ended(entries, now_ns())
         self._report_held()
         if kept:
             self._quarantine.nothing_runs()  # last: it may fail, and the runs are over all the same

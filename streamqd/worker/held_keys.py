@@ -19,7 +19,7 @@ from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, now_ns
 from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
-from streamqd.worker.key_blocker import KeyBlocker
+from streamqd.worker.ordering import KeyBlocker
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import RunAgain

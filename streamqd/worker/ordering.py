@@ -1,16 +1,15 @@
 """Which of the fetched entries may begin, where several run at once. No I/O.
 
-`Ordering` lets all begin, or of each key one at a time. `HoldingOrdering` keeps what has failed,
-with all of its key.
+`Ordering` lets all begin, or of each key one at a time. `KeyBlocker` keeps what has failed, with
+all of its key; `HoldingOrdering` puts both together.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
-
-from streamqd.worker.key_blocker import KeyBlocker
 
 
 class Keyed(Protocol):
@@ -37,11 +36,7 @@ class Ordering(Generic[Entry]):
         self._behind: dict[bytes, deque[Entry] | None] = {}
         self.waiting = 0
 
-    def add(self, entry: Entry) -> None:
-        """Put an entry behind those that are there."""
-        self.add_all([entry])
-
-    def add_all(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Iterable[Entry]) -> None:
         """Put entries behind those that are there, in their order."""
         ready, behind = self._ready, self._behind
         before, later = len(ready), 0
@@ -83,11 +78,7 @@ class Ordering(Generic[Entry]):
         self.waiting -= len(taken)
         return taken
 
-    def ended(self, entry: Entry) -> None:
-        """The run of an entry that was given out is over, however it ended."""
-        self.all_ended([entry])
-
-    def all_ended(self, entries: Iterable[Entry]) -> None:
+    def ended(self, entries: Iterable[Entry]) -> None:
         """The runs of entries that were given out are over, however they ended."""
         if not self._by_key:
             return
@@ -123,11 +114,120 @@ class Ordering(Generic[Entry]):
         return dropped
 
 
-class Holdable(Keyed, Protocol):
-    """What may be held: its size in bytes, and when it is due, if it has failed before."""
+class Sized(Protocol):
+    """What is kept: its size in bytes, about."""
 
     @property
     def size(self) -> int: ...
+
+
+Kept = TypeVar("Kept", bound=Sized)
+
+
+class KeyBlocker(Generic[Kept]):
+    """Keys whose first message waits for its next run, and the messages behind it.
+
+    That message stays here while it runs again, and goes when it has ended: so whatever happens in
+    between, nothing of its key gets past it. Times are numbers of one clock, passed in.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, deque[Kept]] = {}
+        self._due: dict[Hashable, float] = {}  # of the keys whose first message waits
+        self._heap: list[tuple[float, int, Hashable]] = []  # may hold times that are over
+        self._pushed = 0
+        self.entries = 0
+        self.size = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._queues
+
+    def __iter__(self) -> Iterator[Kept]:
+        """All entries, key by key, each in its order."""
+        for queue in self._queues.values():
+            yield from queue
+
+    @property
+    def keys(self) -> int:
+        """How many keys are held."""
+        return len(self._queues)
+
+    # --- coming ---
+
+    def hold(self, key: Hashable, entry: Kept, due: float) -> None:
+        """Let an entry wait until it is due: a new one, or the first of its key once more."""
+        queue = self._queues.setdefault(key, deque())
+        if queue:
+            self._count(queue.popleft(), -1)
+        self._count(entry, 1)
+        queue.appendleft(entry)
+        self._wait(key, due)
+
+    def behind(self, key: Hashable, entry: Kept) -> None:
+        """Put an entry behind those of its key, which is held."""
+        self._queues[key].append(entry)
+        self._count(entry, 1)
+
+    # --- going ---
+
+    def next_due(self) -> float | None:
+        """When the next key is due, None when none waits."""
+        while self._heap:
+            due, _, key = self._heap[0]
+            if self._due.get(key) == due:
+                return due
+            heapq.heappop(self._heap)
+        return None
+
+    def take(self, now: float) -> Hashable | None:
+        """Return a key that is due, None when none is. It waits no more, but stays held."""
+        due = self.next_due()
+        if due is None or due > now:
+            return None
+        key = heapq.heappop(self._heap)[2]
+        del self._due[key]
+        return key
+
+    def line(self, key: Hashable, longest: int) -> list[Kept]:
+        """The first entries of a key, at most `count`."""
+        queue = self._queues[key]
+        return [queue[index] for index in range(min(longest, len(queue)))]
+
+    def waits(self, key: Hashable) -> bool:
+        """Whether the first entry of a held key waits for its time."""
+        return key in self._due
+
+    def done(self, key: Hashable) -> None:
+        """The first entry of a key has ended, well or not: it is held no more."""
+        self._count(self._queues[key].popleft(), -1)
+
+    def go_on(self, key: Hashable, now: float) -> None:
+        """After its first entries have run: free a key with nothing behind, else it is due."""
+        if key in self._due:
+            return
+        if self._queues[key]:
+            self._wait(key, now)
+        else:
+            del self._queues[key]
+
+    def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
+        """Let all keys that neither wait nor run be due: what was about to run has not begun."""
+        for key in list(self._queues):
+            if key not in self._due and key not in busy:
+                self.go_on(key, now)
+
+    def _wait(self, key: Hashable, due: float) -> None:
+        self._due[key] = due
+        self._pushed += 1
+        heapq.heappush(self._heap, (due, self._pushed, key))
+
+    def _count(self, entry: Kept, by: int) -> None:
+        self.entries += by
+        self.size += by * entry.size
+
+
+class Holdable(Keyed, Sized, Protocol):
+    """What may be held: also when it is due, if it has failed before."""
 
     @property
     def due_ns(self) -> int: ...
@@ -143,7 +243,7 @@ class HoldingOrdering(Generic[Held]):
         self._ordering = ordering
         self.holds: KeyBlocker[Held] = KeyBlocker()
 
-    def add_all(self, entries: Iterable[Held], now: float) -> list[Held]:
+    def add(self, entries: Iterable[Held], now: float) -> list[Held]:
         """Put entries into the ordering, but those of held keys. Returns those that are held."""
         return [entry for entry in entries if self._is_held(entry, now)]
 
@@ -155,7 +255,7 @@ class HoldingOrdering(Generic[Held]):
         elif key is not None and entry.due_ns > now and not self._ordering.knows(key):
             self.holds.hold(key, entry, entry.due_ns)
         else:
-            self._ordering.add(entry)
+            self._ordering.add([entry])
             return False
         return True
 
@@ -174,10 +274,10 @@ class HoldingOrdering(Generic[Held]):
         if key is None:
             return None
         (entry,) = self.holds.line(key, 1)
-        self._ordering.add(entry)
+        self._ordering.add([entry])
         return entry
 
-    def all_ended(self, entries: Iterable[Held], now: float) -> bool:
+    def ended(self, entries: Iterable[Held], now: float) -> bool:
         """Entries that were given out have ended: held keys go on. Whether any entry was kept."""
         kept = False
         for entry in entries:

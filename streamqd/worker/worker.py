@@ -28,7 +28,7 @@ from streamqd.store.fetch import Fetcher, FetchResult
 from streamqd.store.keys import Keys
 from streamqd.worker.assignment import Assignment, Reconnect
 from streamqd.worker.batches import batch_size
-from streamqd.worker.context import WorkerContext
+from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
 from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
 from streamqd.worker.executor import Executor, check_form, executor_for
 from streamqd.worker.fenced import Fenced, FencedCalls
@@ -39,8 +39,6 @@ from streamqd.worker.prefetch import PrefetchController
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reader import REPLY_SECONDS, Reader
 from streamqd.worker.reclaim import Reclaim
-from streamqd.worker.run_counts import RunCounts
-from streamqd.worker.server_clock import ServerClock
 from streamqd.worker.settler import Settler
 from streamqd.worker.soft_limit import SoftLimit
 from streamqd.worker.throttle import rate_limiter_of

@@ -19,7 +19,7 @@ from streamqd.scoreboard import RUNNING, WorkerCommand, WorkerSlot, now_ns
 from streamqd.store import directives, messages
 from streamqd.store.client import Connection
 from streamqd.worker import ExitCode
-from streamqd.worker.outage import Outage
+from streamqd.worker.guards import Outage
 from tests.contract.desk import UNIT, Desk
 from tests.support.life import Life
 from tests.support.proxy import FaultProxy

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamqd.worker.key_blocker import KeyBlocker
+from streamqd.worker.ordering import KeyBlocker
 
 
 class One(NamedTuple):

@@ -32,7 +32,7 @@ def test_each_key_is_given_out_in_order_and_one_at_a_time(
     while coming or running or ordering.waiting:
         choice = chance.random()
         if coming and choice < 0.4:
-            ordering.add(coming.pop(0))
+            ordering.add([coming.pop(0)])
         elif len(running) < lanes and (entry := ordering.next()) is not None:
             assert entry.key is None or entry.key not in {each.key for each in running}
             running.append(entry)
@@ -45,7 +45,7 @@ def test_each_key_is_given_out_in_order_and_one_at_a_time(
         elif running:
             entry = running.pop(chance.randrange(len(running)))
             done[entry.key].append(entry.number)
-            ordering.ended(entry)
+            ordering.ended([entry])
     for key in (b"a", b"b", b"c"):
         assert done[key] == [each.number for each in entries if each.key == key]
     assert sorted(number for numbers in done.values() for number in numbers) == list(
@@ -56,7 +56,7 @@ def test_each_key_is_given_out_in_order_and_one_at_a_time(
 def test_without_keys_nothing_waits():
     ordering: Ordering[Entry] = Ordering(by_key=False)
     for number in range(3):
-        ordering.add(Entry(number, b"a"))
+        ordering.add([Entry(number, b"a")])
     assert [each.number for each in iter(ordering.next, None)] == [0, 1, 2]
 
 
@@ -64,24 +64,24 @@ def test_a_key_behind_a_slow_one_does_not_wait():
     ordering: Ordering[Entry] = Ordering(by_key=True)
     slow, behind, other = Entry(0, b"a"), Entry(1, b"a"), Entry(2, b"b")
     for entry in (slow, behind, other):
-        ordering.add(entry)
+        ordering.add([entry])
     assert (ordering.next(), ordering.next(), ordering.next()) == (slow, other, None)
-    ordering.ended(slow)
+    ordering.ended([slow])
     assert ordering.next() == behind
 
 
 def test_what_waits_behind_an_entry_can_be_surrendered():
     ordering: Ordering[Entry] = Ordering(by_key=True)
     for number, key in enumerate((b"a", b"a", b"b", b"a", None)):
-        ordering.add(Entry(number, key))
+        ordering.add([Entry(number, key)])
     first = ordering.next()
     assert first is not None
     assert [each.number for each in ordering.surrender(first)] == [1, 3]
     assert ordering.waiting == 2
-    ordering.ended(first)
+    ordering.ended([first])
     assert [each.number for each in (ordering.next(), ordering.next()) if each] == [2, 4]
     assert ordering.next() is None
-    ordering.add(Entry(5, b"a"))
+    ordering.add([Entry(5, b"a")])
     assert ordering.next() == Entry(5, b"a"), "its key is free"
     assert ordering.surrender(Entry(6, None)) == []
 
@@ -89,15 +89,15 @@ def test_what_waits_behind_an_entry_can_be_surrendered():
 def test_several_are_given_out_and_end_together():
     ordering: Ordering[Entry] = Ordering(by_key=True)
     entries = [Entry(number, key) for number, key in enumerate((b"a", None, b"a", b"b", b"a"))]
-    ordering.add_all(entries)
+    ordering.add(entries)
     assert (ordering.ready, ordering.waiting) == (3, 5)
     assert ordering.take(2) == entries[:2]
     assert ordering.take(9) == [entries[3]]
     assert (ordering.ready, ordering.waiting) == (0, 2)
-    ordering.all_ended([entries[3], entries[1], entries[0]])
+    ordering.ended([entries[3], entries[1], entries[0]])
     assert not ordering.knows(b"b")
     assert ordering.take(9) == [entries[2]], "one of a key at a time"
-    ordering.all_ended([entries[2]])
+    ordering.ended([entries[2]])
     assert ordering.take(9) == [entries[4]]
-    ordering.all_ended([entries[4]])
+    ordering.ended([entries[4]])
     assert (ordering.waiting, ordering.knows(b"a")) == (0, False)

@@ -7,7 +7,7 @@ import pytest
 from streamqd.idle_reason import CIRCUIT, IdleReason
 from streamqd.model import Unit
 from streamqd.scoreboard import Scoreboard, WorkerSlot, now_ns
-from streamqd.worker.outage import TURN_SECONDS, Outage
+from streamqd.worker.guards import TURN_SECONDS, Outage
 
 
 def now() -> float:
