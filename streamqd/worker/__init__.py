@@ -1,12 +1,13 @@
 """The worker: the process that handles one unit's messages. The data plane.
 
-`worker` is its life and its one loop: boot, recover what is pending, serve, leave. A worker never
-acquires or renews a lease. `standby` is a worker that has booted and waits for its turn;
-`control_channel` is where it listens to the supervisor between two messages.
+`worker` is its life and its one loop: boot, recover what is pending, serve, leave. `reader` says
+when to read and how much, and waits at the doorbell. A worker never acquires or renews a lease.
+`standby` is a worker that has booted and waits for its turn; `control_channel` is where it listens
+to the supervisor between two messages.
 
-An *executor* has the fetched entries and runs them: `serial` one message after the other, by
-`runs` or in `batches`, `concurrent` several at once, in the `lanes`. An *order* says what may run:
-`blocking` and `held_keys` for one at a time, `ordering` for several.
+An *executor* has the fetched entries (`entry`) and runs them: `serial` one message after the other,
+by `runs` or in `batches`, `concurrent` several at once, in the `lanes`. An *order* says what may
+run: `blocking` and `held_keys` for one at a time, `ordering` for several.
 
 `verdicts` makes of a run's end a settlement, and `settler` tells Redis. `guards` and `throttle` say
 when a run may begin; `quarantine` lets what a lost owner left run alone, and `reclaim` takes over

@@ -7,33 +7,20 @@ is charged; the next process runs each of them alone, as it does what has been c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from streamqd import handlers, logs
 from streamqd.config import Consumer
-from streamqd.message import Message, remembered, restored
+from streamqd.message import Message, restored
 from streamqd.scoreboard import DONE, FAILED, RUNNING, WORD_RUN_SEQ, now_ns
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.runs import RunPace
 from streamqd.worker.throttle import RateLimiter
 from streamqd.worker.verdicts import Verdicts
 
 BATCH = 100  # messages at once, where the consumer does not say
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A message that waits for its batch to be full."""
-
-    index: int
-    message: Message
-    retried: bool
-    crashes: int
-    charged: bool  # it has counters in Redis
-    noted: dict[str, Any] | None  # as `restored` takes it
 
 
 def batch_size(consumer: Consumer) -> int:
@@ -43,8 +30,6 @@ def batch_size(consumer: Consumer) -> int:
 
 class BatchRunner:
     """Collects messages, and runs the handler when the batch is full or nothing more comes."""
-
-    run_all = None  # none runs by itself
 
     def __init__(
         self,
@@ -60,26 +45,24 @@ class BatchRunner:
         self._guards = guards
         self._pace = RunPace(context, throttle)
         self._last_run_ns = 0
-        self._taken: list[Taken] = []
+        self._taken: list[FetchedEntry] = []
         self._size = batch_size(context.consumer)
         if throttle is not None:
             self._size = min(self._size, throttle.burst)
         self._size = min(self._size, context.consumer.max_messages or self._size)
 
-    def handle(
-        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
-    ) -> None:
-        """Take the entry at `index` into the batch; run the handler when that fills it."""
-        if message.expires_at is not None and self._verdicts.skip_expired(
-            index, message, retried, crashes
-        ):
+    def handle(self, entry: FetchedEntry) -> None:
+        """Take an entry into the batch; run the handler when that fills it."""
+        if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
             return
-        noted = remembered(message) if message.failures_in_place else None
-        charged = charged or crashes > 0
-        self._taken.append(Taken(index, message, retried, crashes, charged, noted))
+        self._taken.append(entry)
         alone = self._guards is not None and self._guards.probing
         if alone or len(self._taken) >= self._size:
             self.finish()
+
+    def run_many(self, _messages: list[Message], _start: int, _first: int, _retried: bool) -> int:
+        """Run none: each is collected."""
+        return 0
 
     def begin(self) -> None:
         """Forget what was collected of an earlier read."""
@@ -101,10 +84,7 @@ class BatchRunner:
         if settler.items or settler.since_ns:
             now = self._pace.settle_first(now, self._last_run_ns)
         now = self._pace.await_turn(now, len(batch))
-        # What is settled is named by what is known before the run.
-        ids = [taken.message.id_bytes for taken in batch]
-        errors = self._run(batch, now)
-        self._note(batch, ids, errors)
+        self._note(batch, self._run(batch, now))
         if self._guards is not None:
             self._guards.acquire(more=self._context.slot.unfinished > 0)
         limit, handled = self._context.consumer.max_messages, self._context.counts.handled
@@ -113,7 +93,7 @@ class BatchRunner:
         if limit:
             self._size = min(self._size, limit - handled)
 
-    def _run(self, batch: list[Taken], now: int) -> list[BaseException | None]:
+    def _run(self, batch: list[FetchedEntry], now: int) -> list[BaseException | None]:
         """Call the handler. Returns what is wrong with each message, None for those done."""
         slot, soft = self._context.slot, self._context.limit
         states, words, lanes = slot.states, slot.words, slot.lanes
@@ -143,23 +123,20 @@ class BatchRunner:
         self._context.counts.note_time(self._last_run_ns, len(batch))
         return errors
 
-    def _note(
-        self, batch: list[Taken], ids: list[bytes], errors: list[BaseException | None]
-    ) -> None:
-        ended, counts = now_ns(), self._context.counts
-        settler, states = self._context.settler, self._context.slot.states
-        for taken, entry_id, error in zip(batch, ids, errors, strict=True):
-            index, retried = taken.index, taken.retried
-            counts.handled += 1
+    def _note(self, batch: list[FetchedEntry], errors: list[BaseException | None]) -> None:
+        ended, settler = now_ns(), self._context.settler
+        for entry, error in zip(batch, errors, strict=True):
+            # What is settled is named by what is known before the run.
+            entry_id, retried = entry.place[2:], entry.retried
+            self._context.counts.handled += 1
             if error is None:
-                settler.ack(
-                    entry_id, retried=retried, index=index, charged=taken.charged, now=ended
-                )
+                settler.ack(entry_id, entry.index, ended, retried, entry.charged)
             else:
-                states[index] = RUNNING
-                message = restored(taken.message, entry_id, retried=retried, noted=taken.noted)
-                charged = taken.crashes + message.crash_count
-                self._verdicts.failed(index, message, retried, charged, error)
+                self._context.slot.states[entry.index] = RUNNING
+                entry.message = restored(
+                    entry.message, entry_id, retried=retried, noted=entry.noted
+                )
+                self._verdicts.failed(entry, error)
 
 
 def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import WAITING, now_ns
-from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.verdicts import RunAgain
 
@@ -26,33 +26,35 @@ class BlockedOrder:
         self._settler = context.settler
         self._quarantine = quarantine
         self._place = b""  # of the message that runs
-        self.kept: tuple[Message, float] | None = None  # and its wait, as no handler has seen it
+        self.kept: tuple[FetchedEntry, float] | None = None  # and its wait
 
-    def admits(self, _index: int, message: Message, retried: bool, _crashes: int) -> bool:
+    def admitted(self, _messages: list[Message], _start: int) -> int:
+        """How many new messages may run one after the other: none, for each may have to wait."""
+        return 0
+
+    def admits(self, entry: FetchedEntry) -> bool:
         """Wait until a message that has failed before is due. Then it may run."""
-        self._place, self.kept = place_of(message.id_bytes, retried=retried), None
-        if (left := message.due_in_place_ns - now_ns()) > 0:
+        self._place, self.kept = entry.place, None
+        if (left := entry.due_ns - now_ns()) > 0:
             self._wait(left / 1e9)
         return True
 
-    def keep(
-        self, index: int, message: Message, _retried: bool, _crashes: int, again: RunAgain
-    ) -> None:
+    def keep(self, entry: FetchedEntry, again: RunAgain) -> None:
         """Let a message whose run has failed wait in its place."""
-        self._slot.states[index] = WAITING
-        self.kept = message, again.delay
+        self._slot.states[entry.index] = WAITING
+        self.kept = entry, again.delay
+        entry.keep(again.spent)
         if again.spent:
-            message.failures_in_place += again.spent
             now = now_ns()
             due = now + int(again.delay * 1e9)
-            self._settler.note(self._place, message.failures_in_place, due, now)
+            self._settler.note(entry.place, entry.message.failures_in_place, due, now)
 
-    def next_run(self) -> Message:
-        """Wait until the message that was kept is due, and return it."""
+    def next_run(self) -> FetchedEntry:
+        """Wait until the entry that was kept is due, and return it."""
         assert self.kept is not None
-        (message, seconds), self.kept = self.kept, None
+        (entry, seconds), self.kept = self.kept, None
         self._wait(seconds)
-        return message
+        return entry
 
     def _wait(self, seconds: float) -> None:
         self._settler.flush()

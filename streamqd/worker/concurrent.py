@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from streamqd.config import Consumer
 from streamqd.idle_reason import IdleReason
-from streamqd.message import Entry, Message, of_read, remembered, restored
+from streamqd.message import Entry, of_read, restored
 from streamqd.model import EACH, HOLD_KEY
 from streamqd.scoreboard import (
     RUNNING,
@@ -21,11 +21,11 @@ from streamqd.scoreboard import (
     now_ns,
 )
 from streamqd.store.fetch import FetchResult
-from streamqd.store.messages import PendingEntry
 from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.held_keys import report_full, report_held
-from streamqd.worker.lanes import RunningMessage, TaskRuns, ThreadRuns
+from streamqd.worker.lanes import TaskRuns, ThreadRuns
 from streamqd.worker.ordering import HoldingOrdering, Ordering
 from streamqd.worker.prefetch import WORK_IN_HAND_NS, rated
 from streamqd.worker.quarantine import Quarantine
@@ -57,21 +57,21 @@ class ConcurrentExecutor:
         self._guards = guards
         self._throttle = throttle
         self._quarantine = quarantine
-        self._ordering: Ordering[RunningMessage] = Ordering(by_key=context.consumer.order == "key")
+        self._ordering: Ordering[FetchedEntry] = Ordering(by_key=context.consumer.order == "key")
         holds = context.consumer.on_error == HOLD_KEY
         self._holding = HoldingOrdering(self._ordering) if holds else None
         self._waits = IdleReason(context.slot.words)
         self._bytes_max = context.settings.daemon.max_message_bytes
         self._rated = rated(context.consumer)
         self._ack_each = context.consumer.ack == EACH
-        self._running: dict[int, RunningMessage] = {}  # by run sequence
+        self._running: dict[int, FetchedEntry] = {}  # by run sequence
         self._bytes_in_hand = 0
         self._run_ns = 0.0  # moving mean
         self.alone = False  # nothing comes into hand beside what is there
         self._may_expire = False  # whether a message that has come might have an end
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some that are free
-        self._judged: RunningMessage | None = None  # whose verdict is being found
+        self._judged: FetchedEntry | None = None  # whose verdict is being found
         self.bells = (lanes.ends.bell,)  # readable when a run has ended
         context.slot.open_table()
         context.limit.listen(self._on_soft_limit)
@@ -93,12 +93,10 @@ class ConcurrentExecutor:
         """Write an entry into the slot; return its index."""
         return self._admit_all([place])[0]
 
-    def add(self, index: int, entry: PendingEntry, message: Message) -> None:
+    def add(self, entry: FetchedEntry) -> None:
         """Let an entry that was pending before wait for its turn."""
-        self._may_expire |= message.expires_at is not None
-        self._add_all(
-            [RunningMessage(index, entry.place, message, entry.retried, entry.crashes, entry.size)]
-        )
+        self._may_expire |= entry.message.expires_at is not None
+        self._add_all([entry])
 
     def finish(self) -> None:
         """No more comes for now: each entry runs when its turn comes."""
@@ -130,14 +128,13 @@ class ConcurrentExecutor:
             part = found[start : start + step]
             places = [prefix + message.id_bytes for message, _ in part]
             indexes = self._admit_all(places)
-            self._add_all(
-                [
-                    RunningMessage(index, place, message, retried, 0, size)
-                    for index, place, (message, size) in zip(indexes, places, part, strict=True)
-                    if size <= bytes_max
-                    or not self._verdicts.dead_letter_oversized(index, message, retried, 0)
-                ]
-            )
+            taken = [
+                FetchedEntry(index, place, message, retried, 0, size)
+                for index, place, (message, size) in zip(indexes, places, part, strict=True)
+            ]
+            if taken[0].size > bytes_max and self._verdicts.dead_letter_oversized(taken[0]):
+                continue
+            self._add_all(taken)
         return sum(sizes)
 
     def _admit_all(self, places: list[bytes]) -> list[int]:
@@ -154,7 +151,7 @@ class ConcurrentExecutor:
                 self._slot.put(index, place)
         return indexes
 
-    def _add_all(self, entries: list[RunningMessage]) -> None:
+    def _add_all(self, entries: list[FetchedEntry]) -> None:
         """Let entries wait for their turn, or with their key where that is held."""
         self._bytes_in_hand += sum([entry.size for entry in entries])
         if self._holding is None:
@@ -164,7 +161,7 @@ class ConcurrentExecutor:
             self._report_held()
             self._quarantine.nothing_runs()
 
-    def _give_back(self, entries: list[RunningMessage]) -> None:
+    def _give_back(self, entries: list[FetchedEntry]) -> None:
         """Entries that wait no more for their turn give their indexes back."""
         for entry in entries:
             self._slot.states[entry.index] = SETTLED
@@ -243,7 +240,7 @@ class ConcurrentExecutor:
         report_full(self._waits, (holds.next_due() or 0) if held else None)
         return full or held or self._may_be_held(self._holding) >= consumer.held_max
 
-    def _may_be_held(self, holding: HoldingOrdering[RunningMessage]) -> int:
+    def _may_be_held(self, holding: HoldingOrdering[FetchedEntry]) -> int:
         # All that waits could be behind the next message that fails.
         return holding.holds.entries + self._ordering.waiting
 
@@ -296,7 +293,7 @@ class ConcurrentExecutor:
         if begun:
             self._lanes.start(begun)
 
-    def _take_due(self, holding: HoldingOrdering[RunningMessage]) -> None:
+    def _take_due(self, holding: HoldingOrdering[FetchedEntry]) -> None:
         """Take held entries that are due into hand again, as if they had just been read."""
         while self._wants_due(holding) and self._free_indexes:
             entry = holding.take_due(now_ns())
@@ -306,7 +303,7 @@ class ConcurrentExecutor:
             entry.interrupted = False
             self._bytes_in_hand += entry.size
 
-    def _wants_due(self, holding: HoldingOrdering[RunningMessage]) -> bool:
+    def _wants_due(self, holding: HoldingOrdering[FetchedEntry]) -> bool:
         return holding.holds.keys > 0 and self._ordering.ready < len(self._free)
 
     @property
@@ -315,13 +312,10 @@ class ConcurrentExecutor:
         gated = self._guards is not None or self._throttle is not None
         return not (self._may_expire or gated)
 
-    def _begin_each(self) -> list[RunningMessage]:
+    def _begin_each(self) -> list[FetchedEntry]:
         begun = []
         while self._may_begin() and (entry := self._ordering.next()) is not None:
-            message = entry.message
-            if message.expires_at is not None and self._verdicts.skip_expired(
-                entry.index, message, entry.retried, entry.crashes
-            ):
+            if entry.message.expires_at is not None and self._verdicts.skip_expired(entry):
                 self._all_over([entry])
             else:
                 self._mark_running([entry])
@@ -347,7 +341,7 @@ class ConcurrentExecutor:
             return True
         return not self.throttled and (guards is None or guards.room(len(self._running)) != 0)
 
-    def _mark_running(self, entries: list[RunningMessage]) -> None:
+    def _mark_running(self, entries: list[FetchedEntry]) -> None:
         """Give entries their lanes, and write down that they run: what is in doubt is to blame."""
         slot, free, running = self._slot, self._free, self._running
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
@@ -371,7 +365,7 @@ class ConcurrentExecutor:
         if self._guards is not None:
             self._guards.hear()
 
-    def _collect(self, ended: list[RunningMessage]) -> None:
+    def _collect(self, ended: list[FetchedEntry]) -> None:
         slot, free, running, counts = self._slot, self._free, self._running, self._context.counts
         lanes, sequences, times, ack = slot.lanes, slot.sequences, counts.times, self._settler.ack
         mean, total = self._run_ns, 0
@@ -394,7 +388,7 @@ class ConcurrentExecutor:
         counts.times_ns += total
         self._all_over(ended)
 
-    def _all_over(self, entries: list[RunningMessage]) -> None:
+    def _all_over(self, entries: list[FetchedEntry]) -> None:
         """Entries that were given out are in hand no more, run or not: their keys go on."""
         self._bytes_in_hand -= sum([entry.size for entry in entries])
         self._ordering.ended(entries)
@@ -405,31 +399,29 @@ class ConcurrentExecutor:
         if kept:
             self._quarantine.nothing_runs()  # last: it may fail, and the runs are over all the same
 
-    def _note_end(self, entry: RunningMessage, error: BaseException) -> None:
+    def _note_end(self, entry: FetchedEntry, error: BaseException) -> None:
         """Note the verdict on a run that has failed."""
         entry.end = None  # a traceback knows the entry: a circle
-        retried, place = entry.retried, entry.place
-        message = restored(entry.message, place[2:], retried=retried, noted=entry.noted)
+        entry.message = restored(
+            entry.message, entry.place[2:], retried=entry.retried, noted=entry.noted
+        )
         self._slot.states[entry.index] = RUNNING
         self._judged = entry
-        crashes = entry.crashes + message.crash_count
-        again = self._verdicts.failed(entry.index, message, retried, crashes, error)
+        again = self._verdicts.failed(entry, error)
         if again is not None:
-            self._keep(entry, message, again)
+            self._keep(entry, again)
         self._judged = None
 
-    def _keep(self, entry: RunningMessage, message: Message, again: RunAgain) -> None:
+    def _keep(self, entry: FetchedEntry, again: RunAgain) -> None:
         """Let a message whose run has failed wait with its key. Its lane and index are free."""
         assert self._holding is not None
         self._slot.states[entry.index] = SETTLED
         now = now_ns()
         due = now + int(again.delay * 1e9)
         self._give_back(self._holding.keep(entry, due))
+        entry.keep(again.spent)
         if again.spent:
-            message.failures_in_place += again.spent
-            entry.charged = True
-            self._settler.note(entry.place, message.failures_in_place, due, now)
-        entry.message, entry.noted = message, remembered(message)  # as no handler has seen it
+            self._settler.note(entry.place, entry.message.failures_in_place, due, now)
         self._report_held()
 
     def _report_held(self) -> None:

@@ -17,25 +17,14 @@ from typing import Any
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.scoreboard import SETTLED, now_ns
-from streamqd.store.messages import place_of
 from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.ordering import KeyBlocker
 from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.settler import Settler
 from streamqd.worker.verdicts import RunAgain
 
 DUE_MAX = 128  # held messages that come into hand at once, and of one key
-
-
-class HeldMessage:
-    """A message that is held, and what a run of it needs."""
-
-    def __init__(self, place: bytes, message: Message, *, retried: bool, crashes: int) -> None:
-        self.place = place
-        self.message = message
-        self.retried = retried
-        self.crashes = crashes
-        self.size = sum(len(part) for pair in message.fields.items() for part in pair)
 
 
 class HeldKeys:
@@ -49,42 +38,45 @@ class HeldKeys:
         self._consumer = context.consumer
         self._quarantine = quarantine
         self._waits = IdleReason(context.slot.words)
-        self._holds: KeyBlocker[HeldMessage] = KeyBlocker()
-        self._begun: Message | None = None  # the first of a held key, which runs now
+        self._holds: KeyBlocker[FetchedEntry] = KeyBlocker()
+        self._begun: FetchedEntry | None = None  # the first of a held key, which runs now
 
     # --- the order of runs ---
 
-    def admits(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
-        """Whether the message may run; else it waits with its key from now on."""
+    def admitted(self, messages: list[Message], start: int) -> int:
+        """How many new messages, from `start` on, may run one after the other."""
         holds = self._holds
-        key = message.key if holds.keys or message.due_in_place_ns else None
-        if key is None or message is self._begun:
+        if holds.keys:
+            for position in range(start, len(messages)):
+                if messages[position].key in holds:
+                    return position - start
+        return len(messages) - start
+
+    def admits(self, entry: FetchedEntry) -> bool:
+        """Whether the message may run; else it waits with its key from now on."""
+        holds, key = self._holds, entry.key
+        if key is None or entry is self._begun:
             return True
         if key in holds:
-            self._slot.states[index] = SETTLED
-            place = place_of(message.id_bytes, retried=retried)
-            holds.behind(key, HeldMessage(place, message, retried=retried, crashes=crashes))
+            self._slot.states[entry.index] = SETTLED
+            holds.behind(key, entry)
             self.report()
             self._quarantine.nothing_runs()
-        elif (left := message.due_in_place_ns - now_ns()) > 0:
-            self.keep(index, message, retried, crashes, RunAgain(left / 1e9, 0))
+        elif (left := entry.due_ns - now_ns()) > 0:
+            self.keep(entry, RunAgain(left / 1e9, 0))
         else:
             return True
         return False
 
-    def keep(
-        self, index: int, message: Message, retried: bool, crashes: int, again: RunAgain
-    ) -> None:
+    def keep(self, entry: FetchedEntry, again: RunAgain) -> None:
         """Let a message whose run has failed wait with its key."""
-        self._slot.states[index] = SETTLED
-        place = place_of(message.id_bytes, retried=retried)
+        self._slot.states[entry.index] = SETTLED
         now = now_ns()
         due = now + int(again.delay * 1e9)
-        kept = HeldMessage(place, message, retried=retried, crashes=crashes)
-        self._holds.hold(message.key, kept, due)
+        self._holds.hold(entry.key, entry, due)
+        entry.keep(again.spent)
         if again.spent:
-            message.failures_in_place += again.spent
-            self._settler.note(place, message.failures_in_place, due, now)
+            self._settler.note(entry.place, entry.message.failures_in_place, due, now)
         self.report()
         self._quarantine.nothing_runs()
 
@@ -121,12 +113,12 @@ class HeldKeys:
         """When the next key is due, None when none waits."""
         return self._holds.next_due()
 
-    def take_due(self) -> list[tuple[Hashable, list[HeldMessage]]]:
+    def take_due(self) -> list[tuple[Hashable, list[FetchedEntry]]]:
         """Take keys that are due, each with its first messages, not too many at once.
 
         What is due again meanwhile waits until something was read: it must not starve other keys.
         """
-        lines: list[tuple[Hashable, list[HeldMessage]]] = []
+        lines: list[tuple[Hashable, list[FetchedEntry]]] = []
         count = 0
         while count < DUE_MAX and (key := self._holds.take(now_ns())) is not None:
             line = self._holds.line(key, DUE_MAX)
@@ -134,10 +126,10 @@ class HeldKeys:
             count += len(line)
         return lines
 
-    def begin(self, kept: HeldMessage) -> None:
+    def begin(self, kept: FetchedEntry) -> None:
         """The first message of a key that was taken runs now."""
         self._quarantine.run_again(kept.place)
-        self._begun = kept.message
+        self._begun = kept
 
     def ended(self, key: Hashable) -> bool:
         """The run of that message is over. Returns whether the next one of its key may run."""

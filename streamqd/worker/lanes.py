@@ -21,8 +21,8 @@ from time import CLOCK_BOOTTIME, clock_gettime_ns
 from typing import Any
 
 from streamqd import handlers, logs
-from streamqd.message import Message, remembered
 from streamqd.scoreboard import DONE, FAILED, WorkerSlot
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
 from streamqd.worker.forks import family
 
@@ -30,55 +30,16 @@ CLOSE_SECONDS = 1.0
 INTERRUPT_SECONDS = 1.0  # longest wait for a thread that is just ending its run
 
 
-class RunningMessage:
-    """One message, from its fetch to the end of its run.
-
-    `lane`, `sequence` and `started_ns` are there once it runs; `end`, None or the exception with
-    which it has failed, and `ended_ns` once it has run. `place` and `noted` are known before the
-    handler gets hold of the message.
-    """
-
-    __slots__ = (
-        *("charged", "crashes", "end", "ended_ns", "index", "interrupted", "key", "lane"),
-        *("message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
-    )
-    lane: int
-    sequence: int
-    started_ns: int
-    end: BaseException | None
-    ended_ns: int
-
-    def __init__(
-        self, index: int, place: bytes, message: Message, retried: bool, crashes: int, size: int
-    ) -> None:
-        self.index = index
-        self.place = place
-        self.message = message
-        self.retried = retried
-        self.crashes = crashes
-        self.charged = crashes > 0 or message.failures_in_place > 0  # it has counters in Redis
-        self.noted = remembered(message) if message.failures_in_place else None
-        self.size = size
-        self.key = message.key
-        self.interrupted = False
-        self.run: CoroutineRun | Task[None] | None = None  # what it runs in, as a coroutine
-
-    @property
-    def due_ns(self) -> int:
-        """When it is due, if it has failed before and waits in its place."""
-        return self.message.due_in_place_ns
-
-
 class RunEnds:
     """Keeps the ends of runs until the main thread asks. `bell` is readable when there are some."""
 
     def __init__(self, slot: WorkerSlot) -> None:
         self._slot = slot
-        self._ended: deque[RunningMessage] = deque()
+        self._ended: deque[FetchedEntry] = deque()
         self._rung = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def add(self, entry: RunningMessage, end: object, ring: Callable[[], None]) -> None:
+    def add(self, entry: FetchedEntry, end: object, ring: Callable[[], None]) -> None:
         """Note that the run of an entry is over. `ring` is called when the bell must be rung."""
         if family.child:
             family.end_child()
@@ -97,7 +58,7 @@ class RunEnds:
         """Wake the main thread."""
         os.eventfd_write(self.bell, 1)
 
-    def take(self) -> list[RunningMessage]:
+    def take(self) -> list[FetchedEntry]:
         """Return the entries whose runs have ended since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
@@ -130,7 +91,7 @@ class TaskRuns:
         self._limited = limited
         self._name = getattr(function, "__name__", "handler")  # of its tasks
 
-    def start(self, entries: list[RunningMessage]) -> None:
+    def start(self, entries: list[FetchedEntry]) -> None:
         """Begin to handle entries."""
         if not self._limited:
             self._loop.call(self._begin, entries)
@@ -142,7 +103,7 @@ class TaskRuns:
             runs.append(run)
         self._loop.begin(runs)
 
-    def _begin(self, entries: list[RunningMessage]) -> None:
+    def _begin(self, entries: list[FetchedEntry]) -> None:
         make = maker_of_tasks(self._name)
         for entry in entries:
             handled = self._handle(entry)
@@ -157,13 +118,13 @@ class TaskRuns:
                 entry.run = task  # the loop itself does not keep it
         self._loop.soon(partial(self._see_to_cancelled, entries))
 
-    def _see_to_cancelled(self, entries: list[RunningMessage]) -> None:
+    def _see_to_cancelled(self, entries: list[FetchedEntry]) -> None:
         """After the first steps: a task that somebody cancelled before has not run at all."""
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
                 self._over(entry, CancelledError("cancelled before it began"))
 
-    async def _handle(self, entry: RunningMessage) -> None:
+    async def _handle(self, entry: FetchedEntry) -> None:
         if family.child:
             family.end_child()
         message = entry.message
@@ -175,13 +136,13 @@ class TaskRuns:
         else:
             self._over(entry, end)
 
-    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
+    def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a coroutine, where it waits."""
         run = entry.run
         if isinstance(run, CoroutineRun):
             self._loop.interrupt(run, limit)
 
-    def _over(self, entry: RunningMessage, end: object) -> None:
+    def _over(self, entry: FetchedEntry, end: object) -> None:
         self.ends.add(entry, end, self._ring)
 
     def _ring(self) -> None:
@@ -199,8 +160,8 @@ class ThreadRuns:
     def __init__(self, slot: WorkerSlot, function: Callable[..., object], lanes: int) -> None:
         self.ends = RunEnds(slot)
         self._function = function
-        self._work: SimpleQueue[RunningMessage | None] = SimpleQueue()
-        self._open: dict[RunningMessage, _Window] = {}
+        self._work: SimpleQueue[FetchedEntry | None] = SimpleQueue()
+        self._open: dict[FetchedEntry, _Window] = {}
         self._threads = [
             threading.Thread(target=self._serve, name=f"lane {number}", daemon=True)
             for number in range(lanes)
@@ -208,12 +169,12 @@ class ThreadRuns:
         for thread in self._threads:
             thread.start()
 
-    def start(self, entries: list[RunningMessage]) -> None:
+    def start(self, entries: list[FetchedEntry]) -> None:
         """Begin to handle entries."""
         for entry in entries:
             self._work.put(entry)
 
-    def interrupt(self, entry: RunningMessage, limit: handlers.SoftTimeout) -> None:
+    def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
         """Raise an exception in a thread, as soon as it executes Python again."""
         window = self._open.get(entry)
         if window is not None:

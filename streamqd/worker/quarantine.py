@@ -19,11 +19,11 @@ import weakref
 
 from streamqd import logs
 from streamqd.errors import Refused
-from streamqd.message import Message
 from streamqd.paths import below
 from streamqd.scoreboard import WORD_COMMAND, WORD_TRUSTED_UNTIL, now_ns
 from streamqd.store import messages
 from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.guards import Guards
 from streamqd.worker.throttle import RateLimiter
@@ -68,13 +68,13 @@ class Quarantine:
         """Whether every run is marked."""
         return self._session != ""
 
-    def begin(self, entry: messages.PendingEntry, message: Message) -> None:
+    def begin(self, entry: FetchedEntry) -> None:
         """Settle what is done, wait for this entry's turn, and write down that it comes next.
 
         Raises Stop, Fenced, RedisUnavailable.
         """
         self._context.settler.flush()
-        if self._is_suspect(entry, message):
+        if self._is_suspect(entry):
             self._suspects.add(entry.place)
         self._begin(entry.place)
 
@@ -114,9 +114,9 @@ class Quarantine:
         if lock is not None:
             os.close(lock)
 
-    def _is_suspect(self, entry: messages.PendingEntry, message: Message) -> bool:
+    def _is_suspect(self, entry: FetchedEntry) -> bool:
         """Whether it was charged before, or the next charge would already dead-letter it."""
-        return entry.crashes + message.crash_count > 0 or self._context.consumer.max_crashes == 1
+        return entry.crash_count > 0 or self._context.consumer.max_crashes == 1
 
     def _begin(self, place: bytes) -> None:
         """Wait until nothing holds the entry back, then take its turn and mark it."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import CLOCK_BOOTTIME, clock_gettime_ns
-from typing import Any
 
 from streamqd import logs
-from streamqd.message import Message, remembered, restored
+from streamqd.message import Message, restored
 from streamqd.model import EACH
 from streamqd.scoreboard import (
     DONE,
@@ -23,9 +22,11 @@ from streamqd.scoreboard import (
     WORD_TRUSTED_UNTIL,
     now_ns,
 )
+from streamqd.store.messages import place_of
 from streamqd.worker.blocking import BlockedOrder
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.throttle import RateLimiter
@@ -87,47 +88,48 @@ class Runner:
         self._guards = guards
         self._throttle = throttle
         self._order = order
-        self.run_all = self.run_each if order is None else None
         self._pace = RunPace(context, throttle)
         self._last_run_ns = 0
         self._ack_each = context.consumer.ack == EACH
 
-    def handle(
-        self, index: int, message: Message, retried: bool, crashes: int, charged: bool = False
-    ) -> None:
-        """Run the handler for the entry at `index` of the batch, and note the verdict.
-
-        `crashes` are those charged to the entry itself, on top of what its fields carry; `charged`
-        tells that it has other counters in Redis.
-        """
+    def handle(self, entry: FetchedEntry) -> None:
+        """Run the handler for an entry of the batch when its order lets it run."""
         order = self._order
         if order is None:
-            self.run(index, message, retried, crashes, charged)
-        elif order.admits(index, message, retried, crashes):
-            self.run(index, message, retried, crashes, charged)
+            self._run(entry)
+        elif order.admits(entry):
+            self._run(entry)
             while order.kept is not None:
-                again = order.next_run()
-                self.run(index, again, retried, crashes, again.failures_in_place > 0)
+                self._run(order.next_run())
 
-    def run(self, index: int, message: Message, retried: bool, crashes: int, charged: bool) -> None:
-        """As `handle`, for a message that its order lets run now."""
-        if message.expires_at is None or not self._verdicts.skip_expired(
-            index, message, retried, crashes
-        ):
-            kept = message.failures_in_place or self._guards is not None
-            noted = remembered(message) if kept else None
-            self.run_each((message,), index, retried, crashes, charged or crashes > 0, noted)
+    def _run(self, entry: FetchedEntry) -> None:
+        message = entry.message
+        if message.expires_at is None or not self._verdicts.skip_expired(entry):
+            self._run_each((message,), entry.index, entry.retried, entry)
 
-    def run_each(
+    def run_many(self, messages: list[Message], start: int, first: int, retried: bool) -> int:
+        """Run the handler for messages that came just now, from `start` on.
+
+        The first of them all is at `first` of the batch. Returns how many have run: the next one
+        has to wait, or is not for many, and is for `handle`.
+        """
+        order = self._order
+        count = len(messages) - start if order is None else order.admitted(messages, start)
+        if not count:
+            return 0
+        return self._run_each(messages[start : start + count], first + start, retried)
+
+    def _run_each(
         self,
         messages: Sequence[Message],
         first: int,
         retried: bool,
-        crashes: int = 0,
-        charged: bool = False,
-        noted: dict[str, Any] | None = None,
-    ) -> None:
+        entry: FetchedEntry | None = None,
+    ) -> int:
         """Run the handler for messages whose entries are at `first` of the batch and after it.
+
+        Returns how many have run: after one that is kept, its order says what may run. Of one
+        message there may be an `entry`; of many nothing is known yet.
 
         The hot path: what does not change from one message to the next is looked up once.
         """
@@ -137,6 +139,7 @@ class Runner:
         limit, throttled = context.consumer.max_messages, self._throttle is not None
         quick_ns = -1 if self._ack_each else QUICK_RUN_NS
         sequence, elapsed = words[WORD_RUN_SEQ], self._last_run_ns
+        charged = entry is not None and entry.charged
         for index, message in enumerate(messages, first):
             if words[WORD_COMMAND] and index > first:
                 context.channel.check(slot.unfinished)
@@ -172,22 +175,29 @@ class Runner:
                 states[index] = DONE
                 settler.ack(entry_id, index, ended, retried, charged)
             else:
-                message = restored(message, entry_id, retried=retried, noted=noted)
-                self._failed(index, message, retried, crashes, error)
+                place = place_of(entry_id, retried=retried)
+                noted = None if entry is None else entry.noted
+                own = restored(message, entry_id, retried=retried, noted=noted)
+                failed = entry or FetchedEntry(index, place, own, retried)
+                failed.message = own
+                if self._failed(failed, error) and counts.handled != limit:
+                    return index - first + 1
             if counts.handled == limit:
                 raise Stop(ExitCode.RECYCLE)
+        return len(messages)
 
-    def _failed(
-        self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
-    ) -> None:
-        """Note the verdict on a run that has failed, before the guards let others run."""
-        charged = crashes + message.crash_count
-        again = self._verdicts.failed(index, message, retried, charged, error)
+    def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
+        """Note the verdict on a run that has failed, before the guards let others run.
+
+        Returns whether the message is kept for another run.
+        """
+        again = self._verdicts.failed(entry, error)
         if again is not None:
             assert self._order is not None
-            self._order.keep(index, message, retried, crashes, again)
+            self._order.keep(entry, again)
         if self._guards is not None:
             self._guards.acquire(more=self._context.slot.unfinished > 0)
+        return again is not None
 
     def begin(self) -> None:
         """Entries of a new read have come; those of the one before are forgotten."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streamqd.message import Entry, Message, of_read
+from streamqd.message import Entry, of_read
 from streamqd.scoreboard import SETTLED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
-from streamqd.store.messages import PendingEntry
+from streamqd.store.messages import place_of
 from streamqd.worker.batches import BatchRunner
 from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.prefetch import bytes_of
 from streamqd.worker.runs import Runner
@@ -64,9 +65,9 @@ class SerialExecutor:
         """Return the index in the slot of an entry that was expected."""
         return position
 
-    def add(self, index: int, entry: PendingEntry, message: Message) -> None:
+    def add(self, entry: FetchedEntry) -> None:
         """Handle an entry that was pending before."""
-        self._runner.handle(index, message, entry.retried, entry.crashes, entry.failures > 0)
+        self._runner.handle(entry)
 
     def finish(self) -> None:
         """Run what was only collected: no more comes for now."""
@@ -99,17 +100,19 @@ class SerialExecutor:
         self._settler.read = slot.generation
         messages, may_expire = of_read(context.delivery, entries, retried)
         oversized = received > self._bytes_max  # there may be some
-        run_all = runner.run_all
-        if run_all is not None and not oversized and not may_expire:
-            run_all(messages, first, retried)
-            return
-        for index, message in enumerate(messages, first):
+        one_by_one = oversized or may_expire
+        position = 0
+        while position < len(messages):
             if slot.words[WORD_COMMAND]:
                 context.channel.check(slot.unfinished)
-            if not oversized or not self._verdicts.dead_letter_oversized(
-                index, message, retried, 0
-            ):
-                runner.handle(index, message, retried, 0)
+            ran = 0 if one_by_one else runner.run_many(messages, position, first, retried)
+            if not ran:
+                message = messages[position]
+                place = place_of(message.id_bytes, retried=retried)
+                entry = FetchedEntry(first + position, place, message, retried)
+                if not oversized or not self._verdicts.dead_letter_oversized(entry):
+                    runner.handle(entry)
+            position += ran or 1
 
     # --- running ---
 
@@ -133,10 +136,9 @@ class SerialExecutor:
             first += len(line)
             for index, kept in zip(indexes, line, strict=True):
                 self._context.channel.check(self._slot.unfinished)
-                message = kept.message
+                kept.index = index
                 self._held.begin(kept)
-                charged = message.failures_in_place > 0
-                self._runner.handle(index, message, kept.retried, kept.crashes, charged)
+                self._runner.handle(kept)
                 if not self._held.ended(key):
                     self._give_back(indexes[index - indexes.start + 1 :])
                     break

@@ -31,9 +31,10 @@ from streamqd.model import (
 from streamqd.policy import settlement
 from streamqd.policy.fingerprint import fingerprint
 from streamqd.scoreboard import DONE, FAILED, SETTLED, now_ns
-from streamqd.store.messages import PendingEntry, place_of
+from streamqd.store.messages import PendingEntry
 from streamqd.worker import dead_letters
 from streamqd.worker.context import WorkerContext
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.guards import Guards
 from streamqd.worker.settler import Settlement
 
@@ -96,17 +97,14 @@ class Verdicts:
 
     # --- without a run ---
 
-    def skip_expired(self, index: int, message: Message, retried: bool, crashes: int) -> bool:
+    def skip_expired(self, entry: FetchedEntry) -> bool:
         """Acknowledge a message that has expired, without a run; False when it has not."""
+        message = entry.message
         expires_at = message.expires_at
         if expires_at is None or self._clock.time() < expires_at:
             return False
-        self._slot.states[index] = DONE
         self._slot.add("expired")
-        charged = crashes > 0 or message.failures_in_place > 0
-        self._settler.ack(
-            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
-        )
+        self._acknowledge(entry)
         self._expired_lines.event(
             unit=self._delivery.unit, uid=message.uid, attempt=message.attempt
         )
@@ -120,53 +118,50 @@ class Verdicts:
         self._slot.states[index] = DONE
         self._settler.ack(entry.id, retried=entry.retried, index=index, charged=True, now=now_ns())
 
-    def dead_letter_crashed(self, index: int, message: Message, entry: PendingEntry) -> bool:
-        """Dead-letter a message that has killed its process too often, or is too large."""
-        if self.dead_letter_oversized(index, message, entry.retried, entry.crashes):
+    def dead_letter_crashed(self, entry: FetchedEntry, context: bytes) -> bool:
+        """Dead-letter a message that has killed its process too often, or is too large.
+
+        `context` is that of its last crash.
+        """
+        if self.dead_letter_oversized(entry):
             return True
-        crashes = message.crash_count + entry.crashes
-        verdict = settlement.before_run(crashes, self._policy) if entry.crashes else None
+        verdict = settlement.before_run(entry.crash_count, self._policy) if entry.crashes else None
         if verdict is None:
             return False
-        what, context = dead_letters.crash_fields(entry.context)
+        what, fields = dead_letters.crash_fields(context)
         if self._delivery.unit.reads_letters:
-            self._give_up(index, message, entry.retried, True, verdict.reason, what)
+            self._give_up(entry, verdict.reason, what)
             self._settler.flush()
             return True
         text = f"the process that handled it ended by {what}"
-        self._dead_letter(
-            index, message, entry.retried, crashes, (verdict.reason, what, text), context
-        )
+        self._dead_letter(entry, (verdict.reason, what, text), fields)
         return True
 
-    def dead_letter_oversized(
-        self, index: int, message: Message, retried: bool, crashes: int
-    ) -> bool:
+    def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
         """Dead-letter a message that is larger than any producer may send; False when it is not."""
-        text = dead_letters.too_large(message, self._bytes_max)
+        text = dead_letters.too_large(entry.message, self._bytes_max)
         if not text or self._delivery.unit.reads_letters:
             return False
-        crashes += message.crash_count
-        self._dead_letter(index, message, retried, crashes, (TOO_LARGE, TOO_LARGE, text), {})
+        self._dead_letter(entry, (TOO_LARGE, TOO_LARGE, text), {})
         return True
 
     def _dead_letter(
-        self,
-        index: int,
-        message: Message,
-        retried: bool,
-        crashes: int,
-        why: tuple[str, str, str],
-        context: dict[bytes, bytes],
+        self, entry: FetchedEntry, why: tuple[str, str, str], context: dict[bytes, bytes]
     ) -> None:
         """Dead-letter a message that is not handled. `why`: reason, the same shortly, as a text."""
-        handler = self._consumer.handler
-        fields = dead_letters.unhandled(message, self._delivery, handler, why, crashes=crashes)
-        self._schedule(index, message, retried, None, context | fields)
+        message, handler = entry.message, self._consumer.handler
+        fields = dead_letters.unhandled(
+            message, self._delivery, handler, why, crashes=entry.crash_count
+        )
+        self._schedule(entry, None, context | fields)
         self._say_end(self._dead_lines, message, why[0], why[1])
         self._settler.flush()
         if self._guards is not None and self._consumer.lanes == 1:
             self._guards.acquire(more=self._slot.unfinished > 0)
+
+    def _acknowledge(self, entry: FetchedEntry) -> None:
+        self._slot.states[entry.index] = DONE
+        self._settler.ack(entry.place[2:], entry.index, now_ns(), entry.retried, entry.charged)
 
     # --- after a run that has failed ---
 
@@ -177,14 +172,13 @@ class Verdicts:
             return end
         return self._judge(handlers.error_of, end)
 
-    def failed(
-        self, index: int, message: Message, retried: bool, crashes: int, error: BaseException
-    ) -> RunAgain | None:
+    def failed(self, entry: FetchedEntry, error: BaseException) -> RunAgain | None:
         """Settle a message whose run has failed, or return when it runs again in its place.
 
-        `message` is as before the handler had it. Until its verdict is found its state byte is
+        The message is as before the handler had it. Until its verdict is found its state byte is
         RUNNING: what kills the process here is charged to it.
         """
+        message, crashes = entry.message, entry.crash_count
         self._counts.failed += 1
         judged = Judged(error)
         self._judge(self._look, judged)
@@ -203,7 +197,7 @@ class Verdicts:
         )
         if isinstance(verdict, Leave):
             self._slot.add("released")
-            return self._leave(index, message)
+            return self._leave(entry)
         failure = _failure(outcome)
         told = _in_one(failure.error_class, judged.text)
         self._slot.add("failed")
@@ -217,13 +211,12 @@ class Verdicts:
                 self._say_retry(message, verdict.delay, told, judged)
             if isinstance(verdict, KeepVerdict):
                 return RunAgain(verdict.delay, 1 - free)
-            self._schedule(index, message, retried, verdict.delay, fields)
+            self._schedule(entry, verdict.delay, fields)
             return None
         assert not isinstance(verdict, Ack)
         self._judge(self._look_closer, judged)
         if self._delivery.unit.reads_letters:
-            charged = crashes > message.crash_count
-            self._give_up(index, message, retried, charged, verdict.reason, told, judged)
+            self._give_up(entry, verdict.reason, told, judged)
             return None
         handler = self._consumer.handler
         fields |= dead_letters.letter(
@@ -236,7 +229,7 @@ class Verdicts:
             crashes=crashes,
             fingerprint=judged.fingerprint or fingerprint(failure.error_class, "", handler),
         )
-        self._schedule(index, message, retried, None, fields)
+        self._schedule(entry, None, fields)
         self._say_end(self._dead_lines, message, verdict.reason, told, judged)
         return None
 
@@ -268,15 +261,15 @@ class Verdicts:
         elif self._consumer.dlq_error == "traceback":
             judged.traceback = handlers.passed(described.traceback(), self._redact)
 
-    def _leave(self, index: int, message: Message) -> RunAgain | None:
+    def _leave(self, entry: FetchedEntry) -> RunAgain | None:
         """Release a message. Where the order is kept it waits in its place; it costs no attempt.
 
         Elsewhere it stays pending, and the next listing brings it back.
         """
         order = self._policy.on_error
-        if order == BLOCK or (order == HOLD_KEY and message.key is not None):
+        if order == BLOCK or (order == HOLD_KEY and entry.key is not None):
             return RunAgain(RELEASE_SECONDS, 0)
-        self._slot.states[index] = SETTLED
+        self._slot.states[entry.index] = SETTLED
         self.released += 1
         return None
 
@@ -289,39 +282,24 @@ class Verdicts:
         return max(0.0, self._clock.time() - since)
 
     def _schedule(
-        self,
-        index: int,
-        message: Message,
-        retried: bool,
-        delay: float | None,
-        fields: dict[bytes, bytes],
+        self, entry: FetchedEntry, delay: float | None, fields: dict[bytes, bytes]
     ) -> None:
+        message, index = entry.message, entry.index
         if delay is None:
             fields |= dead_letters.withheld(message, self._consumer.dlq_body)
             if self._guards is not None:
                 self._guards.died()
-        place = place_of(message.id_bytes, retried=retried)
-        item = Settlement(place, index, delay, fields, message._fields, self._settler.read)
+        item = Settlement(entry.place, index, delay, fields, message._fields, self._settler.read)
         self._slot.states[index] = FAILED  # the verdict is found: nobody is to blame any more
         self._settler.schedule(item, now_ns())
 
     def _give_up(
-        self,
-        index: int,
-        message: Message,
-        retried: bool,
-        charged: bool,
-        reason: str,
-        error: str,
-        judged: Judged | None = None,
+        self, entry: FetchedEntry, reason: str, error: str, judged: Judged | None = None
     ) -> None:
         """Acknowledge a dead letter: as a letter again it would come back forever. It is kept."""
-        self._slot.states[index] = DONE
         self._slot.add("given_up")
-        self._settler.ack(
-            message.id_bytes, retried=retried, index=index, charged=charged, now=now_ns()
-        )
-        self._say_end(self._given_up_lines, message, reason, error, judged)
+        self._acknowledge(entry)
+        self._say_end(self._given_up_lines, entry.message, reason, error, judged)
 
     def catch_up(self) -> None:
         """Say how many lines were left out, when it is time to."""

@@ -30,6 +30,7 @@ from streamqd.worker.assignment import Assignment, Reconnect
 from streamqd.worker.batches import batch_size
 from streamqd.worker.context import RunCounts, ServerClock, WorkerContext
 from streamqd.worker.control_channel import ControlChannel, ExitCode, Stop
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.executor import Executor, check_form, executor_for
 from streamqd.worker.fenced import Fenced, FencedCalls
 from streamqd.worker.forks import family
@@ -310,14 +311,17 @@ class WorkerProcess:
                 self.verdicts.acknowledge_missing(index, entry)
                 continue
             message = self._message(entry)
-            if self.verdicts.dead_letter_crashed(index, message, entry):
+            fetched = FetchedEntry(
+                index, entry.place, message, entry.retried, entry.crashes, entry.size
+            )
+            if self.verdicts.dead_letter_crashed(fetched, entry.context):
                 continue
             alone = marked or entry.crashes or entry.place in self.suspects
             if alone:
                 self._run_dry()
             if marked:
-                self.quarantine.begin(entry, message)
-            executor.add(index, entry, message)
+                self.quarantine.begin(fetched)
+            executor.add(fetched)
             if marked:
                 self._run_marked()
             if alone:

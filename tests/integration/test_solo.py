@@ -20,8 +20,8 @@ from streamqd.model import Backoff
 from streamqd.scoreboard import WorkerCommand, WorkerSlot, WorkerState
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.messages import PendingEntry
 from streamqd.worker import ExitCode
+from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.quarantine import Quarantine
 from tests.contract.desk import Desk
 from tests.support import life as lives
@@ -289,9 +289,9 @@ def test_a_pause_that_comes_right_behind_the_mark_waits_for_the_run(
     worker = life.worker("t1", max_messages=3, **SUSPECT | kind)
     true_begin = Quarantine.begin
 
-    def begin(quarantine: Quarantine, entry: PendingEntry, message: Message) -> None:
-        true_begin(quarantine, entry, message)
-        if entry.id == b"1-0":
+    def begin(quarantine: Quarantine, entry: FetchedEntry) -> None:
+        true_begin(quarantine, entry)
+        if entry.place == b"m:1-0":
             life.tell(WorkerCommand.PAUSE)
 
     def resume() -> None:

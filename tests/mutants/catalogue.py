@@ -508,14 +508,28 @@ SETTLING = (
     mutant(
         "a retry that forgets the crashes",
         "a message is buried after max_crashes, retries in between or not (T8)",
-        "streamqd/worker/runs.py",
+        "streamqd/worker/entry.py",
         (
-            "charged = crashes + message.crash_count",
-            "charged = message.crash_count",
+            "return self.crashes + self.message.crash_count",
+            "return self.message.crash_count",
         ),
         tests={
             "integration/test_mutant_gaps.py": (
                 "test_crashes_before_and_after_a_retry_are_counted_together"
+            )
+        },
+    ),
+    mutant(
+        "a batch that goes on behind a key that is held",
+        "with on_error = hold-key no message of a key overtakes one that has failed",
+        "streamqd/worker/runs.py",
+        (
+            "if self._failed(failed, error) and counts.handled != limit:",
+            "if self._failed(failed, error) and limit < 0:",
+        ),
+        tests={
+            "integration/test_error_policies.py": (
+                "test_other_keys_pass_and_the_held_key_keeps_its_order[one at a time]"
             )
         },
     ),

@@ -1,0 +1,68 @@
+"""One entry in hand, from its fetch, or its listing, until it is settled."""
+
+from __future__ import annotations
+
+from asyncio import Task
+
+from streamqd.message import Message, remembered
+from streamqd.worker.eventloop import CoroutineRun
+
+
+class FetchedEntry:
+    """What a run of one message needs, and what is known of it before its handler gets hold of it.
+
+    `index` is its place in the slot's batch, `crashes` are those charged to the entry itself, on
+    top of what its fields carry. `lane`, `sequence` and `started_ns` are there once it runs in a
+    lane; `end`, None or the exception with which it has failed, and `ended_ns` once it has run
+    there.
+    """
+
+    __slots__ = (
+        *("charged", "crashes", "end", "ended_ns", "index", "interrupted", "key", "lane"),
+        *("message", "noted", "place", "retried", "run", "sequence", "size", "started_ns"),
+    )
+    lane: int
+    sequence: int
+    started_ns: int
+    end: BaseException | None
+    ended_ns: int
+
+    def __init__(
+        self,
+        index: int,
+        place: bytes,
+        message: Message,
+        retried: bool,
+        crashes: int = 0,
+        size: int = 0,
+    ) -> None:
+        self.index = index
+        self.place = place
+        self.message = message
+        self.retried = retried
+        self.crashes = crashes
+        self.charged = crashes > 0 or message.failures_in_place > 0  # it has counters in Redis
+        self.noted = remembered(message) if message.failures_in_place else None
+        self.size = size or sum(map(len, message._fields))  # bytes, about
+        self.key = message.key
+        self.interrupted = False
+        self.run: CoroutineRun | Task[None] | None = None  # what it runs in, as a coroutine
+
+    @property
+    def due_ns(self) -> int:
+        """When it is due, if it has failed before and waits in its place."""
+        return self.message.due_in_place_ns
+
+    @property
+    def crash_count(self) -> int:
+        """The crashes of all its life."""
+        return self.crashes + self.message.crash_count
+
+    def keep(self, spent: int) -> None:
+        """Note that it runs again in its place, after a run that cost so many attempts.
+
+        Its message must be as no handler has seen it.
+        """
+        self.message.failures_in_place += spent
+        self.charged |= spent > 0
+        self.noted = remembered(self.message)
