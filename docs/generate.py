@@ -157,6 +157,8 @@ def keys() -> str:
         "dedup_id": "order-7",
         "name": "archive:7f3a",
         "run": "9c41",
+        "query": "4f5a",
+        "attempt": "1d7e",
     }
     rows = []
     for name, method in inspect.getmembers(Keys, inspect.isfunction):

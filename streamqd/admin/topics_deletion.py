@@ -143,8 +143,8 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
             store.keys.trim(topic, number),
         ]
         names += [store.keys.scheduled(topic, number), store.keys.scheduled_items(topic, number)]
-        names += [store.keys.sink(topic, number), store.keys.moving(topic, number)]
-        names += [store.keys.fresh(topic, number), store.keys.renewal(topic, number)]
+        names += [store.keys.moving(topic, number), store.keys.fresh(topic, number)]
+        names += [store.keys.renewal(topic, number)]
     for start in range(0, len(names), UNLINK_MAX):
         yield names[start : start + UNLINK_MAX]
     for node in store.connection.masters():

@@ -35,10 +35,10 @@ _READ = (
     *("includeFields", "fetchSize", "fetchBytes", "pushdown", "progressKey", "tier", "archivePath"),
 )
 _WRITE = (
-    *("topic", "partitions", "idempotent", "rowOrder", "idColumn", "dedupWindow", "batchRows"),
-    *("batchBytes", "maxMessageBytes"),
+    *("topic", "partitions", "idempotent", "idColumn", "dedupWindow", "batchRows"),
+    *("batchBytes", "maxMessageBytes", "maxStagedBytes", "commitRetention"),
 )
-# Where somebody coming from Kafka looks in vain, and what to do instead.
+# Where somebody coming from Kafka, or from an older version, looks in vain; what to do instead.
 _ELSEWHERE = {
     "path": "name topics with `subscribe`, or the target with `topic`",
     "kafka.bootstrap.servers": "the address is `url`",
@@ -47,6 +47,7 @@ _ELSEWHERE = {
     "fetchoffset.numretries": "it is called `retries`",
     "fetchoffset.retryintervalms": "it is called `retryIntervalMs`",
     "kafkaconsumer.polltimeoutms": "it is called `timeoutMs`",
+    "roworder": "a batch is written once in whatever order its rows come: leave it away",
     "startingoffsetsbytimestampstrategy": "an id is a time: every timestamp has its place",
 }
 
@@ -109,12 +110,13 @@ class WriteOptions:
     topic: str = ""
     partitions: int = 0  # create the topic with so many; 0 = it must exist
     idempotent: bool = True
-    row_order: str = "input"  # input | content
     id_column: str = ""
     dedup_window: float = 600.0
     batch_rows: int = 1000
     batch_bytes: int = 1 << 20
     max_message_bytes: int = 1 << 20
+    max_staged_bytes: int = 256 << 20  # by one task
+    commit_retention: float = 604_800.0
 
 
 def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOptions:
@@ -165,19 +167,20 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
         topic=form.text("topic"),
         partitions=form.whole("partitions", 0, low=0, high=4096),
         idempotent=form.flag("idempotent", True),
-        row_order=form.text("rowOrder") or "input",
         id_column=form.text("idColumn"),
         dedup_window=form.read("dedupWindow", parse_duration, 600.0),
         batch_rows=form.whole("batchRows", 1000, low=1, high=1000),
         batch_bytes=form.size("batchBytes", 1 << 20),
         max_message_bytes=form.size("maxMessageBytes", 1 << 20),
+        max_staged_bytes=form.size("maxStagedBytes", 256 << 20),
+        commit_retention=form.read("commitRetention", parse_duration, 604_800.0),
     )
     if options.topic and not NAME.fullmatch(options.topic):
         form.problems.append(f"topic: {options.topic!r} is not the name of a topic: {NAME_HINT}")
-    if options.row_order not in ("input", "content"):
-        form.problems.append('rowOrder must be "input" or "content"')
     if options.dedup_window < 0.001:
         form.problems.append('dedupWindow must be a time, as "10m"')
+    if options.commit_retention < 60:
+        form.problems.append('commitRetention must be a minute or more, as "7d"')
     form.finish()
     return options
 

@@ -75,7 +75,7 @@ class StreamqSource(DataSource):
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """A streaming write; the output mode must be append or update."""
+        """A streaming write; the output mode must be append."""
         if overwrite:
             raise ValueError("streamq: a topic is never overwritten: the mode complete has no use")
         return sink.TopicStreamWriter(self._write_options(schema))

@@ -48,6 +48,10 @@ class Keys:
         """HASH `topic/partition` -> entries fetched, about, by one run of a pipeline."""
         return f"{self.control}:progress:{{{run}}}"
 
+    def sink(self, query: str) -> str:
+        """HASH + PX of a Spark query that writes: batch, plan, `attempt:<attempt>:<topic>`."""
+        return f"{self.control}:sink:{{{query}}}"
+
     # --- a topic ---
 
     def meta(self, topic: str) -> str:
@@ -104,9 +108,9 @@ class Keys:
         """HASH limit, after, `id:<old>` = new id, `group:<G>`: how far such a copy is."""
         return f"{self.control}:renewal:{{{topic}:p:{partition}}}"
 
-    def sink(self, topic: str, partition: int) -> str:
-        """HASH `<query>:<task>` -> batch, rows written, digest: the marker of Spark's sink."""
-        return f"{self.control}:sink:{{{topic}:p:{partition}}}"
+    def staged(self, topic: str, partition: int, query: str, attempt: str) -> str:
+        """STREAM + PX: rows of one attempt of a Spark task, until its batch is published."""
+        return f"{self.control}:sink:{{{topic}:p:{partition}}}:{query}:{attempt}"
 
     # --- a group on a partition ---
 

@@ -1,14 +1,15 @@
-"""What Spark's tasks ask of the server: counting entries, and writing rows once.
+"""What Spark asks of the server: counting entries, and publishing each row of a batch once.
 
-Called by `streamqd.spark` only. Each function builds a call.
+Called by `streamqd.spark` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from streamqd.errors import ContractError
+from streamqd.errors import BadValue, ContractError
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
@@ -16,6 +17,9 @@ from streamqd.store.scripts import Call
 STEP_MAX = 500  # entries of one step
 ROWS_MAX = 250  # rows of one call
 FIELDS_MAX = 4000  # names and values of one row; Lua's `unpack` ends near 8,000
+PLAN_BYTES_MAX = untrusted.OBJECT_BYTES_MAX
+
+Plan = Mapping[str, Mapping[str, Sequence[int]]]  # attempt -> topic -> partitions
 
 
 def step(stream: str, after: str, upto: str, count: int) -> Call:
@@ -25,61 +29,52 @@ def step(stream: str, after: str, upto: str, count: int) -> Call:
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
 
 
-class SinkRow(NamedTuple):
-    """One row: the digest of itself and all before it, and its flat fields (name, value, …)."""
-
-    digest: str
-    fields: Sequence[bytes]
-
-
-def append(
-    keys: Keys,
-    topic: str,
-    partition: int,
-    writer: str,
-    batch: int,
-    first: int,
-    rows: Sequence[SinkRow],
-) -> Call:
-    """Write rows of a task, `first` being how many of it precede them on this partition."""
-    if not 1 <= len(rows) <= ROWS_MAX:
-        raise ContractError(f"sink_append: {len(rows)} rows, not 1 to {ROWS_MAX}")
-    return scripts.get("sink_append").call(
-        {"stream": keys.stream(topic, partition), "marker": keys.sink(topic, partition)},
-        writer=writer,
+def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float) -> Call:
+    """Decide which attempts make up a batch, unless that is decided. `ttl` in seconds."""
+    return scripts.get("sink_begin").call(
+        {"record": keys.sink(query)},
         batch=batch,
-        first=first,
-        rows=[*_flat(rows)],
+        plan=write_plan(plan),
+        ttl_ms=round(ttl * 1000),
     )
 
 
-def _flat(rows: Sequence[SinkRow]) -> Iterator[object]:
-    for row in rows:
-        if not row.fields or len(row.fields) % 2 or len(row.fields) > FIELDS_MAX:
-            raise ContractError(f"a row of {len(row.fields)} names and values")
-        yield row.digest
-        yield len(row.fields)
-        yield from row.fields
+def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, ttl: float) -> Call:
+    """Move up to ROWS_MAX rows of an attempt. Answers how many, and how many are left."""
+    return scripts.get("sink_publish").call(
+        {
+            "stream": keys.stream(topic, partition),
+            "staged": keys.staged(topic, partition, query, attempt),
+        },
+        limit=ROWS_MAX,
+        ttl_ms=round(ttl * 1000),
+    )
 
 
-class Marker(NamedTuple):
-    """What a writer has written to a partition: of which batch, how many rows, and their digest."""
+def end(keys: Keys, query: str, batch: int, ttl: float) -> Call:
+    """Note that a batch is published."""
+    return scripts.get("sink_end").call(
+        {"record": keys.sink(query)}, batch=batch, ttl_ms=round(ttl * 1000)
+    )
 
-    batch: int
-    rows: int
-    digest: str
 
-    @classmethod
-    def parse(
-        cls, raw: bytes | None, key: str = "the markers of a partition", writer: str = "a writer"
-    ) -> Marker | None:
-        """Read a field of the marker; None when there is none. Raises BadValue."""
-        if raw is None:
-            return None
-        batch, _, rest = raw.partition(b":")
-        rows, _, digest = rest.partition(b":")
-        return cls(
-            untrusted.integer(batch, key, f"{writer}, batch"),
-            untrusted.integer(rows, key, f"{writer}, rows"),
-            untrusted.text(digest, key, f"{writer}, digest"),
-        )
+def write_plan(plan: Plan) -> str:
+    """The text of a plan in the record of a query."""
+    return json.dumps(plan, separators=(",", ":"))
+
+
+def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
+    """Read the plan of a record, the attempts in their order. Raises BadValue."""
+    found = untrusted.json_object(raw, key, "plan")
+    for topics in found.values():
+        if not isinstance(topics, dict) or not all(map(_are_partitions, topics.values())):
+            raise BadValue(key, "plan", untrusted.shown(raw), "partitions by attempt and topic")
+        for name in topics:
+            untrusted.name(name.encode("utf-8", "replace"), key, "plan")
+    return found
+
+
+def _are_partitions(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        type(number) is int and 0 <= number <= untrusted.INTEGER_MAX for number in found
+    )

@@ -40,7 +40,6 @@ def hashes() -> Iterator[tuple[str, str]]:
     yield KEYS.retry_items(*ONE), "m:1-0"
     yield KEYS.scheduled_items(TOPIC, 0), "send"
     yield KEYS.moving(TOPIC, 0), "1-0"
-    yield KEYS.sink(TOPIC, 0), "query:0"
 
 
 def info(**told: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import gzip
 import json
 import re
 import signal
 import sqlite3
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from importlib import resources
@@ -137,3 +139,55 @@ def test_an_archive_on_a_cluster_that_loses_an_executor(
 
 def _pair(found: list[psutil.Process]) -> list[psutil.Process]:
     return found if len(found) == 2 else []
+
+
+JOB = """
+def copy(job):
+    lines = job.spark.readStream.format("text").load(job.arguments["lines"])
+    rows = lines.select("value").repartition(int(job.arguments["tasks"]))
+    job.sink(rows, "out", "copy").trigger(availableNow=True).start()
+"""
+
+
+def test_a_driver_that_is_killed_in_the_midst_of_a_commit(
+    link: Connection, keys: Keys, server: Server, tmp_path: Path
+) -> None:
+    """P1: files, four cores; the same checkpoint on one core and in other tasks: each row once."""
+    need_spark()
+    topics.create(link, keys, "out", config.Topic(partitions=2))
+    streams = [keys.stream("out", number) for number in range(2)]
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    expected = [b"%d" % number for number in range(100_000)]
+    for number in range(8):
+        (lines / f"{number}.txt").write_bytes(b"\n".join(expected[number::8]))
+    (tmp_path / "job.py").write_text(JOB, "utf-8")
+    (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
+
+    def run(cores: int, tasks: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        verb = ["run", "job:copy", "--checkpoints", str(tmp_path / "checkpoints"), *QUICK]
+        verb += ["--set", f"lines={lines}", "--set", f"tasks={tasks}"]
+        return pipeline(tmp_path, tmp_path / "streamq.toml", *verb, "--master", f"local[{cores}]")
+
+    def published() -> int:
+        return sum(link.pipeline([("XLEN", stream) for stream in streams]))
+
+    with run(4, 7) as running:
+        wait_until(
+            lambda: published() or running.poll() is not None,
+            timeout=PATIENCE, what="the first rows", every=0.001,
+        )  # fmt: skip
+        assert running.poll() is None, said(tmp_path)
+        for each in spark_process.family(running.pid):
+            each.kill()
+        running.wait(30)
+    partly = published()
+    assert 0 < partly < len(expected)
+    for cores, tasks in ((1, 3), (2, 1)):
+        with run(cores, tasks) as running:
+            assert running.wait(PATIENCE) == 0, said(tmp_path)
+        pages = link.pipeline([("XRANGE", stream, "-", "+") for stream in streams])
+        assert sorted(int(fields[1]) for page in pages for _, fields in page) == [
+            *range(len(expected))
+        ]
+    assert link.execute("KEYS", f"{keys.control}:sink:{{out:*") == []

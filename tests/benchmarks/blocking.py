@@ -207,15 +207,16 @@ def ghosts(desk: Desk, body: str) -> Iterator[Call]:
     yield trimming.settle_ghosts(desk.keys, desk.unit, retention_enforcer.GHOSTS)
 
 
-def append(desk: Desk, body: str) -> Iterator[Call]:
+def publish_staged(desk: Desk, body: str) -> Iterator[Call]:
     count = max(1, min(spark.ROWS_MAX, (1 << 20) // len(body)))
-    rows = [spark.SinkRow(f"{n:x}", [b"payload", body.encode()]) for n in range(count)]
-    yield spark.append(desk.keys, *PATH, "q:0", 1, 0, rows)
+    staged = desk.keys.staged(*PATH, "q", "a")
+    desk.link.pipeline([("XADD", staged, f"0-{n + 1}", "payload", body) for n in range(count)])
+    yield spark.publish(desk.keys, *PATH, "q", "a", 60)
 
 
 CASES: tuple[Case, ...] = (
     *(promote, settle, settle_small, recover, reclaim, reclaim_among_fresh, read_when_full, adopt),
-    *(letters, delayed, measure, trim, drop, drop_nothing, leave, ghosts, append),
+    *(letters, delayed, measure, trim, drop, drop_nothing, leave, ghosts, publish_staged),
 )
 
 

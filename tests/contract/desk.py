@@ -37,6 +37,7 @@ REFUSALS = frozenset(
             "MISSING_GROUP",
         ),
         *("MOVED", "MOVING", "NOGROUP", "NO_GROUPS", "OTHER", "SESSION", "TWIN"),
+        *("BEGUN", "DONE", "PAST"),
     )
 )
 UNIT = Unit("access", 0, "hits")

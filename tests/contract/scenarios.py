@@ -474,12 +474,29 @@ def stream_step(desk: Desk) -> Call:
     return spark.step(desk.stream, "0-0", "9-0", 10)
 
 
-def sink_append(desk: Desk) -> Call:
-    """Of two rows the first was written at the first try."""
-    rows = [spark.SinkRow("aa", [b"payload", b"1"]), spark.SinkRow("bb", [b"payload", b"2"])]
-    topic, partition, _ = desk.unit
-    desk.link.run(spark.append(desk.keys, topic, partition, "q:0", 4, 0, rows[:1]))
-    return spark.append(desk.keys, topic, partition, "q:0", 4, 0, rows)
+def staged(desk: Desk) -> None:
+    """Two rows of a task."""
+    key = desk.keys.staged(*desk.unit[:2], "q", "a")
+    desk.do("XADD", key, "0-1", "payload", "1")
+    desk.do("XADD", key, "0-2", "payload", "2")
+
+
+def sink_begin(desk: Desk) -> Call:
+    """The batch before is published."""
+    desk.do("HSET", desk.keys.sink("q"), "batch", "3", "attempt:a:access", "4")
+    return spark.begin(desk.keys, "q", 4, {"a": {"access": [0]}}, 60)
+
+
+def sink_publish(desk: Desk) -> Call:
+    """A row is in the partition already."""
+    staged(desk)
+    desk.add("1-0")
+    return spark.publish(desk.keys, *desk.unit[:2], "q", "a", 60)
+
+
+def sink_end(desk: Desk) -> Call:
+    desk.link.run(sink_begin(desk))
+    return spark.end(desk.keys, "q", 4, 60)
 
 
 def _failing(desk: Desk) -> tuple[bytes, bytes]:
@@ -574,7 +591,9 @@ WHEN_FULL: dict[Scenario, str] = {
     member_leave: "OK",
     partition_snapshot: "OK",
     stream_step: "OK",
-    sink_append: "OOM",
+    sink_begin: "OK",
+    sink_publish: "OK",
+    sink_end: "OK",
     archive_advance: "OK",
     pipeline_lease_take: "OK",
     pipeline_lease_take_free: "OK",

@@ -144,17 +144,16 @@ def test_trimming_goes_on_with_a_junk_record(desk: Desk, junk: str) -> None:
 
 
 def test_a_junk_mark_of_a_move_and_of_a_sink(desk: Desk) -> None:
-    """S6: the mark of a move has just been made; a marker that is none is named."""
+    """S6: the mark of a move has just been made; the number of a batch that is none is named."""
     topic, partition, _ = desk.unit
     desk.add("1-0", stream=desk.dlq)
     for mark in ("junk", "9" * 400 + " there"):
         desk.do("HSET", desk.keys.moving(topic, partition), "1-0", mark)
         rest = desk.expect("dead_mark", "OK", dead.mark(desk.keys, topic, partition, "1-0", "x"))
         assert dead.Marked.parse(Reply("OK", rest)).age >= 0
-    rows = [spark.SinkRow("1p1", [b"payload", b"x"])]
-    call = spark.append(desk.keys, topic, partition, "q", 1, 0, rows)
-    desk.do("HSET", desk.keys.sink(topic, partition), "q", "junk")
-    assert "q of " in str(desk.expect_error("BADVALUE", call))
+    desk.do("HSET", desk.keys.sink("q"), "batch", "junk")
+    call = spark.begin(desk.keys, "q", 1, {}, 60)
+    assert "batch of " in str(desk.expect_error("BADVALUE", call))
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])

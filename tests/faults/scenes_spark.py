@@ -12,19 +12,21 @@ TRIES = 5
 
 
 def a_task_that_writes_rows(stage: Stage) -> None:
-    """A batch is written once, however often its task is tried."""
-    from streamqd.spark import sink
+    """A batch is written once, however often its task is tried, and its commit."""
+    from streamqd.spark import sink, staging
     from streamqd.spark.options import write_options
+    from streamqd.spark.outgoing import Row
 
     topics.create(stage.store, "out", config.Topic(partitions=2))
     given = {"url": stage.proxy.url, "topic": "out", "retryIntervalMs": 1, "batchRows": 4}
     options = write_options({name.lower(): str(value) for name, value in given.items()}, {})
     values = [b"%d" % number for number in range(20)]
-    rows = [sink.Row("out", None, value, "", [b"payload", value]) for value in values]
+    rows = [Row("out", None, value, "", [b"payload", value]) for value in values]
     for _ in range(TRIES):
         try:
-            task = sink._ExactTask(options, "query", 3, 0)
-            assert task.write(iter(rows)).rows == len(rows)
+            task = staging.Stage(options, "query", 3)
+            sink.deliver(rows, options, 0, task.send)
+            staging.Publisher(options, "query").commit(3, [task.message()])
             break
         except RedisUnavailable:
             continue

@@ -159,7 +159,6 @@ BAD = [
     *(_hash(TRIM, field, "abc") for field in ("shrunk", "size", "floor:hits")),
     _hash(TRIM, "dropped_unread:hits", "abc"),
     _hash(KEYS.moving(*PLACE), "1-0", "abc"),
-    _hash(KEYS.sink(*PLACE), "q:0", "abc", part="q:0, batch"),
     *(
         Bad(
             f"group-{verb}", ("XGROUP", "CREATE", stream, NOT_UTF8, "0", "MKSTREAM"), stream,
@@ -250,7 +249,7 @@ def test_one_bad_value(surgery: Surgery, invoke: Callable[[str], Result], bad: B
         *(REGISTRY, META, MEMBERS, INFO, ORDERS, SUMMARY, ATTEMPTS, RETRY, FENCE, TRIM),
         *(KEYS.lease(*UNIT), KEYS.retry_items(*UNIT), KEYS.stream(*PLACE), KEYS.dlq(*PLACE)),
         *(KEYS.retry_stream(*UNIT), KEYS.scheduled(*PLACE), KEYS.scheduled_items(*PLACE)),
-        *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE), KEYS.sink(*PLACE)),
+        *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE)),
     ],
 )
 def test_a_key_of_another_type(surgery: Surgery, invoke: Callable[[str], Result], key: str) -> None:

@@ -1,17 +1,20 @@
-"""What a task of the Spark sink writes, on a real server and without Spark."""
+"""What tasks and driver of the Spark sink do, on a real server and without Spark."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from streamqd import config
-from streamqd.errors import MessageTooLarge, Refused, TopicMissing
+from streamqd.errors import BadValue, MessageTooLarge, RedisRefused, Refused, TopicMissing
 from streamqd.policy.partitioning import crc32_partition
+from streamqd.spark import outgoing, streams
 from streamqd.spark.options import WriteOptions, write_options
+from streamqd.store import spark as store
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -21,6 +24,8 @@ from tests.support.servers import Server
 
 pa = pytest.importorskip("pyarrow")
 sink = pytest.importorskip("streamqd.spark.sink")
+staging = pytest.importorskip("streamqd.spark.staging")
+QUERY = "query"
 
 
 class Shop:
@@ -34,9 +39,28 @@ class Shop:
         every = {"url": self.server.url, "topic": "out", "retryIntervalMs": 1} | given
         return write_options({name.lower(): str(value) for name, value in every.items()}, {})
 
-    def exact(self, rows: Any, *, batch: int = 3, number: int = 0, **given: object) -> int:
-        task = sink._ExactTask(self.options(batchRows=4, **given), "query", batch, number)
-        return int(task.write(rows).rows)
+    def stage(self, rows: Any, *, batch: int = 3, task: int = 0, **given: object) -> Any:
+        """What a task does; returns its message."""
+        options = self.options(batchRows=4, **given)
+        stage = staging.Stage(options, QUERY, batch)
+        sink.deliver(rows, options, task, stage.send)
+        return stage.message()
+
+    def publish(self, parts: list[Any], *, batch: int = 3, **given: object) -> None:
+        """What the driver does."""
+        staging.Publisher(self.options(**given), QUERY).commit(batch, parts)
+
+    def batch(self, tasks: list[Any], *, batch: int = 3) -> None:
+        parts = [self.stage(rows, batch=batch, task=task) for task, rows in enumerate(tasks)]
+        self.publish(parts, batch=batch)
+
+    def left_over(self) -> list[bytes]:
+        """The keys of staged rows."""
+        return sorted(self.link.execute("KEYS", f"{self.keys.control}:sink:{{out:*"))
+
+    def forget(self, *, written: bool = True) -> None:
+        streams = [self.keys.stream("out", number) for number in range(2)]
+        self.link.execute("DEL", self.keys.sink(QUERY), *(streams if written else ()))
 
     def written(self, partitions: int = 2) -> list[list[bytes]]:
         keys = [self.keys.stream("out", number) for number in range(partitions)]
@@ -60,136 +84,279 @@ def rows(*values: str, key: bool = True) -> list[Any]:
     made = []
     for value in values:
         raw = value.encode()
-        made.append(sink.Row("out", None, raw if key else None, "", [b"payload", raw]))
+        made.append(outgoing.Row("out", None, raw if key else None, "", [b"payload", raw]))
     return made
 
 
-def dying(made: list[Any], after: int) -> Iterator[Any]:
-    yield from made[:after]
-    raise RuntimeError("the task dies")
-
-
 LETTERS = [chr(ord("a") + number) for number in range(26)]
+BODIES = [letter.encode() for letter in LETTERS]
+
+
+def in_tasks(made: list[Any], count: int) -> list[list[Any]]:
+    return [made[number::count] for number in range(count)]
 
 
 @pytest.mark.parametrize("key", [True, False])
-def test_a_batch_that_is_done_again_is_written_once(shop: Shop, key: bool) -> None:
+def test_a_batch_in_another_layout_is_written_once(shop: Shop, key: bool) -> None:
+    """P1: four tasks staged it, the driver died before it published; one task stages it again."""
     made = rows(*LETTERS, key=key)
-    for after in (1, 9, 9, 25):
-        with pytest.raises(RuntimeError, match="dies"):
-            shop.exact(dying(made, after))
-    partial = sum(map(len, shop.written()))
-    assert partial == 24
-    assert shop.exact(made) == 26
-    assert shop.exact(made) == 26
-    first, second = shop.written()
-    assert sorted(first + second) == [letter.encode() for letter in LETTERS]
-    assert first == sorted(first)
+    for task, part in enumerate(in_tasks(made, 4)):
+        shop.stage(part, task=task)
+    assert shop.all_written() == []
+    for count in (1, 3, 4):
+        shop.batch(in_tasks(made[::-1], count))
+    assert shop.all_written() == BODIES
     if key:
-        assert first == [each for each in first if crc32_partition(each, 2) == 0]
-    shop.exact(made, batch=4)
+        first, _ = shop.written()
+        assert {crc32_partition(each, 2) for each in first} == {0}
+    shop.batch(in_tasks(made, 2), batch=4)
     assert sum(map(len, shop.written())) == 52
 
 
-def test_what_is_too_much_for_one_script_goes_in_several(shop: Shop) -> None:
+def test_the_rows_of_a_task_keep_their_order(shop: Shop) -> None:
     names = [f"{number:04}" for number in range(4 * ROWS_MAX + 50)]
-    for _ in range(2):  # the second writes nothing
-        task = sink._ExactTask(shop.options(), "query", 3, 0)
-        assert task.write(rows(*names, key=False)).rows == len(names)
-    for page in shop.written():
-        assert len(page) == 2 * ROWS_MAX + 25
-        assert page == sorted(page)
+    shop.batch([rows(*names[:600], key=False), rows(*names[600:], key=False)])
     assert shop.all_written() == [name.encode() for name in names]
+    for page in shop.written():
+        assert page == sorted(page)
 
 
-def test_chunks_need_not_be_those_of_the_first_try(shop: Shop) -> None:
+def test_a_driver_that_dies_anywhere_in_the_commit(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: after each exchange with Redis; the batch comes again with other tasks and rows.
+
+    It is published as it was decided: once the first row is out, no row of the second try is.
+    """
+    first, second = rows(*LETTERS, key=False), rows(*LETTERS[::-1], "other", key=False)
+    monkeypatch.setattr(staging, "CALLS", 1)
+    monkeypatch.setattr(store, "ROWS_MAX", 3)
+    outcomes = []
+    for number in range(100):
+        shop.forget()
+        parts = [shop.stage(part) for part in in_tasks(first, 3)]
+        monkeypatch.setattr(staging, "persist", dying_after(number))
+        try:
+            shop.publish(parts)
+        except DeadError:
+            monkeypatch.undo()
+            monkeypatch.setattr(staging, "CALLS", 1)
+            monkeypatch.setattr(store, "ROWS_MAX", 3)
+            partly = shop.all_written()
+            shop.batch(in_tasks(second, 5))
+            whole = shop.all_written()
+            decided = whole == BODIES
+            assert decided or (whole == sorted([*BODIES, b"other"]) and not partly), number
+            outcomes.append((len(partly), decided))
+            shop.batch(in_tasks(second, 2), batch=4)
+            assert len(shop.all_written()) == len(whole) + 27
+            assert shop.left_over() == []
+            continue
+        break
+    else:
+        raise AssertionError("the commit does not end")
+    assert outcomes[0] == (0, False)
+    assert outcomes[-1] == (26, True)
+    assert len({published for published, _ in outcomes}) > 5
+
+
+class DeadError(Exception):
+    """What happens to the driver."""
+
+
+def dying_after(exchanges: int) -> Callable[..., Any]:
+    """The function `persist`, that ends after so many exchanges; the last one was executed."""
+    left = [exchanges]
+
+    def persist(connection: Any, work: Callable[[Connection], Any], **given: Any) -> Any:
+        result = streams.persist(connection, work, **given)
+        left[0] -= 1
+        if left[0] < 0:
+            raise DeadError
+        return result
+
+    return persist
+
+
+def test_two_drivers_publish_the_same_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: the second begins while the first is at work; each row is there once."""
+    monkeypatch.setattr(staging, "CALLS", 1)
+    monkeypatch.setattr(store, "ROWS_MAX", 3)
+    mine = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
+    meanwhile = []
+    real = staging.Publisher._run_many
+
+    def overtaken(publisher: Any, calls: Any) -> Any:
+        if not meanwhile:
+            meanwhile.append(True)
+            shop.batch(in_tasks(rows(*LETTERS), 3))
+            shop.batch([rows("next")], batch=4)
+        return real(publisher, calls)
+
+    monkeypatch.setattr(staging.Publisher, "_run_many", overtaken)
+    with pytest.raises(staging.NotPublishedError, match="has published batch 4"):
+        shop.publish(mine)
+    assert shop.all_written() == sorted([*BODIES, b"next"])
+
+
+def test_speculation_and_tasks_that_were_tried_again(shop: Shop) -> None:
+    """P1: only the attempts that Spark names count; what the others staged is removed."""
     made = rows(*LETTERS)
-    with pytest.raises(RuntimeError):
-        shop.exact(dying(made, 11))
-    task = sink._ExactTask(shop.options(batchRows=7, batchBytes=30), "query", 3, 0)
-    task.write(made)
-    assert shop.all_written() == [letter.encode() for letter in LETTERS]
+    shop.stage(made[:13], task=0)  # its executor was lost
+    shop.stage(made[13:20], task=1)  # a second copy that was too slow
+    counts = [shop.stage(made[:13], task=0), shop.stage(made[13:], task=1)]
+    shop.publish(counts)
+    assert shop.all_written() == BODIES
+    assert shop.left_over() == []
 
 
-def test_tasks_do_not_meet(shop: Shop) -> None:
-    shop.exact(rows("a", "b", key=False), number=0)
-    shop.exact(rows("a", "b", key=False), number=1)
-    assert shop.written() == [[b"a", b"b"], [b"b", b"a"]]
+def test_a_copy_that_stages_on_after_the_batch(shop: Shop) -> None:
+    """What it adds is gone with the next batch, and expires in any case."""
+    late = staging.Stage(shop.options(), QUERY, 3)
+    sink.deliver(rows("x"), shop.options(), 0, late.send)
+    shop.batch([rows("a")])
+    sink.deliver(rows("y"), shop.options(), 0, late.send)
+    (key,) = shop.left_over()
+    assert 0 < shop.link.execute("PTTL", key) <= 7 * 86_400_000
+    shop.batch([rows("b")], batch=4)
+    assert shop.left_over() == []
+    assert shop.all_written() == [b"a", b"b"]
 
 
-def test_another_order_is_refused_before_it_can_harm(shop: Shop) -> None:
-    made = rows(*LETTERS, key=False)
-    with pytest.raises(RuntimeError):
-        shop.exact(dying(made, 12))
-    before = shop.written()
-    with pytest.raises(sink.NotRepeatedError, match='rowOrder="content"'):
-        shop.exact(made[::-1])
-    assert shop.written() == before
-    shop.exact(made)
-    assert sum(map(len, shop.written())) == 26
+def test_all_that_is_kept_expires(shop: Shop) -> None:
+    """P5: record and staged rows."""
+    parts = [shop.stage(rows("a"), commitRetention="1h")]
+    for key in (*shop.left_over(), shop.keys.sink(QUERY)):
+        assert 0 < shop.link.execute("PTTL", key) <= 3_600_000
+    shop.publish(parts, commitRetention="2h")
+    assert 3_600_000 < shop.link.execute("PTTL", shop.keys.sink(QUERY)) <= 7_200_000
 
 
-def test_fewer_rows_than_before_are_noticed(shop: Shop) -> None:
+def test_batches_without_rows(shop: Shop) -> None:
+    for _ in range(2):
+        shop.batch([[], []])
+        shop.batch([[]], batch=4)
+        shop.batch([rows("a"), []], batch=5)
+        shop.forget(written=False)
+    shop.batch([[], rows("b")], batch=6)
+    assert shop.all_written() == [b"a", b"a", b"b"]
+
+
+def test_partitions_that_were_added_in_between(shop: Shop) -> None:
+    """P1: rows that were staged go where they were staged for."""
     made = rows(*LETTERS)
-    shop.exact(made)
-    with pytest.raises(sink.NotRepeatedError, match="not those of the first try"):
-        shop.exact([])
-    with pytest.raises(sink.NotRepeatedError, match="not those of the first try"):
-        shop.exact(made[:10])
-
-
-def test_by_content_the_order_does_not_matter(shop: Shop) -> None:
-    made = rows(*LETTERS, key=False)
-    shop.exact(made, rowOrder="content")
-    shop.exact(made[::-1], rowOrder="content")
-    assert sum(map(len, shop.written())) == 26
-
-
-def test_partitions_that_were_added_in_between_wait_for_the_next_batch(shop: Shop) -> None:
-    made = rows(*LETTERS)
-    with pytest.raises(RuntimeError):
-        shop.exact(dying(made, 12))
+    parts = [shop.stage(made)]
     shop.grow(5)
-    shop.exact(made)
+    shop.publish(parts)
     assert [len(page) for page in shop.written(5)][2:] == [0, 0, 0]
-    assert sum(map(len, shop.written())) == 26
-    shop.exact(made, batch=4)
+    shop.batch([made], batch=4)
     assert all(page for page in shop.written(5)[2:])
+    assert sum(map(len, shop.written(5))) == 52
 
 
 def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
-    shop.exact(rows("a"), batch=9)
-    with pytest.raises(sink.NotRepeatedError, match="a later batch already"):
-        shop.exact(rows("a"), batch=8)
+    shop.batch([rows("a")], batch=9)
+    with pytest.raises(staging.NotPublishedError, match="this query has published batch 9"):
+        shop.batch([rows("a")], batch=8)
+    assert shop.all_written() == [b"a"]
 
 
-def test_rows_that_redis_lost_fail_the_task_and_come_with_its_next_try(
-    shop: Shop, link: Connection, keys: Keys
-) -> None:
-    made = rows(*LETTERS, key=False)
-
-    def losing() -> Iterator[Any]:
-        yield from made[:12]
-        link.execute("DEL", keys.stream("out", 0), keys.sink("out", 0))
-        yield from made[12:]
-
-    with pytest.raises(sink.NotRepeatedError, match="has lost rows"):
-        shop.exact(losing())
-    shop.exact(made)
-    assert shop.all_written() == [letter.encode() for letter in LETTERS]
+def test_staged_rows_that_redis_lost(shop: Shop) -> None:
+    parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
+    shop.link.execute("DEL", shop.left_over()[0])
+    with pytest.raises(staging.NotPublishedError, match="of the rows that were staged; nothing"):
+        shop.publish(parts)
+    assert shop.all_written() == []
+    shop.batch([rows(*LETTERS)])
+    assert shop.all_written() == BODIES
 
 
-def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop, link: Connection) -> None:
+def test_what_was_decided_and_is_gone_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: never half a batch without a word; the message says how to go on."""
+    parts = [shop.stage(rows(*LETTERS))]
+    monkeypatch.setattr(staging, "persist", dying_after(1))
+    with pytest.raises(DeadError):
+        shop.publish(parts)
+    monkeypatch.undo()
+    shop.link.execute("DEL", *shop.left_over())
+    with pytest.raises(staging.NotPublishedError, match="the rest of it is gone") as caught:
+        shop.batch([rows(*LETTERS)])
+    advice = str(caught.value).split("`")[1].split()
+    shop.link.execute(*advice)
+    shop.batch([rows(*LETTERS)])
+    assert shop.all_written() == BODIES
+
+
+def test_a_batch_of_which_nothing_is_known(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """P1: its record has expired: whether it was cut off nobody can say, so it is said."""
+    shop.batch([rows("a")], batch=0)
+    shop.batch([rows("b")], batch=1)
+    assert caplog.text == ""
+    shop.link.execute("DEL", shop.keys.sink(QUERY))
+    shop.batch([rows("c")], batch=2)
+    assert "nothing is known of what query query has published before batch 2" in caplog.text
+
+
+def test_a_task_stages_so_much_and_no_more(shop: Shop) -> None:
+    with pytest.raises(staging.NotPublishedError, match="maxStagedBytes"):
+        shop.stage(rows(*("x" * 100 for _ in range(20))), maxStagedBytes=1000)
+    assert shop.all_written() == []
+
+
+def test_a_plan_that_nobody_could_read_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PLAN_BYTES_MAX", 10)
+    with pytest.raises(staging.NotPublishedError, match="use fewer tasks"):
+        shop.batch([rows("a")])
+
+
+def test_a_record_that_is_none_is_named(shop: Shop) -> None:
+    """S6: key and field."""
+    parts = [shop.stage(rows("a"))]
+    shop.link.execute("HSET", shop.keys.sink(QUERY), "batch", "3", "plan", "[]", "attempt:x", "y")
+    with pytest.raises(BadValue, match="plan of"):
+        shop.publish(parts)
+
+
+def test_an_answer_that_was_lost_does_not_write_twice(shop: Shop) -> None:
     made = rows(*LETTERS)
 
     def cut_off() -> Iterator[Any]:
         for number, row in enumerate(made):
             if number in (5, 15):
-                link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                shop.link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             yield row
 
-    shop.exact(cut_off())
-    assert shop.all_written() == [letter.encode() for letter in LETTERS]
+    shop.publish([shop.stage(cut_off())])
+    assert shop.all_written() == BODIES
+
+
+def test_rows_come_twice_to_the_server_and_are_staged_once(shop: Shop) -> None:
+    """The answer was lost after the rows were there."""
+    stage = staging.Stage(shop.options(), QUERY, 3)
+    twice = streams.persist
+
+    def repeated(connection: Any, work: Callable[[Connection], Any], **given: Any) -> Any:
+        twice(connection, work, **given)
+        return twice(connection, work, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "persist", repeated)
+        sink.deliver(rows(*LETTERS), shop.options(), 0, stage.send)
+        shop.publish([stage.message()])
+    assert shop.all_written() == BODIES
+
+
+def test_memory_is_full(shop: Shop) -> None:
+    """Staging is refused; what is staged is published, because that needs no more."""
+    parts = [shop.stage(rows(*LETTERS))]
+    shop.link.execute("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(RedisRefused, match="OOM"):
+            shop.stage(rows("x"))
+        shop.publish(parts)
+    finally:
+        shop.link.execute("CONFIG", "SET", "maxmemory", "0")
+    assert shop.all_written() == BODIES
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -212,32 +379,32 @@ def test_columns_become_messages(shop: Shop) -> None:
         ),
         noise=[1, 2],
     )
-    first, second = sink.rows_of(made, shop.options())
+    first, second = outgoing.rows_of(made, shop.options())
     assert first.fields == [
         *(b"payload", "é".encode(), b"key", b"\x00"),
         *(b"headers", json.dumps({"a": "1"}, separators=(",", ":")).encode(), b"mine", b"x"),
     ]
-    assert second == sink.Row("out", None, None, "", [b"payload", b""])
+    assert second == outgoing.Row("out", None, None, "", [b"payload", b""])
 
 
 def test_a_map_of_headers_is_one_too(shop: Shop) -> None:
     kind = pa.map_(pa.string(), pa.string())
     made = batch(value=["v"], headers=pa.array([[("a", "1"), ("b", None)]], kind))
-    (row,) = sink.rows_of(made, shop.options())
+    (row,) = outgoing.rows_of(made, shop.options())
     assert json.loads(row.fields[3]) == {"a": "1", "b": ""}
 
 
 def test_rows_that_cannot_be_messages(shop: Shop) -> None:
     with pytest.raises(ValueError, match="a row has no topic"):
-        list(sink.rows_of(batch(value=["v"], topic=[None]), shop.options(topic="")))
+        list(outgoing.rows_of(batch(value=["v"], topic=[None]), shop.options(topic="")))
     with pytest.raises(ValueError, match="a row has nothing in uid"):
-        list(sink.rows_of(batch(value=["v"], uid=[None]), shop.options(idColumn="uid")))
+        list(outgoing.rows_of(batch(value=["v"], uid=[None]), shop.options(idColumn="uid")))
     with pytest.raises(MessageTooLarge):
-        list(sink.rows_of(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))
+        list(outgoing.rows_of(batch(value=["v" * 11]), shop.options(maxMessageBytes=10)))
 
 
 def test_where_rows_go(shop: Shop) -> None:
-    found = sink._Topics(shop.options())
+    found = outgoing.Targets(shop.options())
     row = rows("v", key=False)[0]
     assert [found.place(row, turn) for turn in range(3)] == [("out", 0), ("out", 1), ("out", 0)]
     assert found.place(row._replace(partition=1), 0) == ("out", 1)
@@ -260,9 +427,16 @@ def test_a_topic_is_created_when_that_is_asked_for(shop: Shop, store: Store) -> 
 
 def test_an_id_is_written_once(shop: Shop) -> None:
     made = [
-        sink.Row("out", None, None, str(number), [b"payload", b"%d" % number])
+        outgoing.Row("out", None, None, str(number), [b"payload", b"%d" % number])
         for number in range(10)
     ]
+    options = shop.options(idColumn="uid")
     for _ in range(2):
-        sink._DedupTask(shop.options(idColumn="uid"), 0).write(made)
+        sink.deliver(made, options, 0, partial(sink.append, options))
     assert sum(map(len, shop.written())) == 10
+
+
+def test_a_row_of_too_many_fields(shop: Shop) -> None:
+    fields = pa.array([[(f"f{n}", b"x") for n in range(2000)]], pa.map_(pa.string(), pa.binary()))
+    with pytest.raises(ValueError, match="more than 2,000 fields"):
+        list(outgoing.rows_of(batch(value=["v"], fields=fields), shop.options()))

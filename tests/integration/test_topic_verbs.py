@@ -39,7 +39,7 @@ def fill(at: At, *, everywhere: bool = True) -> None:
         desk.do("HSET", desk.scheduled_items, "send", b"\x92\xa7payload\xa1x")
         desk.do("HSET", desk.trim, "first", "1-0", "floor:hits", "2-0")
         desk.do("SET", desk.keys.dedup("access", number, "order-1"), "1-0", "PX", 60_000)
-        desk.do("HSET", desk.keys.sink("access", number), "q:0", "1:1:aa")
+        desk.do("XADD", desk.keys.staged("access", number, "q", "a"), "0-1", "payload", "x")
         desk.do("HSET", desk.keys.meta("access"), "group:hits", "3")
     at(0).do("SET", at(0).keys.pipeline("access", "archive"), "t", "PX", 60_000)
 
@@ -176,7 +176,7 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
             keys.dedup("access", 3, "a:b"),
             keys.trim("access", 3),
         ),
-        *(keys.sink("access", 3), keys.pipeline("access", "archive")),
+        *(keys.staged("access", 3, "q", "a"), keys.pipeline("access", "archive")),
         *(keys.moving("access", 3), keys.audit("access")),
         *(keys.fresh("access", 3), keys.renewal("access", 3)),
     ]
@@ -187,7 +187,7 @@ def test_every_key_of_a_partition_is_known_to_the_deletion(keys: Keys) -> None:
     for name in (keys.meta("access"), keys.stream("access2", 3), "x" + keys.stream("access", 3)):
         assert not own.fullmatch(name.encode()), name
     public = {each for each in dir(Keys) if not each.startswith("_")}
-    fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress"}
+    fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress", "sink"}
     # `source` is `stream` or `dlq`, by the group.
     rest = public - fleetwide - {"control", "streams", "meta", "partitions", "source"}
     # A key that is new belongs into the pattern, or into this list of those that do not.

@@ -117,7 +117,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         (
-            *("archive_advance", "sink_append"),
+            *("archive_advance", "sink_begin", "sink_publish", "sink_end"),
             *("pipeline_lease_take", "pipeline_lease_keep", "pipeline_lease_drop"),
         ),
         "Spark's, killed by `make soak NAME=archive`",

@@ -28,9 +28,9 @@ def test_all_keys_of_a_partition_and_of_its_groups_are_in_one_slot() -> None:
     of_unit = [keys.source, keys.retry_stream, keys.lease, keys.fence, keys.retry]
     of_unit += [keys.retry_items, keys.attempts]
     of_place = [keys.stream, keys.dlq, keys.moving, keys.scheduled, keys.scheduled_items]
-    of_place += [keys.trim, keys.sink]
+    of_place += [keys.trim]
     named = [each(*unit) for each in of_unit] + [each(*unit[:2]) for each in of_place]
-    named.append(keys.dedup("orders", 3, "x{y}"))
+    named += [keys.dedup("orders", 3, "x{y}"), keys.staged("orders", 3, "query", "attempt")]
     assert len({slot_of(key) for key in named}) == 1
 
 

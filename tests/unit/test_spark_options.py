@@ -241,20 +241,24 @@ def test_times_go_before_offsets() -> None:
 
 
 def test_options_of_a_write() -> None:
-    found = write(topic="out", partitions=3, idempotent="false", rowOrder="content")
+    found = write(topic="out", partitions=3, idempotent="false")
     assert (found.topic, found.partitions, found.idempotent) == ("out", 3, False)
-    assert found.row_order == "content"
     found = write(idColumn="uid", dedupWindow="1d", batchRows=10, batchBytes="64KiB")
     assert (found.id_column, found.dedup_window) == ("uid", 86_400)
     assert (found.batch_rows, found.batch_bytes) == (10, 65_536)
     assert write(maxMessageBytes="2MiB").max_message_bytes == 2 << 20
+    assert write().max_staged_bytes == 256 << 20
+    assert write(maxStagedBytes="1MiB").max_staged_bytes == 1 << 20
+    assert write().commit_retention == 7 * 86_400
+    assert write(commitRetention="1h").commit_retention == 3600
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"topic": "a:b"}, "not the name of a topic"),
-        ({"rowOrder": "random"}, 'rowOrder must be "input" or "content"'),
+        ({"rowOrder": "content"}, "roworder is not an option: a batch is written once in whatever"),
+        ({"commitRetention": "1s"}, "commitRetention must be a minute or more"),
         ({"dedupWindow": "0s"}, "dedupWindow must be a time"),
         ({"subscribe": "a"}, "subscribe is not an option of this use"),
         ({"batchRows": 1001}, "1 to 1000"),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streamqd.config.setting import NAME
 from streamqd.errors import BadValue
 from streamqd.model import Unit
 from streamqd.store import (
@@ -215,9 +216,13 @@ def test_counters(crashes: int, failures: int, wait_ms: int, context: bytes) -> 
 
 @quick
 @given(odds, st.lists(st.tuples(odd, odd, st.lists(odd | st.integers(), max_size=3)), max_size=2))
-def test_markers_and_delays(raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]) -> None:
-    """S6: markers of the sink, and delayed retries."""
-    marker = read(lambda: spark.Marker.parse(raw, "the marker", "q"), "the marker")
-    fine(marker and marker.rows)
+def test_plans_and_delays(raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]) -> None:
+    """S6: plans of the sink, and delayed retries."""
+    plan = read(lambda: spark.read_plan(raw, "the record"), "the record") or {}
+    for of_attempt in plan.values():
+        for name, partitions in of_attempt.items():
+            assert NAME.fullmatch(name)
+            for number in partitions:
+                fine(number)
     delayed = [[place, due, 0, fields * 2] for place, due, fields in rows]
     read(lambda: retries.rows(Reply("OK", [delayed, 0])), "a due time")

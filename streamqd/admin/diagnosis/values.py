@@ -26,7 +26,7 @@ from streamqd.admin.reading import pairs as _named
 from streamqd.admin.topics_settings import readable
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
-from streamqd.store import directives, members, retries, spark, topics, untrusted
+from streamqd.store import directives, members, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 from streamqd.store.scripts import Reply
@@ -233,9 +233,7 @@ class _Look:
     def partitions(self, places: Sequence[tuple[str, int]]) -> None:
         """The records of trimming, scheduled sends, letters on their way, names of groups."""
         keys = self.keys
-        hashes = self._hashes(
-            [key(*place) for place in places for key in (keys.trim, keys.moving, keys.sink)]
-        )
+        hashes = self._hashes([key(*place) for place in places for key in (keys.trim, keys.moving)])
         replies = self._asked(
             [
                 (
@@ -256,17 +254,6 @@ class _Look:
                     "its dead letter is not moved on",
                     _cli("HDEL", key, raw),
                     _moved,
-                    value,
-                    key,
-                    field,
-                )
-            for raw, value in hashes[keys.sink(*place)]:
-                key, field = keys.sink(*place), untrusted.label(raw)
-                self.read(
-                    about,
-                    "the Spark query of it fails; without it, that may write a batch twice",
-                    _cli("HDEL", key, raw),
-                    spark.Marker.parse,
                     value,
                     key,
                     field,

@@ -55,7 +55,7 @@ class Job:
 
         `name` is the query's: under it it finds its checkpoint again.
         """
-        given = of_settings(self.settings) | {"topic": topic, "rowOrder": "content"} | options
+        given = of_settings(self.settings) | {"topic": topic} | options
         return (
             frame.writeStream.format("streamq")
             .options(**given)

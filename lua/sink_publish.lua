@@ -1,0 +1,62 @@
+-- sink_publish: staged -> ready, each row once
+--
+-- Move rows that an attempt of a task has staged into their partition, the first ones first. At every
+-- moment a row is in one of the two streams. The emptied one stays, as the proof that all of it was
+-- moved, until `sink_end` has written that down.
+--
+-- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
+-- KEYS[2]  staged  STREAM  streaming:mq:sink:{T:p:i}:Q:A
+--
+-- ARGV[1]  limit   int     move at most this many rows, 1 or more, and 512 KiB of them; one at least
+-- ARGV[2]  ttl_ms  int     how long what is left is kept from now
+--
+-- Returns  OK    [2] rows moved [3] rows left
+-- Returns  GONE  nothing is known of the staged rows
+--
+-- Cost     O(r x size of a body), r = rows
+-- Repeat   safe: moves the next ones. Works when memory is full
+-- @include _bytes
+-- @include _ids
+-- @include _after
+
+local stream, staged = KEYS[1], KEYS[2]
+local limit, ttl_ms = tonumber(ARGV[1]), ARGV[2]
+
+-- Rows that are read at once: what they may take beyond the bound is as many bodies.
+local PIECE = 4
+
+if redis.call('EXISTS', staged) == 0 then
+  return {'GONE'}
+end
+redis.call('XLEN', stream)
+local rows, size, after, page = {}, 0, '0-0', nil
+repeat
+  page = entries_after(staged, after, '+', math.min(PIECE, limit - #rows))
+  for _, row in ipairs(page) do
+    if #rows == 0 or size < BYTES_MAX then
+      rows[#rows + 1], after, size = row[2], row[1], size + size_of(row[2])
+    end
+  end
+until #page == 0 or #rows == limit or size >= BYTES_MAX
+local left = redis.call('XLEN', staged)
+
+-- Guards end here
+-- PEXPIRE first: accepted when memory is full, and so is every write behind it. A move takes none.
+redis.call('PEXPIRE', staged, ttl_ms)
+local moved, refused = 0, nil
+for _, fields in ipairs(rows) do
+  local added = redis.pcall('XADD', stream, '*', unpack(fields))
+  refused = added.err and added
+  if refused then
+    break
+  end
+  moved = moved + 1
+end
+if moved > 0 then
+  -- Nothing is ever removed from the middle of what is staged: the first so many went.
+  redis.call('XTRIM', staged, 'MAXLEN', left - moved)
+end
+if refused then
+  return refused
+end
+return {'OK', moved, left - moved}

@@ -1,0 +1,140 @@
+"""Rows as messages: what is in each, and to which partition it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamqd import config
+from streamqd.errors import Refused, TopicMissing
+from streamqd.policy.partitioning import crc32_partition, round_robin_partition
+from streamqd.producer.encoding import Outgoing, fields_of
+from streamqd.spark.offsets import Place
+from streamqd.spark.options import WriteOptions
+from streamqd.spark.streams import keys_for, persist
+from streamqd.store import topics
+from streamqd.store.spark import FIELDS_MAX
+from streamqd.store.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OWN_FIELDS = frozenset({"payload", "key", "headers"})
+
+
+class Row(NamedTuple):
+    """A message to be written: where to, as far as the row says it, and its fields."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    dedup_id: str
+    fields: list[bytes]
+
+
+Chunk = Mapping[Place, Sequence[Row]]
+
+
+def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
+    """The messages of a batch of rows. Raises ValueError for a row that cannot be one."""
+    names = set(batch.schema.names)
+
+    def column(name: str) -> Sequence[Any]:
+        return batch.column(name).to_pylist() if name in names else [None] * batch.num_rows
+
+    topic = [options.topic] * batch.num_rows if options.topic else column("topic")
+    ids = column(options.id_column) if options.id_column else [""] * batch.num_rows
+    parts = (column("key"), column("value"), column("headers"), column("fields"))
+    for name, partition, dedup_id, key, value, headers, more in zip(
+        topic, column("partition"), ids, *parts, strict=True
+    ):
+        if not name:
+            raise ValueError("streamq: a row has no topic")
+        if dedup_id is None or (options.id_column and dedup_id in ("", b"")):
+            raise ValueError(f"streamq: a row has nothing in {options.id_column}")
+        raw_key = key.encode() if isinstance(key, str) else key
+        item = Outgoing(b"" if value is None else value, raw_key, _headers(headers))
+        fields = fields_of(item, options.max_message_bytes)
+        for extra, raw in more or ():
+            if extra not in _OWN_FIELDS:
+                fields += (extra.encode(), raw or b"")
+        if len(fields) > FIELDS_MAX:
+            raise ValueError(f"streamq: a row has more than {FIELDS_MAX // 2:,} fields")
+        yield Row(name, partition, raw_key, _text(dedup_id), fields)
+
+
+def _headers(found: Any) -> Mapping[str, str] | None:
+    if not found:
+        return None
+    pairs = [(each["key"], each["value"]) if isinstance(each, dict) else each for each in found]
+    return {name: _text(value or "") for name, value in pairs}
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+class Targets:
+    """Where rows go. The partitions of a topic are counted once in the life of a task."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._keys = keys_for(options.connection)
+        self._counts: dict[str, int] = {}
+
+    def count(self, topic: str) -> int:
+        """Its partitions; it is created when that is asked for. Raises TopicMissing."""
+        if topic not in self._counts:
+            self._counts[topic] = self._ask(topic)
+        return self._counts[topic]
+
+    def _ask(self, topic: str) -> int:
+        connection, wanted = self._options.connection, self._options.partitions
+        found = persist(
+            connection, lambda link: topics.partition_count(Store(link, self._keys), topic)
+        )
+        if found is None and wanted:
+            settings = config.Topic(partitions=wanted)
+            return persist(
+                connection, lambda link: topics.create(Store(link, self._keys), topic, settings)
+            )
+        if found is None:
+            raise TopicMissing(
+                f"the topic {topic} does not exist: give the option partitions to create it, or"
+                f" use `streamqd topic create {topic}`"
+            )
+        return found
+
+    def place(self, row: Row, turn: int) -> Place:
+        """The partition of a row: its own, that of its key, of its id, or the next in turn."""
+        count = self.count(row.topic)
+        if row.partition is not None:
+            if not 0 <= row.partition < count:
+                raise Refused(
+                    f"the topic {row.topic} has {count} partitions: there is no {row.partition};"
+                    " drop the column partition to have rows go by their key"
+                )
+            return row.topic, row.partition
+        if row.key is not None:
+            return row.topic, crc32_partition(row.key, count)
+        if row.dedup_id:
+            return row.topic, crc32_partition(row.dedup_id.encode(), count)
+        return row.topic, round_robin_partition(turn, count)
+
+
+def deliver(
+    rows: Iterable[Row], options: WriteOptions, turn: int, send: Callable[[Chunk], object]
+) -> None:
+    """Hand rows on in chunks of `batchRows` or `batchBytes`. Keyless ones begin at `turn`."""
+    targets = Targets(options)
+    held: dict[Place, list[Row]] = {}
+    count = size = 0
+    for number, row in enumerate(rows, turn):
+        held.setdefault(targets.place(row, number), []).append(row)
+        count += 1
+        size += sum(map(len, row.fields))
+        if size >= options.batch_bytes or count >= options.batch_rows:
+            send(held)
+            held, count, size = {}, 0, 0
+    if held:
+        send(held)
