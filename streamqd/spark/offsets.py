@@ -189,19 +189,38 @@ def at(entry_id: Id, facts: StreamFacts) -> Position:
 class Loss(NamedTuple):
     """Entries that nobody can read any more. `entries` is None when it cannot be said how many.
 
-    `kind` is trimmed, or replaced for a stream that is not the one that was read before.
+    `kind` is trimmed, replaced for a stream that is not the one that was read before, or vanished
+    for one that there is no more. Of the last two `entries` are those that had been seen: at least.
     """
 
     kind: str
     entries: int | None
 
 
-def lost(start: Position, facts: StreamFacts) -> Loss | None:
-    """What was removed behind a position, before it was read."""
+def replaced(position: Position, facts: StreamFacts) -> bool:
+    """Whether a position is of another stream, which had the same name.
+
+    Of one and the same stream, whatever precedes a position is there or counted as removed.
+    """
+    if not facts.exact or position.passed is None:
+        return False
+    nothing_left = facts.first is None or facts.first > position.id
+    return facts.added < position.passed or (nothing_left and facts.removed < position.passed)
+
+
+def unread(start: Position, seen: int | None) -> int | None:
+    """How many entries lie behind a position at least, when `seen` were issued; None: unknown."""
+    if seen is None or start.passed is None or seen <= start.passed:
+        return None
+    return seen - start.passed
+
+
+def lost(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss | None:
+    """What was removed behind a position, before it was read. `seen` entries had been issued."""
     if not facts.exact:
         return None
-    if start.passed is not None and facts.added < start.passed:
-        return Loss("replaced", None)
+    if replaced(start, facts):
+        return Loss("replaced", unread(start, seen))
     if start.id >= facts.last or (facts.first is not None and facts.first <= successor(start.id)):
         return None
     if start.passed is None:
@@ -215,6 +234,13 @@ def after_loss(start: Position, facts: StreamFacts) -> Position:
     if facts.earliest.id > start.id:
         return facts.earliest
     return Position(start.id)
+
+
+def onward(start: Position, facts: StreamFacts) -> Position:
+    """Where a stream goes on: of another stream of the same name it has read nothing."""
+    if replaced(start, facts):
+        return facts.earliest
+    return start if lost(start, facts) is None else after_loss(start, facts)
 
 
 # --- how much to take -----------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class EntryReader:
                 else:
                     self._broken = True
             elif span.removed is not None and span.rows is None:
-                self._broken = self._overtaken()
+                self._broken = self._taken() is not None
             if self._broken and self._gives_up():
                 return
             if page:
@@ -143,12 +143,15 @@ class EntryReader:
         with contextlib.suppress(RedisUnavailable):
             link_for(self._options.connection).pipeline(commands)
 
-    def _overtaken(self) -> bool:
-        """Whether trimming has come into the span since it was planned."""
-        facts = self._facts()
-        removed = self._span.removed
+    def _taken(self, missing: int = 0) -> str | None:
+        """What took entries of the span since it was planned: trimmed, replaced or nothing."""
+        facts, removed = self._facts(), self._span.removed
         reached = facts.first is None or facts.first > self._span.start
-        return removed is not None and facts.removed > removed and reached
+        if removed is None or not reached:
+            return None
+        if facts.removed > removed:
+            return "trimmed"
+        return "replaced" if missing or facts.removed < removed else None
 
     def _gives_up(self) -> bool:
         """Whether entries that are gone end the read, as `_settle` will say."""
@@ -165,7 +168,8 @@ class EntryReader:
             loss = Loss("trimmed", None) if self._broken else None
         else:
             missing = span.rows - self.rows
-            loss = Loss("trimmed", missing) if missing > 0 and self._overtaken() else None
+            kind = self._taken(missing) if missing > 0 else None
+            loss = Loss(kind, missing) if kind else None
         if loss is not None:
             tell_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 

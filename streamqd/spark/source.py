@@ -30,7 +30,16 @@ from pyspark.sql.types import StructType
 
 from streamqd.spark import cold, offsets, rows, sink
 from streamqd.spark.cold import ColdSpan
-from streamqd.spark.offsets import EARLIEST, LATEST, Offsets, Place, Position, Span, StreamFacts
+from streamqd.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    Loss,
+    Offsets,
+    Place,
+    Position,
+    Span,
+    StreamFacts,
+)
 from streamqd.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from streamqd.spark.pushdown import Narrowing
 from streamqd.spark.reader import EntryReader
@@ -194,6 +203,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         super().__init__(options, chosen)
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
+        self._seen: dict[Place, int] = {}  # entries that were ever issued, as far as was looked at
         self._took_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -218,16 +228,20 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """How far the next batch goes: to the end, or as far as the limit lets each partition."""
         catalog = Catalog(self.options)
         begun = offsets.from_json(start)
-        places = catalog.places()
+        places = catalog.places(begun, strict=self.options.fail_on_data_loss)
+        gone = catalog.vanished(begun, places)
+        begun = {place: each for place, each in begun.items() if place not in gone}
         if self._target is not None:
             places = [place for place in places if place in self._target]
         facts = catalog.facts(places)
+        anew = {p for p in places if p in begun and offsets.replaced(begun[p], facts[p])}
+        self._seen |= {place: facts[place].added for place in places if place not in anew}
         if self._target is not None:
-            facts = {place: _as_of(facts[place], self._target[place]) for place in places}
+            facts = {place: self._as_of_target(place, facts[place]) for place in places}
         starts = {place: _readable(begun.get(place), facts[place]) for place in places}
         waiting = {place: offsets.backlog(starts[place], facts[place]) for place in places}
         total = sum(waiting.values())
-        if self._holds_back(total):
+        if not (gone or anew) and self._holds_back(total):
             return start
         self._took_at = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -235,13 +249,17 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             ends = {place: facts[place].latest for place in places}
         else:
             ends = _limited(catalog, starts, waiting, facts, most)
-        return offsets.to_json(begun | _forward(begun, ends))
+        return offsets.to_json(begun | _forward(begun, ends, anew))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What the tasks read. Raises DataLossError for entries, streams, topics that are gone."""
         catalog = Catalog(self.options)
-        ends = offsets.from_json(end)
+        starts, ends = offsets.from_json(start), offsets.from_json(end)
+        for place in sorted(starts.keys() - ends.keys()):
+            entries = offsets.unread(starts[place], self._seen.get(place))
+            catalog.told(place, starts[place], Loss("vanished", entries))
         facts = catalog.facts(sorted(ends))
-        spans = catalog.spans(offsets.from_json(start), ends, facts)
+        spans = catalog.spans(starts, ends, facts, self._seen)
         return [SpanPartition(span) for span in catalog.cut(spans, facts)]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -249,7 +267,15 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
 
     def _latest(self) -> Offsets:
         catalog = Catalog(self.options)
-        return {place: facts.latest for place, facts in catalog.facts(catalog.places()).items()}
+        places = catalog.places(strict=False)
+        return {place: facts.latest for place, facts in catalog.facts(places).items()}
+
+    def _as_of_target(self, place: Place, facts: StreamFacts) -> StreamFacts:
+        """The facts as if nothing had come after the target, which is of the same stream."""
+        assert self._target is not None
+        if offsets.replaced(self._target[place], facts):
+            self._target[place] = facts.latest
+        return _as_of(facts, self._target[place])
 
     def _holds_back(self, total: int) -> bool:
         """Whether to wait for more. A query that is to end never waits."""
@@ -263,9 +289,7 @@ def _readable(start: Position | None, facts: StreamFacts) -> Position:
 
     That something is gone is told when the batch is planned in full, not here.
     """
-    position = start or Position(offsets.ZERO, 0 if facts.exact else None)
-    loss = offsets.lost(position, facts)
-    return position if loss is None else offsets.after_loss(position, facts)
+    return offsets.onward(start or Position(offsets.ZERO, 0 if facts.exact else None), facts)
 
 
 def _as_of(facts: StreamFacts, target: Position) -> StreamFacts:
@@ -299,8 +323,8 @@ def _limited(
     return ends
 
 
-def _forward(begun: Offsets, ends: Offsets) -> Offsets:
-    """The ends that lie beyond their start. The others stay as they are, to the letter.
+def _forward(begun: Offsets, ends: Offsets, anew: set[Place]) -> Offsets:
+    """The ends that lie beyond their start, or in a stream made anew. The others stay as they are.
 
     Spark compares offsets as texts to see whether there is anything to do.
     """
@@ -308,5 +332,5 @@ def _forward(begun: Offsets, ends: Offsets) -> Offsets:
     return {
         place: end
         for place, end in ends.items()
-        if place not in begun or end.id > begun.get(place, zero).id
+        if place in anew or end.id > begun.get(place, zero).id or place not in begun
     }

@@ -10,7 +10,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from streamqd.config import topology
@@ -102,11 +103,14 @@ def registered(store: Store) -> list[str]:
         try:
             found.append(untrusted.name(raw, store.keys.registry()))
         except BadValue as error:
-            text = str(error)
-            if text not in _told:
-                _told.add(text)
-                _log.warning("%s; it is passed over", text)
+            _warn_once(f"{error}; it is passed over")
     return sorted(found)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        _log.warning("%s", text)
 
 
 class Catalog:
@@ -116,11 +120,33 @@ class Catalog:
         self._options = options
         self._keys = keys_for(options.connection)
 
-    def places(self) -> list[Place]:
-        """All partitions to be read now, in order. Raises TopicMissing, Refused."""
-        return persist(self._options.connection, self._find_places)
+    def places(self, begun: Iterable[Place] = (), *, strict: bool = True) -> list[Place]:
+        """All partitions to be read now, in order. Raises TopicMissing, Refused.
 
-    def _find_places(self, link: Connection) -> list[Place]:
+        Those that a stream has begun to read may be gone, and any when it is not `strict`.
+        """
+        known = {name for name, _ in begun}
+        found = persist(
+            self._options.connection, lambda link: self._find_places(link, known, strict)
+        )
+        return sorted(found)
+
+    def vanished(self, begun: Iterable[Place], places: Sequence[Place]) -> list[Place]:
+        """Partitions that a stream has begun to read, is still to read, and that are gone."""
+        options = self._options
+        pattern = re.compile(options.pattern.removesuffix(DLQ))
+        return [
+            place
+            for place in begun
+            if place not in places
+            and (
+                place in options.assign
+                or place[0] in options.subscribe
+                or (options.pattern and pattern.fullmatch(place[0].removesuffix(DLQ)))
+            )
+        ]
+
+    def _find_places(self, link: Connection, known: set[str], strict: bool) -> list[Place]:
         options = self._options
         if options.pattern:
             wanted = re.compile(options.pattern.removesuffix(DLQ))
@@ -129,23 +155,26 @@ class Catalog:
             names = [name + suffix for name in found if wanted.fullmatch(name)]
         else:
             names = sorted(options.subscribe or {name for name, _ in options.assign})
-        counts = {name: self._partition_count(link, name) for name in names}
+        counts = {}
+        for name in names:
+            counts[name] = self._partition_count(link, name)
+            if counts[name] or options.pattern or name in known:
+                continue
+            topic = name.removesuffix(DLQ)
+            text = f"the topic {topic} does not exist"
+            if strict:
+                raise TopicMissing(f"{text}; create it with `streamqd topic create {topic}`")
+            _warn_once(f"{text}; it is left out")
         if not options.assign:
-            return sorted((name, number) for name in names for number in range(counts[name]))
-        beyond = [place for place in options.assign if place[1] >= counts[place[0]]]
-        if beyond:
-            name, partition = beyond[0]
-            raise Refused(f"{name} has {counts[name]} partitions: there is no {partition}")
-        return sorted(options.assign)
+            return [(name, number) for name in names for number in range(counts[name])]
+        for name, partition in options.assign:
+            if partition >= counts[name] and strict and name not in known:
+                raise Refused(f"{name} has {counts[name]} partitions: there is no {partition}")
+        return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def _partition_count(self, link: Connection, name: str) -> int:
-        topic = name.removesuffix(DLQ)
-        count = topics.partition_count(Store(link, self._keys), topic)
-        if count is None:
-            raise TopicMissing(
-                f"the topic {topic} does not exist; create it with `streamqd topic create {topic}`"
-            )
-        return count
+        """0 for a topic that is not there."""
+        return topics.partition_count(Store(link, self._keys), name.removesuffix(DLQ)) or 0
 
     def facts(self, places: Sequence[Place]) -> dict[Place, StreamFacts]:
         """What each stream says of itself."""
@@ -279,20 +308,28 @@ class Catalog:
     # --- ranges ---
 
     def spans(
-        self, starts: Offsets, ends: Offsets, facts: Mapping[Place, StreamFacts]
+        self,
+        starts: Offsets,
+        ends: Offsets,
+        facts: Mapping[Place, StreamFacts],
+        seen: Mapping[Place, int] = MappingProxyType({}),
     ) -> dict[Place, Span]:
         """What lies between two offsets. Raises DataLossError for what is gone, or leaves it out.
 
-        A partition that has no start is new: it is read from its first entry on.
+        A partition that has no start is new: it is read from its first entry on. `seen` is how many
+        entries a stream had issued when it was last looked at.
         """
         found = {}
         for place, end in ends.items():
-            start = starts.get(place, Position(offsets.ZERO, 0))
-            loss = offsets.lost(start, facts[place]) if start.id < end.id else None
-            if loss is not None:
-                self.told(place, start.id, loss)
-                start = offsets.after_loss(start, facts[place])
-            whole = offsets.span(place, start, end, facts[place])
+            start, now = starts.get(place, Position(offsets.ZERO, 0)), facts[place]
+            if start == end:
+                continue
+            gone = offsets.replaced(end, now)
+            loss = offsets.lost(end if gone else start, now, seen.get(place))
+            if loss is not None and (start.id < end.id or loss.kind == "replaced"):
+                self.told(place, start, loss)
+                start = offsets.onward(start, now)
+            whole = None if gone else offsets.span(place, start, end, now)
             if whole is not None:
                 found[place] = whole
         return found
@@ -327,9 +364,9 @@ class Catalog:
             ends.append(gone.id)
             after = gone.id
 
-    def told(self, place: Place, after: Id, loss: Loss) -> None:
+    def told(self, place: Place, after: Position, loss: Loss) -> None:
         """Raise DataLossError, or say it and go on, as the options want it."""
-        tell_loss(place, after, loss, fail=self._options.fail_on_data_loss)
+        tell_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
 
 class _Walked(Position):
@@ -373,8 +410,10 @@ def tell_loss(place: Place, after: Id, loss: Loss, *, fail: bool) -> None:
     many = "an unknown number of" if loss.entries is None else f"{loss.entries:,}"
     where = f"{place[0]} partition {place[1]} behind {offsets.write_id(after)}"
     text = f"{many} entries of {where} were trimmed before they were read"
-    if loss.kind == "replaced":
-        text = f"the stream of {where} is not the one that was read before: entries are gone"
+    if loss.kind != "trimmed":
+        many = "entries that were not read" if loss.entries is None else f"at least {many} entries"
+        fate = "gone" if loss.kind == "vanished" else "not the one that was read before"
+        text = f"the stream of {where} is {fate}, and {many} with it"
     if fail:
         raise DataLossError(
             f"{text}; with failOnDataLoss=false the query goes on with what is left"

@@ -154,7 +154,7 @@ def test_a_driver_that_is_killed_in_the_midst_of_a_commit(
 ) -> None:
     """P1: files, four cores; the same checkpoint on one core and in other tasks: each row once."""
     need_spark()
-    topics.create(link, keys, "out", config.Topic(partitions=2))
+    topics.create(Store(link, keys), "out", config.Topic(partitions=2))
     streams = [keys.stream("out", number) for number in range(2)]
     lines = tmp_path / "lines"
     lines.mkdir()

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from streamqd import config
+from streamqd.admin import topics_deletion
+from streamqd.errors import TopicMissing
+from streamqd.spark.streams import DataLossError
 from streamqd.store import topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -33,7 +36,8 @@ class Shop:
 
     def reader(self, **given: object) -> Any:
         every = {"url": self.server.url, "subscribe": "access", "startingOffsets": "earliest"}
-        options = {name.lower(): str(value) for name, value in (every | given).items()}
+        wanted = {name: value for name, value in (every | given).items() if value is not None}
+        options = {name.lower(): str(value) for name, value in wanted.items()}
         made = source.StreamqSource(options).streamReader(schema=SCHEMA)
         # Spark carries readers between processes.
         return pickle.loads(pickle.dumps(made))
@@ -182,8 +186,163 @@ def test_a_loss_is_counted_and_then_left_behind(shop: Shop, link: Connection, ke
 
 def test_positions_of_partitions_that_are_not_read_any_more_are_kept(shop: Shop) -> None:
     shop.fill(0, 1, 5)
+    shop.grow(3)
     start = at("0-0", "0-0", "7-0")
-    assert shop.reader().latestOffset(start, ALL) == at("5-0", "0-0", "7-0")
+    reader = shop.reader(subscribe=None, assign='{"access": [0, 1]}')
+    end = reader.latestOffset(start, ALL)
+    assert end == at("5-0", "0-0", "7-0")
+    assert len(rows(reader, start, end)) == 5
+
+
+# --- loss -----------------------------------------------------------------------------------------
+
+
+def lenient(shop: Shop, **given: object) -> Any:
+    return shop.reader(failOnDataLoss="false", **given)
+
+
+def goes_on(caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any) -> list[str]:
+    """What a lenient query reads; it says once what it has lost."""
+    caplog.clear()
+    found = rows(reader, start, end)
+    assert [each.levelname for each in caplog.records] == ["WARNING"], caplog.text
+    assert rows(reader, end, reader.latestOffset(end, ALL)) == []
+    assert len(caplog.records) == 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "how", [{"subscribe": None, "subscribePattern": "acc.*"}, {}, {"subscribe": "access,other"}]
+)
+def test_a_topic_that_is_gone_is_a_loss(
+    shop: Shop, caplog: pytest.LogCaptureFixture, how: dict[str, object]
+) -> None:
+    """P2: it had 500 entries that the query has not read."""
+    topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
+    shop.fill(0, 1, 600)
+    start = at("100-0", "0-0")
+    running = shop.reader(maxOffsetsPerTrigger=1, **how)
+    running.latestOffset(start, running.getDefaultReadLimit())
+    topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
+    for reader, many in ((shop.reader(**how), "entries that were not read"),
+                         (running, "at least 500 entries")):  # fmt: skip
+        end = reader.latestOffset(start, ALL)
+        assert "access" not in end
+        for _ in range(2):
+            message = f"the stream of access partition 0 behind 100-0 is gone, and {many} with it"
+            with pytest.raises(DataLossError, match=message):
+                reader.partitions(start, end)
+    caplog.clear()
+    reader = lenient(shop, **how)
+    end = reader.latestOffset(start, ALL)
+    assert rows(reader, start, end) == []
+    assert [each.levelname for each in caplog.records][:2] == ["WARNING"] * 2  # partitions
+    caplog.clear()
+    assert rows(reader, end, reader.latestOffset(end, ALL)) == []
+    assert "is gone" not in caplog.text
+    # One of that name that comes later is read from its first entry on.
+    topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
+    shop.fill(0, 1, 3)
+    assert len(rows(reader, end, reader.latestOffset(end, ALL))) == 3
+
+
+def test_partitions_that_are_gone_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """P2: the topic was made again with fewer."""
+    start = at("0-0", "7-0")
+    topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
+    topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
+    shop.fill(0, 1, 3)
+    for how in ({}, {"subscribe": None, "assign": '{"access": [0, 1]}'}):
+        reader = shop.reader(**how)
+        end = reader.latestOffset(start, ALL)
+        assert end == at("3-0")
+        with pytest.raises(DataLossError, match="access partition 1 behind 7-0 is gone"):
+            reader.partitions(start, end)
+        assert len(goes_on(caplog, lenient(shop, **how), start, end)) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        *((1, count) for count in (0, 1, 99)),
+        *((50, count) for count in (1, 51, 99)),
+        *((first, count) for first in (101, 1000) for count in (0, 1, 99, 100, 101, 300)),
+    ],
+)
+def test_a_stream_made_anew_is_a_loss(
+    shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
+) -> None:
+    """P2: with fewer entries and with more, with smaller ids and with larger ones."""
+    shop.fill(0, 1, 100)
+    start = at("100-0", "0-0")
+    shop.link.execute("DEL", shop.keys.stream("access", 0))
+    shop.fill(0, first, first + count - 1)
+    reader = shop.reader()
+    end = reader.latestOffset(start, ALL)
+    assert end != start
+    with pytest.raises(DataLossError, match="is not the one that was read before"):
+        reader.partitions(start, end)
+    assert len(goes_on(caplog, lenient(shop), start, end)) == count
+
+
+def test_a_stream_made_anew_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """P2: limits and a fixed end hold for the new one too; what had been seen is told."""
+    shop.fill(0, 1, 100)
+    reader = lenient(shop, maxOffsetsPerTrigger=40)
+    limit = reader.getDefaultReadLimit()
+    start = reader.latestOffset(at("0-0", "0-0"), limit)
+    reader.prepareForTriggerAvailableNow()
+    shop.link.execute("DEL", shop.keys.stream("access", 0))
+    shop.fill(0, 1, 30)
+    found: list[str] = []
+    for _ in range(5):
+        end = reader.latestOffset(start, limit)
+        found += rows(reader, start, end)
+        start = end
+    assert found == sorted(f"0:{number}-0" for number in range(1, 31))
+    assert "at least 60 entries with it" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_stream_that_is_made_anew_after_the_batch_was_planned(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P2: nothing of the new one is read twice, and nothing is left out."""
+    shop.fill(0, 1, 100)
+    start = at("0-0", "0-0")
+    reader = lenient(shop)
+    end = reader.latestOffset(start, ALL)
+    shop.link.execute("DEL", shop.keys.stream("access", 0))
+    shop.fill(0, 50, 80)
+    assert rows(reader, start, end) == []
+    assert "is not the one that was read before" in caplog.text
+    onward = reader.latestOffset(end, ALL)
+    assert len(rows(reader, end, onward)) == 31
+
+
+def test_a_stream_that_is_made_anew_while_it_is_read(shop: Shop) -> None:
+    """P2: the task says that its entries are gone."""
+    shop.fill(0, 1, 100)
+    start = at("0-0", "0-0")
+    for options in ({}, {"minPartitions": 2}):
+        reader = shop.reader(**options)
+        planned = reader.partitions(start, reader.latestOffset(start, ALL))
+        shop.link.execute("DEL", shop.keys.stream("access", 0))
+        shop.fill(0, 101, 300)
+        if not options:
+            with pytest.raises(DataLossError, match="and at least 100 entries with it"):
+                list(reader.read(planned[0]))
+        shop.link.execute("DEL", shop.keys.stream("access", 0))
+        shop.fill(0, 1, 100)
+
+
+def test_a_topic_that_never_was_is_a_mistake(shop: Shop) -> None:
+    """A word in the options that means nothing, also beside a checkpoint."""
+    reader = shop.reader(subscribe="access,nowhere")
+    with pytest.raises(TopicMissing, match="the topic nowhere does not exist"):
+        reader.initialOffset()
+    with pytest.raises(TopicMissing, match="the topic nowhere does not exist"):
+        reader.latestOffset(at("0-0", "0-0"), ALL)
 
 
 def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:

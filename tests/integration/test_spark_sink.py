@@ -183,7 +183,7 @@ def test_two_drivers_publish_the_same_batch(shop: Shop, monkeypatch: pytest.Monk
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
     mine = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
-    meanwhile = []
+    meanwhile: list[bool] = []
     real = staging.Publisher._run_many
 
     def overtaken(publisher: Any, calls: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from streamqd.admin import topics_deletion
 from streamqd.model import Unit
 from streamqd.store import messages, retention
 from tests.spark.conftest import Shop
@@ -136,3 +137,30 @@ def test_dead_letters_stream_too(shop: Shop, tmp_path: Path) -> None:
     shop.link.execute("XDEL", dlq, "1-0", "2-0")
     shop.link.execute("XADD", dlq, "3-0", "payload", "x", "reason", "attempts")
     assert shop.take(frame, tmp_path) == [[("3-0", "attempts")]]
+
+
+def test_a_topic_that_is_gone_and_a_stream_made_anew(shop: Shop, tmp_path: Path) -> None:
+    """P2: the query fails and says so, its checkpoint stays; failOnDataLoss=false goes on."""
+    for name in ("hits-a", "hits-b"):
+        shop.topic(name, 1)
+        shop.fill(name, 0, 1, 100)
+
+    def stream(**options: object) -> DataFrame:
+        return where(shop.stream("", subscribePattern="hits-.*", **options))
+
+    assert len(places(shop.take(stream(), tmp_path))) == 200
+    shop.fill("hits-a", 0, 101, 600)
+    topics_deletion.delete(shop.store, "hits-a", force=True)
+    shop.link.execute("DEL", shop.keys.stream("hits-b", 0))
+    shop.fill("hits-b", 0, 201, 450)
+    strict = stream()
+    for _ in range(2):
+        with pytest.raises(
+            StreamingQueryException, match="hits-a partition 0 behind 100-0 is gone"
+        ):
+            shop.take(strict, tmp_path)
+    lenient = stream(failOnDataLoss="false")
+    assert places(shop.take(lenient, tmp_path)) == sorted(numbered(0, 201, 450))
+    shop.topic("hits-a", 1)
+    shop.fill("hits-a", 0, 1, 3)
+    assert places(shop.take(strict, tmp_path)) == numbered(0, 1, 3)

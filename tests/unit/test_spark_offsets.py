@@ -187,6 +187,50 @@ def test_a_stream_that_began_anew_is_noticed() -> None:
     new = Stream([(90, 0), (91, 0)]).facts()
     assert offsets.lost(Position((50, 0), 4711), new) == Loss("replaced", None)
     assert offsets.after_loss(Position((50, 0), 4711), new).id == (50, 0)
+    assert offsets.onward(Position((50, 0), 4711), new) == new.earliest
+
+
+@given(STREAMS, STREAMS, st.data())
+def test_a_stream_made_anew_is_noticed(
+    old: list[offsets.Id], new: list[offsets.Id], data: st.DataObject
+) -> None:
+    """P2: whatever was read of the old one, and however many entries the new one has.
+
+    Unless the new one has lost just as many as were read, or the position is in both.
+    """
+    before = Stream(old)
+    position = before.position(data.draw(st.integers(1, len(before.ids))))
+    trimmed = data.draw(st.integers(0, len(set(new))))
+    after = Stream(new, trimmed)
+    assert not offsets.replaced(position, before.facts())
+    found = offsets.lost(position, after.facts())
+    if offsets.replaced(position, after.facts()):
+        assert found == Loss("replaced", None)
+        assert offsets.onward(position, after.facts()) == after.facts().earliest
+    elif after.kept and after.kept[0] > position.id:
+        assert position.passed is not None
+        assert trimmed >= position.passed
+        assert found == (
+            Loss("trimmed", trimmed - position.passed) if trimmed > position.passed else None
+        )
+
+
+@given(STREAMS, st.data())
+def test_a_stream_that_is_trimmed_is_still_the_same(
+    ids: list[offsets.Id], data: st.DataObject
+) -> None:
+    """P2: no false alarm, wherever it was read up to and trimmed to."""
+    count = len(set(ids))
+    stream = Stream(ids, data.draw(st.integers(0, count)))
+    assert not offsets.replaced(stream.position(data.draw(st.integers(0, count))), stream.facts())
+
+
+def test_what_had_been_seen_is_told() -> None:
+    """P2: the number, where it can be known."""
+    new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
+    assert offsets.lost(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
+    assert offsets.lost(Position((50, 0), 20), new, 20) == Loss("replaced", None)
+    assert offsets.unread(Position((50, 0)), 520) is None
 
 
 def test_dead_letters_are_never_lost() -> None:
