@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import redis
 
 from streamqd import config
 from streamqd.config.endpoint import EMBEDDED
@@ -146,7 +145,7 @@ def timed_out(error: BaseException | None) -> bool:
     """Whether the server did not answer in time, and nothing refused the connection."""
     while error is not None:
         # A unix socket whose queue is full says BlockingIOError: its server accepts no connections.
-        if isinstance(error, TimeoutError | redis.TimeoutError | BlockingIOError):
+        if isinstance(error, TimeoutError | BlockingIOError):
             return True
         error = error.__cause__ or error.__context__
     return False

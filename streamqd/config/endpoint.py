@@ -45,6 +45,8 @@ def url_fault(url: str) -> str | None:
     if extra or parts.fragment:
         what = f'the parameter "{extra[0]}"' if extra else "a fragment (#)"
         return f"{what} is not understood: the only parameter is db, the rest are [redis] settings"
+    if not all(value.isascii() and value.isdigit() for _, value in parse_qsl(parts.query)):
+        return 'the parameter db must be a database number, as in "?db=0"'
     if scheme == "unix":
         return _unix_fault(parts.netloc.rpartition("@")[2], parts.path)
     if not host or port == 0:

@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.wire import code_of
+from streamqd.errors import RedisRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamqd.spark.entries import Entry
     from streamqd.store.client import Connection
-
-_RECEIVE_BYTES = 1 << 18
-_buffer = bytearray(_RECEIVE_BYTES)
-
-
-class OverweightError(Exception):
-    """The reply is larger than was allowed."""
 
 
 def read_page(
@@ -35,30 +27,19 @@ def read_page(
 
     Raises OverweightError when there are more than `bytes_max`, RedisRefused, RedisUnavailable.
     """
-    sock = link.socket()
-    reader = hiredis.Reader(notEnoughData=Ellipsis)
-    received = 0
-    reply: Any = Ellipsis
+    packed: Any = tuple(map(str, command))
+    replies: list[Any] = []
+    transport = link.ready()
+    before = transport.received
     try:
-        packed: Any = tuple(map(str, command))
-        sock.sendall(hiredis.pack_command(packed))
-        while reply is Ellipsis:
-            if received > bytes_max:
-                raise OverweightError
-            size = sock.recv_into(_buffer)
-            if not size:
-                raise ConnectionResetError("the server closed the connection")
-            received += size
-            reader.feed(_buffer, 0, size)  # type: ignore[arg-type]
-            reply = reader.gets(False)
-    except (OSError, hiredis.ProtocolError) as error:
-        link.close()
-        raise RedisUnavailable(f"no reply from {link.address}: {error}", sent=True) from error
+        transport.begin(link.timeout)
+        transport.send([hiredis.pack_command(packed)])
+        transport.receive(1, replies, silence=link.timeout, bytes_max=bytes_max)
     except BaseException:
         link.close()  # what is still under way must not be taken for the answer to the next
         raise
-    if isinstance(reply, Exception):
-        refused = RedisRefused(code_of(str(reply)), str(reply))
-        link.judge([refused])
-        raise refused
-    return reply, received
+    link.judge(replies)
+    [reply] = replies
+    if isinstance(reply, RedisRefused):
+        raise reply
+    return reply, transport.received - before

@@ -12,8 +12,9 @@ from streamqd.spark import offsets
 from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import Loss, Span, StreamFacts
 from streamqd.spark.options import ReadOptions
-from streamqd.spark.pages import OverweightError, read_page
+from streamqd.spark.pages import read_page
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, stream_key, tell_loss
+from streamqd.store.transport import OverweightError
 
 BATCH_ROWS = 10_000  # of one Arrow batch at most
 PROGRESS_TTL = 86_400  # seconds

@@ -6,7 +6,6 @@ import base64
 import ssl
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
 from streamqd.store.client import Connection
 
@@ -27,19 +26,17 @@ def ends_of(link: Connection) -> dict[str, float]:
     encrypted = link.socket()
     if not isinstance(encrypted, ssl.SSLSocket):
         return {}
-    options = vars(link.connection)
     found: dict[str, float] = {}
     peer = encrypted.getpeercert(binary_form=True)
     if peer is not None:
         found[f"the server {link.address}"] = end_of(peer)
-    for option in ("certfile", "ca_certs"):
-        path = options.get(option)
-        if not path:
-            continue
-        text = Path(path).read_text(encoding="ascii", errors="replace")
+    assert link.endpoint is not None
+    own, authority = link.endpoint.cert_file, link.endpoint.ca_file
+    for path in filter(None, (own, authority)):
+        text = path.read_text(encoding="ascii", errors="replace")
         bodies = [each.partition(_END)[0] for each in text.split(_BEGIN)[1:]]
         # Behind our own certificate come those that lead to the authority.
-        if len(bodies) == 1 or (bodies and option == "certfile"):
+        if len(bodies) == 1 or (bodies and path == own):
             found[str(path)] = end_of(base64.b64decode(bodies[0]))
     return found
 

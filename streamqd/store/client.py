@@ -1,4 +1,4 @@
-"""The connection: one socket to one Redis node, and what can be known when it fails.
+"""The connection to one Redis server, and what can be known when it fails.
 
 Every command and script of streamqd goes through a `Connection`. It repeats nothing by itself: a
 repeated XADD is a duplicate, a repeated XREADGROUP orphans messages. It says instead whether the
@@ -14,17 +14,15 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hiredis
-import redis
-from redis.connection import AbstractConnection
 
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.store import scripts
+from streamqd.store import scripts, transport
 from streamqd.store.doubt import PROBE, Doubt
-from streamqd.store.wire import Lookup, Transport, resolve, wire_for
+from streamqd.store.endpoint import Endpoint, endpoint_of
+from streamqd.store.transport import Lookup, Transport, reason, resolve
 
 if TYPE_CHECKING:
     import socket
@@ -37,18 +35,39 @@ DROP_AFTER = frozenset({RefusalKind.LOGIN, RefusalKind.REPLICA})
 NEVER = float("inf")  # of a time limit
 Key = TypeVar("Key", bound=str | bytes)
 _NAME = re.compile(r"[!-~]{1,200}")
-_REPEATED = re.compile(r"^Error -?\d+ connecting to \S+\. |^no reply from \S+: ")
+
+
+def _nothing(*_: Any) -> None:
+    """For what a route has no need of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRoute:
+    """How to find the server to connect to: anew for each connection."""
+
+    label: str  # where it looks, for people
+    find: Callable[[float], Endpoint]  # until an instant (monotonic); raises RedisUnavailable
+    # Looks whether the server is what we need. Raises RedisUnavailable, RedisRefused.
+    verify: Callable[[Transport], None] = _nothing
+    failed: Callable[[Endpoint], None] = _nothing  # no connection could be opened
+    refused: Callable[[Endpoint, RedisRefused], None] = _nothing  # so the connection was closed
+    # What is refused so was not done: the server is not the right one any more, or not at present.
+    not_now: frozenset[RefusalKind] = frozenset()
+    patience: float = NEVER  # seconds that opening may take once it is found
+
+
+def route_to(endpoint: Endpoint) -> ServerRoute:
+    """The route to a server that is known."""
+    return ServerRoute(str(endpoint), lambda _end: endpoint)
 
 
 class Connection:
-    """One connection to one Redis node, opened on first use.
+    """One connection to one Redis server, opened on first use.
 
     Used by one thread of the process that created it (or that called `detach`). No automatic
     retries, RESP2, replies as raw bytes. After a `RedisUnavailable` the connection is closed and
     the next use opens a new one; `opened` counts them.
     """
-
-    _drop_after = DROP_AFTER
 
     def __init__(
         self,
@@ -56,28 +75,28 @@ class Connection:
         *,
         timeout: float,
         name: str,
-        wire: Transport | None = None,
+        route: ServerRoute | None = None,
         lookup: Lookup = resolve,
     ) -> None:
         """Prepare, without connecting. `timeout` bounds one exchange, in seconds.
 
         Connecting is bounded by it too, and by `connect_timeout`, as far as `lookup` keeps to it.
-        `name` is what CLIENT LIST shows. `wire` leads to another node than the settings name.
+        `name` is what CLIENT LIST shows. `route` leads to another server than the settings name.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a connection name: {name!r}")
+        self.settings = settings
         self.opened = 0
         self.timeout = timeout
         self.name = name
+        self.doubt: Doubt | None = None
+        self.endpoint: Endpoint | None = None  # of the last connection that was tried
         self._pid = os.getpid()
-        self._opening = timeout  # seconds for the whole of opening: connecting, login, name
         self._end = NEVER
         self._lookup = lookup
-        self._wire = wire or wire_for(settings, timeout)
-        self._settings = settings
-        self.doubt: Doubt | None = None
-        # Prepares another connection to the same node, of which an exchange may last so long.
-        self.spare: Callable[[float], Transport] = partial(wire_for, settings)
+        self._route = route or route_to(endpoint_of(settings))
+        self._drop_after = DROP_AFTER | self._route.not_now
+        self._transport: Transport | None = None
 
     def execute(self, *args: Any) -> Any:
         """Run one command and return its reply. Raises RedisRefused or RedisUnavailable."""
@@ -151,41 +170,63 @@ class Connection:
     # --- the connection ---
 
     def open(self) -> None:
-        """Connect now, when not connected. Raises RedisUnavailable with `sent=False`."""
+        """Connect, when not connected. Raises RedisUnavailable with `sent=False`."""
         self._check_process()
-        if self.connected:
+        if self._transport is not None:
             return
-        wire = self._wire = self._locate()
-        left = self._left(self._opening)
-        wire.lookup = self._lookup
-        wire.watch(None)  # whoever connects is patient already
-        wire.begin(left)
+        endpoint = self.endpoint = self._route.find(self._end)
+        end = time.monotonic() + self._left(min(self.timeout, self._route.patience))
         try:
-            wire.connect()  # type: ignore[no-untyped-call]
-            naming: tuple[Any, ...] = ("CLIENT", "SETNAME", self.name)
-            wire.transmit([hiredis.pack_command(naming)])
-            answer = wire.receive()
-            # A restricted user may be forbidden to name itself; that is no reason not to work.
-            if isinstance(answer, RedisRefused) and answer.kind is not RefusalKind.FORBIDDEN:
-                raise answer
-            self._verify(wire)
-            wire.raw_socket().settimeout(wire.socket_timeout)
-            wire.watch(self.doubt)
+            self._transport = self._connect(endpoint, end)
         except RedisRefused as error:
-            wire.drop()
+            self._route.failed(endpoint)
             text = f"{self.address} refused us: {str(error).rstrip('.')}{_advice(error)}"
             raise RedisUnavailable(text, sent=False) from error
-        except (redis.RedisError, RedisUnavailable, OSError, UnicodeError) as error:
-            wire.drop()
+        except (RedisUnavailable, OSError, UnicodeError) as error:
+            self._route.failed(endpoint)
             raise RedisUnavailable(
-                f"cannot connect to {self.address}: {_reason(error)}", sent=False
+                f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
-        except BaseException:
-            wire.drop()
-            raise
-        finally:
-            wire.finish()
+        self._transport.doubt = self.doubt  # not before: whoever connects is patient already
         self.opened += 1
+
+    def _connect(self, endpoint: Endpoint, end: float) -> Transport:
+        patience = min(self.timeout, self.settings.connect_timeout)
+        opened = transport.connect(endpoint, end, patience, self._lookup)
+        try:
+            opened.begin(end - time.monotonic())
+            commands = [*endpoint.login(), ("CLIENT", "SETNAME", self.name)]
+            replies: list[Any] = []
+            opened.send([hiredis.pack_command(command) for command in commands])
+            opened.receive(len(commands), replies)
+            if isinstance(replies[-1], RedisRefused) and replies[-1].kind is RefusalKind.FORBIDDEN:
+                # A restricted user may be forbidden to name itself; that is no reason not to work.
+                del replies[-1]
+            for reply in replies:
+                if isinstance(reply, RedisRefused):
+                    raise reply
+            self._route.verify(opened)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def ready(self) -> Transport:
+        """The open connection, for an exchange of one's own; whoever leaves it half done closes it.
+
+        It is a new one when there is none, or the server has closed it while it lay idle. Raises
+        RedisUnavailable with `sent=False`.
+        """
+        self._check_process()
+        try:
+            if self._transport is None or self._transport.ended():
+                self._drop()
+                self.open()
+        except RedisUnavailable:
+            self._drop()
+            raise
+        assert self._transport is not None
+        return self._transport
 
     def doubt_after(self, seconds: float) -> None:
         """From now on ask on another connection after an answer that is so many seconds overdue.
@@ -195,13 +236,16 @@ class Connection:
         self.doubt = Doubt(seconds, self._probe)
 
     def _probe(self, seconds: float) -> bool:
-        """Whether the node answers a new connection in time, and would run a script."""
+        """Whether the server answers a new connection in time, and would run a script."""
         seconds = min(seconds, self._end - time.monotonic())
-        if seconds <= 0:
+        if seconds <= 0 or self.endpoint is None:
             return False
-        wire = self.spare(seconds)
         link = Connection(
-            self._settings, timeout=seconds, name=self.name, wire=wire, lookup=self._lookup
+            self.settings,
+            timeout=seconds,
+            name=self.name,
+            route=route_to(self.endpoint),
+            lookup=self._lookup,
         )
         link.until(time.monotonic() + seconds)
         try:
@@ -237,53 +281,51 @@ class Connection:
     def close(self) -> None:
         """Close the connection; the next use opens a new one."""
         if os.getpid() == self._pid:
-            self._wire.drop()
+            self._drop()
         else:
             self.detach()
 
     def detach(self) -> None:
         """In a forked child: forget the parent's socket without touching it.
 
-        The descriptor itself stays open in the child until it closes it. Afterwards the link
-        belongs to the child, which may use it: it then opens a connection of its own.
+        The descriptor itself stays open in the child until it closes it. Afterwards the connection
+        belongs to the child, which may use it: it then opens one of its own.
         """
-        self._wire.forget()
+        if self._transport is not None:
+            self._transport.forget()
+        self._transport = None
         self._pid = os.getpid()
 
     def forsake(self) -> None:
-        """In a forked child that must never use it: close the descriptor here; the link refuses."""
-        descriptor = self.fileno()
-        self._wire.forget()
-        if descriptor is not None:
-            os.close(descriptor)
+        """In a forked child that must never use it: close the descriptor; any use is refused."""
+        if self._transport is not None:
+            os.close(self._transport.forget())
+        self._transport = None
 
     def socket(self) -> socket.socket:
-        """Return the open socket (opening it first), for writing and reading packed commands.
-
-        Whoever leaves an exchange half done must close the link.
-        """
+        """Return the open socket (opening it first), which never blocks."""
         self.open()
-        sock: socket.socket = self._wire.raw_socket()
-        return sock
+        assert self._transport is not None
+        return self._transport.sock
+
+    @property
+    def transport(self) -> Transport | None:
+        """The open connection, None while there is none."""
+        return self._transport
 
     def fileno(self) -> int | None:
         """Return the descriptor, None while not connected."""
-        sock = self._wire.raw_socket()
-        return None if sock is None else int(sock.fileno())
+        return None if self._transport is None else self._transport.sock.fileno()
 
     @property
     def connected(self) -> bool:
-        return bool(self._wire.is_connected)
-
-    @property
-    def connection(self) -> AbstractConnection:
-        """The redis-py connection below. It never connects by itself: call `open` first."""
-        return self._wire
+        return self._transport is not None
 
     @property
     def address(self) -> str:
         """Where it connects to, for people: never with credentials."""
-        return self._wire.address
+        label, found = self._route.label, str(self.endpoint or "")
+        return label if found in ("", label) else f"{label}, {found}"
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands in one write; error replies are elements, as of `pipeline_each`."""
@@ -292,53 +334,48 @@ class Connection:
 
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
         """Send commands; `collect` must follow. Raises RedisUnavailable."""
-        wire = self._wire
-        # What redis-py packs comes to the same bytes, and takes five times as long.
         packed = [hiredis.pack_command(tuple(command)) for command in commands]
         self._check_process()
         try:
-            if wire.is_connected and wire.ended():
-                wire.drop()
-            self.open()
-            wire = self._wire
-            wire.begin(self._left(self.timeout))
-            wire.transmit(packed)
+            opened = self.ready()
+            opened.begin(self._left(self.timeout))
+            opened.send(packed)
         except BaseException:
-            self._abandon()
+            self._drop()
             raise
 
     def collect(self, count: int) -> list[Any]:
         """Read the replies to what `post` has sent. Raises RedisUnavailable."""
-        wire = self._wire
+        assert self._transport is not None
+        replies: list[Any] = []
         try:
-            replies = [wire.receive() for _ in range(count)]
+            self._transport.receive(count, replies)
         except BaseException:
-            self._abandon()
+            # Also when interrupted by an exception from a signal handler: a reply that is still
+            # under way must never be taken for the answer to the next command.
+            self._drop()
             raise
-        wire.finish()
-        self.judge(replies)
+        if self.judge(replies):
+            not_done = [each for each in replies if _kind_of(each) in self._route.not_now]
+            if not_done:
+                sent = len(not_done) < len(replies)
+                raise RedisUnavailable(f"{self.address}: {not_done[0]}", sent=sent)
         return replies
 
-    def judge(self, replies: Iterable[Any]) -> RedisRefused | None:
-        """Close the connection when a reply says that it serves us no more; return that reply."""
+    def judge(self, replies: Iterable[Any]) -> bool:
+        """Close the connection when a reply says that it serves us no more; tell whether it did."""
         for reply in replies:
             if isinstance(reply, RedisRefused) and reply.kind in self._drop_after:
-                self._wire.drop()
-                return reply
-        return None
+                self._drop()
+                if self.endpoint is not None:
+                    self._route.refused(self.endpoint, reply)
+                return True
+        return False
 
-    def _abandon(self) -> None:
-        # Also when interrupted by an exception from a signal handler: a reply that is still
-        # under way must never be taken for the answer to the next command.
-        self._wire.drop()
-        self._wire.finish()
-
-    def _locate(self) -> Transport:
-        """Find out where to connect to. Raises RedisUnavailable."""
-        return self._wire
-
-    def _verify(self, wire: Transport) -> None:
-        """Look whether the node is what we need. Raises RedisUnavailable, RedisRefused."""
+    def _drop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = None
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -362,8 +399,12 @@ def missing_of(answers: Sequence[Any]) -> RedisUnavailable:
     return RedisUnavailable(str(lost[0]), sent=sent)
 
 
+def _kind_of(reply: Any) -> RefusalKind | None:
+    return reply.kind if isinstance(reply, RedisRefused) else None
+
+
 def _unknown_script(raw: Any) -> bool:
-    return isinstance(raw, RedisRefused) and raw.kind is RefusalKind.NO_SCRIPT
+    return _kind_of(raw) is RefusalKind.NO_SCRIPT
 
 
 # --- what a server says of itself -----------------------------------------------------------------
@@ -393,11 +434,6 @@ def _advice(error: RedisRefused) -> str:
     if error.kind is RefusalKind.LOGIN:
         return "; the password comes from redis.url or redis.password_file"
     return ""
-
-
-def _reason(error: BaseException) -> str:
-    """Why a connection failed, without the address that the library's text repeats."""
-    return _REPEATED.sub("", str(error)).rstrip(".")
 
 
 def server_facts(link: Connection) -> ServerFacts:

@@ -12,27 +12,20 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamqd.config import topology
 from streamqd.errors import RedisRefused, RedisUnavailable
-from streamqd.store.client import NEVER, Connection, Key, missing_of
-from streamqd.store.nodes import (
-    NOT_NOW,
-    SentinelConnection,
-    SlotConnection,
-    TopologyDiscovery,
-    survey,
-)
+from streamqd.store.client import NEVER, Connection, Key, missing_of, route_to
+from streamqd.store.endpoint import endpoint_at
+from streamqd.store.nodes import NOT_NOW, TopologyDiscovery, master_route, slot_route, survey
 from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
-from streamqd.store.wire import Lookup, resolve, wire_to
+from streamqd.store.transport import Lookup, resolve
 
 if TYPE_CHECKING:
-    import socket
-
     from streamqd import config
-    from streamqd.config.topology import Address, Topology
+    from streamqd.config.topology import Address
+    from streamqd.store.transport import Transport
 
 REDIRECTS_MAX = 4  # of one command in one exchange; more means that the nodes disagree
 _LEAST_SECONDS = 0.05  # of patience with a node when others have used up the time
@@ -66,11 +59,17 @@ def _link(
     where = topology.parse(settings.url)
     if where is None:
         return Connection(settings, timeout=timeout, name=name, lookup=lookup)
-    if where.kind == topology.SENTINEL:
-        return SentinelConnection(settings, where, timeout=timeout, name=name, lookup=lookup)
-    if key:
-        return SlotConnection(settings, where, timeout=timeout, name=name, lookup=lookup, key=key)
-    return ClusterConnection(settings, where, timeout=timeout, name=name, lookup=lookup)
+    of_sentinels = where.kind == topology.SENTINEL
+    discovery = TopologyDiscovery(
+        settings, where, timeout, of_sentinels=of_sentinels, lookup=lookup
+    )
+    if of_sentinels:
+        route = master_route(discovery)
+    elif key:
+        route = slot_route(discovery, key)
+    else:
+        return ClusterConnection(discovery, timeout=timeout, name=name, lookup=lookup)
+    return Connection(settings, timeout=timeout, name=name, route=route, lookup=lookup)
 
 
 @dataclass
@@ -118,20 +117,13 @@ class ClusterConnection(Connection):
     """Links to the masters of a cluster, each opened on its first use. Used like any link."""
 
     def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
+        self, discovery: TopologyDiscovery, *, timeout: float, name: str, lookup: Lookup
     ) -> None:
-        super().__init__(
-            settings,
-            timeout=timeout,
-            name=name,
-            wire=wire_to(settings, where, where.addresses[0], timeout),
-            lookup=lookup,
-        )
-        self.settings = settings
+        settings, where = discovery.settings, discovery.where
+        first = route_to(endpoint_at(settings, where, where.addresses[0]))
+        super().__init__(settings, timeout=timeout, name=name, route=first, lookup=lookup)
         self.where = where
-        self._inquiry = TopologyDiscovery(
-            settings, where, timeout, of_sentinels=False, lookup=lookup
-        )
+        self._discovery = discovery
         self._links: dict[Address, Connection] = {}
         self._map: SlotMap | None = None
         self._stale = True
@@ -208,7 +200,7 @@ class ClusterConnection(Connection):
     def address(self) -> str:
         return str(self.where)
 
-    def socket(self) -> socket.socket:
+    def ready(self) -> Transport:
         raise RuntimeError("a link to a cluster has no socket of its own: connect with a key")
 
     def masters(self) -> list[Connection]:
@@ -308,7 +300,7 @@ class ClusterConnection(Connection):
     def _missed(self, address: Address, load: _Load, error: RedisUnavailable) -> None:
         load.fail(error)
         self._silent.add(address)
-        self._inquiry.avoid(address)
+        self._discovery.avoid(address)
         self._stale = True
 
     def _redirected(self, errand: _Errand) -> bool:
@@ -324,7 +316,7 @@ class ClusterConnection(Connection):
         errand.address, errand.asking = redirect
         if not redirect.asking:
             self._map = self._map.moved(errand.slot, redirect.address)
-            self._inquiry.prefer(redirect.address)
+            self._discovery.prefer(redirect.address)
             self._stale = True
         return True
 
@@ -337,7 +329,7 @@ class ClusterConnection(Connection):
             return
         self._looked = now
         try:
-            self._map = survey(self._inquiry, self._end)
+            self._map = survey(self._discovery, self._end)
         except RedisUnavailable:
             if self._map is None:
                 raise
@@ -365,15 +357,13 @@ class ClusterConnection(Connection):
     def _link(self, address: Address) -> Connection:
         link = self._links.get(address)
         if link is None:
-            wire = wire_to(self.settings, self.where, address, self.timeout)
             link = Connection(
                 self.settings,
                 timeout=self.timeout,
                 name=self.name,
-                wire=wire,
+                route=route_to(endpoint_at(self.settings, self.where, address)),
                 lookup=self._lookup,
             )
-            link.spare = partial(wire_to, self.settings, self.where, address)
             if self.doubt is not None:
                 link.doubt_after(self.doubt.seconds)
             self._links[address] = link

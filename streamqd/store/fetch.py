@@ -11,20 +11,20 @@ straight between the socket and hiredis: nothing here builds what nobody reads.
 
 from __future__ import annotations
 
-import socket
-import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
-from streamqd.errors import RedisUnavailable, SilentConnection
+from streamqd.errors import RedisRefused, RedisUnavailable
 from streamqd.model import Lease
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.transport import Transport
+
+if TYPE_CHECKING:
+    import socket
 
 CONSUMER = "w"  # the one consumer name of every group: the fence says who owns
-
-_RECEIVE_BYTES = 256 * 1024
 
 Entry = list[Any]  # [id, [name, value, …]]
 
@@ -73,28 +73,23 @@ class Fetcher:
         self._retry_name = self._retry.encode()
         self._watch = _pack("WATCH", fence) + _pack("HGET", fence, "token")
         self._reads: dict[int, bytes] = {}
-        self._buffer = bytearray(_RECEIVE_BYTES)
-        self._reader = hiredis.Reader(notEnoughData=Ellipsis)
-        self._socket: socket.socket | None = None
+        # Where the fence is watched. Rounds go there only: on a new connection none is fenced.
+        self._transport: Transport | None = None
         self._pending_acks = 0
-        self._received = 0  # bytes that came for the round sent last
-        # After so many seconds without a byte the connection is doubted, if its link does that.
-        self._patience = link.timeout if link.doubt is None else link.doubt.seconds
+        self._before = 0  # bytes that had come on it before the round sent last
 
     def watch(self) -> bool:
         """Put the fence under WATCH on the present connection. False: it is not ours any more."""
-        self._reader = hiredis.Reader(notEnoughData=Ellipsis)
-        self._socket = self._link.socket()
-        self._send(self._watch)
+        self._transport = self._link.ready()
+        self._send([self._watch])
         return self._mine(self._receive(2)[1])
 
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, doorbell: bytes = b""
     ) -> None:
         """Send one round; the acknowledged ids must be pending entries of ours."""
-        parts = [doorbell, _MULTI]
+        parts = [doorbell, _MULTI] if doorbell else [_MULTI]
         self._pending_acks = 0
-        self._received = 0
         if main_acks:
             parts.append(_pack("XACK", self._stream, self._group, *main_acks))
             self._pending_acks += 1
@@ -102,7 +97,7 @@ class Fetcher:
             parts.append(_pack("XACK", self._retry, self._group, *retry_acks))
             self._pending_acks += 1
         parts += [self._read(count), _EXEC, self._watch]
-        self._send(b"".join(parts))
+        self._send(parts)
 
     def doorbell(self, last_retry: bytes, last_main: bytes, block: float) -> bytes:
         """Return the packed doorbell: a read that moves no state and answers when there is one."""
@@ -118,13 +113,13 @@ class Fetcher:
         executed, mine = replies[-3], self._mine(replies[-1])
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED while queueing): nothing was done.
-            refusals = [each for each in replies[rang:-2] if isinstance(each, Exception)]
-            error = "" if executed is None else str(refusals[0]).partition(" ")[0]
+            refusals = [each.code for each in replies[rang:-2] if isinstance(each, RedisRefused)]
+            error = "" if executed is None else refusals[0]
             return FetchResult(False, mine, 0, [], [], error)
         reply = executed[-1]
         acked = sum(n for n in executed[:-1] if isinstance(n, int))
-        if isinstance(reply, Exception):
-            return FetchResult(True, mine, acked, [], [], str(reply).partition(" ")[0])
+        if isinstance(reply, RedisRefused):
+            return FetchResult(True, mine, acked, [], [], reply.code)
         retried: list[Entry] = []
         main: list[Entry] = []
         for name, entries in reply or ():
@@ -133,7 +128,8 @@ class Fetcher:
             else:
                 main = entries
         rung = self._rung(replies[0]) if rang else (b"", b"")
-        return FetchResult(True, mine, acked, retried, main, "", self._received, rung)
+        received = self._watched_on.received - self._before
+        return FetchResult(True, mine, acked, retried, main, "", received, rung)
 
     def _rung(self, bell: Any) -> tuple[bytes, bytes]:
         # nil: the time was over. An error: the server has sent off who waited, as a replica does.
@@ -142,7 +138,7 @@ class Fetcher:
 
     def _mine(self, fence: Any) -> bool:
         """Whether the fence carries our token. A refusal to say so is no answer to that."""
-        if isinstance(fence, Exception):
+        if isinstance(fence, RedisRefused):
             self._link.close()
             raise RedisUnavailable(f"the fence cannot be read: {fence}", sent=True)
         return bool(fence == self._token)
@@ -150,8 +146,12 @@ class Fetcher:
     @property
     def sock(self) -> socket.socket:
         """For waiting on it together with other things."""
-        assert self._socket is not None
-        return self._socket
+        return self._watched_on.sock
+
+    @property
+    def _watched_on(self) -> Transport:
+        assert self._transport is not None
+        return self._transport
 
     def _read(self, count: int) -> bytes:
         packed = self._reads.get(count)
@@ -164,47 +164,21 @@ class Fetcher:
                 self._reads[count] = packed
         return packed
 
-    def _send(self, raw: bytes) -> None:
-        assert self._socket is not None
+    def _send(self, packed: list[bytes]) -> None:
+        transport = self._watched_on
+        self._before = transport.received
+        transport.begin(self._link.timeout)
         try:
-            self._socket.sendall(raw)
-        except OSError as error:
+            transport.send(packed)
+        except RedisUnavailable:
             self._link.close()
-            raise RedisUnavailable(f"sending to Redis failed: {error}", sent=True) from error
+            raise
 
     def _receive(self, count: int) -> list[Any]:
-        """Read so many replies, in one loop: a handler waits for the last of them."""
-        reader, sock, buffer = self._reader, self._socket, self._buffer
-        assert sock is not None
-        if sock.gettimeout() != self._patience:
-            sock.settimeout(self._patience)
-        gets = reader.gets
         replies: list[Any] = []
         try:
-            while len(replies) < count:
-                reply = gets(False)
-                if reply is not Ellipsis:
-                    replies.append(reply)
-                    continue
-                try:
-                    received = sock.recv_into(buffer)
-                except TimeoutError:
-                    self._doubt(sock)
-                    continue
-                if not received:
-                    raise ConnectionResetError("the server closed the connection")
-                self._received += received
-                reader.feed(buffer, 0, received)  # type: ignore[arg-type]
-        except (OSError, hiredis.ProtocolError) as error:
-            self._link.close()
-            raise RedisUnavailable(f"reading from Redis failed: {error}", sent=True) from error
-        except SilentConnection:
+            self._watched_on.receive(count, replies, silence=self._link.timeout)
+        except RedisUnavailable:
             self._link.close()
             raise
         return replies
-
-    def _doubt(self, sock: socket.socket) -> None:
-        """Nothing came: wait on, as long as the server answers nobody else either."""
-        if self._link.doubt is None:
-            raise TimeoutError("timed out")
-        self._link.doubt.wait(sock, time.monotonic() + self._link.timeout - self._patience)

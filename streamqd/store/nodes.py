@@ -7,14 +7,17 @@ moment ago may have been stopped, demoted or cut off.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import hiredis
 
 from streamqd.config.topology import Address
 from streamqd.errors import RedisRefused, RedisUnavailable, RefusalKind
-from streamqd.store.client import DROP_AFTER, Connection
+from streamqd.store.client import Connection, ServerRoute, route_to
+from streamqd.store.endpoint import Endpoint, endpoint_at, sentinel_at
 from streamqd.store.slots import SlotMap, redirect_of, slot_of
-from streamqd.store.wire import Lookup, Transport, resolve, wire_to
+from streamqd.store.transport import Lookup, Transport, resolve
 
 if TYPE_CHECKING:
     from streamqd import config
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 NOT_NOW = frozenset({RefusalKind.AWAY, RefusalKind.MOVED, RefusalKind.REPLICA})
 _LEAST_SECONDS = 0.05  # of patience with one node, even when the others have used up the time
 _T = TypeVar("_T")
+_HELLO: tuple[Any, ...] = ("HELLO", "2")
 
 
 class TopologyDiscovery:
@@ -72,14 +76,12 @@ class TopologyDiscovery:
         """
         trouble: list[str] = []
         for address, seconds in self._turns(end):
-            wire = wire_to(
-                self.settings, self.where, address, seconds, to_sentinel=self._of_sentinels
-            )
+            made = sentinel_at if self._of_sentinels else endpoint_at
             link = Connection(
                 self.settings,
                 timeout=seconds,
                 name="streamqd:where",
-                wire=wire,
+                route=route_to(made(self.settings, self.where, address)),
                 lookup=self._lookup,
             )
             link.until(time.monotonic() + seconds)
@@ -111,125 +113,67 @@ class TopologyDiscovery:
             yield address, min(max(_LEAST_SECONDS, share), end - now)
 
 
-class LocatedConnection(Connection):
-    """A link to the one of several nodes that is the right one at the time of connecting.
+def master_route(discovery: TopologyDiscovery) -> ServerRoute:
+    """To the master that sentinels name; it has to say of itself that it is one."""
+    settings, where = discovery.settings, discovery.where
 
-    After an answer that says that it is not the right one any more, or not now, the connection is
-    closed, and the answer is RedisUnavailable: nothing was done.
-    """
+    def read(reply: Any, _asked: Address) -> Address | None:
+        return None if reply is None else Address(reply[0].decode(), int(reply[1]))
 
-    _not_now = NOT_NOW
-    _drop_after = DROP_AFTER | NOT_NOW
+    def find(end: float) -> Endpoint:
+        command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", where.master)
+        return endpoint_at(settings, where, discovery.ask(command, read, end))
 
-    def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
-    ) -> None:
-        super().__init__(
-            settings,
-            timeout=timeout,
-            name=name,
-            wire=wire_to(settings, where, where.addresses[0], timeout),
-            lookup=lookup,
-        )
-        self.settings = settings
-        self.where = where
-        self.spare = lambda seconds: wire_to(settings, where, address_of(self._wire), seconds)
-        # A node that hangs is about to be replaced: nobody waits for it as for an answer.
-        self._opening = min(timeout, settings.connect_timeout)
-
-    @property
-    def address(self) -> str:
-        """Where it connects to, for people: the node that was found last."""
-        return f"{self.where}, {self._wire.address}" if self.opened else str(self.where)
-
-    def collect(self, count: int) -> list[Any]:
-        replies = super().collect(count)
-        wrong = [
-            each
-            for each in replies
-            if isinstance(each, RedisRefused) and each.kind in self._not_now
-        ]
-        if wrong:
-            raise RedisUnavailable(f"{self.address}: {wrong[0]}", sent=len(wrong) < len(replies))
-        return replies
+    return ServerRoute(
+        str(where),
+        find,
+        verify=_verify_master,
+        # A master that lost its replicas may have been replaced without knowing.
+        not_now=NOT_NOW | {RefusalKind.NO_REPLICAS},
+        patience=settings.connect_timeout,
+    )
 
 
-class SentinelConnection(LocatedConnection):
-    """A link to the master that sentinels name; it has to say of itself that it is one."""
-
-    # A master that lost its replicas may have been replaced without knowing.
-    _not_now = NOT_NOW | {RefusalKind.NO_REPLICAS}
-    _drop_after = DROP_AFTER | _not_now
-
-    def __init__(
-        self, settings: config.Redis, where: Topology, *, timeout: float, name: str, lookup: Lookup
-    ) -> None:
-        super().__init__(settings, where, timeout=timeout, name=name, lookup=lookup)
-        self._inquiry = TopologyDiscovery(
-            settings, where, timeout, of_sentinels=True, lookup=lookup
+def _verify_master(opened: Transport) -> None:
+    answers: list[Any] = []
+    # HELLO tells the role to users that are not allowed ROLE, which counts as dangerous.
+    opened.send([hiredis.pack_command(_HELLO)])
+    opened.receive(1, answers)
+    [answer] = answers
+    if isinstance(answer, RedisRefused):
+        raise answer
+    role = dict(zip(answer[::2], answer[1::2], strict=True)).get(b"role", b"")
+    if role != b"master":
+        raise RedisUnavailable(
+            f"the sentinels name it as master, and it says that it is a {role.decode()}",
+            sent=False,
         )
 
-    def _locate(self) -> Transport:
-        def read(reply: Any, _asked: Address) -> Address | None:
-            return None if reply is None else Address(reply[0].decode(), int(reply[1]))
 
-        command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.where.master)
-        found = self._inquiry.ask(command, read, self._end)
-        return wire_to(self.settings, self.where, found, self.timeout)
+def slot_route(discovery: TopologyDiscovery, key: str) -> ServerRoute:
+    """To the master that serves the slot of a key."""
+    settings, where, slot = discovery.settings, discovery.where, slot_of(key)
 
-    def _verify(self, wire: Transport) -> None:
-        # HELLO tells the role to users that are not allowed ROLE, which counts as dangerous.
-        wire.transmit([b"".join(wire.pack_command("HELLO", "2"))])  # type: ignore[no-untyped-call]
-        answer = wire.receive()
-        if isinstance(answer, RedisRefused):
-            raise answer
-        role = dict(zip(answer[::2], answer[1::2], strict=True)).get(b"role", b"")
-        if role != b"master":
-            raise RedisUnavailable(
-                f"the sentinels name it as master, and it says that it is a {role.decode()}",
-                sent=False,
-            )
-
-
-class SlotConnection(LocatedConnection):
-    """A link to the master that serves the slot of one key."""
-
-    def __init__(
-        self,
-        settings: config.Redis,
-        where: Topology,
-        *,
-        timeout: float,
-        name: str,
-        lookup: Lookup,
-        key: str,
-    ) -> None:
-        super().__init__(settings, where, timeout=timeout, name=name, lookup=lookup)
-        self._inquiry = TopologyDiscovery(
-            settings, where, timeout, of_sentinels=False, lookup=lookup
-        )
-        self._slot = slot_of(key)
-
-    def _locate(self) -> Transport:
-        found = survey(self._inquiry, self._end)
-        master = found.master_of(self._slot)
+    def find(end: float) -> Endpoint:
+        master = survey(discovery, end).master_of(slot)
         if master is None:
-            raise RedisUnavailable(f"{self.where}: no node serves slot {self._slot}", sent=False)
-        return wire_to(self.settings, self.where, master, self.timeout)
+            raise RedisUnavailable(f"{where}: no node serves slot {slot}", sent=False)
+        return endpoint_at(settings, where, master)
 
-    def open(self) -> None:
-        try:
-            super().open()
-        except RedisUnavailable:
-            self._inquiry.avoid(address_of(self._wire))
-            raise
-
-    def judge(self, replies: Iterable[Any]) -> RedisRefused | None:
-        refused = super().judge(replies)
-        redirect = refused and redirect_of(str(refused), address_of(self._wire))
+    def refused(endpoint: Endpoint, reply: RedisRefused) -> None:
+        redirect = redirect_of(str(reply), endpoint.address)
         if redirect and not redirect.asking:
-            self._inquiry.prefer(redirect.address)
-        return refused
+            discovery.prefer(redirect.address)
+
+    return ServerRoute(
+        str(where),
+        find,
+        failed=lambda endpoint: discovery.avoid(endpoint.address),
+        refused=refused,
+        not_now=NOT_NOW,
+        # A node that hangs is about to be replaced: nobody waits for it as for an answer.
+        patience=settings.connect_timeout,
+    )
 
 
 def survey(inquiry: TopologyDiscovery, end: float) -> SlotMap:
@@ -241,8 +185,3 @@ def survey(inquiry: TopologyDiscovery, end: float) -> SlotMap:
     found = inquiry.ask(("CLUSTER", "SLOTS"), read, end)
     inquiry.known(found.masters)
     return found
-
-
-def address_of(wire: Transport) -> Address:
-    """The node that a connection leads to."""
-    return Address(wire.host, int(vars(wire)["port"]))

@@ -25,6 +25,7 @@ from streamqd.store.client import Connection, missing_of
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
+from streamqd.store.transport import Transport
 
 FIELDS_MAX = 128  # names and values of one message at most
 WATCHED_MAX = 8  # topics watched at once: those written to last
@@ -62,8 +63,9 @@ class MessageWriter:
         self._keys = keys
         self._counts: dict[str, int | None] = {}  # the topic that was looked up last comes last
         self._end = b""  # EXEC and the next WATCH, packed
-        self._watched_on = 0  # the value of `Connection.opened` for which the watch stands, or 0
+        self._watched: Transport | None = None  # where the watch stands, while it does
         self._sent: Transaction | None = None  # the one that has no answer yet
+        self._sent_on: Transport | None = None
 
     def known(self, topic: str) -> int | None:
         """The partition count as of the last WATCH; None when Redis must be asked."""
@@ -87,30 +89,23 @@ class MessageWriter:
         """
         if self._sent is not None:
             self.settle()
-        connection = self.connection
-        wire: Any = connection.connection
-        if connection.connected and wire.ended():
-            connection.close()
-        connection.open()
-        if self._watched_on != connection.opened:
+        if self._watched is not self.connection.ready():
             self._watch(topic)
         transaction = Transaction(len(commands))
         if self._counts.get(topic) != expected:
             transaction.answer(None)
             return transaction
-        self._watched_on = 0  # the watch is used up
-        self._sent = transaction
-        wire = connection.connection
-        wire.begin(connection.timeout)
+        transport, self._watched = self._watched, None  # the watch is used up
+        assert transport is not None
+        self._sent, self._sent_on = transaction, transport
+        transport.begin(self.connection.timeout)
         try:
-            wire.transmit([_MULTI, *commands, self._end])
+            transport.send([_MULTI, *commands, self._end])
         except BaseException as error:
             self.abandon(transaction)
             if not isinstance(error, RedisUnavailable) or not error.sent:
                 raise
             transaction.answer([], error)
-        finally:
-            wire.finish()
         return transaction
 
     def collect(self, transaction: Transaction) -> None:
@@ -149,8 +144,7 @@ class MessageWriter:
     def detach(self) -> None:
         """In a forked child: the connection, and the answer on it, are the parent's."""
         self.connection.detach()
-        self._watched_on = 0
-        self._sent = None
+        self._watched = self._sent = self._sent_on = None
 
     def _receive(self, count: int) -> tuple[list[Any], RedisUnavailable | None]:
         """Return the replies that came, and the error if not all of them did.
@@ -158,15 +152,13 @@ class MessageWriter:
         `Connection.pipeline` would answer all or nothing, and so hide that EXEC was answered.
         """
         replies: list[Any] = []
-        wire: Any = self.connection.connection
-        wire.begin(self.connection.timeout)
+        assert self._sent_on is not None
+        self._sent_on.begin(self.connection.timeout)
         try:
-            wire.receive_all(count, replies)
+            self._sent_on.receive(count, replies)
         except RedisUnavailable as error:
             self.connection.close()
             return replies, error
-        finally:
-            wire.finish()
         self.connection.judge(replies)
         return replies, None
 
@@ -177,9 +169,9 @@ class MessageWriter:
             del self._counts[next(iter(self._counts))]
         # Who creates a topic breaks the own watch of it, and would be refused. EXEC ends a watch as
         # UNWATCH does, which a restricted user may not run.
-        stands = 0 < self._watched_on == self.connection.opened
+        stands = self._watched is not None and self._watched is self.connection.transport
         end: list[tuple[Any, ...]] = [("MULTI",), ("EXEC",)] if stands else []
-        self._watched_on = 0
+        self._watched = None
         metas = [self._keys.meta(each) for each in self._counts]
         watch: list[tuple[Any, ...]] = [
             ("WATCH", *metas),
@@ -198,7 +190,7 @@ class MessageWriter:
                 raise reply
         for topic, raw in zip(self._counts, replies[1:], strict=True):
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
-        self._watched_on = self.connection.opened
+        self._watched = self.connection.transport
 
 
 class ClusterWriter:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from binascii import crc_hqx
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-
 from streamqd.config.topology import Address
 
-SLOTS = REDIS_CLUSTER_HASH_SLOTS
+SLOTS = 16_384
 
 # Where the key stands among the parts of a command; 1 unless said here.
 _KEY_AT = {"EVAL": 3, "EVALSHA": 3, "MEMORY": 2, "OBJECT": 2, "XGROUP": 2, "XINFO": 2}
@@ -24,7 +23,10 @@ _KEYLESS = frozenset(_NO_KEY.split())
 
 def slot_of(key: str | bytes) -> int:
     """The slot of a key: that of its hash tag when it has one."""
-    return key_slot(key.encode() if isinstance(key, str) else key)
+    name = key.encode() if isinstance(key, str) else key
+    _, brace, rest = name.partition(b"{")
+    tag, end, _ = rest.partition(b"}")
+    return crc_hqx(tag if brace and end and tag else name, 0) % SLOTS
 
 
 def key_of(command: Sequence[Any]) -> str | bytes | None:

@@ -185,7 +185,6 @@ class PubSubListener:
         try:
             with self.link.within(seconds):
                 self.link.execute("SUBSCRIBE", self.channel)
-                self.link.socket().setblocking(False)
         except (RedisRefused, RedisUnavailable):
             self.link.close()  # perhaps without the right to subscribe
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from streamqd.store.wire import resolve
+from streamqd.store.transport import resolve
 from streamqd.subprocess_task import SubprocessTask
 
 GIVE_UP_SECONDS = 60.0  # then it is asked again
@@ -33,7 +33,7 @@ class Resolver:
         return {errand.pid for errand in self._asked.values()}
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return where a name leads, see `wire.Lookup`. Waits `seconds` at most."""
+        """Return where a name leads, see `transport.Lookup`. Waits `seconds` at most."""
         self._forget_old()
         try:
             found = socket.getaddrinfo(

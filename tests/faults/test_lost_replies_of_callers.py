@@ -64,9 +64,10 @@ PARTS = (
 )
 NO_COMMANDS = {"keys"}  # a word in the headers of scripts
 LOOKS = "the start checks and the doctor look at a server with it, and change nothing"
+OPENS = "said while a connection is made; one that fails is made anew"
 NEED_NO_SCENE = {
     "asking": "said before a command, which is then repeated with it (test_cluster_link.py)",
-    "client|setname": "said while a connection is made; one that fails is made anew",
+    **dict.fromkeys(("auth", "select", "client|setname", "hello"), OPENS),
     "cluster|slots": "reads the map of a cluster, which is asked for again",
     "config|get": LOOKS,
     "info": LOOKS,

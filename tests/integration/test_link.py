@@ -13,7 +13,7 @@ import pytest
 from streamqd import config
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store.client import Connection, server_facts
-from streamqd.store.wire import KEEPALIVE, code_of
+from streamqd.store.transport import KEEPALIVE, code_of
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 from tests.support.writer import writer
@@ -234,7 +234,7 @@ def test_address_shows_no_credentials() -> None:
     assert link.address == "127.0.0.1:1"
     with pytest.raises(RedisUnavailable) as caught:
         link.execute("PING")
-    assert "secret" not in repr((caught.value, link.connection, link))
+    assert "secret" not in repr((caught.value, link.endpoint, link))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,8 @@ def test_address_shows_no_credentials() -> None:
         "redis://localhost?retry_on_timeout=1",
         "redis://localhost?protocol=3",
         "redis://localhost?db=x",
+        "redis+cluster://localhost",
+        "embedded:",
     ],
 )
 def test_url_that_would_change_how_we_talk(url: str) -> None:

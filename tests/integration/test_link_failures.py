@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-import redis
 
 from streamqd import config
 from streamqd.errors import RedisUnavailable
 from streamqd.store.client import Connection
+from streamqd.store.doubt import readable
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
 from tests.support.waiting import wait_until
@@ -194,8 +194,9 @@ def test_connection_that_died_while_idle_is_replaced_silently(
 
 
 def test_unread_reply_is_never_taken_for_an_answer(link: Connection) -> None:
-    link.socket().sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
-    wait_until(lambda: link.connection.can_read(0), what="the reply has come")
+    sock = link.socket()
+    sock.sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
+    wait_until(lambda: readable(sock, 0), what="the reply has come")
     with pytest.raises(RedisUnavailable, match="unread") as caught:
         link.execute("ECHO", "right")
     assert not caught.value.sent
@@ -227,11 +228,19 @@ def test_closed_link_opens_again(link: Connection) -> None:
     assert link.opened == 2
 
 
-def test_connection_below_never_connects_by_itself(link: Connection) -> None:
+def test_transport_never_connects_again(link: Connection) -> None:
+    """Nothing can be sent on another connection than the one that it was meant for."""
+    transport = link.ready()
     link.close()
-    with pytest.raises(redis.ConnectionError, match="not open"):
-        link.connection.send_command("PING")
-    assert link.opened == 1
+    with pytest.raises(RedisUnavailable) as caught:
+        transport.send([b"PING\r\n"])
+    assert not caught.value.sent
+    with pytest.raises(RedisUnavailable, match="closed"):
+        transport.receive(1, [])
+    link.open()
+    with pytest.raises(RedisUnavailable):
+        transport.send([b"PING\r\n"])
+    assert link.opened == 2
 
 
 # --- forking --------------------------------------------------------------------------------------

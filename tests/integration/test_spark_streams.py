@@ -16,13 +16,14 @@ from streamqd.spark import reader as reading
 from streamqd.spark.entries import Entry
 from streamqd.spark.offsets import EARLIEST, LATEST, Loss, Place, Position, Span
 from streamqd.spark.options import ReadOptions, read_options
-from streamqd.spark.pages import OverweightError, read_page
+from streamqd.spark.pages import read_page
 from streamqd.spark.reader import EntryReader
 from streamqd.spark.streams import Catalog, DataLossError
 from streamqd.store import messages, retention, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from streamqd.store.transport import OverweightError
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 

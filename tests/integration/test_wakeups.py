@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.supervisor.bounded_client import PubSubListener
 from streamqd.worker import ExitCode, reader
 from tests.contract.desk import Desk
 from tests.support.life import Life
+from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 
@@ -87,3 +90,15 @@ def test_what_foreign_consumers_have_read_rings_once(
     thread.join()
     assert runs == ["9-0"]
     assert unread[0] <= 5 + 2
+
+
+def test_a_supervisor_that_is_woken_listens_on(link: Connection, server: Server) -> None:
+    """What was published is no reason to connect again."""
+    listener = PubSubListener(Connection(server.settings, timeout=5.0, name="test:wakes"), "wake")
+    listener.listen(time.monotonic(), 5.0)
+    assert not listener.drain()
+    for _ in range(2):
+        assert link.execute("PUBLISH", "wake", "look") == 1
+        wait_until(listener.drain, what="it is heard")
+    assert listener.link.opened == 1
+    listener.link.close()

@@ -545,6 +545,7 @@ def test_urls(place: Place, url: str) -> None:
             'the parameter "ssl_cert_reqs" is not understood',
         ),
         ("redis://localhost:1/0?socket_timeout=1&db=1", 'the parameter "socket_timeout"'),
+        ("redis://localhost:1?db=first", "must be a database number"),
         ("redis://localhost:1/0#x", "a fragment (#) is not understood"),
         ("unix://run/redis.sock", "with three slashes"),
         ("unix:redis.sock", "with three slashes"),

@@ -1,0 +1,120 @@
+"""Where one server process is, and how to log in there: values, read from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from streamqd.config.endpoint import url_fault
+from streamqd.config.secrets import credential
+from streamqd.config.topology import Address
+from streamqd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamqd import config
+    from streamqd.config.topology import Topology
+
+_DEFAULT_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server: a host and port, or the `path` of a unix socket. Shown without credentials.
+
+    The authorities of `ca_file` are trusted beside those of the system. `password_file` goes before
+    `password`, and is read at each login, so a rotated secret needs no restart.
+    """
+
+    host: str = "localhost"
+    port: int = _DEFAULT_PORT
+    path: str = ""
+    tls: bool = False
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    db: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+    password_file: Path | None = None
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}" if self.path else str(self.address)
+
+    @property
+    def address(self) -> Address:
+        """The host and port."""
+        return Address(self.host, self.port)
+
+    def login(self) -> list[tuple[Any, ...]]:
+        """The commands with which a connection begins. OSError: the password cannot be read."""
+        password = self.password
+        if self.password_file is not None:
+            password = self.password_file.read_text(encoding="utf-8").strip("\r\n")
+        commands: list[tuple[Any, ...]] = []
+        if self.username:
+            commands.append(("AUTH", self.username, password))
+        elif password:
+            commands.append(("AUTH", password))
+        if self.db:
+            commands.append(("SELECT", self.db))
+        return commands
+
+
+def endpoint_of(settings: config.Redis) -> Endpoint:
+    """The one server that the URL names. Raises ConfigError."""
+    fault = url_fault(settings.url)
+    if not fault and settings.url.partition(":")[0] not in ("redis", "rediss", "unix"):
+        fault = "it does not name one server"
+    if fault:
+        raise ConfigError([f"redis.url: {fault}"])
+    parts = urlsplit(settings.url)
+    unix = parts.scheme == "unix"
+    [db, *_] = parse_qs(parts.query).get("db") or ["" if unix else parts.path.strip("/")]
+    made = Endpoint(
+        host=unquote(parts.hostname or ""),
+        port=parts.port or _DEFAULT_PORT,
+        path=unquote(parts.path) if unix else "",
+        tls=parts.scheme == "rediss",
+        db=int(db or 0),
+        username=settings.username or unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        password_file=credential("redis-password") or settings.password_file,
+    )
+    return _with_files(made, settings)
+
+
+def endpoint_at(settings: config.Redis, where: Topology, address: Address) -> Endpoint:
+    """One of the several servers that hold the data."""
+    made = Endpoint(
+        *address,
+        tls=where.tls,
+        db=where.db,
+        username=settings.username or where.username,
+        password=where.password,
+        password_file=credential("redis-password") or settings.password_file,
+    )
+    return _with_files(made, settings)
+
+
+def sentinel_at(settings: config.Redis, where: Topology, address: Address) -> Endpoint:
+    """A sentinel, which has a login of its own."""
+    made = Endpoint(
+        *address,
+        tls=where.tls,
+        username=settings.sentinel_username or "",
+        password_file=credential("redis-sentinel-password") or settings.sentinel_password_file,
+    )
+    return _with_files(made, settings)
+
+
+def _with_files(endpoint: Endpoint, settings: config.Redis) -> Endpoint:
+    if not endpoint.tls:
+        return endpoint
+    return replace(
+        endpoint,
+        ca_file=settings.ca_file,
+        cert_file=settings.cert_file,
+        key_file=settings.key_file,
+    )

@@ -1,0 +1,282 @@
+"""One socket to one server: commands out, replies in, one deadline, and what is known of a failure.
+
+Whoever connects again has a new `Transport`. So nothing can be sent on another connection than the
+one it was meant for, where a WATCH or a transaction stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from streamqd.errors import RedisRefused, RedisUnavailable
+
+if TYPE_CHECKING:
+    from streamqd.store.doubt import Doubt
+    from streamqd.store.endpoint import Endpoint
+
+# Redis 6.2 wraps what went wrong inside a script: "ERR Error running script (call to f_<sha>):
+# @user_script:12: @user_script: 12: -OOM command not allowed …". Anchored, because the rest of the
+# text may quote what a user sent.
+_WRAPPED = re.compile(
+    r"ERR Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?-?([A-Z][A-Z0-9]+) "
+)
+# A node that vanished without a word is missed after 14 s of silence, also while nothing is asked:
+# an idle worker waits for longer than that.
+KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
+_RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # of the buffer: at first, and at most
+_LEAST_SECONDS = 0.001  # of a step that is tried although the time is over
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+# Where a host and port are reached: (address family, address of the socket) each. The third
+# argument is how many seconds it may take. OSError when there is none, or not in time.
+Lookup = Callable[[str, int, float], list[tuple[int, tuple[Any, ...]]]]
+
+
+class OverweightError(Exception):
+    """The answer is larger than was allowed."""
+
+
+def resolve(host: str, port: int, _seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
+    """Ask the system, which takes the time that it takes: 5 s for each silent name server."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def code_of(text: str) -> str:
+    """Return the code of an error reply, as `OOM`, however the server's version wraps it."""
+    wrapped = _WRAPPED.match(text)
+    return wrapped[1] if wrapped else text.partition(" ")[0]
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, without the number that the system gives it."""
+    text = isinstance(error, OSError) and error.strerror
+    if text and error.filename:  # type: ignore[attr-defined]
+        return f"{error.filename}: {text}"  # type: ignore[attr-defined]
+    return (text or str(error)).rstrip(".")
+
+
+class Transport:
+    """A connected socket, and the parser of what comes from it. Once closed it stays so.
+
+    An exchange is `begin`, `send` and `receive`, by one thread. The socket never blocks: all
+    waiting is done here, against the one deadline.
+    """
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        """`address` is for people."""
+        sock.setblocking(False)
+        self.sock = sock
+        self.address = address
+        self.received = 0  # bytes, since it was opened
+        self.doubt: Doubt | None = None  # of a silence before the deadline
+        self._deadline = 0.0
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        self._reader = hiredis.Reader(replyError=_refused, notEnoughData=Ellipsis)
+        self._buffer = bytearray(_RECEIVE_BYTES[0])
+
+    def begin(self, seconds: float) -> None:
+        """Start an exchange: sending and all its replies together end within `seconds`."""
+        self._deadline = time.monotonic() + seconds
+
+    def send(self, packed: Sequence[bytes]) -> None:
+        """Send packed commands in one write.
+
+        Raises RedisUnavailable, whose `sent` is False while the first command is incomplete.
+        """
+        raw = packed[0] if len(packed) == 1 else b"".join(packed)
+        done = 0
+        try:
+            while done < len(raw):
+                try:
+                    done += self.sock.send(memoryview(raw)[done:] if done else raw)
+                except ssl.SSLWantReadError:
+                    self._wait_readable()
+                except _WOULD_BLOCK:
+                    self._wait_writable()
+        except OSError as error:
+            # A server does not execute half a command. TLS does not tell how much has left.
+            sent = done >= len(packed[0]) or (self._tls and self.sock.fileno() >= 0)
+            raise RedisUnavailable(
+                f"sending to {self.address} failed: {reason(error)}", sent=sent
+            ) from error
+
+    def receive(
+        self,
+        count: int,
+        replies: list[Any],
+        *,
+        silence: float | None = None,
+        bytes_max: float = float("inf"),
+    ) -> None:
+        """Append replies until there are `count`; an error reply is a RedisRefused among them.
+
+        With `silence` the exchange may last as long as something comes so many seconds after the
+        last. What came before an error is in `replies`. Raises RedisUnavailable; OverweightError
+        when more than `bytes_max` have come.
+        """
+        gets, most = self._reader.gets, self.received + bytes_max
+        try:
+            while len(replies) < count:
+                reply = gets(False)
+                if reply is not Ellipsis:
+                    replies.append(reply)
+                    continue
+                if self.received > most:
+                    raise OverweightError
+                if silence is not None:
+                    self.begin(silence)
+                self._read()
+        except (OSError, hiredis.ProtocolError) as error:
+            raise RedisUnavailable(
+                f"no reply from {self.address}: {reason(error)}", sent=True
+            ) from error
+
+    def ended(self) -> bool:
+        """Tell whether the server has closed the connection while it lay idle.
+
+        Raises RedisUnavailable when there is a reply that nobody has read.
+        """
+        if not self._reader.has_data():
+            if not self._buffered() and not self._poller.poll(0):
+                return False
+            try:
+                if not self.sock.recv(1):
+                    return True
+            except _WOULD_BLOCK:
+                return False  # TLS speaks up between replies, without having anything for us
+            except OSError:
+                return True
+        # What we would read next is not the answer to us.
+        raise RedisUnavailable("the connection holds an unread reply", sent=False)
+
+    def close(self) -> None:
+        """End the connection, also for a forked child that still has its descriptor."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def forget(self) -> int:
+        """Let go of the socket without a word to the server; return its open descriptor."""
+        return self.sock.detach()
+
+    def _read(self) -> None:
+        """Feed the parser with what comes next."""
+        size = None
+        while size is None:
+            if not self._buffered():
+                self._wait_readable()
+            try:
+                size = self.sock.recv_into(self._buffer)
+            except ssl.SSLWantWriteError:
+                self._wait_writable()
+            except _WOULD_BLOCK:
+                continue
+        if not size:
+            raise ConnectionResetError("the server closed the connection")
+        self.received += size
+        self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]
+        if size == len(self._buffer) < _RECEIVE_BYTES[1]:
+            self._buffer = bytearray(4 * size)
+
+    def _buffered(self) -> bool:
+        """Whether TLS has decrypted more than was read, of which the system does not know."""
+        return self._tls and bool(self.sock.pending())  # type: ignore[attr-defined]
+
+    def _wait_readable(self) -> None:
+        if self.sock.fileno() < 0:
+            raise ConnectionAbortedError("the connection was closed")
+        # What is already there is taken even when the deadline has passed: the process may have
+        # been stopped in between, and an answer is worth more than the timeout.
+        left = max(0.0, self._deadline - time.monotonic())
+        doubt = self.doubt
+        if doubt is not None and left > doubt.seconds:
+            if not self._poller.poll(doubt.seconds * 1000):
+                doubt.wait(self.sock, self._deadline)
+        elif not self._poller.poll(left * 1000):
+            raise TimeoutError("it took too long")
+
+    def _wait_writable(self) -> None:
+        poller = select.poll()
+        poller.register(self.sock, select.POLLOUT)
+        if not poller.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
+            raise TimeoutError("it took too long")
+
+
+def _refused(text: str) -> RedisRefused:
+    return RedisRefused(code_of(text), text)
+
+
+# --- connecting -----------------------------------------------------------------------------------
+
+
+def connect(endpoint: Endpoint, end: float, patience: float, lookup: Lookup) -> Transport:
+    """Connect to a server, until `end` (monotonic), of which the network has `patience` seconds.
+
+    Raises OSError, also when its certificate is not trusted; UnicodeError for some names.
+    """
+    if endpoint.path:
+        sock = _dial([(socket.AF_UNIX, endpoint.path)], end)
+    else:
+        found = lookup(endpoint.host, endpoint.port, _left(end))
+        sock = _dial(found, min(end, time.monotonic() + patience))
+    if endpoint.tls:
+        sock = _encrypted(sock, endpoint, end)
+    return Transport(sock, str(endpoint))
+
+
+def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
+    """Connect to the first address that answers, all of them within one time limit."""
+    trouble = OSError("it has no address")
+    for follow, (family, address) in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
+        sock = None
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)  # fails where IPv6 is disabled
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in KEEPALIVE.items():
+                    sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            # An address that hangs must leave time for those behind it.
+            sock.settimeout(_left(end) / 2 if follow else _left(end))
+            sock.connect(address)
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            if not isinstance(error, OSError):
+                raise
+            trouble = error
+            continue
+        return sock
+    raise trouble
+
+
+def _encrypted(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:
+    """Shake hands. The files are read each time, so one that was replaced counts at once."""
+    try:
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if endpoint.cert_file or endpoint.key_file:
+            context.load_cert_chain(endpoint.cert_file or "", endpoint.key_file)
+        if endpoint.ca_file:
+            context.load_verify_locations(endpoint.ca_file)
+        sock.settimeout(_left(end))
+        return context.wrap_socket(sock, server_hostname=endpoint.host)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _left(end: float) -> float:
+    return max(_LEAST_SECONDS, end - time.monotonic())
