@@ -86,6 +86,26 @@ def test_a_class_name_is_defined_once_in_the_product():
     assert twice == {}, "one name, one meaning: name one of them after what only it is"
 
 
+def _imported(node: ast.AST) -> Iterator[str]:
+    """What an import statement names, with its packages."""
+    if isinstance(node, ast.Import):
+        yield from (each.name for each in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def test_nothing_private_of_a_dependency_is_imported():
+    """A release of it may take that away, and nobody would have to say so."""
+    private = [
+        f"{name(path)}:{node.lineno}: {imported}"
+        for path in PACKAGE
+        for node in nodes(path)
+        for imported in _imported(node)
+        if not imported.startswith(("streamqd.", "__future__.")) and re.search(r"(^|\.)_", imported)
+    ]
+    assert private == [], "use what the library documents"
+
+
 def test_generated_files_are_current():
     """Mend it with `make docs`."""
     run(sys.executable, "docs/generate.py", "--check")
