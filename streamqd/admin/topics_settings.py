@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from streamqd import config
@@ -14,7 +13,7 @@ from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.config.checks import check
 from streamqd.config.overlay import meant_by, setting_at
 from streamqd.config.problems import Problems
-from streamqd.config.reading import read_table, written
+from streamqd.config.reading import Reader, written
 from streamqd.config.setting import Kind, Setting, settings_of
 from streamqd.errors import BadValue, ConfigError, Refused
 from streamqd.store import topics, untrusted
@@ -123,9 +122,8 @@ def changed_topic(
             for part in parts[:-1]:
                 table = table.setdefault(part, {})
             table[parts[-1]] = meant_by(value, setting.kind if setting else Kind.TEXT)
-    changed: config.Topic = read_table(
-        config.effective(config.Topic(), stored), raw, path, problems, Path()
-    )
+    before = config.effective(config.Topic(), stored)
+    changed: config.Topic = Reader(problems).table(before, raw, path)
     # What holds between settings; the other sections are at their defaults here.
     among = Problems()
     check(config.Settings(topics={topic: changed}), among, {})

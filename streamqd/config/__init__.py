@@ -7,14 +7,13 @@ section that they need, never the whole, and never read the environment themselv
 from __future__ import annotations
 
 from streamqd.config.checks import warnings
-from streamqd.config.connection import Redis
 from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolved
 from streamqd.config.exposure import as_root, is_public, open_to_all, token_path
 from streamqd.config.loader import declare_consumers, find, load
 from streamqd.config.reference import json_schema, reference_toml, shown
-from streamqd.config.schema import Daemon, Http, KeyPrefixes, Log, Settings
+from streamqd.config.schema import Daemon, Http, KeyPrefixes, Log, Redis, Settings
 from streamqd.config.secrets import masked, scrub
 from streamqd.config.topics import Retention, Topic
 

@@ -8,13 +8,12 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from streamqd.config.connection import Redis
 from streamqd.config.consumers import Consumer
 from streamqd.config.endpoint import EMBEDDED, SOCKET_BYTES_MAX, url_fault
 from streamqd.config.exposure import check_exposure, exposed
 from streamqd.config.problems import Path as TomlPath
 from streamqd.config.problems import Problems, shown
-from streamqd.config.schema import Daemon, Http, KeyPrefixes, Settings
+from streamqd.config.schema import Daemon, Http, KeyPrefixes, Redis, Settings
 from streamqd.config.secrets import has_password
 from streamqd.config.setting import NAME
 from streamqd.config.topics import Retention

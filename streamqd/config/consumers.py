@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from streamqd.config.guards import CLASS, CLASS_HINT, Breaker, FloodGuard
-from streamqd.config.setting import NAME, NAME_HINT, Kind, described
+from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, described, setting
 from streamqd.config.values import RATE_PATTERN, parse_rate
 from streamqd.model import (
     BATCHED,
@@ -19,297 +18,227 @@ from streamqd.model import (
     RetryPolicy,
 )
 
-_RATE = re.compile(rf"(?=[0-9.]*[1-9]){RATE_PATTERN}")
-_RATE_HINT = 'write a number per s, m or h, such as "100/s", "5/m" or "0.5/s"'
-_HANDLER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_RATE = Shape(
+    re.compile(rf"(?=[0-9.]*[1-9]){RATE_PATTERN}"),
+    'write a number per s, m or h, such as "100/s", "5/m" or "0.5/s"',
+)
+_HANDLER = Shape(
+    re.compile(f"{DOTTED_NAME}:{DOTTED_NAME}"),
+    'write "module:function", such as "weblog:count_hit"',
+)
+_CLASS = Shape(re.compile(DOTTED_NAME), "write the names of exception classes")
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """A circuit breaker: failures that are not the message's fault stop the group."""
+
+    failures: int = setting(
+        0,
+        "Failures of the classes in `on`, within `window`, that open it: of all partitions of the"
+        " group in one instance. 0: it never opens.",
+        min=0,
+        max=10_000,
+    )
+    window: Seconds = setting(30.0, "The time in which the failures count.", min=0.1, max=86_400)
+    probe_every: Seconds = setting(
+        10.0,
+        "How long nothing is begun while it is open, before one message of the group is tried.",
+        min=0.01,
+        max=3_600,
+    )
+    on: tuple[str, ...] = setting(
+        (),
+        'Exception classes that tell that a dependency is down, such as "ConnectionError" or'
+        ' "requests.ConnectionError"; their subclasses too. Empty: every class.',
+        shape=_CLASS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FloodGuard:
+    """A flood guard: a partition that makes dead letters in numbers is paused."""
+
+    letters: int = setting(
+        0,
+        "Dead letters within `window` that pause the partition. 0: any number is let through.",
+        min=0,
+        max=100_000,
+    )
+    window: Seconds = setting(
+        60.0, "The time in which the dead letters count.", min=0.1, max=86_400
+    )
+    share: float = setting(
+        0.5,
+        "Part of the messages settled in that time that must have died, from 0 to 1.",
+        min=0,
+        max=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
     """One handler reading one topic as one group. Overrides what @handler declares."""
 
-    topic: str = field(
-        metadata=described("Topic to read.", pattern=NAME, pattern_hint=NAME_HINT, required=True)
-    )
+    topic: str = field(metadata=described("Topic to read.", shape=NAMED))
     group: str = field(
         metadata=described(
-            "Name of the group; each group of a topic sees every message.",
-            pattern=NAME,
-            pattern_hint=NAME_HINT,
-            required=True,
+            "Name of the group; each group of a topic sees every message.", shape=NAMED
         )
     )
-    handler: str = field(
-        default="",
-        metadata=described(
-            'The function, as "module:function". Empty: the one that @handler declares.',
-            empty_is_default=True,
-            pattern=_HANDLER,
-            pattern_hint='write "module:function", such as "weblog:count_hit"',
-        ),
+    handler: str = setting(
+        "",
+        'The function, as "module:function". Empty: the one that @handler declares.',
+        empty_is_default=True,
+        shape=_HANDLER,
     )
-    source: str = field(
-        default="topic",
-        metadata=described(
-            "What it reads: the messages of the topic, or with dlq the dead letters of all its"
-            " groups, as the group NAME@dlq.",
-            choices=("topic", "dlq"),
-        ),
+    source: str = setting(
+        "topic",
+        "What it reads: the messages of the topic, or with dlq the dead letters of all its groups,"
+        " as the group NAME@dlq.",
+        choices=("topic", "dlq"),
     )
-    start: str = field(
-        default="earliest",
-        metadata=described(
-            "Where a new group begins to read.",
-            choices=("earliest", "latest"),
-        ),
+    start: str = setting(
+        "earliest", "Where a new group begins to read.", choices=("earliest", "latest")
     )
-    prefetch_max: int = field(
-        default=256,
-        metadata=described(
-            "Entries fetched at once at most; adapts below it.",
-            Kind.INTEGER,
-            min=1,
-            max=256,
-        ),
+    prefetch_max: int = setting(
+        256, "Entries fetched at once at most; adapts below it.", min=1, max=256
     )
-    prefetch_bytes: int = field(
-        default=4 << 20,
-        metadata=described(
-            "Payload bytes fetched at once, about.",
-            Kind.SIZE,
-            min=1,
-            max=1 << 30,
-        ),
+    prefetch_bytes: Bytes = setting(
+        4 << 20, "Payload bytes fetched at once, about.", min=1, max=1 << 30
     )
-    batch: int | None = field(
-        default=None,
-        metadata=described(
-            "Messages that a handler of list[Message] is given at once, at most: fewer when fewer"
-            " are there. none: 100.",
-            Kind.INTEGER,
-            min=1,
-            max=256,
-            optional=True,
-        ),
+    batch: int | None = setting(
+        None,
+        "Messages that a handler of list[Message] is given at once, at most: fewer when fewer are"
+        " there. none: 100.",
+        min=1,
+        max=256,
     )
-    codec: str = field(
-        default="json",
-        metadata=described(
-            "How payloads are written that a handler takes as a typed value.",
-            choices=("json", "msgpack"),
-        ),
+    codec: str = setting(
+        "json",
+        "How payloads are written that a handler takes as a typed value.",
+        choices=("json", "msgpack"),
     )
-    concurrency: int = field(
-        default=1,
-        metadata=described(
-            "Messages of one partition that are handled at once, in coroutines or threads of its"
-            " worker.",
-            Kind.INTEGER,
-            min=1,
-            max=128,
-        ),
+    concurrency: int = setting(
+        1,
+        "Messages of one partition that are handled at once, in coroutines or threads of its"
+        " worker.",
+        min=1,
+        max=128,
     )
-    order: str = field(
-        default="key",
-        metadata=described(
-            "What keeps its order when concurrency is more than 1. key: messages of one key."
-            " partition: all of them, so that one is handled at a time. none: nothing.",
-            choices=("key", "none", "partition"),
-        ),
+    order: str = setting(
+        "key",
+        "What keeps its order when concurrency is more than 1. key: messages of one key. partition:"
+        " all of them, so that one is handled at a time. none: nothing.",
+        choices=("key", "none", "partition"),
     )
-    ack: str = field(
-        default=BATCHED,
-        metadata=described(
-            "When Redis is told that a message is done. batched: with others that took less than"
-            " 20 ms, within 20 ms; they run again when the host is lost before. each: before the"
-            " next run begins, which costs a round trip for every message.",
-            choices=(BATCHED, EACH),
-        ),
+    ack: str = setting(
+        BATCHED,
+        "When Redis is told that a message is done. batched: with others that took less than 20 ms,"
+        " within 20 ms; they run again when the host is lost before. each: before the next run"
+        " begins, which costs a round trip for every message.",
+        choices=(BATCHED, EACH),
     )
-    rate: str | None = field(
-        default=None,
-        metadata=described(
-            'Runs that may begin in each partition of the group, such as "100/s", "5/m" or "0.5/s";'
-            " retries count too. Empty: no limit.",
-            pattern=_RATE,
-            pattern_hint=_RATE_HINT,
-            optional=True,
-        ),
+    rate: str | None = setting(
+        None,
+        'Runs that may begin in each partition of the group, such as "100/s", "5/m" or "0.5/s";'
+        " retries count too. Empty: no limit.",
+        shape=_RATE,
     )
-    rate_burst: int | None = field(
-        default=None,
-        metadata=described(
-            "Runs that may begin at once after a rest; batches are no larger. none: what comes in"
-            " 20 ms, at least 1; of a handler of batches the size of a batch.",
-            Kind.INTEGER,
-            min=1,
-            max=1_000_000,
-            optional=True,
-        ),
+    rate_burst: int | None = setting(
+        None,
+        "Runs that may begin at once after a rest; batches are no larger. none: what comes in 20"
+        " ms, at least 1; of a handler of batches the size of a batch.",
+        min=1,
+        max=1_000_000,
     )
-    max_attempts: int = field(
-        default=5,
-        metadata=described(
-            "Failed runs after which a message is dead: with 5, the fifth failure is the last."
-            " 0: tried for ever.",
-            Kind.INTEGER,
-            min=0,
-        ),
+    max_attempts: int = setting(
+        5,
+        "Failed runs after which a message is dead: with 5, the fifth failure is the last. 0: tried"
+        " for ever.",
+        min=0,
     )
-    max_crashes: int = field(
-        default=3,
-        metadata=described(
-            "Runs that killed their process after which a message is dead. 0: run for ever.",
-            Kind.INTEGER,
-            min=0,
-        ),
+    max_crashes: int = setting(
+        3, "Runs that killed their process after which a message is dead. 0: run for ever.", min=0
     )
-    backoff: Backoff = field(
-        default=Backoff(),
-        metadata=described(
-            "How long a failed message waits for its next attempt.",
-            Kind.TABLE,
-            table=Backoff,
-        ),
+    backoff: Backoff = setting(Backoff(), "How long a failed message waits for its next attempt.")
+    retry_max_age: Seconds | None = setting(
+        None,
+        "A message that fails when it is older than this is dead. none: age kills nothing.",
+        min=0.001,
     )
-    retry_max_age: float | None = field(
-        default=None,
-        metadata=described(
-            "A message that fails when it is older than this is dead. none: age kills nothing.",
-            Kind.DURATION,
-            min=0.001,
-            optional=True,
-        ),
+    retry_on: tuple[str, ...] = setting(
+        (),
+        'Exception classes that are tried again, such as "OSError" or "requests.HTTPError"; their'
+        " subclasses too. Others are dead at once. Empty: every class that dead_on does not name.",
+        shape=_CLASS,
     )
-    retry_on: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            'Exception classes that are tried again, such as "OSError" or "requests.HTTPError";'
-            " their subclasses too. Others are dead at once. Empty: every class that dead_on does"
-            " not name.",
-            Kind.TEXTS,
-            pattern=CLASS,
-            pattern_hint=CLASS_HINT,
-        ),
+    dead_on: tuple[str, ...] = setting(
+        (),
+        "Exception classes that are dead at once, their subclasses too. Of several classes in both"
+        " lists the one that is nearest to the exception decides.",
+        shape=_CLASS,
     )
-    dead_on: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            "Exception classes that are dead at once, their subclasses too. Of several classes in"
-            " both lists the one that is nearest to the exception decides.",
-            Kind.TEXTS,
-            pattern=CLASS,
-            pattern_hint=CLASS_HINT,
-        ),
+    on_error: str = setting(
+        REQUEUE,
+        "What happens to a message that is to be tried again. requeue: it is set aside, others go"
+        " on. block: the partition waits for it, which keeps its order. hold-key: the messages of"
+        " its key wait behind it, others go on.",
+        choices=(REQUEUE, BLOCK, HOLD_KEY),
     )
-    on_error: str = field(
-        default=REQUEUE,
-        metadata=described(
-            "What happens to a message that is to be tried again. requeue: it is set aside, others"
-            " go on. block: the partition waits for it, which keeps its order. hold-key: the"
-            " messages of its key wait behind it, others go on.",
-            choices=(REQUEUE, BLOCK, HOLD_KEY),
-        ),
+    held_max: int = setting(
+        1_000,
+        "Messages of held keys that a worker keeps at most, and no more than about prefetch_bytes"
+        " of them; then it reads no more. For hold-key.",
+        min=2,
+        max=100_000,
     )
-    held_max: int = field(
-        default=1_000,
-        metadata=described(
-            "Messages of held keys that a worker keeps at most, and no more than about"
-            " prefetch_bytes of them; then it reads no more. For hold-key.",
-            Kind.INTEGER,
-            min=2,
-            max=100_000,
-        ),
+    breaker: Breaker = setting(
+        Breaker(), "Stops a partition while what its handler depends on is down."
     )
-    breaker: Breaker = field(
-        default=Breaker(),
-        metadata=described(
-            "Stops a partition while what its handler depends on is down.",
-            Kind.TABLE,
-            table=Breaker,
-        ),
+    flood_guard: FloodGuard = setting(
+        FloodGuard(), "Pauses a partition whose messages die in numbers."
     )
-    flood_guard: FloodGuard = field(
-        default=FloodGuard(),
-        metadata=described(
-            "Pauses a partition whose messages die in numbers.",
-            Kind.TABLE,
-            table=FloodGuard,
-        ),
+    timeout: Seconds | None = setting(
+        None,
+        "Soft limit of one run: an exception is raised in the handler. none: no limit.",
+        min=0.001,
     )
-    timeout: float | None = field(
-        default=None,
-        metadata=described(
-            "Soft limit of one run: an exception is raised in the handler. none: no limit.",
-            Kind.DURATION,
-            min=0.001,
-            optional=True,
-        ),
+    hard_timeout: Seconds | None = setting(
+        None,
+        "Hard limit of one run: the process is killed, the message charged. Longer than timeout."
+        " none: no limit.",
+        min=0.001,
     )
-    hard_timeout: float | None = field(
-        default=None,
-        metadata=described(
-            "Hard limit of one run: the process is killed, the message charged. Longer than"
-            " timeout. none: no limit.",
-            Kind.DURATION,
-            min=0.001,
-            optional=True,
-        ),
+    max_messages: int = setting(
+        0, "Messages after which a worker is replaced by a fresh process. 0: never.", min=0
     )
-    max_messages: int = field(
-        default=0,
-        metadata=described(
-            "Messages after which a worker is replaced by a fresh process. 0: never.",
-            Kind.INTEGER,
-            min=0,
-        ),
+    max_rss: Bytes = setting(
+        0, "Memory over what a worker had after its fork at which it is replaced. 0: never.", min=0
     )
-    max_rss: int = field(
-        default=0,
-        metadata=described(
-            "Memory over what a worker had after its fork at which it is replaced. 0: never.",
-            Kind.SIZE,
-            min=0,
-        ),
+    max_age: Seconds = setting(0.0, "Age at which a worker is replaced, at least 1s. 0: never.")
+    handover: str = setting(
+        "warm",
+        "How a worker is replaced. warm: the next one has booted, `on_start` included, before the"
+        " present one lets go. cold: one after the other, for what there is only one of.",
+        choices=("warm", "cold"),
     )
-    max_age: float = field(
-        default=0.0,
-        metadata=described(
-            "Age at which a worker is replaced, at least 1s. 0: never.",
-            Kind.DURATION,
-        ),
+    reclaim_idle: Seconds = setting(
+        60.0,
+        "How long an entry that a foreign client fetched in this group may stay unacknowledged"
+        " before it is taken over.",
+        min=1,
     )
-    handover: str = field(
-        default="warm",
-        metadata=described(
-            "How a worker is replaced. warm: the next one has booted, `on_start` included, before"
-            " the present one lets go. cold: one after the other, for what there is only one of.",
-            choices=("warm", "cold"),
-        ),
+    dlq_error: str = setting(
+        "traceback",
+        "How much of an exception goes into a dead letter; each includes those before it.",
+        choices=("none", "class", "message", "traceback"),
     )
-    reclaim_idle: float = field(
-        default=60.0,
-        metadata=described(
-            "How long an entry that a foreign client fetched in this group may stay unacknowledged"
-            " before it is taken over.",
-            Kind.DURATION,
-            min=1,
-        ),
-    )
-    dlq_error: str = field(
-        default="traceback",
-        metadata=described(
-            "How much of an exception goes into a dead letter; each includes those before it.",
-            choices=("none", "class", "message", "traceback"),
-        ),
-    )
-    dlq_body: str = field(
-        default="full",
-        metadata=described(
-            "What of a payload goes into a dead letter. hash: its size and SHA-256; none: its size."
-            " Only a whole one can be replayed.",
-            choices=("full", "hash", "none"),
-        ),
+    dlq_body: str = setting(
+        "full",
+        "What of a payload goes into a dead letter. hash: its size and SHA-256; none: its size."
+        " Only a whole one can be replayed.",
+        choices=("full", "hash", "none"),
     )
     # Which settings somebody wrote: what @handler declares fills in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

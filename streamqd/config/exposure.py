@@ -10,9 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from streamqd.config import topology
-from streamqd.config.connection import Redis
 from streamqd.config.problems import Problems
-from streamqd.config.schema import Http, Settings
+from streamqd.config.schema import Http, Redis, Settings
 from streamqd.config.secrets import URL_VARIABLE, credential, has_password
 
 TOKEN_CREDENTIAL = "http-token"  # noqa: S105 - its name

@@ -17,7 +17,7 @@ from streamqd.config.checks import check, check_consumer
 from streamqd.config.consumers import Consumer
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
-from streamqd.config.reading import read_settings, read_table, unknown
+from streamqd.config.reading import Reader, unknown
 from streamqd.config.schema import SECTIONS, Settings
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topics import Topic
@@ -54,7 +54,7 @@ def load(
     base_dir = Path(file).absolute().parent if file else Path.cwd()
     problems = Problems()
     overlay(raw, overrides, environ, problems)
-    settings = _build(raw, base_dir, source, problems)
+    settings = _build(raw, source, Reader(problems, base_dir))
     check(settings, problems, environ)
     problems.raise_if_any(settings)
     return settings
@@ -89,20 +89,20 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError([f"{file}: it holds a number of thousands of digits"]) from None
 
 
-def _build(raw: Mapping[str, Any], base_dir: Path, source: str, problems: Problems) -> Settings:
+def _build(raw: Mapping[str, Any], source: str, reader: Reader) -> Settings:
     known = [*SECTIONS, "topics", "consumers"]
     for name in raw:
         if name not in known:
-            problems.add((name,), unknown(name, known))
+            reader.problems.add((name,), unknown(name, known))
+    base_dir = reader.base_dir
     sections: dict[str, Any] = {
-        name: read_table(cls(), raw.get(name, {}), (name,), problems, base_dir)
-        for name, cls in SECTIONS.items()
+        name: reader.table(cls(), raw.get(name, {}), (name,)) for name, cls in SECTIONS.items()
     }
     daemon = sections["daemon"]
     sections["daemon"] = dataclasses.replace(daemon, state_dir=base_dir / daemon.state_dir)
     sections["http"] = _with_absolute_socket(sections["http"], base_dir)
-    topics = _topics(raw.get("topics", {}), problems, base_dir)
-    consumers = _consumers(raw.get("consumers", []), problems, base_dir)
+    topics = _topics(raw.get("topics", {}), reader)
+    consumers = _consumers(raw.get("consumers", []), reader)
     return Settings(
         **sections,
         topics=_with_named_topics(topics, consumers),
@@ -118,28 +118,19 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
     return dataclasses.replace(http, bind=f"unix:{base_dir / http.bind.removeprefix('unix:')}")
 
 
-def _topics(raw: object, problems: Problems, base_dir: Path) -> dict[str, Topic]:
+def _topics(raw: object, reader: Reader) -> dict[str, Topic]:
     if not isinstance(raw, Mapping):
-        problems.add(("topics",), "is not a table: write a table [topics.NAME] for each topic")
+        clause = "is not a table: write a table [topics.NAME] for each topic"
+        reader.problems.add(("topics",), clause)
         return {}
     topics: dict[str, Topic] = {}
     for name, table in raw.items():
         path = ("topics", name)
-        if not NAME.fullmatch(name):
-            problems.add(path, f"{wording.shown(name)} cannot be used: {NAME_HINT}")
+        if NAME.fullmatch(name):
+            topics[name] = reader.table(Topic(), table, path)
         else:
-            topic = read_table(Topic(), table, path, problems, base_dir)
-            bounds = table.get("retention") if isinstance(table, Mapping) else None
-            topics[name] = dataclasses.replace(
-                topic,
-                stated=_names(table),
-                retention=dataclasses.replace(topic.retention, stated=_names(bounds)),
-            )
+            reader.problems.add(path, f"{wording.shown(name)} cannot be used: {NAME_HINT}")
     return topics
-
-
-def _names(table: object) -> frozenset[str]:
-    return frozenset(table) if isinstance(table, Mapping) else frozenset()
 
 
 def _with_named_topics(
@@ -150,26 +141,26 @@ def _with_named_topics(
     return {**topics, **named}
 
 
-def _consumers(raw: object, problems: Problems, base_dir: Path) -> tuple[Consumer, ...]:
+def _consumers(raw: object, reader: Reader) -> tuple[Consumer, ...]:
     if not isinstance(raw, list):
-        problems.add(("consumers",), "is not a list: write [[consumers]], with two brackets")
+        clause = "is not a list: write [[consumers]], with two brackets"
+        reader.problems.add(("consumers",), clause)
         return ()
     # An invalid one keeps its place, so that later sentences count as the file does.
     return tuple(
-        _consumer(table, ("consumers", index), problems, base_dir) or Consumer(topic="", group="")
+        _consumer(table, ("consumers", index), reader) or Consumer(topic="", group="")
         for index, table in enumerate(raw)
     )
 
 
-def _consumer(
-    raw: object, path: wording.Path, problems: Problems, base_dir: Path
-) -> Consumer | None:
-    given = read_settings(Consumer, raw, path, problems, base_dir)
+def _consumer(raw: object, path: wording.Path, reader: Reader) -> Consumer | None:
+    given = reader.settings(Consumer, raw, path)
     if not isinstance(raw, Mapping):
         return None
     for name in ("topic", "group"):
         if name not in raw:
-            problems.add((*path, name), "is missing: every consumer names its topic and its group")
+            clause = "is missing: every consumer names its topic and its group"
+            reader.problems.add((*path, name), clause)
     if "topic" not in given or "group" not in given:
         return None
     return Consumer(**given, stated=frozenset(given))
@@ -185,11 +176,12 @@ def declare_consumers(
     of the file that has no handler, if `declared` is the `whole` of what the modules declare.
     """
     problems = Problems()
+    reader = Reader(problems, settings.base_dir)
     found: dict[str, Consumer] = {}
     for raw in declared:
         stated = {name: value for name, value in raw.items() if value is not None}
         name = f"@handler({raw.get('topic')}/{raw.get('group')})"
-        consumer = _consumer(stated, (name,), problems, settings.base_dir)
+        consumer = _consumer(stated, (name,), reader)
         if consumer is None:
             continue
         other = found.setdefault(consumer.name, consumer)

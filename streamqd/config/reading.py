@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +18,50 @@ from streamqd.config.values import format_duration, format_size, parse_duration,
 from streamqd.model import Backoff
 
 
-def read_table(
-    default: Any, raw: object, path: wording.Path, problems: Problems, base_dir: Path
-) -> Any:
-    """A copy of `default` with what the table states; its class tells which settings there are."""
-    given = read_settings(type(default), raw, path, problems, base_dir, default=default)
-    return dataclasses.replace(default, **given)
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads raw tables. What is wrong goes to `problems`; paths are relative to `base_dir`."""
 
+    problems: Problems
+    base_dir: Path = Path()
 
-def read_settings(
-    section: type,
-    raw: object,
-    path: wording.Path,
-    problems: Problems,
-    base_dir: Path,
-    *,
-    default: Any = None,
-) -> dict[str, Any]:
-    """The valid settings that the table states, by name."""
-    if not isinstance(raw, Mapping):
-        problems.add(path, f"{wording.shown(raw)} is not a table: write [{wording.dotted(path)}]")
-        return {}
-    known = settings_of(section)
-    given: dict[str, Any] = {}
-    for name, value in raw.items():
-        here = (*path, str(name))
-        setting = known.get(name)
-        if setting is None:
-            problems.add(here, unknown(str(name), known, section, path))
-            continue
-        if setting.table is not None:
-            start = getattr(default, name, None) or setting.table()
-            if isinstance(value, Backoff):  # given in code
-                value = dataclasses.asdict(value)
-            given[name] = read_table(start, value, here, problems, base_dir)
-            continue
-        if setting.empty_is_default and value == "":
-            continue
-        try:
-            given[name] = read_value(setting, value, base_dir)
-        except ValueError as error:
-            problems.add(here, f"{wording.shown(value, secret=setting.secret)} {error}")
-    return given
+    def table(self, default: Any, raw: object, path: wording.Path) -> Any:
+        """A copy of `default` with what the table states; its class tells which settings there are.
+
+        Where the class has a field `stated`, that becomes the names of the settings that were read.
+        """
+        given = self.settings(type(default), raw, path, default=default)
+        if hasattr(default, "stated"):
+            given["stated"] = frozenset(given)
+        return dataclasses.replace(default, **given)
+
+    def settings(
+        self, section: type, raw: object, path: wording.Path, *, default: object = None
+    ) -> dict[str, Any]:
+        """The valid settings that the table states, by name."""
+        if not isinstance(raw, Mapping):
+            clause = f"{wording.shown(raw)} is not a table: write [{wording.dotted(path)}]"
+            self.problems.add(path, clause)
+            return {}
+        known = settings_of(section)
+        given: dict[str, Any] = {}
+        for name, value in raw.items():
+            here = (*path, str(name))
+            setting = known.get(name)
+            if setting is None:
+                self.problems.add(here, unknown(str(name), known, section, path))
+            elif setting.table is not None:
+                start = getattr(default, name, None) or setting.table()
+                if isinstance(value, Backoff):  # given in code
+                    value = dataclasses.asdict(value)
+                given[name] = self.table(start, value, here)
+            elif not (setting.empty_is_default and value == ""):
+                try:
+                    given[name] = read_value(setting, value, self.base_dir)
+                except ValueError as error:
+                    shown = wording.shown(value, secret=setting.secret)
+                    self.problems.add(here, f"{shown} {error}")
+        return given
 
 
 def unknown(
@@ -107,13 +110,16 @@ def _means_none(setting: Setting, value: object) -> bool:
 
 
 def _number(setting: Setting, value: object) -> float:
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    if setting.kind is Kind.NUMBER and real:
-        return float(_bounded(setting, value))
-    if isinstance(value, bool) or not isinstance(value, int):
-        what, example = ("number", 0.5) if setting.kind is Kind.NUMBER else ("whole number", 4)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        fits = False
+    else:
+        fits = setting.kind is Kind.NUMBER or isinstance(value, int)
+    if not fits:
+        example = 0.5 if setting.kind is Kind.NUMBER else 4
+        what = setting.kind.value
         raise ValueError(f"is not a {what}: write digits without quotes, such as {example}")
-    return int(_bounded(setting, value))
+    number = _bounded(setting, value)
+    return float(number) if setting.kind is Kind.NUMBER else number
 
 
 def _text(setting: Setting, value: object) -> str:
@@ -124,8 +130,8 @@ def _text(setting: Setting, value: object) -> str:
         choices = ", ".join(f'"{each}"' for each in setting.choices)
         hint = f'; did you mean "{meant}"?' if meant else ""
         raise ValueError(f"is not one of {choices}{hint}")
-    if setting.pattern and not setting.pattern.fullmatch(value):
-        raise ValueError(f"cannot be used: {setting.pattern_hint}")
+    if setting.shape and not setting.shape.pattern.fullmatch(value):
+        raise ValueError(f"cannot be used: {setting.shape.hint}")
     if not value.isprintable():
         raise ValueError("holds control characters: remove them")
     return value
@@ -134,14 +140,12 @@ def _text(setting: Setting, value: object) -> str:
 def _texts(setting: Setting, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError('is not a list: write it in brackets, such as ["weblog"]')
-    texts: list[str] = []
-    for item in value:
-        text = _class_name(item) if isinstance(item, type) else item
-        if not isinstance(text, str) or not (setting.pattern and setting.pattern.fullmatch(text)):
-            raise ValueError(f"holds {wording.shown(text)}: {setting.pattern_hint}")
-        if text not in texts:
-            texts.append(text)
-    return tuple(texts)
+    assert setting.shape is not None, "a list of texts says what its texts look like"
+    texts = [_class_name(item) if isinstance(item, type) else item for item in value]
+    for text in texts:
+        if not isinstance(text, str) or not setting.shape.pattern.fullmatch(text):
+            raise ValueError(f"holds {wording.shown(text)}: {setting.shape.hint}")
+    return tuple(dict.fromkeys(texts))
 
 
 def _class_name(cls: type) -> str:

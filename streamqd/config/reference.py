@@ -215,17 +215,20 @@ def _value_schema(setting: Setting, default: Any) -> dict[str, Any]:
         case Kind.BOOLEAN:
             form = {"type": "boolean"}
         case Kind.TEXTS:
-            pattern = setting.pattern.pattern if setting.pattern else ""
-            form = {"type": "array", "items": {"type": "string", "pattern": f"^(?:{pattern})$"}}
+            form = {"type": "array", "items": _text_schema(setting)}
         case _ if setting.choices:
             form = {"enum": list(setting.choices)}
-        case _ if setting.pattern:
-            empty = "|" if setting.empty_is_default or setting.optional else ""
-            form = {"type": "string", "pattern": f"^(?:{setting.pattern.pattern}{empty})$"}
         case _:
-            form = {"type": "string"}
+            form = _text_schema(setting)
     if setting.optional and setting.kind not in (Kind.TEXT, Kind.PATH):
         form = {"anyOf": [*form.pop("anyOf", [form] if form else []), {"const": "none"}]}
     if not (setting.required or setting.empty_is_default):
         schema["default"] = plain(setting, default)
     return schema | form
+
+
+def _text_schema(setting: Setting) -> dict[str, Any]:
+    if setting.shape is None:
+        return {"type": "string"}
+    empty = "|" if setting.empty_is_default or setting.optional else ""
+    return {"type": "string", "pattern": f"^(?:{setting.shape.pattern.pattern}{empty})$"}

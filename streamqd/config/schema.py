@@ -8,20 +8,78 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from streamqd.config.connection import Redis
 from streamqd.config.consumers import Consumer
-from streamqd.config.setting import NAME, NAME_HINT, Kind, described
+from streamqd.config.secrets import masked_url
+from streamqd.config.setting import DOTTED_NAME, NAMED, Bytes, Seconds, Shape, described, setting
 from streamqd.config.topics import Topic
 from streamqd.model import Backoff
 
-_PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_PREFIX_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ : -"
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_MODULE_HINT = 'write the name of a Python module, such as "weblog" or "shop.handlers"'
+_PREFIX = Shape(re.compile(r"[A-Za-z0-9._:-]{1,64}"), "use 1 to 64 of A-Z a-z 0-9 . _ : -")
+_MODULE = Shape(
+    re.compile(DOTTED_NAME),
+    'write the name of a Python module, such as "weblog" or "shop.handlers"',
+)
+_HOST = Shape(
+    re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"),
+    'write names of hosts without a port, such as "metrics.example.com"',
+)
 _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
+
+
+@dataclass(frozen=True, slots=True)
+class Redis:
+    """Where the data is."""
+
+    url: str = setting(
+        "embedded:",
+        'Where Redis is: "embedded:" starts a server of our own in state_dir, others are'
+        ' "redis://host:6379/0", "rediss://host:6379/0" (TLS) and "unix:///path/redis.sock?db=0".'
+        ' Several nodes are "redis+sentinel://host:26379,host:26379/mymaster/0" and'
+        ' "redis+cluster://host:7000,host:7001" (some of its nodes), with TLS "rediss+…". A'
+        " password in the URL is accepted only when nobody but the owner may read this file.",
+        secret=True,
+    )
+    username: str | None = setting(None, "ACL user. Empty: the default user.")
+    password_file: Path | None = setting(
+        None,
+        "File that holds the password, readable by its owner only. Empty: the systemd credential"
+        ' "redis-password", if there is one.',
+    )
+    sentinel_username: str | None = setting(
+        None, "ACL user of the sentinels themselves. Empty: their default user."
+    )
+    sentinel_password_file: Path | None = setting(
+        None,
+        "File that holds the password of the sentinels themselves. Empty: the systemd credential"
+        ' "redis-sentinel-password", if there is one, else no password.',
+    )
+    ca_file: Path | None = setting(
+        None,
+        "PEM file of the authorities that may sign the server's certificate. Empty: the system's.",
+    )
+    cert_file: Path | None = setting(None, "PEM file of the client certificate; needs key_file.")
+    key_file: Path | None = setting(None, "PEM file of the client key; needs cert_file.")
+    allow_eviction: bool = setting(
+        False,
+        "Start although the server may evict keys (maxmemory-policy other than noeviction). An"
+        " evicted stream is lost messages.",
+    )
+    allow_insecure: bool = setting(
+        False,
+        "Connect to another host without TLS. Whoever is between can read and change all that is"
+        " sent, the password too.",
+    )
+    connect_timeout: Seconds = setting(
+        2.0, "How long one attempt to connect may take.", min=0.05, max=60
+    )
+
+    def __repr__(self) -> str:
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        shown["url"] = masked_url(self.url)
+        return f"Redis({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,155 +91,84 @@ class Daemon:
         metadata=described(
             "Name of this instance, unique in the fleet. Empty: the host name.",
             empty_is_default=True,
-            pattern=NAME,
-            pattern_hint=NAME_HINT,
+            shape=NAMED,
         ),
     )
-    fleet: str = field(
-        default="default",
-        metadata=described(
-            "Instances of one fleet share the partitions of their consumers.",
-            pattern=NAME,
-            pattern_hint=NAME_HINT,
-        ),
+    fleet: str = setting(
+        "default", "Instances of one fleet share the partitions of their consumers.", shape=NAMED
     )
-    state_dir: Path = field(
-        default=Path("./var"),
-        metadata=described(
-            "Directory for the lock and the embedded server's data. Relative to this file, as every"
-            " path here.",
-            Kind.PATH,
-        ),
+    state_dir: Path = setting(
+        Path("./var"),
+        "Directory for the lock and the embedded server's data. Relative to this file, as every"
+        " path here.",
     )
-    handlers: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            "Modules to import for their @handler functions; found beside this file too.",
-            Kind.TEXTS,
-            pattern=_MODULE,
-            pattern_hint=_MODULE_HINT,
-        ),
+    handlers: tuple[str, ...] = setting(
+        (),
+        "Modules to import for their @handler functions; found beside this file too.",
+        shape=_MODULE,
     )
-    preload: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            "Libraries to import once, before the workers are forked, so that they share the"
-            " memory. Never handler modules. A changed list needs a restart.",
-            Kind.TEXTS,
-            pattern=_MODULE,
-            pattern_hint=_MODULE_HINT,
-        ),
+    preload: tuple[str, ...] = setting(
+        (),
+        "Libraries to import once, before the workers are forked, so that they share the memory."
+        " Never handler modules. A changed list needs a restart.",
+        shape=_MODULE,
     )
-    lease_ttl: float = field(
-        default=15.0,
-        metadata=described(
-            "How long a partition stays owned after the last renewal. The partitions of a lost host"
-            " are taken over this much later; a renewal happens every fifth of it.",
-            Kind.DURATION,
-            min=1,
-            max=3_600,
-        ),
+    lease_ttl: Seconds = setting(
+        15.0,
+        "How long a partition stays owned after the last renewal. The partitions of a lost host are"
+        " taken over this much later; a renewal happens every fifth of it.",
+        min=1,
+        max=3_600,
     )
-    drain_timeout: float = field(
-        default=30.0,
-        metadata=described(
-            "How long a stop waits for the running messages before it releases them unfinished."
-            " Keep systemd's TimeoutStopSec above it.",
-            Kind.DURATION,
-            min=0,
-            max=86_400,
-        ),
+    drain_timeout: Seconds = setting(
+        30.0,
+        "How long a stop waits for the running messages before it releases them unfinished. Keep"
+        " systemd's TimeoutStopSec above it.",
+        min=0,
+        max=86_400,
     )
-    boot_timeout: float = field(
-        default=60.0,
-        metadata=described(
-            "How long a worker may take to import its handler and become ready.",
-            Kind.DURATION,
-            min=1,
-            max=3_600,
-        ),
+    boot_timeout: Seconds = setting(
+        60.0, "How long a worker may take to import its handler and become ready.", min=1, max=3_600
     )
-    weight: int = field(
-        default=1,
-        metadata=described(
-            "Share of the partitions that this instance takes, compared with the others'.",
-            Kind.INTEGER,
-            min=1,
-            max=1_000,
-        ),
+    weight: int = setting(
+        1,
+        "Share of the partitions that this instance takes, compared with the others'.",
+        min=1,
+        max=1_000,
     )
-    max_partitions: int = field(
-        default=0,
-        metadata=described(
-            "Partitions (worker processes) that this instance owns at most. 0: no limit.",
-            Kind.INTEGER,
-            min=0,
-            max=4_096,
-        ),
+    max_partitions: int = setting(
+        0,
+        "Partitions (worker processes) that this instance owns at most. 0: no limit.",
+        min=0,
+        max=4_096,
     )
-    rebalance_delay: float = field(
-        default=3.0,
-        metadata=described(
-            "How long a change of the fleet must last before owned partitions move.",
-            Kind.DURATION,
-            min=0,
-            max=3_600,
-        ),
+    rebalance_delay: Seconds = setting(
+        3.0,
+        "How long a change of the fleet must last before owned partitions move.",
+        min=0,
+        max=3_600,
     )
-    rebalance_hold: float = field(
-        default=10.0,
-        metadata=described(
-            "How long a partition stays where it is before it may move again.",
-            Kind.DURATION,
-            min=0,
-            max=86_400,
-        ),
+    rebalance_hold: Seconds = setting(
+        10.0, "How long a partition stays where it is before it may move again.", min=0, max=86_400
     )
-    rebalance_moves: int = field(
-        default=4,
-        metadata=described(
-            "Partitions that this instance hands over at once at most.",
-            Kind.INTEGER,
-            min=1,
-            max=4_096,
-        ),
+    rebalance_moves: int = setting(
+        4, "Partitions that this instance hands over at once at most.", min=1, max=4_096
     )
-    crash_backoff: Backoff = field(
-        default=_CRASH_BACKOFF,
-        metadata=described(
-            "How long a worker that keeps crashing waits before it is started again.",
-            Kind.TABLE,
-            table=Backoff,
-        ),
+    crash_backoff: Backoff = setting(
+        _CRASH_BACKOFF, "How long a worker that keeps crashing waits before it is started again."
     )
-    crash_loop: int = field(
-        default=5,
-        metadata=described(
-            "Crashes in a row before a worker is given up for crash_cooldown and its partition"
-            " released. A crash while handling a message counts less:"
-            " 1 / (max_crashes + 1).",
-            Kind.INTEGER,
-            min=1,
-            max=1_000,
-        ),
+    crash_loop: int = setting(
+        5,
+        "Crashes in a row before a worker is given up for crash_cooldown and its partition"
+        " released. A crash while handling a message counts less: 1 / (max_crashes + 1).",
+        min=1,
+        max=1_000,
     )
-    crash_cooldown: float = field(
-        default=60.0,
-        metadata=described(
-            "How long a worker that was given up rests before the next try.",
-            Kind.DURATION,
-            min=1,
-            max=86_400,
-        ),
+    crash_cooldown: Seconds = setting(
+        60.0, "How long a worker that was given up rests before the next try.", min=1, max=86_400
     )
-    max_message_bytes: int = field(
-        default=1 << 20,
-        metadata=described(
-            "Largest payload that a producer accepts.",
-            Kind.SIZE,
-            min=1,
-            max=512 << 20,
-        ),
+    max_message_bytes: Bytes = setting(
+        1 << 20, "Largest payload that a producer accepts.", min=1, max=512 << 20
     )
 
 
@@ -189,37 +176,25 @@ class Daemon:
 class Http:
     """Metrics, health and the status page. Read only."""
 
-    bind: str = field(
-        default="127.0.0.1:9464",
-        metadata=described(
-            'Where to listen: "127.0.0.1:9464", "unix:./var/http.sock", or "" for nowhere. An'
-            " address that other hosts reach needs token_file or allow_public.",
-        ),
+    bind: str = setting(
+        "127.0.0.1:9464",
+        'Where to listen: "127.0.0.1:9464", "unix:./var/http.sock", or "" for nowhere. An address'
+        " that other hosts reach needs token_file or allow_public.",
     )
-    token_file: Path | None = field(
-        default=None,
-        metadata=described(
-            'File with the token that all pages but the health checks ask for ("Authorization:'
-            ' Bearer TOKEN"), readable by its owner only. Empty: the systemd credential'
-            ' "http-token", if there is one, else no token.',
-            Kind.PATH,
-            optional=True,
-        ),
+    token_file: Path | None = setting(
+        None,
+        'File with the token that all pages but the health checks ask for ("Authorization: Bearer'
+        ' TOKEN"), readable by its owner only. Empty: the systemd credential "http-token", if there'
+        " is one, else no token.",
     )
-    allow_public: bool = field(
-        default=False,
-        metadata=described(
-            "Serve the pages without a token to whoever reaches the address.",
-            Kind.BOOLEAN,
-        ),
+    allow_public: bool = setting(
+        False, "Serve the pages without a token to whoever reaches the address."
     )
-    hosts: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            "Names by which clients may ask for the pages, besides addresses and localhost: that of"
-            " a proxy in front, for example. An address that other hosts reach takes every name.",
-            Kind.TEXTS,
-        ),
+    hosts: tuple[str, ...] = setting(
+        (),
+        "Names by which clients may ask for the pages, besides addresses and localhost: that of a"
+        " proxy in front, for example. An address that other hosts reach takes every name.",
+        shape=_HOST,
     )
 
     @property
@@ -237,19 +212,13 @@ class Http:
 class Log:
     """What is written to standard error, and how."""
 
-    format: str = field(
-        default="auto",
-        metadata=described(
-            "auto: text on a terminal, JSON lines otherwise.",
-            choices=("auto", "text", "json"),
-        ),
+    format: str = setting(
+        "auto", "auto: text on a terminal, JSON lines otherwise.", choices=("auto", "text", "json")
     )
-    level: str = field(
-        default="info",
-        metadata=described(
-            "Least important lines that are written.",
-            choices=("debug", "info", "warning", "error"),
-        ),
+    level: str = setting(
+        "info",
+        "Least important lines that are written.",
+        choices=("debug", "info", "warning", "error"),
     )
 
 
@@ -257,22 +226,10 @@ class Log:
 class KeyPrefixes:
     """Prefixes of the keys in Redis. The same for every producer and instance of a fleet."""
 
-    control: str = field(
-        default="streaming:mq",
-        metadata=described(
-            "Prefix of leases, members, topics and other bookkeeping.",
-            pattern=_PREFIX,
-            pattern_hint=_PREFIX_HINT,
-        ),
+    control: str = setting(
+        "streaming:mq", "Prefix of leases, members, topics and other bookkeeping.", shape=_PREFIX
     )
-    streams: str = field(
-        default="stream:topic",
-        metadata=described(
-            "Prefix of the streams.",
-            pattern=_PREFIX,
-            pattern_hint=_PREFIX_HINT,
-        ),
-    )
+    streams: str = setting("stream:topic", "Prefix of the streams.", shape=_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

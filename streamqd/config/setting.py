@@ -1,12 +1,19 @@
-"""How one setting is described: its meaning, form, bounds and default, kept beside the field."""
+"""How one setting is described: its meaning, form, bounds and default, kept beside the field.
+
+The annotation of the field says how the setting is written: `Seconds` are durations, `Bytes` sizes,
+`tuple[str, ...]` lists, a dataclass is a table, and `X | None` may be switched off.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from streamqd.model import Backoff
 
@@ -14,10 +21,6 @@ from streamqd.model import Backoff
 COUNT_MAX = 10**12
 DURATION_MAX = 3650 * 86_400.0
 SIZE_MAX = 1 << 50
-
-# A name becomes a part of keys and of paths: `.` and `..` must never be one.
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-NAME_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
 
 
 class Kind(enum.Enum):
@@ -34,37 +37,72 @@ class Kind(enum.Enum):
     TABLE = "table"
 
 
+Seconds = Annotated[float, Kind.DURATION]
+Bytes = Annotated[int, Kind.SIZE]
+
+_KINDS: dict[Any, Kind] = {
+    str: Kind.TEXT,
+    int: Kind.INTEGER,
+    float: Kind.NUMBER,
+    bool: Kind.BOOLEAN,
+    Seconds: Kind.DURATION,
+    Bytes: Kind.SIZE,
+    tuple[str, ...]: Kind.TEXTS,
+    Path: Kind.PATH,
+}
+
+
+class Shape(NamedTuple):
+    """What a text must look like, and how to write it when it does not."""
+
+    pattern: re.Pattern[str]
+    hint: str
+
+
+# A name becomes a part of keys and of paths: `.` and `..` must never be one.
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+NAME_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
+NAMED = Shape(NAME, NAME_HINT)
+DOTTED_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"  # of a module, a function or a class
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What is known of one setting. `optional` settings may be None: written "none", or ""."""
 
     doc: str
-    kind: Kind = Kind.TEXT
     min: float | None = None
     max: float | None = None
     choices: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    pattern_hint: str = ""
-    optional: bool = False
-    required: bool = False
+    shape: Shape | None = None
     empty_is_default: bool = False  # writing "" is the same as writing nothing
     secret: bool = False  # the value may hold a password and is never repeated in a message
+    # From the field itself:
+    kind: Kind = Kind.TEXT
+    optional: bool = False
+    required: bool = False
     table: type | None = None  # Kind.TABLE: the dataclass of its keys
 
 
-def described(doc: str, kind: Kind = Kind.TEXT, **rest: Any) -> dict[str, Setting]:
+def described(doc: str, **rest: Any) -> dict[str, Setting]:
     """Metadata of a dataclass field that is a setting."""
-    return {"setting": Setting(doc, kind, **rest)}
+    return {"setting": Setting(doc, **rest)}
 
 
+def setting(default: Any, doc: str, **rest: Any) -> Any:
+    """A dataclass field that is a setting. `rest` are fields of `Setting`."""
+    return field(default=default, metadata=described(doc, **rest))
+
+
+_DELAY_MAX = 30 * 86_400.0
 # Backoff belongs to the vocabulary (streamqd.model), which knows nothing of configuration.
 _BACKOFF: dict[str, Setting] = {
     "kind": Setting(
         "fixed: always base. linear: base, twice base ... exponential: doubled each time.",
         choices=("fixed", "linear", "exponential"),
     ),
-    "base": Setting("The first delay.", Kind.DURATION, min=0, max=30 * 86_400.0),
-    "max": Setting("The longest delay.", Kind.DURATION, min=0, max=30 * 86_400.0),
+    "base": Setting("The first delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
+    "max": Setting("The longest delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "jitter": Setting(
         "full: a random part of the delay, so that failures do not return in step.",
         choices=("full", "none"),
@@ -74,10 +112,32 @@ _BACKOFF: dict[str, Setting] = {
 
 def settings_of(section: type) -> dict[str, Setting]:
     """Settings of a section's dataclass, in the order of its fields."""
+    return _described_by(section)
+
+
+@functools.cache
+def _described_by(section: type) -> dict[str, Setting]:
     if section is Backoff:
         return _BACKOFF
+    hints = get_type_hints(section, include_extras=True)
     return {
-        each.name: each.metadata["setting"]
+        each.name: _completed(each, hints[each.name])
         for each in dataclasses.fields(section)
         if "setting" in each.metadata
     }
+
+
+def _completed(of: dataclasses.Field[Any], hint: Any) -> Setting:
+    """The setting with what its field says: how it is written, whether it may or must be there."""
+    union = get_origin(hint) is not Annotated and NoneType in get_args(hint)
+    if union:
+        (hint,) = set(get_args(hint)) - {NoneType}
+    kind = _KINDS.get(hint, Kind.TABLE)
+    described_as: Setting = of.metadata["setting"]
+    return dataclasses.replace(
+        described_as,
+        kind=kind,
+        optional=union,
+        required=of.default is of.default_factory,  # both are missing
+        table=hint if kind is Kind.TABLE else None,
+    )

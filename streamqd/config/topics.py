@@ -4,87 +4,55 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streamqd.config.setting import Kind, described
+from streamqd.config.setting import Bytes, Seconds, setting
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """What stays in a partition after every group has acknowledged it."""
 
-    max_age: float | None = field(
-        default=None,
-        metadata=described(
-            "Acknowledged entries older than this are trimmed. none: age trims nothing.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
+    max_age: Seconds | None = setting(
+        None, "Acknowledged entries older than this are trimmed. none: age trims nothing.", min=1
     )
-    max_length: int | None = field(
-        default=None,
-        metadata=described(
-            "Acknowledged entries beyond this many per partition are trimmed. none: length trims"
-            " nothing.",
-            Kind.INTEGER,
-            min=0,
-            optional=True,
-        ),
+    max_length: int | None = setting(
+        None,
+        "Acknowledged entries beyond this many per partition are trimmed. none: length trims"
+        " nothing.",
+        min=0,
     )
-    max_bytes: int | None = field(
-        default=None,
-        metadata=described(
-            "Acknowledged entries are trimmed while a partition takes more memory than this, about."
-            " none: size trims nothing.",
-            Kind.SIZE,
-            min=1,
-            optional=True,
-        ),
+    max_bytes: Bytes | None = setting(
+        None,
+        "Acknowledged entries are trimmed while a partition takes more memory than this, about."
+        " none: size trims nothing.",
+        min=1,
     )
-    shrink_every: float | None = field(
-        default=None,
-        metadata=described(
-            "Each time so much has passed, acknowledged entries that were there the time before are"
-            " trimmed: an entry stays for once to twice as long. none: nothing is trimmed so.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
+    shrink_every: Seconds | None = setting(
+        None,
+        "Each time so much has passed, acknowledged entries that were there the time before are"
+        " trimmed: an entry stays for once to twice as long. none: nothing is trimmed so.",
+        min=1,
     )
-    ack_policy: str = field(
-        default="keep",
-        metadata=described(
-            "delete: an entry is trimmed as soon as every group has acknowledged it. keep: the"
-            " other settings decide.",
-            choices=("keep", "delete"),
-        ),
+    ack_policy: str = setting(
+        "keep",
+        "delete: an entry is trimmed as soon as every group has acknowledged it. keep: the other"
+        " settings decide.",
+        choices=("keep", "delete"),
     )
-    without_groups: bool = field(
-        default=False,
-        metadata=described(
-            "Trim also while no group reads the topic: one that is only archived, or read by"
-            " position.",
-            Kind.BOOLEAN,
-        ),
+    without_groups: bool = setting(
+        False,
+        "Trim also while no group reads the topic: one that is only archived, or read by position.",
     )
-    drop_unacked_after: float | None = field(
-        default=None,
-        metadata=described(
-            "Loses messages: entries older than this go, acknowledged or not, and are counted."
-            " none: what is not acknowledged stays.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
+    drop_unacked_after: Seconds | None = setting(
+        None,
+        "Loses messages: entries older than this go, acknowledged or not, and are counted. none:"
+        " what is not acknowledged stays.",
+        min=1,
     )
-    drop_unacked_above: int | None = field(
-        default=None,
-        metadata=described(
-            "Loses messages: beyond this many entries per partition the oldest go, acknowledged or"
-            " not, and are counted. none: what is not acknowledged stays.",
-            Kind.INTEGER,
-            min=1,
-            optional=True,
-        ),
+    drop_unacked_above: int | None = setting(
+        None,
+        "Loses messages: beyond this many entries per partition the oldest go, acknowledged or not,"
+        " and are counted. none: what is not acknowledged stays.",
+        min=1,
     )
     # Which settings somebody wrote: those registered with the topic fill in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -105,39 +73,23 @@ class Retention:
 class Topic:
     """A topic, named by its table. Used when the topic is registered first, and to trim it."""
 
-    partitions: int = field(
-        default=1,
-        metadata=described(
-            "Partitions: how many workers of a group may work at once. It can grow, never shrink.",
-            Kind.INTEGER,
-            min=1,
-            max=4_096,
-        ),
+    partitions: int = setting(
+        1,
+        "Partitions: how many workers of a group may work at once. It can grow, never shrink.",
+        min=1,
+        max=4_096,
     )
-    retention: Retention = field(
-        default=Retention(),
-        metadata=described(
-            "What stays after every group has acknowledged it.",
-            Kind.TABLE,
-            table=Retention,
-        ),
+    retention: Retention = setting(Retention(), "What stays after every group has acknowledged it.")
+    archive: str = setting(
+        "off",
+        "required: nothing is trimmed before `streamqd pipeline archive` has stored it.",
+        choices=("off", "required"),
     )
-    archive: str = field(
-        default="off",
-        metadata=described(
-            "required: nothing is trimmed before `streamqd pipeline archive` has stored it.",
-            choices=("off", "required"),
-        ),
-    )
-    dlq_retention: float | None = field(
-        default=None,
-        metadata=described(
-            "Dead letters older than this are deleted for good, and counted. none: they stay until"
-            " somebody replays or purges them.",
-            Kind.DURATION,
-            min=1,
-            optional=True,
-        ),
+    dlq_retention: Seconds | None = setting(
+        None,
+        "Dead letters older than this are deleted for good, and counted. none: they stay until"
+        " somebody replays or purges them.",
+        min=1,
     )
     # Which settings somebody wrote. A topic that only a consumer names has none: its partition
     # count is then whatever is registered, not the default.

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.config.guards import Breaker
+from streamqd.config.consumers import Breaker
 from streamqd.handlers import Release, SoftTimeout
 from streamqd.message import Message
 from streamqd.model import Backoff

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.config.guards import Breaker, FloodGuard
+from streamqd.config.consumers import Breaker, FloodGuard
 from streamqd.handlers import Dead
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streamqd.config.guards import Breaker
+from streamqd.config.consumers import Breaker
 from streamqd.idle_reason import IdleReason, Wait
 from streamqd.message import Message
 from streamqd.model import Backoff

@@ -108,6 +108,7 @@ def test_a_whole_file(place: Place) -> None:
 
         [http]
         bind = "unix:./run/http.sock"
+        hosts = ["metrics.example.com", "proxy"]
 
         [log]
         format = "json"
@@ -149,6 +150,7 @@ def test_a_whole_file(place: Place) -> None:
     assert settings.daemon.max_message_bytes == 4_000_000
     assert settings.daemon.crash_backoff == Backoff("exponential", 0.5, 10.0, "full")
     assert settings.http.address == place.directory / "run/http.sock"
+    assert settings.http.hosts == ("metrics.example.com", "proxy")
     assert settings.topics["access"].retention == config.Retention(86_400.0, 1000)
     assert settings.topics["access"].stated == {"partitions", "retention"}
     assert settings.topics["shop.orders"] == config.Topic()
@@ -276,6 +278,10 @@ MISTAKES = [
     ('[http]\nbind = "127.0.0.1:70000"', "is no address"),
     ('[http]\nbind = "unix:"', "is no path for a socket"),
     (f'[http]\nbind = "unix:/{"x" * 107}"', "is no path for a socket"),
+    (
+        '[http]\nhosts = ["a.example:80"]',
+        'holds "a.example:80": write names of hosts without a port',
+    ),
     ('[keys]\ncontrol = "{mq}"', 'keys.control: "{mq}" cannot be used'),
     ('[keys]\ncontrol = "x"\nstreams = "x:retry"', "lie in one another"),
     ('[keys]\ncontrol = "same"\nstreams = "same"', "lie in one another"),

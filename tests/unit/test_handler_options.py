@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from streamqd.config import Consumer
-from streamqd.config.guards import Breaker, FloodGuard
+from streamqd.config.consumers import Breaker, FloodGuard
 from streamqd.config.setting import Kind, settings_of
 from streamqd.handlers.options import (
     BackoffOptions,

@@ -73,6 +73,7 @@ def test_every_field_is_a_setting_with_a_sentence(section: type) -> None:
     for name, setting in described.items():
         assert re.search(r"[.!]$", setting.doc), name
         assert (setting.kind is Kind.TABLE) == (setting.table is not None), name
+        assert setting.kind is not Kind.TEXTS or setting.shape is not None, name
 
 
 # --- config show ---------------------------------------------------------------------------------
