@@ -158,9 +158,9 @@ def test_a_client_that_does_not_read_is_dropped(
     server = start()
     with dial(server) as slow:
         slow.sendall(b"GET /big HTTP/1.1\r\n\r\n")
-        wait_until(lambda: server._connections)
+        wait_until(lambda: server._clients)
         assert get(server, "/")[0] == 200
-        wait_until(lambda: not server._connections)
+        wait_until(lambda: not server._clients)
         slow.settimeout(10)
         received = 0
         with contextlib.suppress(ConnectionResetError):
@@ -174,7 +174,7 @@ def test_many_silent_clients_cannot_shut_others_out(start: Started) -> None:
     crowd = [dial(server) for _ in range(http.CONNECTIONS_MAX + 30)]
     try:
         assert get(server, "/")[0] == 200
-        assert len(server._connections) <= http.CONNECTIONS_MAX
+        assert len(server._clients) <= http.CONNECTIONS_MAX
     finally:
         for peer in crowd:
             peer.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,12 +172,8 @@ def test_what_is_shown_can_be_written_and_is_one_line(text: str | bytes) -> None
 
 
 @pytest.fixture
-def server() -> Iterator[HttpServer]:
-    made = HttpServer(("127.0.0.1", 0), {"/": lambda _: HttpResponse(200, b"front")})
-    yield made
-    made._waker.close()
-    made._woken.close()
-    made._selector.close()
+def server() -> HttpServer:
+    return HttpServer(("127.0.0.1", 0), {"/": lambda _: HttpResponse(200, b"front")})
 
 
 requests = st.one_of(
@@ -195,8 +190,8 @@ requests = st.one_of(
 @quick
 @given(requests)
 def test_every_request_gets_an_answer(server: HttpServer, raw: bytes) -> None:
-    response, _ = server._respond(raw)
-    assert response.status in (200, 400, 404, 405, 431)
+    status = server._respond(raw).split(b" ")[1]
+    assert int(status) in (200, 400, 404, 405)
 
 
 # --- the configuration ----------------------------------------------------------------------------
