@@ -16,14 +16,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from streamqd.metrics.table import TABLE, Metric
+from streamqd.metrics.table import METRICS, Metric
 from streamqd.metrics.view import MetricsView
-from streamqd.metrics.waiting import WAITING
 from streamqd.scoreboard import BUCKETS
 
 __all__ = ["METRICS", "Exporter", "Metric", "MetricsView"]
-
-METRICS: tuple[Metric, ...] = (*TABLE, *WAITING)
 
 # Bounds below 16 us and above 5 minutes tell nothing that their neighbours do not.
 _SHOWN = range(4, 29)
