@@ -16,12 +16,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from streamqd.errors import BadValue
 from streamqd.logs.events import EVENTS
 from streamqd.logs.lines import JsonFormatter, LogLine, TextFormatter, flatten, process
-from streamqd.logs.once import Once, told
 from streamqd.logs.records import Handled, Output, Several, current, mark_records, running
 from streamqd.logs.sink import Sink
 
@@ -51,6 +50,7 @@ __all__ = [
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
 
 LINES_PER_SECOND = 20  # of one event that messages cause, of one process
+LINES_AT_ONCE = 10  # of one look; somebody may have written ten thousand
 
 _LOGGER = logging.getLogger("streamqd")
 
@@ -75,12 +75,22 @@ def event(
 
 def bad_value(error: BadValue, **where: object) -> None:
     """Log a value of Redis that is not what belongs there, by key and field."""
-    _log("redis.bad_value", logging.WARNING, {**told(error), **where})
+    _log("redis.bad_value", logging.WARNING, {**_told(error), **where})
+
+
+def _told(error: BadValue) -> dict[str, object]:
+    """What the log says of a bad value."""
+    return {
+        "key": error.key[:200],
+        "field": error.field[:200] or None,
+        "found": error.found,
+        "wanted": error.wanted,
+    }
 
 
 def bad_values() -> Once:
     """Return what logs the bad values of each look, once each until it changes."""
-    return Once(event, "redis.bad_value")
+    return Once("redis.bad_value")
 
 
 class Episode:
@@ -163,6 +173,29 @@ class Limit:
             self._since = time.monotonic()
             held, self._suppressed = self._suppressed, 0
             _log(self._name, self._level, {**fields, "suppressed": held})
+
+
+class Once:
+    """Logs each of many things that are looked at again and again: once, until it changes."""
+
+    def __init__(self, name: str, level: int = logging.WARNING) -> None:
+        assert name in EVENTS, name
+        self._name = name
+        self._level = level
+        self._known: dict[Hashable, Mapping[str, object]] = {}
+
+    def look(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
+        """Take all that there is now. A few of what is new get a line, all others one together."""
+        fresh = [fields for name, fields in found.items() if self._known.get(name) != fields]
+        self._known = dict(found)
+        for fields in fresh[:LINES_AT_ONCE]:
+            _log(self._name, self._level, fields)
+        if len(fresh) > LINES_AT_ONCE:
+            _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
+
+    def values(self, found: Iterable[BadValue]) -> None:
+        """Take all bad values that there are now."""
+        self.look({(each.key, each.field): _told(each) for each in found})
 
 
 def _log(

@@ -95,7 +95,7 @@ class TopicPresence:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._looked_at = -LOOK_SECONDS
-        self._lost = logs.Once(logs.event, "topic.lost", logging.WARNING)
+        self._lost = logs.Once("topic.lost", logging.WARNING)
         self._bad = logs.bad_values()
 
     def look(

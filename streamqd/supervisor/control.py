@@ -23,7 +23,7 @@ class Control:
         self._me = instance
         self._read = False
         self.directives = Directives()
-        self._strange = logs.Once(logs.event, "steer.ignored")
+        self._strange = logs.Once("steer.ignored")
         self._reloaded = 0  # time of the last directive to reload that is done with
         self._reloading = 0  # of the one under way, 0 = none
         self._reload_problem = ""

@@ -271,7 +271,7 @@ def test_many_things_of_one_look_take_a_few_lines(pipe: tuple[int, int]) -> None
     """S6: 50,000 junk orders took a line each; what has changed gets a line again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
-    once = logs.Once(logs.event, "steer.ignored")
+    once = logs.Once("steer.ignored")
     found = {f"junk:{n}": {"order": f"junk:{n}"} for n in range(50_000)}
     for _ in range(3):
         once.look(found)
