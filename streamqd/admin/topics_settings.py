@@ -10,11 +10,11 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin.reading import BadValues, Unreadable, ask
+from streamqd.config import overlay
 from streamqd.config.checks import check
-from streamqd.config.overlay import meant_by, setting_at
 from streamqd.config.problems import Problems
 from streamqd.config.reading import Reader, written
-from streamqd.config.setting import Kind, Setting, settings_of
+from streamqd.config.setting import Setting, settings_of
 from streamqd.errors import BadValue, ConfigError, Refused
 from streamqd.store import topics, untrusted
 from streamqd.store.store import Store
@@ -117,13 +117,10 @@ def changed_topic(
                 f"partitions: the number grows by `streamqd topic grow {topic} N` only"
             )
         else:
-            setting = setting_at((*path, *parts))
-            table = raw
-            for part in parts[:-1]:
-                table = table.setdefault(part, {})
-            table[parts[-1]] = meant_by(value, setting.kind if setting else Kind.TEXT)
+            overlay.put(raw, (*path, *parts), value)
     before = config.effective(config.Topic(), stored)
-    changed: config.Topic = Reader(problems).table(before, raw, path)
+    stated = raw.get("topics", {}).get(topic, {})
+    changed: config.Topic = Reader(problems).table(before, stated, path)
     # What holds between settings; the other sections are at their defaults here.
     among = Problems()
     check(config.Settings(topics={topic: changed}), among, {})

@@ -36,7 +36,8 @@ def overlay(
         if name.startswith(PREFIX) and name != CONFIG_NAME:
             path = _path_of_variable(name, raw, problems)
             if path:
-                _put(raw, path, environ[name], name, problems)
+                put(raw, path, environ[name])
+                problems.origins[path] = name
     for key, text in overrides.items():
         over = _path_of_key(key)
         if over is None:
@@ -46,7 +47,8 @@ def overlay(
         elif over[0] == "consumers":
             problems.sentences.append(f"{key} (command line): {_ONLY_IN_FILE}")
         else:
-            _put(raw, over, text, "command line", problems)
+            put(raw, over, text)
+            problems.origins[over] = "command line"
 
 
 def _path_of_variable(
@@ -121,23 +123,19 @@ def _path_of_key(key: str) -> tuple[str, ...] | None:
     return tuple(parts) if len(parts) > 1 else None
 
 
-def _put(
-    raw: dict[str, Any], path: tuple[str, ...], text: str, origin: str, problems: Problems
-) -> None:
+def put(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
+    """Lay a text from outside the file over the raw tables, at a TOML path."""
     table = raw
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             return  # the file has no table here, which is reported when it is read
     setting = setting_at(path)
-    table[path[-1]] = meant_by(text, setting.kind if setting else Kind.TEXT)
-    problems.origins[path] = origin
+    table[path[-1]] = _meant_by(text, setting.kind if setting else Kind.TEXT)
 
 
-def meant_by(text: object, kind: Kind) -> Any:
+def _meant_by(text: str, kind: Kind) -> Any:
     """The value of a text from outside the file: TOML where that can be, else the text itself."""
-    if not isinstance(text, str):
-        return text
     bare = text.strip()
     quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'"
     if kind in (Kind.TEXT, Kind.PATH) and not quoted:
