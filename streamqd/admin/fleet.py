@@ -13,11 +13,11 @@ from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.live import LiveFailure, LiveUnit
 from streamqd.admin.partitions import UnitRow
 from streamqd.admin.reading import BadValues, Unreadable, measure_each
-from streamqd.admin.words import known_sum, lasting, spans
 from streamqd.model import Unit
 from streamqd.store import members, statistics
 from streamqd.store.directives import Directives
 from streamqd.store.store import Store
+from streamqd.words import known_sum, lasting, spans
 
 OWNERS_MAX = 4  # instances that a sentence names
 STUCK_SECONDS = 10.0  # one run that lasts longer is a problem

@@ -22,7 +22,6 @@ from streamqd.admin.reading import (
     read_id,
     server_unix_ms,
 )
-from streamqd.admin.words import known_sum, plural
 from streamqd.errors import RedisRefused, Refused
 from streamqd.model import Unit
 from streamqd.store import retention
@@ -30,6 +29,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.retention import GroupStand, Stand, Trimmed
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
+from streamqd.words import known_sum, plural
 
 PAGE = 4_000  # entries removed by one script, at most
 COUNT_MAX = 100_000  # entries counted one by one in a partition

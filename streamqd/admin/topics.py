@@ -10,13 +10,13 @@ from typing import Any
 from streamqd import config
 from streamqd.admin import backlog, topics_settings
 from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, group_names, measure_each
-from streamqd.admin.words import known_sum
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
 from streamqd.model import Unit
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
+from streamqd.words import known_sum
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from streamqd.admin.growth import OWNER as GROWTH
 from streamqd.admin.live import LiveDirective, LiveFailure, LiveUnit, LiveView
 from streamqd.admin.partitions import MeasuredUnit
 from streamqd.admin.reading import BadValues, Unreadable, ask
-from streamqd.admin.words import lasting, plural
 from streamqd.errors import Refused
 from streamqd.model import Unit
 from streamqd.store import members
 from streamqd.store.store import Store
+from streamqd.words import lasting, plural
 
 STUCK_SECONDS = 10.0  # one run that lasts longer is named as what holds the partition
 FAILING_SHARE = 0.5  # of the runs that fail, from which on failing is the cause

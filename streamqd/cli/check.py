@@ -11,10 +11,11 @@ import click
 from streamqd import config, embedded, http, inspection, startup
 from streamqd.admin import permissions
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import LEVELS, count, styled
+from streamqd.cli.output import LEVELS, styled
 from streamqd.cli.session import Session, timed_out
 from streamqd.errors import ConfigError, RedisRefused, RedisUnavailable
 from streamqd.store import topics
+from streamqd.words import count
 
 PATIENCE = 2.0  # seconds that a server may take to load its data
 EXIT_PROBLEMS = 1

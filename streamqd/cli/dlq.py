@@ -35,18 +35,10 @@ from streamqd.cli.dlq_choice import (
     stated,
 )
 from streamqd.cli.dlq_view import print_audit, print_causes, print_letter, print_rows
-from streamqd.cli.output import (
-    NO_MATCH,
-    ago,
-    confirm,
-    count,
-    printable,
-    styled,
-    table,
-    unreadable,
-)
+from streamqd.cli.output import NO_MATCH, ago, confirm, printable, styled, table, unreadable
 from streamqd.cli.session import NOT_AUDITED, Session
 from streamqd.errors import RedisUnavailable, Refused, StreamqdError
+from streamqd.words import count
 
 
 @click.group()

@@ -9,7 +9,8 @@ import click
 from streamqd.admin.audit import AuditEntry
 from streamqd.admin.dead_letters import FailureCause
 from streamqd.admin.dead_letters.listing import MASK, DeadLetterDetail, DeadLetterRow
-from streamqd.cli.output import BELOW, age, printable, room, table
+from streamqd.cli.output import BELOW, printable, room, table
+from streamqd.words import age
 
 _TEXT_CHARS = 70  # of an error message in a list of causes
 

@@ -9,21 +9,10 @@ from streamqd.admin.diagnosis import DiagnosisFinding, DiagnosisReport
 from streamqd.admin.diagnosis.check import Check
 from streamqd.cli.arguments import Duration, json_option
 from streamqd.cli.command import CommandResult, answering, connected
-from streamqd.cli.output import (
-    LEVELS,
-    age,
-    ago,
-    count,
-    emit,
-    json_text,
-    memory,
-    printable,
-    styled,
-    table,
-    unreadable,
-)
+from streamqd.cli.output import LEVELS, ago, emit, json_text, printable, styled, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import RedisUnavailable
+from streamqd.words import age, count, memory
 
 EXIT_PROBLEMS = 1
 EXIT_REDIS = 4

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamqd.cli.output import age
 from streamqd.cli.session import Session
+from streamqd.words import age
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

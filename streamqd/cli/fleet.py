@@ -12,10 +12,11 @@ from streamqd.admin import directives
 from streamqd.admin.directives import Departure
 from streamqd.cli.arguments import Command, dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
-from streamqd.cli.output import age, confirm, count, printable, styled, table, unreadable
+from streamqd.cli.output import confirm, printable, styled, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.model import Unit
 from streamqd.store.directives import Scope, scope_of
+from streamqd.words import age, count
 
 ALIKE_MAX = 5  # partitions that are named with the same problem
 SHOWN_MAX = 20  # partitions that one instance takes; --json names all

@@ -10,19 +10,10 @@ from streamqd.admin import adoption, directives, groups, growth
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
-from streamqd.cli.output import (
-    age,
-    ago,
-    at_least,
-    confirm,
-    count,
-    position,
-    sentence,
-    table,
-    unreadable,
-)
+from streamqd.cli.output import ago, at_least, confirm, position, sentence, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
+from streamqd.words import age, count
 
 
 @click.group()

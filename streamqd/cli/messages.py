@@ -22,20 +22,11 @@ from streamqd.cli.arguments import (
     yes_option,
 )
 from streamqd.cli.command import CommandResult, answering, connected
-from streamqd.cli.output import (
-    NO_MATCH,
-    age,
-    ago,
-    confirm,
-    count,
-    json_text,
-    printable,
-    table,
-    unreadable,
-)
+from streamqd.cli.output import NO_MATCH, ago, confirm, json_text, printable, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
 from streamqd.model import LETTERS
+from streamqd.words import age, count
 
 EXIT_NOT_ALL = 8
 ERROR_CHARS = 80  # of an error in the table; --json has all that is kept of it

@@ -15,6 +15,7 @@ import click
 from streamqd.admin import as_json
 from streamqd.admin.reading import Unreadable
 from streamqd.errors import Refused
+from streamqd.words import age
 
 WIDTH = 80  # of a table when no terminal says otherwise
 NO_MATCH = "nothing matches"
@@ -143,25 +144,6 @@ def sentence(text: str, begin: str = "", hang: int = 0) -> None:
     click.echo(line)
 
 
-def age(milliseconds: float | None) -> str:
-    """How long something takes or is ago, in two units at most, as `3h12m`."""
-    if milliseconds is None:
-        return "-"
-    seconds = max(0.0, milliseconds / 1000)
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = int(seconds)
-    for unit, size, lower, lower_size in (
-        ("d", 86_400, "h", 3_600),
-        ("h", 3_600, "m", 60),
-        ("m", 60, "s", 1),
-    ):
-        if whole >= size:
-            rest = whole % size // lower_size if whole < 100 * size else 0
-            return f"{whole // size}{unit}" + (f"{rest}{lower}" if rest else "")
-    return f"{whole}s"
-
-
 def ago(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
     """The age of an instant, for a cell of a table; None where the instant is not known."""
     return None if then_unix_ms is None else age(now_unix_ms - then_unix_ms)
@@ -170,17 +152,6 @@ def ago(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
 def at_least(number: int, exact: bool) -> str:
     """A number, with `+` behind it when it may be greater."""
     return f"{number:,}{'' if exact else '+'}"
-
-
-def memory(size: int | None) -> str:
-    """Bytes as people read them, such as `12.3 MiB`; `-` for None."""
-    if size is None:
-        return "-"
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
 
 
 def position(entry_id: str) -> str:
@@ -192,14 +163,6 @@ def position(entry_id: str) -> str:
         # The greatest id of a millisecond, which no server issues: the place before the next one.
         return f"before {int(ms) + 1}-0"
     return entry_id
-
-
-def count(number: int, noun: str) -> str:
-    """`1 dead letter`, `3 dead letters`, `no dead letters`; `2 retries`."""
-    shown = "no" if number == 0 else f"{number:,}"
-    if number == 1:
-        return f"{shown} {noun}"
-    return f"{shown} {noun[:-1]}ies" if noun.endswith("ry") else f"{shown} {noun}s"
 
 
 def confirm(question: str, yes: bool) -> None:

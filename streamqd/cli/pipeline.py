@@ -17,8 +17,9 @@ from streamqd.cli.arguments import Command, Duration, Size, json_option
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.engine import bar
 from streamqd.cli.engine import engine as lend_engine
-from streamqd.cli.output import count, emit, json_text, table
+from streamqd.cli.output import emit, json_text, table
 from streamqd.cli.session import Session
+from streamqd.words import count
 
 if TYPE_CHECKING:
     from streamqd.spark.pipelines.compact import Compacted

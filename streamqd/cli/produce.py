@@ -17,7 +17,7 @@ import click
 
 from streamqd.cli.arguments import Duration, json_option
 from streamqd.cli.lines import STDIN, BadInputError, Lines, Payload
-from streamqd.cli.output import count, emit, styled
+from streamqd.cli.output import emit, styled
 from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import (
@@ -31,6 +31,7 @@ from streamqd.errors import (
 from streamqd.producer import ChunkRefused, ChunkUnknown, Outgoing, Producer
 from streamqd.producer.encoding import encoded_key
 from streamqd.store import topics as registry
+from streamqd.words import count
 
 EXIT_INPUT = 2
 RATE_SECONDS = 0.1  # the shortest time that a rate is shown for

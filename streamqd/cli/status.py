@@ -11,8 +11,9 @@ from streamqd.admin import fleet
 from streamqd.admin import partitions as admin_partitions
 from streamqd.admin.condition import in_words
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import age, ago, count, printable, sentence, table, unreadable
+from streamqd.cli.output import ago, printable, sentence, table, unreadable
 from streamqd.cli.session import Session
+from streamqd.words import age, count
 
 STEADY = 0.5  # messages per second by which a lag must change to be said to change
 

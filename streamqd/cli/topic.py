@@ -13,10 +13,11 @@ import click
 from streamqd.admin import directives, growth, renewal, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import retired, yes_option
 from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
-from streamqd.cli.output import at_least, confirm, count, memory, table, unreadable
+from streamqd.cli.output import at_least, confirm, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.config import Topic
 from streamqd.errors import ConfigError, Refused
+from streamqd.words import count, memory
 
 POLL_SECONDS = 1.0
 

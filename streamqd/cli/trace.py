@@ -12,9 +12,10 @@ from streamqd.admin import as_json as plain
 from streamqd.admin import trace as admin
 from streamqd.admin.condition import in_words
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import age, count, printable, sentence
+from streamqd.cli.output import printable, sentence
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
+from streamqd.words import age, count
 
 
 @click.command(short_help="Say what became of one message.")

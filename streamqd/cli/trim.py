@@ -10,9 +10,10 @@ from streamqd import config
 from streamqd.admin import retention as admin
 from streamqd.cli.arguments import Duration, Size, yes_option
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import age, confirm, count, memory, table, unreadable
+from streamqd.cli.output import confirm, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import Refused
+from streamqd.words import age, count, memory
 
 
 @click.command(short_help="Remove acknowledged entries now.")

@@ -8,10 +8,10 @@ import click
 
 from streamqd.admin import why as admin
 from streamqd.admin.why import WaitCause
-from streamqd.admin.words import spans
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import sentence, unreadable
 from streamqd.cli.session import Session
+from streamqd.words import spans
 
 EXIT_HELD = 1
 

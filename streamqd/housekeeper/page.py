@@ -6,6 +6,8 @@ import time
 from html import escape
 from typing import Any
 
+from streamqd.words import age
+
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--bad:#c33;--dim:#888}
 body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem}
@@ -54,7 +56,7 @@ def render(summary: dict[str, Any], reasons: list[str]) -> str:
         f"<h1>streamqd {name}: {state}</h1>"
         f'<p class="dim">fleet {escape(summary["fleet"])} · host {escape(summary["host"])} · '
         f"pid {summary['pid']} · version {escape(summary['version'])} · "
-        f"up {_span((now - summary['started_unix_ms']) / 1000)} · "
+        f"up {age(now - summary['started_unix_ms'])} · "
         f"Redis {'answers' if summary['redis_up'] else 'does not answer'}</p>"
         f"{trouble}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></html>\n"
     )
@@ -62,17 +64,17 @@ def render(summary: dict[str, Any], reasons: list[str]) -> str:
 
 def _row(unit: dict[str, Any], now_unix_ms: float) -> str:
     counters, rates = unit["counters"], unit["rates"]
-    since = unit["since_unix_ms"]
+    since, oldest = unit["since_unix_ms"], unit["oldest_seconds"]
     state = escape(unit["state"])
     cells = [
         f"<td>{escape(unit['topic'])}/{unit['partition']}/{escape(unit['group'])}</td>",
         f'<td class="word{" bad" if unit["state"] in ("broken", "gone") else ""}">{state}</td>',
-        _cell(_span((now_unix_ms - since) / 1000) if since else None),
+        _cell(age(now_unix_ms - since) if since else None),
         _cell(unit["lag"]),
         _cell(unit["pending"]),
         _cell(unit["in_hand"]),
         _cell(unit["delayed"]),
-        _cell(None if unit["oldest_seconds"] is None else _span(unit["oldest_seconds"])),
+        _cell(None if oldest is None else age(oldest * 1000)),
         _cell(f"{rates['acked']:,.1f}"),
         _cell(f"{rates['failed']:,.1f}", bad=rates["failed"] >= 0.05),  # else it reads 0.0
         _cell(unit["group_dead_letters"], bad=bool(unit["group_dead_letters"])),
@@ -87,14 +89,3 @@ def _cell(value: object, *, bad: bool = False) -> str:
         return '<td class="dim">&ndash;</td>'
     text = f"{value:,}" if isinstance(value, int) else escape(str(value))
     return f'<td class="bad">{text}</td>' if bad else f"<td>{text}</td>"
-
-
-def _span(seconds: float) -> str:
-    """Write a length of time with its two largest units."""
-    whole = max(0, int(seconds))
-    for size, unit, lower_size, lower in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m")):
-        if whole >= size:
-            return f"{whole // size}{unit} {whole % size // lower_size}{lower}"
-    if whole >= 60:
-        return f"{whole // 60}m {whole % 60}s"
-    return f"{whole}s"

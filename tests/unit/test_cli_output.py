@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from streamqd import words
 from streamqd.cli import output
 from streamqd.cli.lines import BadInputError, Lines
 from streamqd.errors import Refused
@@ -59,11 +60,11 @@ def test_text_of_many_lines_keeps_them() -> None:
     ],
 )
 def test_ages_are_short(milliseconds: float | None, shown: str) -> None:
-    assert output.age(milliseconds) == shown
+    assert words.age(milliseconds) == shown
 
 
 def test_counting_things() -> None:
-    assert [output.count(n, "letter") for n in (0, 1, 2, 1234)] == [
+    assert [words.count(n, "letter") for n in (0, 1, 2, 1234)] == [
         "no letters",
         "1 letter",
         "2 letters",

@@ -8,9 +8,9 @@ from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import by_group, numbers
 from streamqd.admin.published import tables
-from streamqd.admin.words import plural, roughly, spans
 from streamqd.store.directives import EVERYBODY
 from streamqd.store.keys import Keys
+from streamqd.words import plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
 QUIET_SECONDS = 30.0  # of a housekeeper, which publishes every 2 s

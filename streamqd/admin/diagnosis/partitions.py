@@ -9,8 +9,8 @@ from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
 from streamqd.admin.published import tables
 from streamqd.admin.reading import SEQ_MAX, read_id
-from streamqd.admin.words import plural, roughly, spans
 from streamqd.store.keys import Keys
+from streamqd.words import plural, roughly, spans
 
 ABANDONED_SECONDS = 600.0  # without an owner and without a reader
 AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from streamqd import embedded, extras
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
-from streamqd.admin.words import plural, roughly
 from streamqd.store import certificates
+from streamqd.words import plural, roughly
 
 # Of each line of versions the first one without a flaw that clients can use to run code on the host
 # or to get past their rights. Sources: the announcements of July 2026, which close the flaws of

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
-from streamqd.admin.words import plural
 from streamqd.store.keys import Keys
+from streamqd.words import plural
 
 
 @check("topics.without-meta", Severity.PROBLEM, Need.TOPICS)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from streamqd.admin.condition import ALARMING
 from streamqd.admin.live import LiveUnit
-from streamqd.cli.output import age, printable
+from streamqd.cli.output import printable
+from streamqd.words import age
 
 NAME_MIN = 18  # columns of the partition's name that are always kept
 GAP = 1

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamqd.admin.live import LiveFailure, LiveUnit, LiveView
-from streamqd.admin.words import spans
-from streamqd.cli.output import age, printable
+from streamqd.cli.output import printable
 from streamqd.cli.screen.columns import NAME_MIN, SLOW_RUN, Cell, number, ordered, seconds, shown
+from streamqd.words import age, spans
 
 Line = list[Cell]
 

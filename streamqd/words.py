@@ -1,4 +1,4 @@
-"""Numbers for people: partitions, durations, plurals, sums."""
+"""Numbers as people read them: durations, sizes, plurals, partitions, sums."""
 
 from __future__ import annotations
 
@@ -23,18 +23,55 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """About how long: `3 minutes`, `5 days`."""
+    """About how long: `1 second`, `3 minutes`, `5 days`."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}s"
-    return f"{seconds:,.0f} seconds"
+    return plural(round(seconds), "second")
 
 
 def plural(number: int, noun: str) -> str:
     """`1 message`, `3 messages`; 'entry' becomes 'entries'."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun[:-1]}ies" if noun.endswith("ry") else f"{number:,} {noun}s"
+    return f"1 {noun}" if number == 1 else f"{number:,} {_many(noun)}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 dead letter`, `3 dead letters`, `no dead letters`."""
+    return plural(number, noun) if number else f"no {_many(noun)}"
+
+
+def _many(noun: str) -> str:
+    return f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+
+
+def age(milliseconds: float | None) -> str:
+    """How long something takes or is ago, in two units at most, as `3h12m`."""
+    if milliseconds is None:
+        return "-"
+    seconds = max(0.0, milliseconds / 1000)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    for unit, size, lower, lower_size in (
+        ("d", 86_400, "h", 3_600),
+        ("h", 3_600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
+        if whole >= size:
+            rest = whole % size // lower_size if whole < 100 * size else 0
+            return f"{whole // size}{unit}" + (f"{rest}{lower}" if rest else "")
+    return f"{whole}s"
+
+
+def memory(size: int | None) -> str:
+    """Bytes as people read them, such as `12.3 MiB`; `-` for None."""
+    if size is None:
+        return "-"
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
 
 
 def lasting(seconds: float) -> str:
