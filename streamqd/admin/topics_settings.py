@@ -13,7 +13,7 @@ from streamqd.admin.reading import BadValues, Unreadable, ask
 from streamqd.config import overlay
 from streamqd.config.checks import check
 from streamqd.config.problems import Problems
-from streamqd.config.reading import Reader, written
+from streamqd.config.reading import TableReader, written
 from streamqd.config.setting import Setting, settings_of
 from streamqd.errors import BadValue, ConfigError, Refused
 from streamqd.store import topics, untrusted
@@ -120,7 +120,7 @@ def changed_topic(
             overlay.put(raw, (*path, *parts), value)
     before = config.effective(config.Topic(), stored)
     stated = raw.get("topics", {}).get(topic, {})
-    changed: config.Topic = Reader(problems).table(before, stated, path)
+    changed: config.Topic = TableReader(problems).table(before, stated, path)
     # What holds between settings; the other sections are at their defaults here.
     among = Problems()
     check(config.Settings(topics={topic: changed}), among, {})

@@ -17,7 +17,7 @@ from streamqd.config.checks import check, check_consumer
 from streamqd.config.consumers import Consumer
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
-from streamqd.config.reading import Reader, unknown
+from streamqd.config.reading import TableReader, unknown
 from streamqd.config.schema import SECTIONS, Settings
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.topics import Topic
@@ -54,7 +54,7 @@ def load(
     base_dir = Path(file).absolute().parent if file else Path.cwd()
     problems = Problems()
     overlay(raw, overrides, environ, problems)
-    settings = _build(raw, source, Reader(problems, base_dir))
+    settings = _build(raw, source, TableReader(problems, base_dir))
     check(settings, problems, environ)
     problems.raise_if_any(settings)
     return settings
@@ -89,7 +89,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError([f"{file}: it holds a number of thousands of digits"]) from None
 
 
-def _build(raw: Mapping[str, Any], source: str, reader: Reader) -> Settings:
+def _build(raw: Mapping[str, Any], source: str, reader: TableReader) -> Settings:
     known = [*SECTIONS, "topics", "consumers"]
     for name in raw:
         if name not in known:
@@ -118,7 +118,7 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
     return dataclasses.replace(http, bind=f"unix:{base_dir / http.bind.removeprefix('unix:')}")
 
 
-def _topics(raw: object, reader: Reader) -> dict[str, Topic]:
+def _topics(raw: object, reader: TableReader) -> dict[str, Topic]:
     if not isinstance(raw, Mapping):
         clause = "is not a table: write a table [topics.NAME] for each topic"
         reader.problems.add(("topics",), clause)
@@ -141,7 +141,7 @@ def _with_named_topics(
     return {**topics, **named}
 
 
-def _consumers(raw: object, reader: Reader) -> tuple[Consumer, ...]:
+def _consumers(raw: object, reader: TableReader) -> tuple[Consumer, ...]:
     if not isinstance(raw, list):
         clause = "is not a list: write [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
@@ -153,7 +153,7 @@ def _consumers(raw: object, reader: Reader) -> tuple[Consumer, ...]:
     )
 
 
-def _consumer(raw: object, path: wording.Path, reader: Reader) -> Consumer | None:
+def _consumer(raw: object, path: wording.Path, reader: TableReader) -> Consumer | None:
     given = reader.settings(Consumer, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -176,7 +176,7 @@ def declare_consumers(
     of the file that has no handler, if `declared` is the `whole` of what the modules declare.
     """
     problems = Problems()
-    reader = Reader(problems, settings.base_dir)
+    reader = TableReader(problems, settings.base_dir)
     found: dict[str, Consumer] = {}
     for raw in declared:
         stated = {name: value for name, value in raw.items() if value is not None}

@@ -19,7 +19,7 @@ from streamqd.model import Backoff
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class TableReader:
     """Reads raw tables. What is wrong goes to `problems`; paths are relative to `base_dir`."""
 
     problems: Problems
