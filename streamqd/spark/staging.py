@@ -4,7 +4,7 @@
 2. The driver gets a `Staged` of each task, and gives them to `Publisher.commit`.
 3. That decides once which attempts make up the batch, moves their rows, and removes what is left.
 
-Whatever dies in between, the batch comes again and goes on from there: see decision 0025.
+Whatever dies in between, the batch comes again and goes on from there: see decision 0024.
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ def _commands(node: ast.AST) -> set[str]:
         each.args[0].value
         for each in ast.walk(node)
         if isinstance(each, ast.Call)
-        and isinstance(each.func, ast.Attribute)
-        and ast.unparse(each.func) == "scripts.get"
+        and ast.unparse(each.func) in ("scripts.get", "_fenced")
         and isinstance(each.args[0], ast.Constant)
     }
     return found | of_scripts(named)
