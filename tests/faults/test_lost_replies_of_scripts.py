@@ -37,6 +37,7 @@ AGAIN: dict[Scenario, str] = {
     scenarios.message_publish: "DUP",
     scenarios.pipeline_lease_drop: "LOST",
     scenarios.renewal_swap: "GONE",
+    scenarios.sink_begin: "BEGUN",
     scenarios.topic_configure: "CHANGED",
     scenarios.topic_create: "EXISTS",
 }
