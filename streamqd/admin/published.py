@@ -6,7 +6,7 @@ They may be of another version, or written by others: every field may be missing
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -152,14 +152,6 @@ def whole(value: Any) -> int | None:
     """A whole number of JSON within bounds; None for anything else."""
     found = real(value)
     return None if found is None else int(found)
-
-
-def document(raw: Mapping[str, Any] | bytes | None) -> dict[str, Any]:
-    """A JSON object; an empty one for anything else."""
-    try:
-        return untrusted.json_object(raw if isinstance(raw, bytes) else None, "", default={})
-    except BadValue:
-        return {}
 
 
 def _odd(key: str, field: str, value: Any, wanted: str) -> BadValue:

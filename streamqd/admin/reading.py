@@ -24,6 +24,10 @@ from streamqd.store.store import Store
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # anybody may have written it
 PAGE_MAX = 100  # entries with their bodies of one reply
+BATCH = 256  # commands of one exchange
+_OURS = "what streamqd writes there"
+# The server as a whole does not serve: there is nothing to go on with.
+_HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
 class Id(NamedTuple):
@@ -120,14 +124,20 @@ def server_unix_ms(link: Connection) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def ask(store: Store, commands: Sequence[Sequence[Any]], bad: BadValues | None = None) -> list[Any]:
-    """Run reading commands in bounded exchanges. A missing key answers None, not an error.
+def ask(
+    store: Store,
+    commands: Sequence[Sequence[Any]],
+    bad: BadValues | None = None,
+    *,
+    batch: int = BATCH,
+) -> list[Any]:
+    """Run reading commands, `batch` in one exchange. A missing key answers None, not an error.
 
     So does a key that cannot be read, which `bad` keeps. Raises BadValue of it without `bad`.
     """
     replies: list[Any] = []
-    for start in range(0, len(commands), BATCH):
-        some = commands[start : start + BATCH]
+    for start in range(0, len(commands), batch):
+        some = commands[start : start + batch]
         for command, reply in zip(some, store.pipeline(some), strict=True):
             if not isinstance(reply, RedisRefused):
                 replies.append(reply)
@@ -136,7 +146,7 @@ def ask(store: Store, commands: Sequence[Sequence[Any]], bad: BadValues | None =
             if "no such key" in str(reply) or reply.kind is RefusalKind.NO_GROUP:
                 continue
             if bad is not None:
-                bad.refused(key_of(command), reply)
+                bad.refused(reply, key_of(command), _words(command))
             elif reply.code == "WRONGTYPE":
                 raise _of_another_type(key_of(command)) from reply
             else:
@@ -148,6 +158,12 @@ def key_of(command: Sequence[Any]) -> str:
     """The key that a reading command is about."""
     at = 2 if str(command[0]) in ("XINFO", "MEMORY") else 1
     return str(command[at]) if len(command) > at else str(command[0])
+
+
+def _words(command: Sequence[Any]) -> str:
+    """The name of a command, with its second word where that belongs to it."""
+    name = str(command[0])
+    return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
 
 
 def _of_another_type(key: str) -> BadValue:
@@ -233,9 +249,6 @@ def _page(store: Store, command: str, stream: str, first: str, last: str, size: 
     return page
 
 
-BATCH = 256  # commands of one exchange
-_OURS = "what streamqd writes there"
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -259,10 +272,16 @@ class Unreadable:
 
 
 class BadValues:
-    """The bad values that one look has found, each named once."""
+    """The bad values that one look has found, each named once.
 
-    def __init__(self) -> None:
+    A `tolerant` look goes on without what the server refuses; `forbidden` are the commands that the
+    Redis user may not run.
+    """
+
+    def __init__(self, *, tolerant: bool = False) -> None:
         self._rows: dict[tuple[str, str], Unreadable] = {}
+        self._tolerant = tolerant
+        self.forbidden: set[str] = set()
 
     @property
     def rows(self) -> list[Unreadable]:
@@ -279,11 +298,17 @@ class BadValues:
         """Keep what another look has found."""
         self._rows.setdefault((row.key, row.field), row)
 
-    def refused(self, key: str, error: RedisRefused) -> None:
-        """Keep what the server says of a key. Raises it when it is not about this key alone."""
-        if error.kind is not RefusalKind.OF_A_KEY:
+    def refused(self, error: RedisRefused, key: str, command: str) -> None:
+        """Keep what the server says of a key. Raises it when it is not about this key alone.
+
+        A tolerant look raises it only when the server as a whole does not serve.
+        """
+        if error.kind is RefusalKind.OF_A_KEY:
+            self.add(BadValue(key, "", str(error)[:120], _OURS))
+        elif not self._tolerant or error.kind in _HOPELESS:
             raise error
-        self.add(BadValue(key, "", str(error)[:120], _OURS))
+        elif error.kind is RefusalKind.FORBIDDEN:
+            self.forbidden.add(command)
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """What `parse` returns; None, and the value is kept, when that cannot be read."""
@@ -308,7 +333,7 @@ def measure_each(store: Store, calls: Sequence[Call], bad: BadValues) -> list[Re
     replies: list[Reply | None] = []
     for call, reply in _measured(store, calls):
         if isinstance(reply, RedisRefused):
-            bad.refused(call.key, reply)
+            bad.refused(reply, call.key, "EVALSHA")
         replies.append(None if isinstance(reply, RedisRefused) else reply)
     return replies
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import backlog, topics, topics_settings
+from streamqd.admin.partitions import holder
 from streamqd.admin.reading import (
     BadValues,
     Id,
@@ -26,6 +27,7 @@ from streamqd.errors import RedisRefused, Refused
 from streamqd.model import Unit
 from streamqd.store import retention
 from streamqd.store.keys import Keys
+from streamqd.store.leases import LeaseView
 from streamqd.store.retention import GroupStand, Stand, Trimmed
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
@@ -424,12 +426,17 @@ def _groups(
     units = [Unit(topic, number, group.name) for group in stand.groups]
     views = lease_views(store, units, bad)
     return [
-        _group(group, view.owner if view.token and view.ttl is not None else "", abandoned_after)
+        blocking_group(group, view, abandoned_after)
         for group, view in zip(stand.groups, views, strict=True)
     ]
 
 
-def _group(group: GroupStand, owner: str, abandoned_after: float) -> BlockingGroup:
+def blocking_group(
+    group: GroupStand, lease: LeaseView | None, abandoned_after: float
+) -> BlockingGroup:
+    """Where a group stands, and whether a consumer will still read; no lease is known for None."""
+    state, name, _ = holder(lease) if lease else ("free", "", None)
+    owner = name if state == "owned" else ""
     idle = None if group.idle_ms is None else group.idle_ms / 1000
     return BlockingGroup(
         group=group.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from streamqd.admin import backlog, topics_settings
 from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, group_names, measure_each
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import Malformed, RedisRefused, Refused, TopicMissing
-from streamqd.model import Unit
+from streamqd.model import LETTERS, Unit
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
@@ -303,19 +303,25 @@ def groups(
     With `letters` also of those that read their dead letters. A group whose name is not UTF-8 was
     made by another client: it is left out, and kept in `bad`.
     """
-    bad = bad or BadValues()
-    numbers = list(partitions)
-    streams = [store.keys.stream(topic, each) for each in numbers]
-    if letters:
-        streams += [store.keys.dlq(topic, each) for each in numbers]
+    places = [(topic, each) for each in partitions]
+    found = groups_on(store, places, bad or BadValues(), letters=letters)
+    return sorted(frozenset().union(*found))
+
+
+def groups_on(
+    store: Store, places: Sequence[tuple[str, int]], bad: BadValues, *, letters: bool = True
+) -> list[frozenset[str]]:
+    """The names of the groups of each partition, as `groups` reads them."""
+    kinds = (store.keys.stream, store.keys.dlq) if letters else (store.keys.stream,)
+    streams = [kind(*place) for kind in kinds for place in places]
     replies = ask(store, [("XINFO", "GROUPS", stream) for stream in streams], bad)
-    found = set()
+    found: list[set[str]] = [set() for _ in places]
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reply, stream, bad):
             # A group of one kind on the stream of the other was made by another client.
-            if Unit(topic, 0, group["name"]).reads_letters == (at >= len(numbers)):
-                found.add(group["name"])
-    return sorted(found)
+            if group["name"].endswith(LETTERS) == (at >= len(places)):
+                found[at % len(places)].add(group["name"])
+    return [frozenset(names) for names in found]
 
 
 def _figures(

@@ -11,12 +11,12 @@ import pytest
 from streamqd import config
 from streamqd.admin import diagnosis
 from streamqd.admin.diagnosis import facts
-from streamqd.admin.diagnosis.facts import TolerantReader
+from streamqd.admin.reading import BadValues
 from streamqd.model import Lease, Unit
 from streamqd.store import directives, leases
 from streamqd.store.client import Connection
-from streamqd.store.keys import Keys
 from streamqd.store.members import Heartbeat
+from streamqd.store.store import Store
 from tests.support.servers import Server
 from tests.support.surgery import GROUP, TOPIC, Surgery
 
@@ -80,11 +80,11 @@ def test_two_instances_that_beat_by_turns(
     look = facts.changed_runs
 
     def after_the_other(
-        reader: TolerantReader, keys: Keys, fleet: str, beats: Sequence[Heartbeat]
+        store: Store, bad: BadValues, fleet: str, beats: Sequence[Heartbeat]
     ) -> frozenset[str]:
         silence(surgery)
         surgery.beat(nonce="n2")
-        return look(reader, keys, fleet, beats)
+        return look(store, bad, fleet, beats)
 
     monkeypatch.setattr(diagnosis, "changed_runs", after_the_other)
     checks = diagnosis.chosen(["fleet.twins"])

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from streamqd import config
 from streamqd.admin.diagnosis import chosen, facts, partitions
-from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, TolerantReader
+from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts
+from streamqd.admin.reading import BadValues
 from streamqd.cli import cli
 from streamqd.model import Unit
 from streamqd.registration import ensure_topics
 from streamqd.store import groups, messages, topics
 from streamqd.store.client import Connection
+from streamqd.store.store import Store
 from tests.support.servers import Server
 from tests.support.surgery import GROUP, TOPIC, Surgery
 
@@ -300,39 +302,43 @@ def test_it_says_what_it_did_not_look_at(surgery: Surgery, monkeypatch: pytest.M
 # --- two looks ------------------------------------------------------------------------------------
 
 
-class Busy(TolerantReader):
+class Busy:
     """Between two commands of the doctor somebody else works: once, as soon as `word` was asked."""
 
     def __init__(self, link: Connection, word: str, work: Callable[[], object]) -> None:
-        super().__init__(link)
-        self.word, self.work = word, work
+        self.link, self.word, self.work = link, word, work
+        self.run_many = link.run_many
 
-    def ask(self, commands: Sequence[Sequence[Any]], batch: int = 256) -> list[Any]:
-        replies = super().ask(commands, batch)
+    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        replies = self.link.pipeline(commands)
         if any(command[0] == self.word for command in commands):
             self.work()
             self.word = ""
         return replies
 
 
+def busy_store(surgery: Surgery, word: str, work: Callable[[], object]) -> Store:
+    return Store(cast(Connection, Busy(surgery.link, word, work)), surgery.keys)
+
+
 def test_delayed_messages_that_move_meanwhile(surgery: Surgery) -> None:
     pair = surgery.desk.delayed, surgery.desk.items
     surgery.do("ZADD", pair[0], 1, "m:1-0")
-    busy = Busy(surgery.link, "HKEYS", lambda: surgery.do("HSET", pair[1], "m:1-0", "x"))
-    assert facts.gather_delays(busy, [pair]) == [Delays(1, 1, [], [])]
+    busy = busy_store(surgery, "HKEYS", lambda: surgery.do("HSET", pair[1], "m:1-0", "x"))
+    assert facts.gather_delays(busy, BadValues(), [pair]) == [Delays(1, 1, [], [])]
 
 
 def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:
     unit = Unit(TOPIC, 0, GROUP)
     surgery.do("HDEL", surgery.desk.fence, "token")
-    busy = Busy(surgery.link, "PTTL", lambda: surgery.do("HSET", surgery.desk.fence, "token", "t0"))
-    looked, standing = facts.gather_partitions(
-        TolerantReader(surgery.link),
-        surgery.keys,
-        facts.places_of(facts.gather_topics(busy, surgery.keys, config.load(surgery.path), []))[0],
-        bodies=False,
+    busy = busy_store(
+        surgery, "PTTL", lambda: surgery.do("HSET", surgery.desk.fence, "token", "t0")
     )
-    found = facts.gather_units(busy, surgery.keys, looked, standing)
+    bad = BadValues()
+    topics_found = facts.gather_topics(busy, bad, config.load(surgery.path), [])
+    places, _ = facts.places_of(topics_found)
+    looked = facts.gather_partitions(surgery.store, bad, places, bodies=False)
+    found = facts.gather_units(busy, bad, looked)
     [unit_found] = [each for each in found if each.unit == unit]
     assert [look.lease_matches for look in unit_found.looks] == [False, True]
     seen = DiagnosisFacts(config.load(surgery.path), surgery.ago(0), units=found)

@@ -14,7 +14,7 @@ import pytest
 
 from streamqd import config, inspection
 from streamqd.admin.diagnosis import facts
-from streamqd.admin.diagnosis.facts import TolerantReader
+from streamqd.admin.reading import BadValues
 from streamqd.errors import RedisUnavailable
 from streamqd.housekeeper.expiry import AGAIN_SECONDS, Expiry
 from streamqd.metrics import Exporter, MetricsView
@@ -22,6 +22,7 @@ from streamqd.scoreboard import Scoreboard
 from streamqd.store.certificates import WARN_SECONDS, end_of, ends_of, warnings
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
+from streamqd.store.store import Store
 from tests.support import tls
 from tests.support.servers import ProcessServer, needed
 
@@ -165,7 +166,7 @@ def test_the_end_of_a_certificate_is_told_before_it_comes(
 
     _, told = inspection.check_servers(inspection.ask_servers(link, 0.0), config.Settings())
     assert sum("certificate of" in text for text in told) == 3
-    assert facts.gather_server(TolerantReader(link), Keys()).certificates == found
+    assert facts.gather_server(Store(link, Keys()), BadValues()).certificates == found
 
     view = MetricsView("one", Scoreboard(1))
     expiry = Expiry(replace(config.Settings(), redis=settings), view)

@@ -19,7 +19,6 @@ from streamqd.admin.diagnosis.facts import (
     DiagnosisFacts,
     FleetHealth,
     ServerHealth,
-    TolerantReader,
     Value,
     changed_runs,
     gather_fleet,
@@ -29,7 +28,7 @@ from streamqd.admin.diagnosis.facts import (
     gather_units,
     places_of,
 )
-from streamqd.admin.reading import server_unix_ms
+from streamqd.admin.reading import BadValues, server_unix_ms
 from streamqd.config import Settings
 from streamqd.errors import Malformed, RedisRefused
 from streamqd.store.client import Connection
@@ -147,53 +146,44 @@ def _finding(check: Check, found: CheckResult) -> DiagnosisFinding:
 
 def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) -> DiagnosisFacts:
     """Look at what is needed, and at nothing else."""
-    keys = Keys(settings.keys.control, settings.keys.streams)
+    store = Store(link, Keys(settings.keys.control, settings.keys.streams))
     name = settings.daemon.fleet
-    reader = TolerantReader(link)
+    bad = BadValues(tolerant=True)  # what cannot be read counts as missing; `values` names it
     now = server_unix_ms(link)
     unseen: list[str] = []
     servers: dict[str, ServerHealth] = {}
     for node in link.masters() if Need.SERVER in needs else ():
-        asked = TolerantReader(node)
-        servers[node.address] = gather_server(asked, keys)
-        reader.forbidden |= asked.forbidden
+        servers[node.address] = gather_server(Store(node, store.keys), bad)
     lacking, members, found = [], FleetHealth(), []
     if Need.RIGHTS in needs:
         try:
-            lacking = rights_of.missing(Store(link, keys), name)
+            lacking = rights_of.missing(store, name)
         except RedisRefused as error:
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other rights, because MULTI is refused: {error}")
     if needs & {Need.FLEET, Need.TOPICS, Need.UNITS}:
-        members = gather_fleet(reader, keys, name)
+        members = gather_fleet(store, bad, name, settings.daemon.lease_ttl)
     facts = DiagnosisFacts(settings, now, fleet=members)
     if needs & {Need.TOPICS, Need.UNITS}:
-        found = gather_topics(reader, keys, settings, [topic for topic, _ in facts.offered])
+        found = gather_topics(store, bad, settings, [topic for topic, _ in facts.offered])
     places, total = places_of(found if Need.UNITS in needs else [])
     if len(places) < total:
         unseen.append(f"{total - len(places):,} of {total:,} partitions: the last of each topic")
     if Need.BODIES in needs and len(places) > BODIES_MAX:
         unseen.append(f"messages beyond {BODIES_MAX} partitions, for their size")
-    looked, standing = gather_partitions(reader, keys, places, bodies=Need.BODIES in needs)
-    units = gather_units(reader, keys, looked, standing)
-    bad: list[Value] = []
+    looked = gather_partitions(store, bad, places, bodies=Need.BODIES in needs)
+    units = gather_units(store, bad, looked)
+    spoiled: list[Value] = []
     if Need.VALUES in needs:
         names = [(topic.name, number) for topic, number in places]
-        bad, long = values.gather(reader, keys, name, found, names, units)
+        spoiled, long = values.gather(store, bad, name, found, names, units)
         if long:
             unseen.append(f"the values of {len(long):,} long hashes, such as {long[0]}")
     if Need.FLEET in needs:
-        members = FleetHealth(
-            members.beats,
-            members.summaries,
-            members.orders,
-            changed_runs(reader, keys, name, members.beats),
-        )
+        members = replace(members, changed=changed_runs(store, bad, name, members.state.beats))
     counts = {topic.name: topic.partitions or 0 for topic in found}
     owned = sum(counts.get(each.topic, 0) for each in settings.consumers)
-    unseen += [
-        f"what needs {words}: this user may not run it" for words in sorted(reader.forbidden)
-    ]
+    unseen += [f"what needs {words}: this user may not run it" for words in sorted(bad.forbidden)]
     return DiagnosisFacts(
         settings=settings,
         now_unix_ms=now,
@@ -204,7 +194,7 @@ def gather(link: Connection, settings: Settings, needs: set[Need], unit: str) ->
         topics=found,
         partitions=looked,
         units=units,
-        values=bad,
+        values=spoiled,
         host=host.gather(settings, unit, owned) if Need.HOST in needs else None,
         unseen=unseen,
     )

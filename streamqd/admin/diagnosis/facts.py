@@ -16,31 +16,25 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import published
-from streamqd.admin.backlog import other_clients, pending
+from streamqd.admin.backlog import other_clients, pending, unit_figures
 from streamqd.admin.permissions import MissingPermission
-from streamqd.admin.reading import BATCH, BadValues, group_names, lease_view, read_id
+from streamqd.admin.published import FleetState
+from streamqd.admin.reading import BadValues, ask, lease_view, measure_each, read_id
+from streamqd.admin.retention import BlockingGroup, blocking_group, known_stand
+from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import readable
 from streamqd.config import Settings, Topic
-from streamqd.errors import RedisRefused, RefusalKind
-from streamqd.model import LETTERS, Unit
-from streamqd.store import (
-    directives,
-    leases,
-    members,
-    retention,
-    scripts,
-    statistics,
-    untrusted,
-)
+from streamqd.model import Unit
+from streamqd.store import leases, members, scripts, statistics, untrusted
 from streamqd.store.certificates import ends_of
-from streamqd.store.client import Connection
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 from streamqd.store.members import Heartbeat
-from streamqd.store.retention import Stand
-from streamqd.store.scripts import Call, Reply
+from streamqd.store.retention import GroupStand, Stand
+from streamqd.store.retention import measure as measure_retention
 from streamqd.store.statistics import PartitionFigures, UnitFigures
+from streamqd.store.store import Store
 from streamqd.store.topics import count_of
 
 
@@ -71,16 +65,19 @@ class ServerHealth:
         return int(text) if text.isdigit() else 0
 
 
+def _no_fleet() -> FleetState:
+    return FleetState(0, 0.0, (), Directives())
+
+
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """The members, what they publish, and what operators want.
+    """The members and what operators want, and what instances publish.
 
     `changed` are instances whose run was another one at the end of the look than at its begin.
     """
 
-    beats: Sequence[Heartbeat] = ()
-    summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    orders: Directives = field(default_factory=Directives)
+    state: FleetState = field(default_factory=_no_fleet)
+    summaries: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
 
 
@@ -104,17 +101,6 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStanding:
-    """A group's place by the trimmer's eyes: the entry that it needs, and when it was last seen.
-
-    `needs_unix_ms` None: nothing. `idle_seconds` None: no client ever read for it.
-    """
-
-    needs_unix_ms: int | None
-    idle_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Delays:
     """Delayed messages, a due time in one key and the message in another.
 
@@ -133,20 +119,18 @@ class Delays:
 class PartitionFacts:
     """One partition, for all its groups.
 
-    `wrong_types` are keys that hold something else than they should, with what. `missing` says
-    whether there is no stream at all. `oldest_letter_unix_ms` is asked for only when dead letters
-    have a retention. `large_bytes` is the payload of the larger of its first and last entry.
+    `wrong_types` are keys that hold something else than they should, with what.
+    `oldest_letter_unix_ms` is asked for only when dead letters have a retention. `large_bytes` is
+    the payload of the larger of its first and last entry.
     """
 
     topic: str
     partition: int
-    exists: bool
     wrong_types: Mapping[str, str]
     groups: frozenset[str]
     figures: PartitionFigures | None
     scheduled: Delays
-    archived_unix_ms: int | None
-    unarchived_unix_ms: int | None
+    stand: Stand | None
     oldest_letter_unix_ms: int | None
     large_bytes: int | None
 
@@ -169,7 +153,7 @@ class UnitFacts:
     held: Mapping[str, int]  # by other clients -> pending entries; '' stands for no client
     looks: Sequence[Look]
     delays: Delays
-    standing: GroupStanding | None
+    standing: BlockingGroup | None
 
     @property
     def foreign(self) -> dict[str, int]:
@@ -246,87 +230,21 @@ class DiagnosisFacts:
     host: Host | None = None
     unseen: Sequence[str] = ()
 
-    @property
-    def stale_ms(self) -> float:
-        """How long after its last beat an instance counts as gone."""
-        return self.settings.daemon.lease_ttl * 1000
-
-    def alive(self, instance: str) -> bool:
-        """Whether an instance beats."""
-        return any(beat.instance == instance for beat in self.living)
-
     @cached_property
     def living(self) -> Sequence[Heartbeat]:
         """The members that beat."""
-        since = self.now_unix_ms - self.stale_ms
-        return [beat for beat in self.fleet.beats if beat.beat_unix_ms >= since]
+        state = self.fleet.state
+        return [beat for beat in state.beats if beat.instance in state.live]
 
     @cached_property
     def offered(self) -> frozenset[tuple[str, str]]:
         """Topic and group of all consumers that some living instance runs."""
-        return frozenset(
-            (str(pair[0]), str(pair[1]))
-            for beat in self.living
-            for pair in _pairs(beat.info.get("offers"))
-        )
+        return frozenset().union(*(seen.member.offers for seen in self.fleet.state.live.values()))
 
     @cached_property
     def configured(self) -> frozenset[tuple[str, str]]:
         """Topic and group of the consumers of this configuration file."""
         return frozenset((each.topic, each.unit_group) for each in self.settings.consumers)
-
-
-def _pairs(raw: Any) -> list[Any]:
-    listed = raw if isinstance(raw, list | tuple) else []
-    return [each for each in listed if isinstance(each, list | tuple) and len(each) == 2]
-
-
-# The server as a whole does not serve: there is nothing to go on with.
-_HOPELESS = (RefusalKind.AWAY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
-
-
-class TolerantReader:
-    """Runs reading commands and scripts in bounded exchanges.
-
-    A refused one answers None. What the Redis user may not do is kept in `forbidden`, by the words
-    of the command.
-    """
-
-    def __init__(self, link: Connection) -> None:
-        self.link = link
-        self.forbidden: set[str] = set()
-
-    def ask(self, commands: Sequence[Sequence[Any]], batch: int = BATCH) -> list[Any]:
-        """Run commands, `batch` of them in one exchange."""
-        replies: list[Any] = []
-        for start in range(0, len(commands), batch):
-            some = commands[start : start + batch]
-            for command, reply in zip(some, self.link.pipeline(some), strict=True):
-                replies.append(self._tolerated(_words(command), reply))
-        return replies
-
-    def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
-        """Run reading scripts."""
-        replies: list[Reply | None] = []
-        for start in range(0, len(calls), BATCH):
-            some = calls[start : start + BATCH]
-            replies += [self._tolerated("EVALSHA", reply) for reply in self.link.run_many(some)]
-        return replies
-
-    def _tolerated(self, words: str, reply: Any) -> Any:
-        if not isinstance(reply, RedisRefused):
-            return reply
-        if reply.kind in _HOPELESS:
-            raise reply
-        if reply.kind is RefusalKind.FORBIDDEN:
-            self.forbidden.add(words)
-        return None
-
-
-def _words(command: Sequence[Any]) -> str:
-    """The name of a command, with its second word where that belongs to it."""
-    name = str(command[0])
-    return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
 
 
 def named(flat: Sequence[Any]) -> Mapping[str, Any]:
@@ -342,20 +260,20 @@ SLOW_MAX = 128  # entries of the slow log
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
 
-def gather_server(reader: TolerantReader, keys: Keys) -> ServerHealth:
+def gather_server(store: Store, bad: BadValues) -> ServerHealth:
     """Ask the server."""
     asked = [("CONFIG", "GET", name) for name in _SETTINGS]
-    info, slow, *settings = reader.ask([("INFO",), ("SLOWLOG", "GET", SLOW_MAX), *asked])
+    info, slow, *settings = ask(store, [("INFO",), ("SLOWLOG", "GET", SLOW_MAX), *asked], bad)
     stated: dict[str, str] = {}
     for flat in settings:
         stated |= {name: value.decode() for name, value in named(flat or ()).items()}
     return ServerHealth(
         info=_info(info or b""),
         config=stated,
-        round_trip_ms=_round_trip_ms(reader),
-        skew_seconds=_skew_seconds(reader),
-        slow=_slow(slow or (), keys),
-        certificates=ends_of(reader.link),
+        round_trip_ms=_round_trip_ms(store, bad),
+        skew_seconds=_skew_seconds(store, bad),
+        slow=_slow(slow or (), store.keys),
+        certificates=ends_of(store.connection),
     )
 
 
@@ -364,20 +282,20 @@ def _info(raw: bytes) -> Mapping[str, str]:
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
-def _round_trip_ms(reader: TolerantReader) -> float | None:
+def _round_trip_ms(store: Store, bad: BadValues) -> float | None:
     """The time that the middle one of some commands takes: a single one may have bad luck."""
     taken = []
     for _ in range(PINGS):
         begun = time.perf_counter()
-        if reader.ask([("TIME",)]) == [None]:
+        if ask(store, [("TIME",)], bad) == [None]:
             return None
         taken.append((time.perf_counter() - begun) * 1000)
     return round(median(taken), 3)
 
 
-def _skew_seconds(reader: TolerantReader) -> float | None:
+def _skew_seconds(store: Store, bad: BadValues) -> float | None:
     before = time.time()
-    (reply,) = reader.ask([("TIME",)])
+    (reply,) = ask(store, [("TIME",)], bad)
     if reply is None:
         return None
     # The server looked at its clock somewhere between.
@@ -400,27 +318,19 @@ def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
     return found
 
 
-def gather_fleet(reader: TolerantReader, keys: Keys, fleet: str) -> FleetHealth:
+def gather_fleet(store: Store, bad: BadValues, fleet: str, stale: float) -> FleetHealth:
     """Read what the fleet says of itself."""
-    scores, infos, orders = reader.ask(
-        [*members.stored(keys, fleet), ("HGETALL", keys.orders(fleet))]
-    )
-    beats = members.beats(scores, infos)
-    asked = [("GET", keys.instance(fleet, beat.instance)) for beat in beats]
-    raw = reader.ask(asked)
-    summaries: dict[str, Mapping[str, Any]] = {
-        beat.instance: published.document(text)
-        for beat, text in zip(beats, raw, strict=True)
-        if text is not None
-    }
-    return FleetHealth(beats, summaries, directives.read(orders or ()))
+    state = published.fleet_state(store, fleet, stale=stale, bad=bad)
+    names = [beat.instance for beat in state.beats]
+    told = published.summaries(store, fleet, names, bad)
+    return FleetHealth(state, dict(zip(names, told, strict=True)))
 
 
 def changed_runs(
-    reader: TolerantReader, keys: Keys, fleet: str, beats: Sequence[Heartbeat]
+    store: Store, bad: BadValues, fleet: str, beats: Sequence[Heartbeat]
 ) -> frozenset[str]:
     """Look again: which instances are another run now than they were in `beats`?"""
-    (infos,) = reader.ask([("HGETALL", keys.info(fleet))])
+    (infos,) = ask(store, [("HGETALL", store.keys.info(fleet))], bad)
     scores = [part for beat in beats for part in (beat.instance.encode(), b"0")]
     now = members.beats(scores, infos)
     return frozenset(
@@ -434,14 +344,15 @@ _GROUP = "group:"
 
 
 def gather_topics(
-    reader: TolerantReader, keys: Keys, settings: Settings, offered: Sequence[str]
+    store: Store, bad: BadValues, settings: Settings, offered: Sequence[str]
 ) -> list[TopicFacts]:
     """Read the registry, and what is stored of its topics and of those that are consumed.
 
     `offered` are the topics that living instances consume.
     """
-    (names,) = reader.ask([("SMEMBERS", keys.registry())])
-    told = {BadValues().read(untrusted.name, name, keys.registry()) for name in names or ()}
+    keys = store.keys
+    (names,) = ask(store, [("SMEMBERS", keys.registry())], bad)
+    told = {bad.read(untrusted.name, name, keys.registry()) for name in names or ()}
     registered = {name for name in told if name is not None}
     consumed = {each.topic for each in settings.consumers} | set(offered)
     every = sorted(registered | consumed | settings.topics.keys())
@@ -450,7 +361,7 @@ def gather_topics(
         for name in every
         for command in (("HGETALL", keys.meta(name)), ("SMEMBERS", keys.partitions(name)))
     ]
-    replies = reader.ask(commands)
+    replies = ask(store, commands, bad)
     return [
         _topic(keys, settings, name, name in registered, *replies[2 * at : 2 * at + 2])
         for at, name in enumerate(every)
@@ -494,37 +405,37 @@ COMPARED_MAX = 1_000  # members that are compared one by one
 Pair = tuple[str, str]  # the keys of due times and of messages
 
 
-def gather_delays(reader: TolerantReader, pairs: Sequence[Pair]) -> list[Delays]:
+def gather_delays(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[Delays]:
     """Look at pairs of keys.
 
     The commands of one look are not one instant. What is odd in two looks, by the same names, is
     odd.
     """
-    looks = [_look_at_delays(reader, pair) for pair in _sized(reader, pairs)]
+    looks = [_look_at_delays(store, bad, pair) for pair in _sized(store, bad, pairs)]
     odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
-    for at, again in zip(odd, _sized(reader, [pairs[at] for at in odd]), strict=True):
-        looks[at] = _both(looks[at], _look_at_delays(reader, again))
+    for at, again in zip(odd, _sized(store, bad, [pairs[at] for at in odd]), strict=True):
+        looks[at] = _both(looks[at], _look_at_delays(store, bad, again))
     return looks
 
 
-def _sized(reader: TolerantReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
+def _sized(store: Store, bad: BadValues, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
     """The pairs with the sizes of both keys, and the first due time."""
     asked: list[tuple[Any, ...]] = []
     for due, items in pairs:
         asked += [("ZCARD", due), ("HLEN", items), ("ZRANGE", due, 0, 0, "WITHSCORES")]
-    replies = reader.ask(asked)
+    replies = ask(store, asked, bad)
     return [(pair, replies[3 * at : 3 * at + 3]) for at, pair in enumerate(pairs)]
 
 
-def _look_at_delays(reader: TolerantReader, sized: tuple[Pair, list[Any]]) -> Delays:
+def _look_at_delays(store: Store, bad: BadValues, sized: tuple[Pair, list[Any]]) -> Delays:
     (due, items), (members, messages, first) = sized
     if members is None or messages is None or not (members or messages):
         return Delays()
-    told = BadValues().read(untrusted.number, first[1], due) if first else None
+    told = bad.read(untrusted.number, first[1], due) if first else None
     next_due = None if told is None else int(told)
     if max(members, messages) > COMPARED_MAX:
         return Delays(members, next_due, more=members - messages)
-    named, stored = reader.ask([("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)])
+    named, stored = ask(store, [("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)], bad)
     times, kept = _texts(named), _texts(stored)
     return Delays(members, next_due, sorted(times - kept), sorted(kept - times))
 
@@ -543,6 +454,7 @@ def _texts(raw: Sequence[bytes] | None) -> set[str]:
     return {each.decode("utf-8", "replace") for each in raw or ()}
 
 
+ABANDONED_SECONDS = 600.0  # without an owner and without a reader
 PARTITIONS_MAX = 4_096  # of all topics together
 BODIES_MAX = 64  # partitions of which a message is looked at
 BODIES_AT_ONCE = 8  # bodies of one exchange
@@ -559,42 +471,35 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[Place], int]:
 
 
 def gather_partitions(
-    reader: TolerantReader, keys: Keys, places: Sequence[Place], *, bodies: bool
-) -> tuple[list[PartitionFacts], dict[tuple[str, int, str], GroupStanding]]:
-    """Look at partitions; of each group on them, see where it stands."""
-    names = [(topic.name, number) for topic, number in places]
-    types = wrong_types(reader, [_typed(keys, *name) for name in names])
-    groups = _groups(reader, keys, names)
-    figures = reader.measure([statistics.measure_partition(keys, *name) for name in names])
-    stands = reader.measure([retention.measure(keys, *name) for name in names])
-    scheduled = gather_delays(
-        reader, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
+    store: Store, bad: BadValues, places: Sequence[Place], *, bodies: bool
+) -> list[PartitionFacts]:
+    """Look at partitions."""
+    keys, names = store.keys, [(topic.name, number) for topic, number in places]
+    types = wrong_types(store, bad, [_typed(keys, *name) for name in names])
+    groups = groups_on(store, names, bad)
+    figures = measure_each(
+        store, [statistics.measure_partition(keys, *name) for name in names], bad
     )
-    archived = reader.ask([("HGET", keys.trim(*name), "archived") for name in names])
-    exists = reader.ask([("EXISTS", keys.stream(*name)) for name in names])
+    stands = measure_each(store, [measure_retention(keys, *name) for name in names], bad)
+    scheduled = gather_delays(
+        store, bad, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
+    )
     aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
-    letters = _oldest_letters(reader, keys, aged)
-    large = _large(reader, keys, names[:BODIES_MAX] if bodies else [])
-    found: list[PartitionFacts] = []
-    standing: dict[tuple[str, int, str], GroupStanding] = {}
-    for at, name in enumerate(names):
-        stand = _stand(stands[at])
-        standing |= {(*name, group): each for group, each in _standings(stand).items()}
-        found.append(
-            PartitionFacts(
-                *name,
-                exists=bool(exists[at]),
-                wrong_types=types[at],
-                groups=groups[at],
-                figures=_figures(figures[at]),
-                scheduled=scheduled[at] if not types[at] else Delays(),
-                archived_unix_ms=_id_ms(archived[at]),
-                unarchived_unix_ms=_id_ms(stand.unarchived.encode() if stand else None),
-                oldest_letter_unix_ms=letters.get(name),
-                large_bytes=large.get(name),
-            )
+    letters = _oldest_letters(store, bad, aged)
+    large = _large(store, bad, names[:BODIES_MAX] if bodies else [])
+    return [
+        PartitionFacts(
+            *name,
+            wrong_types=types[at],
+            groups=groups[at],
+            figures=None if reply is None else bad.read(statistics.partition_figures, reply),
+            scheduled=scheduled[at] if not types[at] else Delays(),
+            stand=known_stand(stands[at], keys, *name, bad),
+            oldest_letter_unix_ms=letters.get(name),
+            large_bytes=large.get(name),
         )
-    return found, standing
+        for at, (name, reply) in enumerate(zip(names, figures, strict=True))
+    ]
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -612,11 +517,11 @@ def _typed(keys: Keys, topic: str, partition: int) -> dict[str, str]:
 
 
 def wrong_types(
-    reader: TolerantReader, wanted: Sequence[Mapping[str, str]]
+    store: Store, bad: BadValues, wanted: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
     """Of each mapping key -> type, the keys that hold something of another type, and that."""
     flat = [(key, kind) for some in wanted for key, kind in some.items()]
-    replies = iter(reader.ask([("TYPE", key) for key, _ in flat]))
+    replies = iter(ask(store, [("TYPE", key) for key, _ in flat], bad))
     found = []
     for some in wanted:
         told = {key: next(replies) for key in some}
@@ -630,69 +535,27 @@ def wrong_types(
     return found
 
 
-# --- groups ---------------------------------------------------------------------------------------
-
-
-def _groups(
-    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
-) -> list[frozenset[str]]:
-    """The groups of each partition, and of its dead letters; strangers on the other are left out.
-
-    That a group that reads messages is on the dead letters is not ours.
-    """
-    asked = [
-        ("XINFO", "GROUPS", stream)
-        for name in names
-        for stream in (keys.stream(*name), keys.dlq(*name))
-    ]
-    replies = reader.ask(asked)
-    return [
-        frozenset(
-            {each for each in _names(replies[2 * at]) if not each.endswith(LETTERS)}
-            | {each for each in _names(replies[2 * at + 1]) if each.endswith(LETTERS)}
-        )
-        for at in range(len(names))
-    ]
-
-
-def _names(groups: Sequence[Any] | None) -> list[str]:
-    # A name that is not UTF-8 is not ours; the check of values names it.
-    return [each["name"] for each in group_names(groups, "", BadValues())]
-
-
-def _standings(stand: Stand | None) -> dict[str, GroupStanding]:
-    if stand is None:
-        return {}
-    return {
-        group.name: GroupStanding(
-            _id_ms(group.needs.encode()),
-            None if group.idle_ms is None else group.idle_ms / 1000,
-        )
-        for group in stand.groups
-    }
-
-
 # --- messages -------------------------------------------------------------------------------------
 
 
 def _oldest_letters(
-    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
+    store: Store, bad: BadValues, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    asked = [("XRANGE", keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
-    replies = reader.ask(asked, BODIES_AT_ONCE)
+    asked = [("XRANGE", store.keys.dlq(*name), "-", "+", "COUNT", 1) for name in names]
+    replies = ask(store, asked, bad, batch=BODIES_AT_ONCE)
     return {name: read_id(page[0][0]).ms for name, page in zip(names, replies, strict=True) if page}
 
 
 def _large(
-    reader: TolerantReader, keys: Keys, names: Sequence[tuple[str, int]]
+    store: Store, bad: BadValues, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
     """The size of the larger payload of the first and the last entry of each partition."""
     asked: list[tuple[Any, ...]] = []
     for name in names:
-        stream = keys.stream(*name)
+        stream = store.keys.stream(*name)
         asked.append(("XRANGE", stream, "-", "+", "COUNT", 1))
         asked.append(("XREVRANGE", stream, "+", "-", "COUNT", 1))
-    replies = reader.ask(asked, BODIES_AT_ONCE)
+    replies = ask(store, asked, bad, batch=BODIES_AT_ONCE)
     return {
         name: max(map(_payload_bytes, replies[2 * at : 2 * at + 2]))
         for at, name in enumerate(names)
@@ -703,51 +566,45 @@ def _payload_bytes(page: Sequence[Any] | None) -> int:
     return len(named(page[0][1]).get("payload", b"")) if page else 0
 
 
-# --- reading replies ------------------------------------------------------------------------------
-
-
-def _figures(reply: Reply | None) -> statistics.PartitionFigures | None:
-    return None if reply is None else BadValues().read(statistics.partition_figures, reply)
-
-
-def _stand(reply: Reply | None) -> Stand | None:
-    return None if reply is None else BadValues().read(Stand.parse, reply)
-
-
-def _id_ms(raw: bytes | None) -> int | None:
-    found = BadValues().read(untrusted.entry_id, raw, "", default="")
-    return read_id(found).ms if found else None
-
-
 def gather_units(
-    reader: TolerantReader,
-    keys: Keys,
-    partitions: Sequence[PartitionFacts],
-    standing: Mapping[tuple[str, int, str], GroupStanding],
+    store: Store, bad: BadValues, partitions: Sequence[PartitionFacts]
 ) -> list[UnitFacts]:
     """Look at every group on every partition."""
+    keys = store.keys
     units = [
         Unit(each.topic, each.partition, group)
         for each in partitions
         for group in sorted(each.groups)
     ]
-    types = wrong_types(reader, [_unit_types(keys, unit) for unit in units])
-    figures = reader.measure([statistics.measure_unit(keys, unit) for unit in units])
-    held = other_clients(reader.ask(pending(keys, units)))
-    looks = _looks(reader, keys, units)
-    delays = gather_delays(reader, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units])
+    stands = {
+        Unit(each.topic, each.partition, group.name): group
+        for each in partitions
+        for group in (each.stand.groups if each.stand else ())
+    }
+    types = wrong_types(store, bad, [_unit_types(keys, unit) for unit in units])
+    figures = measure_each(store, [statistics.measure_unit(keys, unit) for unit in units], bad)
+    held = other_clients(ask(store, pending(keys, units), bad))
+    looks = _looks(store, bad, units)
+    delays = gather_delays(
+        store, bad, [(keys.retry(*unit), keys.retry_items(*unit)) for unit in units]
+    )
     return [
         UnitFacts(
             unit=unit,
             wrong_types=types[at],
-            figures=_unit_figures(figures[at]),
+            figures=unit_figures(unit, figures[at], keys, bad),
             held=held[at],
             looks=looks[at],
             delays=delays[at],
-            standing=standing.get(unit),
+            standing=_standing(stands.get(unit), looks[at]),
         )
         for at, unit in enumerate(units)
     ]
+
+
+def _standing(stand: GroupStand | None, looks: Sequence[Look]) -> BlockingGroup | None:
+    lease = looks[-1].fence if looks else None
+    return stand and blocking_group(stand, lease, ABANDONED_SECONDS)
 
 
 def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
@@ -761,18 +618,14 @@ def _unit_types(keys: Keys, unit: Unit) -> dict[str, str]:
     }
 
 
-def _unit_figures(reply: Any) -> statistics.UnitFigures | None:
-    return None if reply is None else BadValues().read(statistics.unit_figures, reply)
-
-
-def _looks(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[list[Look]]:
+def _looks(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[list[Look]]:
     """Look at fence and lease; twice where they disagree.
 
     The commands of one look are not one instant: an owner may come or go between them.
     """
-    looks = [[look] if look else [] for look in _look(reader, keys, units)]
+    looks = [[look] if look else [] for look in _look(store, bad, units)]
     strange = [at for at, some in enumerate(looks) if some and _strange(some[0])]
-    again = _look(reader, keys, [units[at] for at in strange])
+    again = _look(store, bad, [units[at] for at in strange])
     for at, look in zip(strange, again, strict=True):
         looks[at] += [look] if look else []
     return looks
@@ -782,13 +635,13 @@ def _strange(look: Look) -> bool:
     return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
 
 
-def _look(reader: TolerantReader, keys: Keys, units: Sequence[Unit]) -> list[Look | None]:
+def _look(store: Store, bad: BadValues, units: Sequence[Unit]) -> list[Look | None]:
+    keys = store.keys
     asked: list[tuple[Any, ...]] = []
     for unit in units:
-        asked += [*leases.view(keys, unit), ("GET", keys.lease(*unit))]
-    replies = reader.ask(asked)
+        asked += [*leases.view(keys, unit), leases.glance(keys, unit)]
+    replies = ask(store, asked, bad)
     found: list[Look | None] = []
-    bad = BadValues()  # the check of values names them
     for number, unit in enumerate(units):
         fence, ttl, lease = replies[3 * number : 3 * number + 3]
         if fence is None or ttl is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from streamqd.admin import live
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import by_group, numbers
-from streamqd.admin.published import tables
+from streamqd.admin.partitions import holder
 from streamqd.store.directives import EVERYBODY
 from streamqd.store.keys import Keys
 from streamqd.words import plural, roughly, spans
@@ -29,16 +30,16 @@ def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             "start one: `systemctl start streamqd`, or `streamqd --config FILE`; if one runs,"
             " compare its daemon.fleet, keys and redis.url with this configuration's",
             about=fleet,
-            evidence={"members": [beat.instance for beat in facts.fleet.beats][:16]},
+            evidence={"members": [beat.instance for beat in facts.fleet.state.beats][:16]},
         )
 
 
 @check("fleet.silent", Severity.WARNING, Need.FLEET)
 def _silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An instance went without leaving."""
-    for beat in facts.fleet.beats:
-        silence = (facts.now_unix_ms - beat.beat_unix_ms) / 1000
-        if silence * 1000 > facts.stale_ms:
+    for beat in facts.fleet.state.beats:
+        if beat.instance in facts.fleet.state.silent:
+            silence = facts.fleet.state.silent[beat.instance] / 1000
             yield CheckResult(
                 f"the instance {beat.instance} has been silent for {roughly(silence)} without"
                 " having left the fleet: it was killed, is stopped, or does not reach Redis",
@@ -82,7 +83,7 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.twins", Severity.PROBLEM, Need.FLEET)
 def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Two instances run under one name."""
-    for beat in facts.fleet.beats:
+    for beat in facts.fleet.state.beats:
         told = facts.fleet.summaries.get(beat.instance, {})
         own = beat.info.get("host"), beat.info.get("pid")
         other = told.get("host"), told.get("pid")
@@ -113,7 +114,7 @@ def _twins(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An order is for an instance that does not live."""
     known = {beat.instance for beat in facts.living} | {EVERYBODY}
-    orders = facts.fleet.orders
+    orders = facts.fleet.state.control
     gone = {f"move:{unit}": order.to for unit, order in orders.moves.items()}
     gone |= {f"drain:{name}": name for name in orders.drains}
     gone |= {f"reload:{name}": name for name in orders.reloads}
@@ -132,7 +133,7 @@ def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.orders-unreadable", Severity.WARNING, Need.FLEET)
 def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An order cannot be read."""
-    for name, problem in facts.fleet.orders.strange.items():
+    for name, problem in facts.fleet.state.control.strange.items():
         yield CheckResult(
             f"the order {name!r} cannot be read ({problem}), so no instance obeys it",
             f"`streamqd control clear '{name}' --yes`, unless a later version of streamqd wrote it",
@@ -144,7 +145,7 @@ def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.paused", Severity.WARNING, Need.FLEET)
 def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A pause is older than an hour."""
-    for scope, order in facts.fleet.orders.pauses.items():
+    for scope, order in facts.fleet.state.control.pauses.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
@@ -162,7 +163,7 @@ def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.stopped", Severity.WARNING, Need.FLEET)
 def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has been stopped for over an hour."""
-    for scope, order in facts.fleet.orders.stops.items():
+    for scope, order in facts.fleet.state.control.stops.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
@@ -179,17 +180,15 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Workers crash in a loop."""
     broken: dict[tuple[str, str], dict[int, str]] = {}
-    for beat in facts.living:
-        told = beat.info.get("broken")
-        for unit in told if isinstance(told, list) else ():
-            if isinstance(unit, list | tuple) and len(unit) == 3 and isinstance(unit[1], int):
-                topic, partition, group = unit
-                broken.setdefault((str(topic), str(group)), {})[partition] = beat.instance
-    for instance, summary in facts.fleet.summaries.items():
-        for each in tables(summary.get("units")):
-            if each.get("state") == "broken" and isinstance(each.get("partition"), int):
-                pair = str(each.get("topic")), str(each.get("group"))
-                broken.setdefault(pair, {})[each["partition"]] = instance
+    told = [(unit, name) for name, seen in facts.fleet.state.live.items() for unit in seen.broken]
+    told += [
+        (each.unit, name)
+        for name, summary in facts.fleet.summaries.items()
+        for each in live.units_of(name, summary)
+        if each.state == "broken"
+    ]
+    for unit, name in told:
+        broken.setdefault((unit.topic, unit.group), {})[unit.partition] = name
     for (topic, group), where in broken.items():
         first = min(where)
         yield CheckResult(
@@ -293,9 +292,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 def _expired(each: UnitFacts) -> bool:
     """Whether an owner is named, and both looks found no lease of it."""
-    return bool(each.looks) and all(
-        bool(look.fence.token) and look.fence.ttl is None for look in each.looks
-    )
+    return bool(each.looks) and all(holder(look.fence)[0] == "expired" for look in each.looks)
 
 
 def _owner(each: UnitFacts) -> str:
@@ -307,7 +304,7 @@ def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired, its owner is gone, and no other has taken over."""
 
     def lost(each: UnitFacts) -> bool:
-        return _expired(each) and not facts.alive(_owner(each))
+        return _expired(each) and _owner(each) not in facts.fleet.state.live
 
     for (topic, group), units in by_group(facts.units, lost).items():
         owners = sorted({_owner(each) for each in units})
@@ -330,7 +327,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A lease has expired although its owner beats."""
 
     def stalled(each: UnitFacts) -> bool:
-        return _expired(each) and facts.alive(_owner(each))
+        return _expired(each) and _owner(each) in facts.fleet.state.live
 
     for (topic, group), units in by_group(facts.units, stalled).items():
         owners = sorted({_owner(each) for each in units})

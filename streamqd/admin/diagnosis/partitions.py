@@ -12,7 +12,6 @@ from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.store.keys import Keys
 from streamqd.words import plural, roughly, spans
 
-ABANDONED_SECONDS = 600.0  # without an owner and without a reader
 AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong
 ROOM_MIN = 1 << 32  # ids that should be left
 HELD_SECONDS = 300.0  # beyond max_age: trimming takes its time, and whole nodes
@@ -82,12 +81,8 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 def _abandoned(facts: DiagnosisFacts, each: UnitFacts) -> bool:
     pair = each.unit.topic, each.unit.group
-    if pair in facts.offered or pair in facts.configured or each.standing is None:
-        return False
-    view, idle = each.view, each.standing.idle_seconds
-    owned = view is not None and view.ttl is not None
-    behind = each.standing.needs_unix_ms is not None
-    return behind and not owned and (idle is None or idle >= ABANDONED_SECONDS)
+    wanted = pair in facts.offered or pair in facts.configured
+    return each.standing is not None and each.standing.abandoned and not wanted
 
 
 @check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.UNITS)
@@ -163,8 +158,9 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             each.partition
             for each in facts.partitions
             if each.topic == topic.name
-            and each.unarchived_unix_ms is not None
-            and each.unarchived_unix_ms < limit
+            and each.stand is not None
+            and each.stand.unarchived
+            and read_id(each.stand.unarchived).ms < limit
         ]
         if held:
             yield CheckResult(

@@ -16,20 +16,19 @@ from streamqd.admin import published
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import (
     DiagnosisFacts,
-    TolerantReader,
     TopicFacts,
     UnitFacts,
     Value,
 )
-from streamqd.admin.reading import BadValues
+from streamqd.admin.reading import BATCH, BadValues, ask, measure_each
 from streamqd.admin.reading import pairs as _named
 from streamqd.admin.topics_settings import readable
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
 from streamqd.store import directives, members, retries, topics, untrusted
-from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 from streamqd.store.scripts import Reply
+from streamqd.store.store import Store
 
 PAGE = 10_000  # fields of one hash that is read
 BODIES_AT_ONCE = 32  # hashes of one exchange
@@ -43,15 +42,15 @@ P = ParamSpec("P")
 
 
 def gather(
-    reader: TolerantReader,
-    keys: Keys,
+    store: Store,
+    bad: BadValues,
     fleet: str,
     found: Sequence[TopicFacts],
     places: Sequence[tuple[str, int]],
     units: Sequence[UnitFacts],
 ) -> tuple[list[Value], list[str]]:
     """Read everything once more, each value for itself; and which keys were too long for that."""
-    look = _Look(reader, keys)
+    look = _Look(store, bad)
     look.fleet(fleet)
     look.registry()
     for topic in found:
@@ -62,8 +61,8 @@ def gather(
 
 
 class _Look:
-    def __init__(self, reader: TolerantReader, keys: Keys) -> None:
-        self.reader, self.keys = reader, keys
+    def __init__(self, store: Store, bad: BadValues) -> None:
+        self._store, self._bad, self.keys = store, bad, store.keys
         self.values: list[Value] = []
         self.long: list[str] = []  # hashes that are too long to be read
 
@@ -97,9 +96,7 @@ class _Look:
             self.keys.info(name),
             self.keys.orders(name),
         )
-        scores, told, ordered = self.reader.ask(
-            [*members.stored(self.keys, name), ("HGETALL", orders)]
-        )
+        scores, told, ordered = self._ask([*members.stored(self.keys, name), ("HGETALL", orders)])
         self._typed([(key, "zset"), (info, "hash"), (orders, "hash")], name)
         for member, score in _pairs(scores):
             about = untrusted.label(member)
@@ -132,7 +129,7 @@ class _Look:
 
     def _summary(self, fleet: str, instance: str) -> None:
         key, bad = self.keys.instance(fleet, instance), BadValues()
-        (raw,) = self.reader.ask([("GET", key)])
+        (raw,) = self._ask([("GET", key)])
         self._typed([(key, "string")], instance)
         published.summary(raw, key, bad)
         for row in bad.rows:
@@ -145,7 +142,7 @@ class _Look:
     def registry(self) -> None:
         """The names of all topics."""
         key = self.keys.registry()
-        (names,) = self.reader.ask([("SMEMBERS", key)])
+        (names,) = self._ask([("SMEMBERS", key)])
         self._typed([(key, "set")], "")
         for raw in sorted(names or ()):
             self.read(
@@ -160,7 +157,7 @@ class _Look:
     def topic(self, name: str) -> None:
         """What is registered of a topic."""
         key = self.keys.meta(name)
-        pairs, size = self.reader.ask([("HGETALL", key), ("SCARD", self.keys.partitions(name))])
+        pairs, size = self._ask([("HGETALL", key), ("SCARD", self.keys.partitions(name))])
         self._typed([(key, "hash")], name)
         stored = dict(_pairs(pairs))
         there = f"HSET {key} partitionCount {size}" if size else f"HSET {key} partitionCount N"
@@ -342,7 +339,7 @@ class _Look:
     def _items(self, units: Sequence[Unit]) -> None:
         """What is kept of delayed retries, of the first ones of each group."""
         calls = [retries.page(self.keys, unit, (0, ""), ITEMS) for unit in units]
-        for unit, reply in zip(units, self.reader.measure(calls), strict=True):
+        for unit, reply in zip(units, measure_each(self._store, calls, self._bad), strict=True):
             for row in reply.rest[0] if reply else ():
                 try:
                     ((one,), _) = retries.rows(Reply("OK", [[row], False]))
@@ -378,24 +375,27 @@ class _Look:
 
     # --- both ---
 
+    def _ask(self, commands: Sequence[tuple[Any, ...]], batch: int = BATCH) -> list[Any]:
+        return ask(self._store, commands, self._bad, batch=batch)
+
     def _asked(self, rows: Sequence[Sequence[tuple[Any, ...]]]) -> list[list[Any]]:
-        replies = self.reader.ask([command for row in rows for command in row])
+        replies = self._ask([command for row in rows for command in row])
         size = len(rows[0]) if rows else 1
         return [replies[at : at + size] for at in range(0, len(replies), size)]
 
     def _hashes(self, names: Sequence[str]) -> dict[str, list[tuple[bytes, bytes]]]:
         """Hashes that are not long, as pairs."""
-        sizes = self.reader.ask([("HLEN", name) for name in names])
+        sizes = self._ask([("HLEN", name) for name in names])
         small = [name for name, size in zip(names, sizes, strict=True) if 0 < (size or 0) <= PAGE]
         self.long += [name for name, size in zip(names, sizes, strict=True) if (size or 0) > PAGE]
         found: dict[str, list[tuple[bytes, bytes]]] = {name: [] for name in names}
-        told = self.reader.ask([("HGETALL", name) for name in small], BODIES_AT_ONCE)
+        told = self._ask([("HGETALL", name) for name in small], BODIES_AT_ONCE)
         return found | {name: _pairs(flat) for name, flat in zip(small, told, strict=True)}
 
     def _typed(self, wanted: Sequence[tuple[str, str]], about: str) -> None:
         """Keys of another type than streamqd gives them; those of partitions have a check."""
         for (key, kind), raw in zip(
-            wanted, self.reader.ask([("TYPE", key) for key, _ in wanted]), strict=True
+            wanted, self._ask([("TYPE", key) for key, _ in wanted]), strict=True
         ):
             if raw is not None and raw.decode() not in ("none", kind):
                 error = BadValue(key, "", f"a {raw.decode()}", f"a {kind}")
