@@ -325,7 +325,7 @@ def test_delayed_messages_that_move_meanwhile(surgery: Surgery) -> None:
     pair = surgery.desk.delayed, surgery.desk.items
     surgery.do("ZADD", pair[0], 1, "m:1-0")
     busy = busy_store(surgery, "HKEYS", lambda: surgery.do("HSET", pair[1], "m:1-0", "x"))
-    assert facts.gather_delays(busy, BadValues(), [pair]) == [Delays(1, 1, [], [])]
+    assert facts.gather_delays(busy, BadValues(), [pair]) == [Delays(pair[0], 1, 1, [], [])]
 
 
 def test_an_owner_that_comes_meanwhile(surgery: Surgery) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,15 @@ from streamqd.admin import published
 from streamqd.admin.backlog import other_clients, pending, unit_figures
 from streamqd.admin.permissions import MissingPermission
 from streamqd.admin.published import FleetState
-from streamqd.admin.reading import BadValues, ask, lease_view, measure_each, read_id
+from streamqd.admin.reading import (
+    BadValues,
+    Unreadable,
+    ask,
+    lease_view,
+    measure_each,
+    pairs,
+    read_id,
+)
 from streamqd.admin.retention import BlockingGroup, blocking_group, known_stand
 from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import readable
@@ -108,6 +116,7 @@ class Delays:
     there are too many to compare one by one, and `lost` and `stuck` are counted instead.
     """
 
+    key: str = ""  # of the due times
     count: int = 0
     next_due_unix_ms: int | None = None
     lost: Sequence[str] = ()
@@ -183,10 +192,7 @@ class Value:
     `about` is the instance, topic, partition or unit that it belongs to.
     """
 
-    key: str
-    field: str
-    found: str
-    wanted: str
+    bad: Unreadable
     about: str
     harm: str
     cure: str
@@ -230,6 +236,11 @@ class DiagnosisFacts:
     host: Host | None = None
     unseen: Sequence[str] = ()
 
+    @property
+    def keys(self) -> Keys:
+        """The names of the keys that the configuration states."""
+        return Keys(self.settings.keys.control, self.settings.keys.streams)
+
     @cached_property
     def living(self) -> Sequence[Heartbeat]:
         """The members that beat."""
@@ -247,14 +258,6 @@ class DiagnosisFacts:
         return frozenset((each.topic, each.unit_group) for each in self.settings.consumers)
 
 
-def named(flat: Sequence[Any]) -> Mapping[str, Any]:
-    """Names and values by turns, as a dict."""
-    return {
-        name.decode("utf-8", "replace"): value
-        for name, value in zip(flat[::2], flat[1::2], strict=True)
-    }
-
-
 PINGS = 5  # of which the middle one is the distance of the server
 SLOW_MAX = 128  # entries of the slow log
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
@@ -266,7 +269,7 @@ def gather_server(store: Store, bad: BadValues) -> ServerHealth:
     info, slow, *settings = ask(store, [("INFO",), ("SLOWLOG", "GET", SLOW_MAX), *asked], bad)
     stated: dict[str, str] = {}
     for flat in settings:
-        stated |= {name: value.decode() for name, value in named(flat or ()).items()}
+        stated |= {name.decode(): value.decode() for name, value in pairs(flat).items()}
     return ServerHealth(
         info=_info(info or b""),
         config=stated,
@@ -376,7 +379,8 @@ def _topic(
     meta: Sequence[bytes] | None,
     members: Sequence[bytes] | None,
 ) -> TopicFacts:
-    stored = {field: value.decode("utf-8", "replace") for field, value in named(meta or ()).items()}
+    texts = [each.decode("utf-8", "replace") for each in meta or ()]
+    stored = dict(zip(texts[::2], texts[1::2], strict=True))
     count, unreadable = stored.get("partitionCount"), ""
     bad = BadValues()
     number = count and bad.read(count_of, name, count.encode(), keys.meta(name))
@@ -434,19 +438,18 @@ def _look_at_delays(store: Store, bad: BadValues, sized: tuple[Pair, list[Any]])
     told = bad.read(untrusted.number, first[1], due) if first else None
     next_due = None if told is None else int(told)
     if max(members, messages) > COMPARED_MAX:
-        return Delays(members, next_due, more=members - messages)
+        return Delays(due, members, next_due, more=members - messages)
     named, stored = ask(store, [("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)], bad)
     times, kept = _texts(named), _texts(stored)
-    return Delays(members, next_due, sorted(times - kept), sorted(kept - times))
+    return Delays(due, members, next_due, sorted(times - kept), sorted(kept - times))
 
 
 def _both(first: Delays, second: Delays) -> Delays:
-    return Delays(
-        second.count,
-        second.next_due_unix_ms,
-        sorted(set(first.lost) & set(second.lost)),
-        sorted(set(first.stuck) & set(second.stuck)),
-        second.more if first.more == second.more else 0,
+    return replace(
+        second,
+        lost=sorted(set(first.lost) & set(second.lost)),
+        stuck=sorted(set(first.stuck) & set(second.stuck)),
+        more=second.more if first.more == second.more else 0,
     )
 
 
@@ -563,7 +566,7 @@ def _large(
 
 
 def _payload_bytes(page: Sequence[Any] | None) -> int:
-    return len(named(page[0][1]).get("payload", b"")) if page else 0
+    return len(pairs(page[0][1]).get(b"payload", b"")) if page else 0
 
 
 def gather_units(

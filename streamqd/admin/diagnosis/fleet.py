@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from streamqd.admin import live
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts, UnitFacts
 from streamqd.admin.diagnosis.partitions import by_group, numbers
 from streamqd.admin.partitions import holder
-from streamqd.store.directives import EVERYBODY
-from streamqd.store.keys import Keys
+from streamqd.store.directives import EVERYBODY, Directive, Scope
 from streamqd.words import plural, roughly, spans
 
 PAUSED_SECONDS = 3_600.0
@@ -142,38 +142,42 @@ def _strange_orders(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-@check("fleet.paused", Severity.WARNING, Need.FLEET)
-def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A pause is older than an hour."""
-    for scope, order in facts.fleet.state.control.pauses.items():
+def _long_ago(
+    facts: DiagnosisFacts, orders: Mapping[Scope, Directive]
+) -> Iterator[tuple[Scope, str, dict[str, Any]]]:
+    """Orders older than an hour: how long and by whom, as a sentence ends, and the evidence."""
+    for scope, order in orders.items():
         since = (facts.now_unix_ms - order.at_unix_ms) / 1000
         if since > PAUSED_SECONDS:
             why = f" ({order.why})" if order.why else ""
-            by = order.by or "an unknown user"
-            yield CheckResult(
-                f"{scope} has been paused for {roughly(since)} by {by}{why}",
-                "`streamqd resume --all`"
-                if scope == (None, None, None)
-                else f"`streamqd resume {scope}`",
-                about=str(scope),
-                evidence={"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why},
-            )
+            told = f"for {roughly(since)} by {order.by or 'an unknown user'}{why}"
+            evidence = {"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why}
+            yield scope, told, evidence
+
+
+@check("fleet.paused", Severity.WARNING, Need.FLEET)
+def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+    """A pause is older than an hour."""
+    for scope, told, evidence in _long_ago(facts, facts.fleet.state.control.pauses):
+        what = "--all" if scope == (None, None, None) else str(scope)
+        yield CheckResult(
+            f"{scope} has been paused {told}",
+            f"`streamqd resume {what}`",
+            about=str(scope),
+            evidence=evidence,
+        )
 
 
 @check("fleet.stopped", Severity.WARNING, Need.FLEET)
 def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has been stopped for over an hour."""
-    for scope, order in facts.fleet.state.control.stops.items():
-        since = (facts.now_unix_ms - order.at_unix_ms) / 1000
-        if since > PAUSED_SECONDS:
-            why = f" ({order.why})" if order.why else ""
-            yield CheckResult(
-                f"the group {scope.group} of {scope.topic} has been stopped for {roughly(since)}"
-                f" by {order.by or 'an unknown user'}{why}",
-                f"`streamqd group start {scope.topic} {scope.group}`",
-                about=f"{scope.topic}/{scope.group}",
-                evidence={"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why},
-            )
+    for scope, told, evidence in _long_ago(facts, facts.fleet.state.control.stops):
+        yield CheckResult(
+            f"the group {scope.group} of {scope.topic} has been stopped {told}",
+            f"`streamqd group start {scope.topic} {scope.group}`",
+            about=f"{scope.topic}/{scope.group}",
+            evidence=evidence,
+        )
 
 
 @check("fleet.crash-loop", Severity.PROBLEM, Need.FLEET)
@@ -274,9 +278,8 @@ def _unfenced(each: UnitFacts) -> bool:
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.UNITS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """There is a lease, and the fence has no token or another one (seen twice)."""
-    keys = Keys(facts.settings.keys.control, facts.settings.keys.streams)
     for (topic, group), units in by_group(facts.units, _unfenced).items():
-        names = " ".join(keys.lease(*each.unit) for each in units[:4])
+        names = " ".join(facts.keys.lease(*each.unit) for each in units[:4])
         yield CheckResult(
             f"there is a lease of {group} on {spans(numbers(units))} of {topic} that the fence does"
             " not know: no instance can take the partition until it ends",

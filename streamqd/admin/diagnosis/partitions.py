@@ -9,7 +9,6 @@ from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import Delays, DiagnosisFacts, UnitFacts
 from streamqd.admin.published import tables
 from streamqd.admin.reading import SEQ_MAX, read_id
-from streamqd.store.keys import Keys
 from streamqd.words import plural, roughly, spans
 
 AHEAD_MS = 86_400_000  # of the server's clock: no clock of a producer's host is as wrong
@@ -320,15 +319,6 @@ def _sets(facts: DiagnosisFacts) -> list[_Set]:
     return sends + [_Set(*each.unit, each.delays) for each in facts.units]
 
 
-def _names(facts: DiagnosisFacts, each: _Set) -> tuple[str, str]:
-    keys = Keys(facts.settings.keys.control, facts.settings.keys.streams)
-    if each.group:
-        unit = each.topic, each.partition, each.group
-        return keys.retry(*unit), keys.retry_items(*unit)
-    place = each.topic, each.partition
-    return keys.scheduled(*place), keys.scheduled_items(*place)
-
-
 @check("partitions.delayed-lost", Severity.PROBLEM, Need.UNITS)
 def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A due time has no message (retries, and sends with a delay)."""
@@ -336,12 +326,11 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         delays = each.delays
         count = len(delays.lost) or max(0, delays.more)
         if count:
-            due, _ = _names(facts, each)
             yield CheckResult(
                 f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
                 f" {each.topic} have no message: it is lost",
                 "find what deleted it; the due times go by themselves when they are due, or now by"
-                f" `redis-cli ZREM {due} {' '.join(delays.lost[:NAMES_SHOWN]) or 'MEMBER'}`",
+                f" `redis-cli ZREM {delays.key} {' '.join(delays.lost[:NAMES_SHOWN]) or 'MEMBER'}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.lost[:NAMES_SHOWN])},
             )
@@ -354,12 +343,11 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         delays = each.delays
         count = len(delays.stuck) or max(0, -delays.more)
         if count:
-            due, _ = _names(facts, each)
             pairs = " ".join(f"0 {name}" for name in delays.stuck[:NAMES_SHOWN]) or "0 NAME"
             yield CheckResult(
                 f"{plural(count, 'message')} among the {each.kind} on partition {each.partition} of"
                 f" {each.topic} have no due time: they never run",
-                f"give them one: `redis-cli ZADD {due} {pairs}`",
+                f"give them one: `redis-cli ZADD {delays.key} {pairs}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.stuck[:NAMES_SHOWN])},
             )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from streamqd.admin.diagnosis.check import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
-from streamqd.store.keys import Keys
 from streamqd.words import plural
 
 
@@ -24,9 +23,9 @@ def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " no client can write or read it",
                 f"`streamqd topic create {topic.name} --partitions N` with as many as it had, or,"
                 " if it is not needed,"
-                f" `redis-cli SREM {_keys(facts).registry()} {topic.name}`",
+                f" `redis-cli SREM {facts.keys.registry()} {topic.name}`",
                 about=topic.name,
-                evidence={"registered": True, "meta": _keys(facts).meta(topic.name)},
+                evidence={"registered": True, "meta": facts.keys.meta(topic.name)},
             )
 
 
@@ -38,7 +37,7 @@ def _unregistered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{topic.name} exists with {plural(topic.partitions, 'partition')}, but is not in"
                 " the registry: views and retention pass it over",
-                f"`redis-cli SADD {_keys(facts).registry()} {topic.name}`",
+                f"`redis-cli SADD {facts.keys.registry()} {topic.name}`",
                 about=topic.name,
                 evidence={"registered": False, "partitions": topic.partitions},
             )
@@ -50,7 +49,7 @@ def _set_differs(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.partitions is None:
             continue
-        keys = _keys(facts)
+        keys = facts.keys
         wanted = {keys.stream(topic.name, number) for number in range(topic.partitions)}
         lacking, strange = sorted(wanted - topic.members), sorted(topic.members - wanted)
         if not lacking and not strange:
@@ -105,7 +104,7 @@ def _deletion(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " nor created again",
                 f"`streamqd topic delete {topic.name} --yes`",
                 about=topic.name,
-                evidence={"meta": _keys(facts).meta(topic.name)},
+                evidence={"meta": facts.keys.meta(topic.name)},
             )
 
 
@@ -116,12 +115,8 @@ def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if topic.unreadable:
             yield CheckResult(
                 f"what is stored of {topic.name} cannot be read: {topic.unreadable}",
-                f"see `redis-cli HGETALL {_keys(facts).meta(topic.name)}`, and set the field right"
+                f"see `redis-cli HGETALL {facts.keys.meta(topic.name)}`, and set the field right"
                 " with `redis-cli HSET`",
                 about=topic.name,
-                evidence={"meta": _keys(facts).meta(topic.name), "problem": topic.unreadable},
+                evidence={"meta": facts.keys.meta(topic.name), "problem": topic.unreadable},
             )
-
-
-def _keys(facts: DiagnosisFacts) -> Keys:
-    return Keys(facts.settings.keys.control, facts.settings.keys.streams)

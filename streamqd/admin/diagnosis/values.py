@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, ParamSpec
 
@@ -19,9 +20,9 @@ from streamqd.admin.diagnosis.facts import (
     TopicFacts,
     UnitFacts,
     Value,
+    wrong_types,
 )
-from streamqd.admin.reading import BATCH, BadValues, ask, measure_each
-from streamqd.admin.reading import pairs as _named
+from streamqd.admin.reading import BATCH, BadValues, Unreadable, ask, measure_each, pairs
 from streamqd.admin.topics_settings import readable
 from streamqd.errors import BadValue
 from streamqd.model import LETTERS, Unit
@@ -66,11 +67,9 @@ class _Look:
         self.values: list[Value] = []
         self.long: list[str] = []  # hashes that are too long to be read
 
-    def bad(self, error: BadValue, about: str, harm: str, cure: str) -> None:
-        """Keep one."""
-        self.values.append(
-            Value(error.key, error.field, error.found, error.wanted, about, harm, cure)
-        )
+    def keep(self, bad: BadValues, about: str, harm: str, cure: str) -> None:
+        """Keep what could not be read."""
+        self.values += [Value(row, about, harm, cure) for row in bad.rows]
 
     def read(
         self,
@@ -82,10 +81,9 @@ class _Look:
         **named: P.kwargs,
     ) -> None:
         """Read one value by `parse`."""
-        try:
-            parse(*args, **named)
-        except BadValue as error:
-            self.bad(error, about, harm, cure)
+        bad = BadValues()
+        bad.read(parse, *args, **named)
+        self.keep(bad, about, harm, cure)
 
     # --- the fleet ---
 
@@ -97,14 +95,14 @@ class _Look:
             self.keys.orders(name),
         )
         scores, told, ordered = self._ask([*members.stored(self.keys, name), ("HGETALL", orders)])
-        self._typed([(key, "zset"), (info, "hash"), (orders, "hash")], name)
-        for member, score in _pairs(scores):
+        self._typed({key: "zset", info: "hash", orders: "hash"}, name)
+        for member, score in pairs(scores).items():
             about = untrusted.label(member)
             cure = _cli("ZREM", key, member)
             self.read(about, "it is no instance", cure, untrusted.name, member, key, about)
             self.read(about, "it counts as silent", cure, untrusted.integer, score, key, about)
             self._summary(name, about)
-        for member, text in _pairs(told):
+        for member, text in pairs(told).items():
             about = untrusted.label(member)
             self.read(
                 about,
@@ -115,7 +113,7 @@ class _Look:
                 info,
                 about,
             )
-        last = dict(_pairs(ordered)).get(directives.LAST.encode())
+        last = pairs(ordered).get(directives.LAST.encode())
         self.read(
             name,
             "orders of now look older than it, or are refused",
@@ -130,12 +128,10 @@ class _Look:
     def _summary(self, fleet: str, instance: str) -> None:
         key, bad = self.keys.instance(fleet, instance), BadValues()
         (raw,) = self._ask([("GET", key)])
-        self._typed([(key, "string")], instance)
+        self._typed({key: "string"}, instance)
         published.summary(raw, key, bad)
-        for row in bad.rows:
-            error = BadValue(row.key, row.field, row.found, row.wanted)
-            harm = "views show it as missing; a living instance publishes it again"
-            self.bad(error, instance, harm, _cli("DEL", key))
+        harm = "views show it as missing; a living instance publishes it again"
+        self.keep(bad, instance, harm, _cli("DEL", key))
 
     # --- topics ---
 
@@ -143,7 +139,7 @@ class _Look:
         """The names of all topics."""
         key = self.keys.registry()
         (names,) = self._ask([("SMEMBERS", key)])
-        self._typed([(key, "set")], "")
+        self._typed({key: "set"}, "")
         for raw in sorted(names or ()):
             self.read(
                 untrusted.shown(raw),
@@ -157,9 +153,9 @@ class _Look:
     def topic(self, name: str) -> None:
         """What is registered of a topic."""
         key = self.keys.meta(name)
-        pairs, size = self._ask([("HGETALL", key), ("SCARD", self.keys.partitions(name))])
-        self._typed([(key, "hash")], name)
-        stored = dict(_pairs(pairs))
+        flat, size = self._ask([("HGETALL", key), ("SCARD", self.keys.partitions(name))])
+        self._typed({key: "hash"}, name)
+        stored = pairs(flat)
         there = f"HSET {key} partitionCount {size}" if size else f"HSET {key} partitionCount N"
         self._field(
             name,
@@ -244,7 +240,7 @@ class _Look:
         for place, (groups, letters, *scores) in zip(places, replies, strict=True):
             about = f"{place[0]}/{place[1]}"
             self._trim(about, keys.trim(*place), hashes[keys.trim(*place)])
-            for raw, value in hashes[keys.moving(*place)]:
+            for raw, value in hashes[keys.moving(*place)].items():
                 key, field = keys.moving(*place), untrusted.label(raw)
                 self.read(
                     about,
@@ -259,8 +255,8 @@ class _Look:
                 self._groups(about, stream, reply)
             self._scores(about, keys.scheduled(*place), scores, places_only=False)
 
-    def _trim(self, about: str, key: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        for raw, value in pairs:
+    def _trim(self, about: str, key: str, stored: Mapping[bytes, bytes]) -> None:
+        for raw, value in stored.items():
             field = untrusted.label(raw)
             parse: Callable[[bytes, str, str], object] | None = None
             if field in ("removed", "size", "shrunk") or field.startswith("dropped_"):
@@ -278,7 +274,7 @@ class _Look:
 
     def _groups(self, about: str, stream: str, reply: Sequence[Any] | None) -> None:
         for flat in reply or ():
-            name = _named(flat)[b"name"]
+            name = pairs(flat)[b"name"]
             self.read(
                 about,
                 "another client made it; it holds up trimming, and no consumer here reads for it",
@@ -317,7 +313,7 @@ class _Look:
                     field,
                     default=0,
                 )
-            for raw, value in hashes[keys.attempts(*unit)]:
+            for raw, value in hashes[keys.attempts(*unit)].items():
                 field, key = untrusted.label(raw), keys.attempts(*unit)
                 most = {"c": COUNT_MAX, "f": COUNT_MAX, "due": untrusted.INTEGER_MAX}.get(
                     field.rpartition(":")[2]
@@ -363,15 +359,14 @@ class _Look:
     def _scores(
         self, about: str, key: str, pages: Sequence[Sequence[bytes] | None], *, places_only: bool
     ) -> None:
-        told = {member: score for page in pages for member, score in _pairs(page)}
+        told = {member: score for page in pages for member, score in pairs(page).items()}
         for member, score in told.items():
             field = untrusted.label(member)
             due = f"{_cli('ZADD', key, 'XX', '1', member)} lets it be due now"
             self.read(about, "it is never due, or at once", due, _due, score, key, field)
-            if places_only and not _PLACE.fullmatch(field):
-                found = untrusted.shown(member)
-                error = BadValue(key, field, found, "a place, as m:1700000000000-0")
-                self.bad(error, about, "it names no message", _cli("ZREM", key, member))
+            if places_only:
+                cure = _cli("ZREM", key, member)
+                self.read(about, "it names no message", cure, _place, member, key, field)
 
     # --- both ---
 
@@ -383,24 +378,22 @@ class _Look:
         size = len(rows[0]) if rows else 1
         return [replies[at : at + size] for at in range(0, len(replies), size)]
 
-    def _hashes(self, names: Sequence[str]) -> dict[str, list[tuple[bytes, bytes]]]:
-        """Hashes that are not long, as pairs."""
+    def _hashes(self, names: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
+        """Hashes that are not long."""
         sizes = self._ask([("HLEN", name) for name in names])
         small = [name for name, size in zip(names, sizes, strict=True) if 0 < (size or 0) <= PAGE]
         self.long += [name for name, size in zip(names, sizes, strict=True) if (size or 0) > PAGE]
-        found: dict[str, list[tuple[bytes, bytes]]] = {name: [] for name in names}
         told = self._ask([("HGETALL", name) for name in small], BODIES_AT_ONCE)
-        return found | {name: _pairs(flat) for name, flat in zip(small, told, strict=True)}
+        read = dict(zip(small, map(pairs, told), strict=True))
+        return {name: read.get(name, {}) for name in names}
 
-    def _typed(self, wanted: Sequence[tuple[str, str]], about: str) -> None:
+    def _typed(self, wanted: Mapping[str, str], about: str) -> None:
         """Keys of another type than streamqd gives them; those of partitions have a check."""
-        for (key, kind), raw in zip(
-            wanted, self._ask([("TYPE", key) for key, _ in wanted]), strict=True
-        ):
-            if raw is not None and raw.decode() not in ("none", kind):
-                error = BadValue(key, "", f"a {raw.decode()}", f"a {kind}")
-                cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
-                self.bad(error, about, "what needs it fails", cure)
+        (wrong,) = wrong_types(self._store, self._bad, [wanted])
+        for key, kind in wrong.items():
+            row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
+            cure = f"see who writes it, then `redis-cli RENAME {_quoted(key)} ELSEWHERE`"
+            self.values.append(Value(row, about, "what needs it fails", cure))
 
 
 def _described(text: bytes, key: str, instance: str) -> None:
@@ -430,6 +423,11 @@ def _moved(value: bytes, key: str, field: str) -> None:
         raise BadValue(key, field, untrusted.shown(value), "a time and a destination")
 
 
+def _place(member: bytes, key: str, field: str) -> None:
+    if not _PLACE.fullmatch(field):
+        raise BadValue(key, field, untrusted.shown(member), "a place, as m:1700000000000-0")
+
+
 def _due(score: bytes, key: str, field: str) -> float:
     # A due time has no fraction, but the server may write a large one with an exponent.
     return untrusted.number(score, key, field)
@@ -441,10 +439,6 @@ def _extremes(key: str) -> list[tuple[Any, ...]]:
         ("ZRANGE", key, 0, 99, "WITHSCORES"),
         ("ZRANGE", key, -100, -1, "WITHSCORES"),
     ]
-
-
-def _pairs(flat: Sequence[bytes] | None) -> list[tuple[bytes, bytes]]:
-    return list(zip((flat or ())[::2], (flat or ())[1::2], strict=True))
 
 
 def _cli(*words: str | bytes) -> str:
@@ -466,15 +460,11 @@ def _quoted(word: str | bytes) -> str:
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A value of a key is not what streamqd writes there."""
     for each in facts.values:
-        where = f"{each.field} of {each.key}" if each.field else each.key
+        row = each.bad
+        where = f"{row.field} of {row.key}" if row.field else row.key
         yield CheckResult(
-            f"{where} is {each.found} and not {each.wanted}: {each.harm}",
+            f"{where} is {row.found} and not {row.wanted}: {each.harm}",
             each.cure,
             about=each.about,
-            evidence={
-                "key": each.key,
-                "field": each.field,
-                "found": each.found,
-                "wanted": each.wanted,
-            },
+            evidence=asdict(row),
         )
